@@ -1,0 +1,59 @@
+# `make demo` and `make test` bring everything they need (scripts/setup.sh) and say what they install.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo demo-year test lint fmt gen bench clean
+
+RUN := . .tools/env &&
+# Everything that is type-checked.
+TYPED := $(wildcard client/src authority/src spark_listener/src tests scripts benchmarks examples)
+# More arguments for pytest, the demo or a benchmark: make test ARGS="-m 'not spark'"
+ARGS ?=
+# Which benchmark: make bench NAME=latency. All of them when empty.
+NAME ?=
+
+help:
+	@echo "make demo        replay three days of real flights through three Spark jobs (about three minutes)"
+	@echo "make demo-year   the whole year through plain Python workers, every window checked"
+	@echo "make test        every check and every test"
+	@echo "make lint        the checks only: ruff, mypy, buf, generated code"
+	@echo "make fmt         format Python and proto, apply safe lint fixes"
+	@echo "make gen         generate the protobuf code from proto/"
+	@echo "make bench       the benchmarks, one JSON object a line; NAME=... for one of them"
+	@echo "make setup       only install what the others need"
+	@echo "make clean       remove what tests, demo and builds wrote (not the environment: rm -r .venv .tools)"
+
+setup:
+	@scripts/setup.sh
+
+demo: setup
+	@$(RUN) python -m examples.flights $(ARGS)
+
+demo-year: setup
+	@$(RUN) python -m examples.flights.year $(ARGS)
+
+test: lint
+	$(RUN) pytest $(ARGS)
+
+lint: setup
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy $(TYPED)
+	$(RUN) buf lint proto
+	$(RUN) buf format proto --diff --exit-code
+	$(RUN) uv run --quiet --script scripts/generate_protos.py --check
+
+fmt: setup
+	$(RUN) ruff check --fix .
+	$(RUN) ruff format .
+	$(RUN) buf format proto --write
+
+gen: setup
+	$(RUN) uv run --quiet --script scripts/generate_protos.py
+
+bench: setup
+	@$(RUN) python -m benchmarks $(NAME) $(ARGS)
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -type d -not -path './.venv/*' -not -path './.tools/*' -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The low-watermark authority: keeps, journals and broadcasts watermarks."""

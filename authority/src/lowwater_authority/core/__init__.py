@@ -1,0 +1,1 @@
+"""The pure core: state machines with no I/O, no clock, no asyncio."""

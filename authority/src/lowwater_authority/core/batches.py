@@ -1,0 +1,109 @@
+"""Micro-batches in two steps: tasks stage, the driver prepares the accepted attempts, then commits them whole.
+
+A report from inside a micro-batch is not true yet: the batch may be replayed. So parts wait in memory, named by
+attempt, until the driver has named the accepted ones and then shown that the batch is in Spark's commit log. Losing
+them to a restart holds the stage, which is safe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from lowwater_authority.core.mass import NO_RECORDS, Mass
+from lowwater_authority.core.times import MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from lowwater_authority.core.columns import Int64s
+    from lowwater_authority.core.requests import Prepare, TaskAttempt, TaskPart
+
+MAX_PARTS: Final = 100_000
+"""Bound of parts waiting per computation; a batch with more tasks is refused."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A whole set of parts, merged: the oldest stamp held per handle, where some task covered it."""
+
+    request: Prepare
+    oldest: Int64s
+    covered: npt.NDArray[np.bool_]
+    starts: Int64s
+    counts: Int64s
+    finished: int
+
+    def values(self) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+        """Return each range's value, and whether it has one: in a stage that covers all, a hole holds."""
+        values = np.minimum(self.oldest, self.request.bound)
+        known = self.covered if self.request.covers_all else np.ones(len(values), dtype=np.bool_)
+        return values, known
+
+    def mass(self, recent: int) -> Mass:
+        """Return the run's mass, given its recently finished records."""
+        return Mass(self.starts, self.counts, recent, dict(self.request.frontiers))
+
+
+class BatchStage:
+    """The parts and the prepared set of one computation; holds those of the newest batch of one claim only."""
+
+    def __init__(self) -> None:
+        self._key = (0, -1)
+        self._parts: dict[TaskAttempt, TaskPart] = {}
+        self.prepared: Prepared | None = None
+
+    def __len__(self) -> int:
+        """Return the number of parts waiting."""
+        return len(self._parts)
+
+    def add(self, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart) -> bool:
+        """Keep a part. A part of an older batch is dropped. Returns False when the bound is reached."""
+        key = (sequencer, batch)
+        if key < self._key:
+            return True
+        if key != self._key:
+            self._key, self._parts = key, {}
+        if len(self._parts) >= MAX_PARTS and task not in self._parts:
+            return False
+        self._parts[task] = part
+        return True
+
+    def prepare(self, request: Prepare, ranges: int) -> Sequence[TaskAttempt]:
+        """Prepare the named attempts and return those whose part never came; with any, nothing is prepared."""
+        parts = self._parts if self._key == (request.sequencer, request.batch) else {}
+        missing = [task for task in request.tasks if task not in parts]
+        if missing:
+            self.prepared = None
+            return missing
+        self.prepared = _merged(request, {task: parts[task] for task in request.tasks}, ranges)
+        return []
+
+
+def _merged(request: Prepare, parts: Mapping[TaskAttempt, TaskPart], ranges: int) -> Prepared:
+    """Merge parts: minima by min over all jobs of the batch, the histogram of the job with the most records.
+
+    Several jobs of one batch see the same records, so their histograms are never added.
+    """
+    oldest = np.full(ranges, MAX, dtype=np.int64)
+    covered = np.zeros(ranges, dtype=np.bool_)
+    jobs: dict[int, list[TaskPart]] = {}
+    for task, part in parts.items():
+        np.minimum.at(oldest, part.handles, part.oldest)
+        covered[part.handles] = True
+        jobs.setdefault(task.stage, []).append(part)
+    largest = max(jobs.values(), key=_records, default=[])
+    starts = np.concatenate([part.pending_starts for part in largest]) if largest else NO_RECORDS
+    counts = np.concatenate([part.pending_counts for part in largest]) if largest else NO_RECORDS
+    unique, inverse = np.unique(starts, return_inverse=True)
+    sums = np.zeros(len(unique), dtype=np.int64)
+    np.add.at(sums, inverse, counts)
+    return Prepared(request, oldest, covered, unique, sums, sum(part.finished for part in largest))
+
+
+def _records(parts: Sequence[TaskPart]) -> int:
+    return sum(int(part.pending_counts.sum()) + part.finished for part in parts)

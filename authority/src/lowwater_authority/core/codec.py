@@ -1,0 +1,72 @@
+"""Columns and small messages of the journal's records, to bytes and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater_authority.core.mass import Mass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import numpy.typing as npt
+
+    from lowwater_authority.core.columns import Int64s
+
+
+def int64_bytes(values: Int64s) -> bytes:
+    """Encode a column of watermarks."""
+    return values.astype("<i8", copy=False).tobytes()
+
+
+def int64s(data: bytes) -> Int64s:
+    """Decode a column of watermarks. The result is writable."""
+    return np.frombuffer(data, dtype="<i8").astype(np.int64)
+
+
+def handle_bytes(handles: npt.NDArray[np.intp]) -> bytes:
+    """Encode a column of handles."""
+    return handles.astype("<u4").tobytes()
+
+
+def handles(data: bytes) -> npt.NDArray[np.intp]:
+    """Decode a column of handles."""
+    return np.frombuffer(data, dtype="<u4").astype(np.intp)
+
+
+def shares(values: Mapping[int, int]) -> list[pb.Share]:
+    """Encode watermarks by share."""
+    return [pb.Share(ppm=ppm, micros=micros) for ppm, micros in values.items()]
+
+
+def shares_from(values: Iterable[pb.Share]) -> dict[int, int]:
+    """Decode watermarks by share."""
+    return {share.ppm: share.micros for share in values}
+
+
+def mass(value: Mass) -> pb.Mass:
+    """Encode a mass."""
+    return pb.Mass(
+        starts=int64_bytes(value.starts),
+        counts=int64_bytes(value.counts),
+        recent=value.recent,
+        frontiers=shares(value.frontiers),
+    )
+
+
+def mass_from(value: pb.Mass) -> Mass:
+    """Decode a mass."""
+    return Mass(int64s(value.starts), int64s(value.counts), value.recent, shares_from(value.frontiers))
+
+
+def senders(values: Mapping[bytes, tuple[int, int]]) -> list[pb.Sender]:
+    """Encode how far each sender's reports were taken over."""
+    return [pb.Sender(sender=sender, stream=stream, number=number) for sender, (stream, number) in values.items()]
+
+
+def senders_from(values: Iterable[pb.Sender]) -> dict[bytes, tuple[int, int]]:
+    """Decode how far each sender's reports were taken over."""
+    return {sender.sender: (sender.stream, sender.number) for sender in values}

@@ -1,0 +1,111 @@
+"""Growing numpy columns with a minimum kept by blocks."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from lowwater_authority.core.times import MAX
+
+BLOCK: Final = 4096
+"""Slots per block: recomputing one costs about 2 us, scanning 10 M slots' blocks about 2 us more."""
+
+Int64s = npt.NDArray[np.int64]
+Slots = slice | npt.NDArray[np.intp]
+
+
+class Columns:
+    """Values of all ranges, and since when each has stood at its value.
+
+    ``values[slot]`` is an event time in microseconds, MAX in slots that are free, so that a free slot
+    never takes part in the minimum. ``since[slot]`` is a processing time in microseconds.
+
+    Allocation appends; the owner moves to fresh columns when :attr:`wasteful`. Cost: 16 bytes a slot and 9 bytes a
+    block.
+    """
+
+    __slots__ = ("_block_min", "_dirty", "reclaimable", "since", "size", "used", "values")
+
+    def __init__(self, capacity: int = BLOCK) -> None:
+        blocks = max(1, -(-capacity // BLOCK))
+        self.values: Int64s = np.full(blocks * BLOCK, MAX, dtype=np.int64)
+        self.since: Int64s = np.zeros(blocks * BLOCK, dtype=np.int64)
+        self._block_min: Int64s = np.full(blocks, MAX, dtype=np.int64)
+        self._dirty: npt.NDArray[np.bool_] = np.zeros(blocks, dtype=np.bool_)
+        self.size = 0
+        self.used = 0
+        self.reclaimable = 0
+        """Slots that fresh columns would not have."""
+
+    @property
+    def wasteful(self) -> bool:
+        """Whether more than half of the slots handed out can be reclaimed."""
+        return 2 * self.reclaimable > self.size + BLOCK
+
+    def allocate(self, values: Int64s, since: Int64s | int) -> int:
+        """Append slots holding ``values`` and return the first. Amortised O(n)."""
+        base, count = self.size, len(values)
+        self._reserve(base + count)
+        self.size = base + count
+        self.used += count
+        self.set(slice(base, base + count), values)
+        self.since[base : base + count] = since
+        return base
+
+    def free(self, base: int, count: int) -> None:
+        """Take slots out of the minimum. O(n)."""
+        self.set(slice(base, base + count), MAX)
+        self.used -= count
+
+    def set(self, slots: Slots, values: Int64s | int) -> None:
+        """Store values and mark the touched blocks. O(n)."""
+        self.values[slots] = values
+        if isinstance(slots, slice):
+            if slots.stop > slots.start:
+                self._dirty[slots.start // BLOCK : (slots.stop - 1) // BLOCK + 1] = True
+        else:
+            self._dirty[slots // BLOCK] = True
+
+    def minimum(self) -> int:
+        """Return the least value of all slots, MAX when there are none. O(dirty blocks + blocks)."""
+        self._refresh()
+        return int(self._block_min.min())
+
+    def argmin(self) -> int:
+        """Return a slot that holds the minimum: the first one. O(dirty blocks + blocks + one block)."""
+        self._refresh()
+        block = int(self._block_min.argmin())
+        return block * BLOCK + int(self.values[block * BLOCK : (block + 1) * BLOCK].argmin())
+
+    def _refresh(self) -> None:
+        dirty = np.flatnonzero(self._dirty)
+        if len(dirty):
+            self._block_min[dirty] = self.values.reshape(-1, BLOCK)[dirty].min(axis=1)
+            self._dirty[dirty] = False
+
+    def _reserve(self, size: int) -> None:
+        have = len(self.values)
+        if size <= have:
+            return
+        blocks = max(2 * have, -(-size // BLOCK) * BLOCK) // BLOCK
+        values = np.full(blocks * BLOCK, MAX, dtype=np.int64)
+        values[:have] = self.values
+        since = np.zeros(blocks * BLOCK, dtype=np.int64)
+        since[:have] = self.since
+        block_min = np.full(blocks, MAX, dtype=np.int64)
+        block_min[: len(self._block_min)] = self._block_min
+        dirty = np.zeros(blocks, dtype=np.bool_)
+        dirty[: len(self._dirty)] = self._dirty
+        self.values, self.since, self._block_min, self._dirty = values, since, block_min, dirty
+
+    def _check(self) -> None:
+        """Assert every invariant. O(n)."""
+        assert 0 <= self.used <= self.size <= len(self.values) == len(self.since)
+        assert len(self.values) % BLOCK == 0
+        assert len(self._block_min) == len(self._dirty) == len(self.values) // BLOCK
+        assert (self.values[self.size :] == MAX).all()
+        clean = ~self._dirty
+        assert (self.values.reshape(-1, BLOCK).min(axis=1)[clean] == self._block_min[clean]).all()
+        assert self.minimum() == int(self.values.min())

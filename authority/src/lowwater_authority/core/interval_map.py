@@ -1,0 +1,325 @@
+"""The interval map of one computation: who owns which key range, and where each stands.
+
+MillWheel 7.2: "tracks the completeness of its information for each computation by building an interval map of
+low watermark values"; a missing interval corresponds to its last known value.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from sortedcontainers import SortedDict
+
+from lowwater_authority.core.columns import Columns, Int64s
+from lowwater_authority.core.group import Group, GroupState, before, earlier_end
+from lowwater_authority.core.times import MAX, MIN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+class Run(NamedTuple):
+    """Adjoining live handles ``[low, high)`` of one group."""
+
+    group: Group
+    low: int
+    high: int
+
+    @property
+    def start(self) -> bytes:
+        """First key."""
+        return self.group.bounds[self.low]
+
+    @property
+    def end(self) -> bytes:
+        """First key after; empty: no upper bound."""
+        return self.group.bounds[self.high]
+
+
+@dataclass(slots=True)
+class Taken:
+    """What a group lost to a claim or a retirement."""
+
+    group: Group
+    handles: list[tuple[int, int]]
+    """Stretches ``[low, high)`` of handles that are no longer live."""
+    remainder: bool
+    """Whether keys of those ranges stay outside the taken interval, as stretches of their own."""
+
+
+class Range(NamedTuple):
+    """One range of the map."""
+
+    start: bytes
+    end: bytes
+    value: int
+    since: int
+    group: Group
+
+
+class IntervalMap:
+    """Covers the whole key space with ranges, each in one group, each with a value.
+
+    Structure is a sorted map of runs (a run is a stretch of ranges granted by one claim), so it costs by claims, not
+    by ranges; values are numpy columns. A report is a vector assignment; a claim costs O(log runs + ranges touched +
+    ranges claimed); the minimum costs O(blocks touched since + blocks).
+
+    Every operation keeps rule 1 (unknown holds): splits copy a value, merges take the least, what nobody claims stays.
+    """
+
+    def __init__(self) -> None:
+        self.columns = Columns()
+        self.groups: dict[int, Group] = {}
+        """By sequencer; only groups that were claimed."""
+        self._runs: SortedDict[bytes, Run] = SortedDict()
+        self._bases: list[int] = []
+        self._placed: list[Group] = []
+        stretch = self._stretch(b"", b"", MIN, 0, GroupState.NEVER)
+        self._runs[b""] = Run(stretch, 0, 1)
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Return the number of ranges. O(1)."""
+        return self.columns.used
+
+    def minimum(self) -> int:
+        """Return the least value of all ranges; MAX when all are finished or retired."""
+        return self.columns.minimum()
+
+    def runs(self) -> Iterator[Run]:
+        """Iterate over the runs in key order."""
+        yield from self._runs.values()
+
+    def run_groups(self) -> list[Group]:
+        """Return every group once, in the order of its first key. O(runs)."""
+        return list(dict.fromkeys(run.group for run in self._runs.values()))
+
+    def held_below(self, below: int, limit: int) -> tuple[list[Range], int]:
+        """Return up to ``limit`` ranges with a value under ``below``, least first, and how many there are. O(n)."""
+        slots = np.flatnonzero(self.columns.values[: self.columns.size] < below)
+        total = len(slots)
+        values = self.columns.values[slots]
+        if total > limit:
+            nearest = np.argpartition(values, limit - 1)[:limit] if limit else np.zeros(0, dtype=np.intp)
+            slots, values = slots[nearest], values[nearest]
+        slots = slots[np.argsort(values, kind="stable")]
+        return [self.range_at(int(slot)) for slot in slots], total
+
+    def all_ranges(self, limit: int) -> tuple[list[Range], int]:
+        """Return up to ``limit`` ranges, those furthest behind first, and how many there are. O(n log n)."""
+        ranges = [self._range(run.group, handle) for run in self._runs.values() for handle in range(run.low, run.high)]
+        ranges.sort(key=lambda r: r.value)
+        return ranges[:limit], len(ranges)
+
+    def holder(self) -> Range | None:
+        """Return a range that holds the minimum; None when all are finished or retired."""
+        slot = self.columns.argmin()
+        return None if self.columns.values[slot] == MAX else self.range_at(slot)
+
+    def range_at(self, slot: int) -> Range:
+        """Return the live range in a slot. O(log groups)."""
+        group = self._placed[bisect_right(self._bases, slot) - 1]
+        return self._range(group, slot - group.base)
+
+    def _range(self, group: Group, handle: int) -> Range:
+        slot = group.base + handle
+        return Range(
+            group.bounds[handle],
+            group.bounds[handle + 1],
+            int(self.columns.values[slot]),
+            int(self.columns.since[slot]),
+            group,
+        )
+
+    # -- changing ------------------------------------------------------------------------------------------
+
+    def claim(self, group: Group, bounds_micros: Int64s, now: int) -> list[Taken]:
+        """Give the group all ranges between its bounds; each becomes min(last values, bound).
+
+        ``bounds_micros``: none, one, or one value a range. A retired range counts as its bound, or MIN without one:
+        what comes back has everything to prove. Returns what other groups lost.
+        """
+        start, end = group.bounds[0], group.bounds[-1]
+        old_starts, old_values, old_since = self._covering(start, end, MAX if len(bounds_micros) else MIN)
+        values, since = _merge(group.bounds, old_starts, old_values, old_since, now)
+        if len(bounds_micros):
+            np.minimum(values, bounds_micros, out=values)
+        taken = self._carve(start, end)
+        self._place(group, values, since)
+        group.live_count = group.count
+        self.groups[group.sequencer] = group
+        self._runs[start] = Run(group, 0, group.count)
+        self._compact()
+        return taken
+
+    def retire(self, start: bytes, end: bytes, now: int) -> list[Taken]:
+        """Take an interval out: it counts as MAX until claimed. Returns what groups lost."""
+        taken = self._carve(start, end)
+        self._runs[start] = Run(self._stretch(start, end, MAX, now, GroupState.RETIRED), 0, 1)
+        self._compact()
+        return taken
+
+    def overlapping(self, start: bytes, end: bytes) -> Iterator[tuple[Group, int, int]]:
+        """Iterate over (group, low, high): the live handles that share keys with an interval, in key order."""
+        first = self._runs.bisect_right(start) - 1
+        for index in range(first, len(self._runs)):
+            run: Run = self._runs.values()[index]
+            if not before(run.start, end):
+                return
+            low = run.low if run.start >= start else run.group.handle_at(start)
+            yield run.group, low, min(run.high, run.group.handle_to(end))
+
+    def _covering(self, start: bytes, end: bytes, retired: int) -> tuple[list[bytes], Int64s, Int64s]:
+        starts: list[bytes] = []
+        values: list[Int64s] = []
+        since: list[Int64s] = []
+        for group, low, high in self.overlapping(start, end):
+            slots = slice(group.base + low, group.base + high)
+            starts.extend(group.bounds[low:high])
+            here = self.columns.values[slots].copy()
+            if group.state is GroupState.RETIRED:
+                here[:] = retired
+            values.append(here)
+            since.append(self.columns.since[slots])
+        return starts, np.concatenate(values), np.concatenate(since)
+
+    def _carve(self, start: bytes, end: bytes) -> list[Taken]:
+        """Remove an interval from the map, leaving a hole; what sticks out becomes stretches of its own."""
+        pieces = list(self.overlapping(start, end))
+        taken: dict[int, Taken] = {}
+        for group, low, high in pieces:
+            run_start = self._runs.keys()[self._runs.bisect_right(group.bounds[low]) - 1]
+            run: Run = self._runs.pop(run_start)
+            lost = taken.setdefault(id(group), Taken(group, [], remainder=False))
+            lost.handles.append((low, high))
+            if run.low < low:
+                self._runs[run.start] = Run(group, run.low, low)
+            if high < run.high:
+                self._runs[group.bounds[high]] = Run(group, high, run.high)
+            if group.bounds[low] < start:
+                lost.remainder = True
+                self._cut_off(group, low, group.bounds[low], start)
+            piece_end = group.bounds[high]
+            if end and earlier_end(end, piece_end) != piece_end:
+                lost.remainder = True
+                self._cut_off(group, high - 1, end, piece_end)
+        for lost in taken.values():
+            for low, high in lost.handles:
+                lost.group.drop(low, high)
+                self.columns.free(lost.group.base + low, high - low)
+            if not lost.group.live_count:
+                self.groups.pop(lost.group.sequencer, None)
+                self.columns.reclaimable += lost.group.count
+        return list(taken.values())
+
+    def _cut_off(self, group: Group, handle: int, start: bytes, end: bytes) -> None:
+        slot = group.base + handle
+        state = group.state if group.state in (GroupState.NEVER, GroupState.RETIRED) else GroupState.UNOWNED
+        stretch = self._stretch(start, end, int(self.columns.values[slot]), int(self.columns.since[slot]), state)
+        stretch.worker, stretch.host, stretch.last_report = group.worker, group.host, group.last_report
+        stretch.finished = group.state is not GroupState.RETIRED and int(self.columns.values[slot]) == MAX
+        self._runs[start] = Run(stretch, 0, 1)
+
+    def _stretch(self, start: bytes, end: bytes, value: int, since: int, state: GroupState) -> Group:
+        group = Group(0, [start, end], 0, state, live_count=1)
+        self._place(group, np.array([value], dtype=np.int64), since)
+        return group
+
+    def _place(self, group: Group, values: Int64s, since: Int64s | int) -> None:
+        group.base = self.columns.allocate(values, since)
+        self._bases.append(group.base)
+        self._placed.append(group)
+
+    def _compact(self) -> None:
+        """Move all groups into fresh columns once dead groups hold more than half of them. Amortised O(1) a slot."""
+        if not self.columns.wasteful:
+            return
+        groups, old = self.run_groups(), self.columns
+        self._clear_columns(sum(group.count for group in groups))
+        for group in groups:
+            slots = group.slots()
+            self._place(group, old.values[slots], old.since[slots])
+            self.columns.used -= group.count - group.live_count
+
+    def _clear_columns(self, capacity: int) -> None:
+        self.columns = Columns(capacity)
+        self._bases, self._placed = [], []
+
+    @classmethod
+    def restore(cls, groups: Sequence[tuple[Group, Int64s, Int64s]]) -> IntervalMap:
+        """Rebuild a map from groups with their values and since-times. O(n)."""
+        self = cls()
+        self._runs.clear()
+        self._clear_columns(sum(group.count for group, _, _ in groups))
+        for group, values, since in groups:
+            self._place(group, values, since)
+            if group.sequencer:
+                self.groups[group.sequencer] = group
+            if group.live is None:
+                group.live_count = group.count
+                self._runs[group.bounds[0]] = Run(group, 0, group.count)
+                continue
+            group.live_count = int(group.live.sum())
+            self.columns.used -= group.count - group.live_count
+            edges = np.flatnonzero(np.diff(np.concatenate(([False], group.live, [False])).astype(np.int8)))
+            for low, high in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+                self._runs[group.bounds[low]] = Run(group, low, high)
+            self.columns.set(group.base + np.flatnonzero(~group.live), MAX)
+        return self
+
+    def _check(self) -> None:
+        """Assert every invariant. O(n)."""
+        self.columns._check()
+        end = b""
+        live: dict[int, int] = {}
+        groups: dict[int, Group] = {}
+        for index, (start, run) in enumerate(self._runs.items()):
+            assert start == run.start
+            assert start == end, "runs adjoin and cover the key space from its start"
+            assert index == 0 or start, "only the first run starts at the empty key"
+            assert run.low < run.high
+            assert run.group.live is None or run.group.live[run.low : run.high].all()
+            end = run.end
+            live[id(run.group)] = live.get(id(run.group), 0) + run.high - run.low
+            groups[id(run.group)] = run.group
+        assert end == b"", "the last run has no upper bound"
+        for key, group in groups.items():
+            assert group.live_count == live[key] == (group.count if group.live is None else int(group.live.sum()))
+            assert (group.sequencer == 0) == (group.sequencer not in self.groups)
+            assert all(before(a, b) for a, b in zip(group.bounds, group.bounds[1:], strict=False))
+            if group.live is not None:
+                assert (self.columns.values[group.slots()][~group.live] == MAX).all()
+            if group.state in (GroupState.NEVER, GroupState.RETIRED):
+                expected = MIN if group.state is GroupState.NEVER else MAX
+                assert (self.columns.values[group.slots()] == expected).all()
+        assert {id(g) for g in self.groups.values()} == {key for key, g in groups.items() if g.sequencer}
+        assert self.columns.used == sum(live.values())
+        extents = sorted((g.base, g.base + g.count) for g in groups.values())
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(extents))
+
+
+def _merge(
+    bounds: Sequence[bytes], old_starts: list[bytes], old_values: Int64s, old_since: Int64s, now: int
+) -> tuple[Int64s, Int64s]:
+    """Return each new range's least old value, and since when: split copies, merge takes the min."""
+    count = len(bounds) - 1
+    if len(old_starts) == 1:
+        return np.full(count, old_values[0]), np.full(count, old_since[0])
+    if len(old_starts) == count and old_starts[1:] == list(bounds[1:-1]):
+        return old_values.copy(), old_since.copy()
+    # Each new range [b, c) overlaps the old ranges from the one that contains b to the one before c.
+    keys = np.empty(len(old_starts), dtype=object)
+    keys[:] = old_starts
+    wanted = np.empty(count, dtype=object)
+    wanted[:] = list(bounds[:-1])
+    first = np.maximum(np.searchsorted(keys, wanted, side="right") - 1, 0)
+    last = np.append(np.searchsorted(keys, wanted[1:], side="left"), len(old_starts))
+    padded = np.append(old_values, MAX)
+    pairs = np.column_stack((first, last)).ravel()
+    values = np.minimum.reduceat(padded, pairs)[::2]
+    return values, np.full(count, now)

@@ -1,0 +1,159 @@
+"""Snapshots of a computation, and its recovery from a snapshot and the records behind it.
+
+System prevalence: the state lives in memory, every change is logged, and a snapshot bounds the replay. Recovery runs
+the very functions that a live round runs, so that what holds on one path holds on the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater_authority.core import codec
+from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.group import Group, GroupState
+from lowwater_authority.core.interval_map import IntervalMap
+from lowwater_authority.core.times import MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lowwater_authority.core.columns import Columns, Int64s
+    from lowwater_authority.core.topology import Spec
+
+
+class ReplayError(Exception):
+    """A record does not follow from the state before it: the journal is damaged or was written by two owners."""
+
+
+def recover(spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, epoch_base: int) -> Computation:
+    """Rebuild a computation. Records of an older life only leave their request ids and sequencers behind.
+
+    Raises ReplayError when a record names a claim that its predecessors do not know.
+    """
+    computation = Computation(spec, epoch_base=epoch_base)
+    computation.incarnation = 0
+    if snapshot is not None:
+        _restore(computation, pb.Snapshot.FromString(snapshot))
+    for payload in records:
+        record = pb.Record.FromString(payload)
+        if record.incarnation < computation.incarnation:
+            msg = f"a record of {spec.name}'s life {record.incarnation} follows its life {computation.incarnation}"
+            raise ReplayError(msg)
+        if record.incarnation > computation.incarnation:
+            computation = restarted(computation, spec)
+            computation.incarnation = record.incarnation
+        _replay(computation, record)
+    if computation.incarnation != spec.incarnation:
+        computation = restarted(computation, spec)
+    computation.publish()
+    return computation
+
+
+def restarted(old: Computation, spec: Spec) -> Computation:
+    """Return a new life: nothing is known, every sequencer is stale, but none is ever granted twice."""
+    new = Computation(spec, epoch_base=old.epoch_base)
+    new.last_sequencer = old.last_sequencer
+    new.granted = old.granted
+    return new
+
+
+def snapshot(computation: Computation) -> bytes:
+    """Serialise the staged state, which must equal the durable one. O(n)."""
+    columns = computation.map.columns
+    message = pb.Snapshot(
+        computation=computation.spec.name,
+        incarnation=computation.incarnation,
+        groups=[_group(group, columns) for group in computation.map.run_groups()],
+        low_micros=computation.low,
+        heuristics=codec.shares(computation.heuristics),
+        last_sequencer=computation.last_sequencer,
+        identity=computation.identity or "",
+        bound=computation.identity is not None,
+        generation=computation.order[0],
+        ordinal=computation.order[1],
+        since_micros=computation.since,
+        granted=[pb.Granted(request_id=key, sequencer=value) for key, value in computation.granted.items()],
+    )
+    if computation.last_batch is not None:
+        message.has_batch = True
+        message.batch, message.batch_digest = computation.last_batch
+    return message.SerializeToString()
+
+
+def _group(group: Group, columns: Columns) -> pb.Group:
+    slots = group.slots()
+    return pb.Group(
+        sequencer=group.sequencer,
+        bounds=group.bounds,
+        live=b"" if group.live is None else group.live.astype(np.uint8).tobytes(),
+        micros=codec.int64_bytes(columns.values[slots]),
+        since=codec.int64_bytes(columns.since[slots]),
+        state=group.state,
+        worker=group.worker,
+        host=group.host,
+        request_id=group.request_id,
+        senders=codec.senders(group.senders),
+        oldest_operation_micros=group.oldest_operation,
+        mass=None if group.mass is None else codec.mass(group.mass),
+        mass_known=group.mass_known,
+        stand_ins=[codec.mass(mass) for mass in group.stand_ins],
+        last_report_micros=group.last_report,
+    )
+
+
+def _restore(computation: Computation, message: pb.Snapshot) -> None:
+    computation.incarnation = message.incarnation
+    computation.map = IntervalMap.restore([_group_from(group) for group in message.groups])
+    computation.low = message.low_micros
+    stored = codec.shares_from(message.heuristics)
+    computation.heuristics = {share: stored.get(share, message.low_micros) for share in computation.spec.heuristics}
+    computation.since = message.since_micros
+    computation.last_sequencer = message.last_sequencer
+    computation.identity = message.identity if message.bound else None
+    computation.order = (message.generation, message.ordinal)
+    computation.last_batch = (message.batch, message.batch_digest) if message.has_batch else None
+    computation.granted.clear()
+    computation.granted.update((granted.request_id, granted.sequencer) for granted in message.granted)
+
+
+def _group_from(message: pb.Group) -> tuple[Group, Int64s, Int64s]:
+    live = np.frombuffer(message.live, dtype=np.uint8).astype(np.bool_) if message.live else None
+    group = Group(
+        message.sequencer,
+        list(message.bounds),
+        0,
+        GroupState(message.state),
+        live=live,
+        worker=message.worker,
+        host=message.host,
+        request_id=message.request_id,
+        senders=codec.senders_from(message.senders),
+        oldest_operation=message.oldest_operation_micros,
+        last_report=message.last_report_micros,
+        mass=codec.mass_from(message.mass) if message.HasField("mass") else None,
+        mass_known=message.mass_known,
+        stand_ins=[codec.mass_from(mass) for mass in message.stand_ins],
+    )
+    values = codec.int64s(message.micros)
+    group.finished = group.state is not GroupState.RETIRED and bool((values == MAX).all())
+    return group, values, codec.int64s(message.since)
+
+
+def _replay(computation: Computation, record: pb.Record) -> None:
+    for op in record.ops:
+        try:
+            computation.replay(op, record.time_micros)
+        except (KeyError, ValueError, IndexError) as error:
+            msg = f"a record of {computation.spec.name} does not follow from those before it: {error!r}"
+            raise ReplayError(msg) from error
+    if record.low_micros < computation.low:
+        msg = f"the low watermark goes back from {computation.low} to {record.low_micros}"
+        raise ReplayError(msg)
+    if record.low_micros != computation.low:
+        computation.low, computation.since = record.low_micros, record.time_micros
+    stored = codec.shares_from(record.heuristics)
+    for share, value in computation.heuristics.items():
+        computation.heuristics[share] = max(value, stored.get(share, record.low_micros))

@@ -1,0 +1,118 @@
+"""What owners ask of a computation, decoded: plain values and numpy columns, no protobuf."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from lowwater_authority.core.columns import Int64s
+    from lowwater_authority.core.mass import Mass
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClaimRequest:
+    """Asks for the ranges between ``bounds``; see the wire's ClaimRequest for the fields."""
+
+    bounds: Sequence[bytes]
+    worker: str = ""
+    host: str = ""
+    identity: str = ""
+    generation: int = 0
+    ordinal: int = 0
+    request_id: bytes = b""
+    bound_micros: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    batch_digest: bytes = b""
+
+
+class Fold(NamedTuple):
+    """Which inputs a value was folded from: the version of the list, and each one's life number."""
+
+    input_version: int
+    input_incarnations: tuple[int, ...]
+
+
+NO_FOLD: Final = Fold(0, ())
+"""What an injector names: it has no inputs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupReport:
+    """One claim's state. ``handles`` None means all; one watermark stands for all the handles."""
+
+    sequencer: int
+    watermarks: Int64s
+    handles: npt.NDArray[np.uint32] | None = None
+    finish: bool = False
+    fold: Fold = NO_FOLD
+    oldest_operation: int = 0
+    mass: Mass | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refused:
+    """Ranges of a report that were not taken over, and why. ``handles`` None means all."""
+
+    sequencer: int
+    reason: str
+    message: str
+    handles: npt.NDArray[np.uint32] | None = None
+
+
+class Fenced(NamedTuple):
+    """Handles that a claim lost, to be told to its worker. ``handles`` None means all."""
+
+    computation: str
+    sequencer: int
+    handles: Sequence[int] | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grant:
+    """An accepted claim: its sequencer, where its ranges stand, and who lost what."""
+
+    sequencer: int
+    watermarks: Int64s
+    reference: int
+    fenced: tuple[Fenced, ...] = ()
+
+
+class TaskAttempt(NamedTuple):
+    """One attempt of one Spark task."""
+
+    stage: int
+    partition: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskPart:
+    """What a task holds after its part of a micro-batch; MAX in ``oldest`` means nothing."""
+
+    handles: npt.NDArray[np.uint32]
+    oldest: Int64s
+    pending_starts: Int64s
+    pending_counts: Int64s
+    finished: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepare:
+    """The accepted attempts of a micro-batch and what it may claim; see the wire's PrepareBatchRequest."""
+
+    sequencer: int
+    batch: int
+    digest: bytes
+    tasks: Sequence[TaskAttempt]
+    bound: int
+    covers_all: bool
+    fold: Fold
+    oldest_operation: int
+    frontiers: dict[int, int]

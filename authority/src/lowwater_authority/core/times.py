@@ -1,0 +1,14 @@
+"""Event times: signed 64-bit microseconds since the Unix epoch, UTC."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MIN: Final = -(2**63)
+"""Unknown."""
+
+MAX: Final = 2**63 - 1
+"""Finished."""
+
+DAY: Final = 24 * 60 * 60 * 1_000_000
+"""Microseconds in a day: the default of how far a report may be ahead of the clock."""

@@ -1,0 +1,198 @@
+"""The pipeline graph: one versioned record for the whole deployment.
+
+MillWheel 4.5: the low watermark of A is min(oldest work of A, low watermark of C : C outputs to A); the graph says who
+outputs to whom. All functions here are pure: a change returns a new graph, which the shard makes durable before use.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from lowwater import errors
+
+from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater_authority.core.heuristics import PPM
+from lowwater_authority.core.requests import NO_FOLD, Fold
+from lowwater_authority.core.times import DAY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+NAME: Final = re.compile(r"(?:[A-Za-z0-9_.-]{1,128}/)?[A-Za-z0-9_.-]{1,128}")
+"""[namespace/]name."""
+
+MAX_INPUTS: Final = 1000
+MAX_HEURISTICS: Final = 16
+MAX_HASH: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A registered computation. ``heuristics`` are shares in parts per million, largest first."""
+
+    name: str
+    inputs: tuple[str, ...] = ()
+    heuristics: tuple[int, ...] = ()
+    key_hash: str = ""
+    max_skew: int = DAY
+    incarnation: int = 1
+    input_version: int = 1
+
+    def same_registration(self, other: Spec) -> bool:
+        """Whether another registration asks for the same."""
+        return replace(other, incarnation=self.incarnation, input_version=self.input_version) == self
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The graph at one version."""
+
+    version: int = 0
+    computations: Mapping[str, Spec] = field(default_factory=dict)
+
+    def get(self, name: str) -> Spec:
+        """Return a computation. Raises UnknownComputation."""
+        spec = self.computations.get(name)
+        if spec is None:
+            msg = f"there is no computation {name!r}; register it first, or check the spelling and the namespace"
+            raise errors.UnknownComputation(msg, metadata={"computation": name})
+        return spec
+
+    def required(self, name: str) -> Fold:
+        """Return what a fold of a computation's inputs must name: 0 for an input that is not registered."""
+        spec = self.get(name)
+        if not spec.inputs:
+            return NO_FOLD
+        lives = (self.computations.get(input_name) for input_name in spec.inputs)
+        return Fold(spec.input_version, tuple(life.incarnation if life else 0 for life in lives))
+
+    def register(self, spec: Spec) -> Topology:
+        """Return the graph with a computation; the same graph when it is there already.
+
+        Raises InvalidArgument, RegistrationConflict, Cycle.
+        """
+        _validate(spec)
+        known = self.computations.get(spec.name)
+        if known is not None:
+            if known.same_registration(spec):
+                return self
+            msg = (
+                f"{spec.name} is registered with inputs {list(known.inputs)}, heuristics {list(known.heuristics)} ppm, key hash "
+                f"{known.key_hash!r} and max skew {known.max_skew} us. Register the same, or change the inputs with set_inputs."
+            )
+            raise errors.RegistrationConflict(msg, metadata={"computation": spec.name})
+        return self._with(spec)
+
+    def set_inputs(self, name: str, inputs: Sequence[str]) -> Topology:
+        """Return the graph with other inputs for a computation. Raises as register does."""
+        known = self.get(name)
+        spec = replace(known, inputs=tuple(inputs), input_version=known.input_version + 1)
+        _validate(spec)
+        return self._with(spec)
+
+    def reset(self, name: str) -> tuple[Topology, list[str]]:
+        """Return the graph with a new life of a computation and of all that reads it, and their names in order."""
+        names = self.downstream(name)
+        fresh = {n: replace(self.computations[n], incarnation=self.computations[n].incarnation + 1) for n in names}
+        return Topology(self.version + 1, {**self.computations, **fresh}), names
+
+    def downstream(self, name: str) -> list[str]:
+        """Return a computation and all that reads it, directly or not, in topological order."""
+        self.get(name)
+        order: list[str] = []
+        seen: set[str] = set()
+
+        def visit(current: str) -> None:
+            seen.add(current)
+            for reader in sorted(n for n, spec in self.computations.items() if current in spec.inputs):
+                if reader not in seen:
+                    visit(reader)
+            order.append(current)
+
+        visit(name)
+        return order[::-1]
+
+    def _with(self, spec: Spec) -> Topology:
+        changed = Topology(self.version + 1, {**self.computations, spec.name: spec})
+        cycle = changed._cycle_through(spec.name)
+        if cycle:
+            msg = f"the inputs would form a cycle: {' -> '.join(cycle)}. A watermark that waits for itself never moves."
+            raise errors.Cycle(msg, metadata={"computation": spec.name, "field": "inputs", "cycle": " -> ".join(cycle)})
+        return changed
+
+    def _cycle_through(self, name: str) -> list[str]:
+        """Return a path from a computation back to itself along its inputs; empty without one."""
+        paths = [[name]]
+        seen = {name}
+        while paths:
+            path = paths.pop()
+            spec = self.computations.get(path[-1])
+            for input_name in spec.inputs if spec else ():
+                if input_name == name:
+                    return [*path, name]
+                if input_name not in seen:
+                    seen.add(input_name)
+                    paths.append([*path, input_name])
+        return []
+
+    def encode(self) -> bytes:
+        """Serialise for the journal."""
+        return pb.Topology(
+            version=self.version,
+            computations=[
+                pb.Computation(
+                    name=spec.name,
+                    inputs=spec.inputs,
+                    heuristics_ppm=spec.heuristics,
+                    key_hash=spec.key_hash,
+                    max_skew_micros=spec.max_skew,
+                    incarnation=spec.incarnation,
+                    input_version=spec.input_version,
+                )
+                for spec in self.computations.values()
+            ],
+        ).SerializeToString()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Topology:
+        """Read what encode wrote."""
+        message = pb.Topology.FromString(payload)
+        specs = (
+            Spec(
+                c.name,
+                tuple(c.inputs),
+                tuple(c.heuristics_ppm),
+                c.key_hash,
+                c.max_skew_micros,
+                c.incarnation,
+                c.input_version,
+            )
+            for c in message.computations
+        )
+        return cls(message.version, {spec.name: spec for spec in specs})
+
+
+def _validate(spec: Spec) -> None:
+    names = (("name", spec.name), *((f"inputs[{i}]", name) for i, name in enumerate(spec.inputs)))
+    for path, name in names:
+        if not NAME.fullmatch(name):
+            _refuse(path, name, "use [namespace/]name, each part 1 to 128 of A-Z a-z 0-9 _ . -")
+    if len(set(spec.inputs)) != len(spec.inputs):
+        _refuse("inputs", list(spec.inputs), "name each input once")
+    if len(spec.inputs) > MAX_INPUTS:
+        _refuse("inputs", f"{len(spec.inputs)} names", f"name at most {MAX_INPUTS}")
+    if any(not 0 < share < PPM for share in spec.heuristics) or len(set(spec.heuristics)) != len(spec.heuristics):
+        _refuse("heuristics_ppm", list(spec.heuristics), f"give different shares between 1 and {PPM - 1}")
+    if len(spec.heuristics) > MAX_HEURISTICS:
+        _refuse("heuristics_ppm", f"{len(spec.heuristics)} shares", f"give at most {MAX_HEURISTICS}")
+    if len(spec.key_hash) > MAX_HASH:
+        _refuse("key_hash", f"{len(spec.key_hash)} characters", f"give at most {MAX_HASH}")
+    if not 0 < spec.max_skew < 2**62:
+        _refuse("max_skew_micros", spec.max_skew, "give a positive number of microseconds below 2^62")
+
+
+def _refuse(path: str, value: object, fix: str) -> None:
+    msg = f"{path}: {value!r} is refused; {fix}"
+    raise errors.InvalidArgument(msg, metadata={"field": path, "fix": fix})

@@ -1,0 +1,98 @@
+"""Conflated subscriptions: a slow subscriber gets the newest value, not a backlog (rule 7)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lowwater_authority.core.computation import View
+
+
+@dataclass(slots=True)
+class SubscriptionStatistics:
+    """How a subscription fares."""
+
+    waiting: int
+    """Computations whose newest value was not taken yet; never more than the computations followed."""
+    conflated: int
+    """Values replaced by newer ones before they were taken."""
+
+
+class Subscription:
+    """The newest values of what changed since they were last taken. Bounded by the computations followed."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
+        """What is followed; empty: everything."""
+        self._pending: dict[str, View] = {}
+        self._changed = asyncio.Event()
+        self._conflated = 0
+
+    def put(self, view: View) -> None:
+        """Replace the value of a computation. O(1)."""
+        self._conflated += view.name in self._pending
+        self._pending[view.name] = view
+        self._changed.set()
+
+    def wake(self) -> None:
+        """Make a waiting :meth:`take` return, even with nothing."""
+        self._changed.set()
+
+    async def take(self, timeout: float) -> list[View]:  # noqa: ASYNC109 - a beat is due then, nothing is cancelled
+        """Wait for changes, at most ``timeout`` seconds, and take them all; empty when there were none."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._changed.wait()
+        except TimeoutError:
+            return []
+        self._changed.clear()
+        taken, self._pending = list(self._pending.values()), {}
+        return taken
+
+    def statistics(self) -> SubscriptionStatistics:
+        """Return how the subscription fares."""
+        return SubscriptionStatistics(len(self._pending), self._conflated)
+
+
+class Hub:
+    """All subscriptions of a shard."""
+
+    def __init__(self) -> None:
+        self._subscriptions: set[Subscription] = set()
+
+    def __len__(self) -> int:
+        """Return the number of subscriptions."""
+        return len(self._subscriptions)
+
+    def subscribe(self, names: Iterable[str], current: Iterable[View]) -> Subscription:
+        """Start following; the current values come first."""
+        subscription = Subscription(frozenset(names))
+        for view in current:
+            subscription.put(view)
+        self._subscriptions.add(subscription)
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Stop following."""
+        self._subscriptions.discard(subscription)
+
+    def publish(self, views: Iterable[View]) -> None:
+        """Give new values to all that follow them. O(values x subscriptions)."""
+        for view in views:
+            for subscription in self._subscriptions:
+                if not subscription.names or view.name in subscription.names:
+                    subscription.put(view)
+
+    def wake(self) -> None:
+        """Make every waiting subscription look around: the server stops."""
+        for subscription in self._subscriptions:
+            subscription.wake()
+
+    @property
+    def conflated(self) -> int:
+        """Values replaced before they were taken, over the living subscriptions."""
+        return sum(subscription.statistics().conflated for subscription in list(self._subscriptions))

@@ -1,0 +1,57 @@
+"""What can go wrong in a MemoryJournal, decided by a test or a simulator, call by call."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from typing import NamedTuple
+
+
+class Outcome(enum.Enum):
+    """How one write ends."""
+
+    DONE = enum.auto()
+    """Durable and acknowledged."""
+    FAILED = enum.auto()
+    """Surely not written: JournalFailed."""
+    LOST = enum.auto()
+    """Not written, but the caller cannot know: JournalUnknown."""
+    WRITTEN = enum.auto()
+    """Durable, but the caller cannot know: JournalUnknown."""
+    UNSYNCED = enum.auto()
+    """Acknowledged while it is only in the disk's cache: breaks rule 2. A crash drops it."""
+
+
+class Operation(NamedTuple):
+    """One write."""
+
+    name: str
+    """``append`` or ``snapshot``."""
+    places: list[tuple[str, int]]
+    """Log and position of each entry, or of the snapshot."""
+    strong: bool
+    """Whether any entry is strong; always so for a snapshot."""
+
+
+class FaultPlan:
+    """Decides how each write ends. This one lets all succeed, but for what ``then`` has lined up.
+
+    A subclass may decide by itself, and may wait in ``before`` or ``after`` for whatever it likes: the write is slow
+    then. Neither hook is called for ``append(())``.
+    """
+
+    def __init__(self) -> None:
+        self._next: deque[Outcome] = deque()
+
+    def then(self, *outcomes: Outcome) -> FaultPlan:
+        """Line up the outcomes of the next writes."""
+        self._next.extend(outcomes)
+        return self
+
+    async def before(self, operation: Operation) -> Outcome:
+        """Called before the disk is touched; says how the write ends. Cancelled or crashed here: not written."""
+        del operation
+        return self._next.popleft() if self._next else Outcome.DONE
+
+    async def after(self, operation: Operation) -> None:
+        """Called when the write took effect but its caller does not know yet. Cancelled or crashed here: written."""

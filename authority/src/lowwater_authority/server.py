@@ -1,0 +1,156 @@
+"""``lowwater serve``: the authority as a process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from lowwater._pb.lowwater.v1 import topology_pb2_grpc, watermarks_pb2_grpc, workers_pb2_grpc
+
+from lowwater_authority.journal import JournalError
+from lowwater_authority.journal.sqlite import SqliteJournal
+from lowwater_authority.service.context import Services
+from lowwater_authority.service.topology import TopologyServicer
+from lowwater_authority.service.watermarks import WatermarkServicer
+from lowwater_authority.service.workers import WorkerServicer
+from lowwater_authority.shard import Shard
+from lowwater_authority.web.metrics import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MESSAGE_BYTES: Final = 64 << 20
+"""Largest message: a claim or a full report of more than a million ranges."""
+
+OPTIONS: Final[Sequence[tuple[str, Any]]] = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    # A frozen client is noticed by unanswered pings; the ping timeout overrides the keepalive timeout, so set both.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Clients ping every few seconds to notice a frozen server; the default would close them for it.
+    ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
+    # Two servers on one port would be two authorities.
+    ("grpc.so_reuseport", 0),
+)
+
+GRACE_SECONDS: Final = 5.0
+"""How long running calls may take after a stop was asked for."""
+
+SERVICES: Final = ("lowwater.v1.TopologyService", "lowwater.v1.WatermarkService", "lowwater.v1.WorkerService")
+
+log = logging.getLogger("lowwater_authority")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the arguments of ``lowwater serve``."""
+    parse = argparse.ArgumentParser(
+        prog="lowwater serve",
+        description="Serve low watermarks: take reports over gRPC, journal them, broadcast what is complete.",
+        epilog="example: lowwater serve --data /var/lib/lowwater --listen 0.0.0.0:7420 --metrics 0.0.0.0:7421",
+    )
+    parse.add_argument(
+        "--data", type=Path, default=Path("lowwater-data"), help="folder of the journal (default: %(default)s)"
+    )
+    parse.add_argument(
+        "--listen", default="0.0.0.0:7420", help="HOST:PORT for gRPC; port 0 picks one (default: %(default)s)"
+    )
+    parse.add_argument(
+        "--metrics", default="0.0.0.0:7421", help="HOST:PORT for /metrics, or 'off' (default: %(default)s)"
+    )
+    parse.add_argument("--reflection", action="store_true", help="let tools such as grpcurl list the services")
+    parse.add_argument("--verbose", action="store_true", help="log more")
+    return parse
+
+
+def _address(text: str, flag: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        msg = f"{flag} takes HOST:PORT, for example 127.0.0.1:7420, not {text!r}"
+        raise SystemExit(msg)
+    return host, int(port)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the authority until it is told to stop. Returns the exit code."""
+    args = parser().parse_args(argv)
+    logging.basicConfig(
+        level=logging.DEBUG if args.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        return asyncio.run(serve(args))
+    except JournalError as error:
+        print(f"lowwater serve: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
+        return 1
+
+
+async def serve(args: argparse.Namespace) -> int:
+    """Start everything, run until SIGTERM or SIGINT, stop in order: clients first, journal last."""
+    host, port = _address(args.listen, "--listen")
+    metrics = Metrics(version("lowwater-authority"))
+    args.data.mkdir(parents=True, exist_ok=True)
+    journal = SqliteJournal(args.data / "journal.sqlite")
+    shard = Shard(journal, clock=lambda: time.time_ns() // 1000, observer=metrics)
+    await shard.start()
+    services = Services(shard, metrics)
+    server = grpc.aio.server(options=OPTIONS)
+    workers = WorkerServicer(services)
+    topology_pb2_grpc.add_TopologyServiceServicer_to_server(TopologyServicer(services), server)
+    watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(WatermarkServicer(services), server)
+    workers_pb2_grpc.add_WorkerServiceServicer_to_server(workers, server)
+    health = HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    if args.reflection:
+        from grpc_reflection.v1alpha import reflection
+
+        reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
+    bound = server.add_insecure_port(f"{host}:{port}")
+    if not bound:
+        log.error("cannot listen on %s: is another process using it? Choose another with --listen.", args.listen)
+        return 1
+    metrics.watch(shard, workers.streams)
+    place = "off"
+    if args.metrics != "off":
+        metrics_host, metrics_port = _address(args.metrics, "--metrics")
+        place = f"http://{metrics_host}:{metrics.serve(metrics_host, metrics_port)}/metrics"
+    await server.start()
+    for service in ("", *SERVICES):
+        await health.set(service, health_pb2.HealthCheckResponse.SERVING)
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    rounds = asyncio.create_task(shard.run())
+    print(f"lowwater: serving on {host}:{bound} (metrics {place})", flush=True)  # noqa: T201 - what callers wait for
+    asked = asyncio.create_task(stopping.wait())
+    await asyncio.wait([rounds, asked], return_when=asyncio.FIRST_COMPLETED)
+    failed = rounds.done()
+    log.info("stopping: telling clients")
+    services.leaving.set()
+    shard.hub.wake()
+    workers.streams.wake()
+    await health.enter_graceful_shutdown()
+    await shard.stop()
+    await server.stop(GRACE_SECONDS)
+    asked.cancel()
+    try:
+        await rounds
+    except JournalError:
+        log.exception("the journal is not this process's any more, or is damaged")
+        return 1
+    await shard.close()
+    return int(failed)

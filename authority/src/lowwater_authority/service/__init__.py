@@ -1,0 +1,1 @@
+"""gRPC servicers: thin shells that decode, ask the shard, and encode."""

@@ -1,0 +1,102 @@
+"""From the core to the wire."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, workers_pb2
+
+from lowwater_authority.core.group import GroupState
+from lowwater_authority.core.times import MAX, MIN
+
+if TYPE_CHECKING:
+    from lowwater_authority.core.computation import View
+    from lowwater_authority.core.interval_map import Range
+    from lowwater_authority.core.requests import Fenced, Refused, TaskAttempt
+    from lowwater_authority.core.topology import Spec, Topology
+
+STATES: Final = {
+    GroupState.NEVER: types_pb2.RANGE_STATE_NEVER_CLAIMED,
+    GroupState.OWNED: types_pb2.RANGE_STATE_OWNED,
+    GroupState.UNOWNED: types_pb2.RANGE_STATE_UNOWNED,
+    GroupState.RETIRED: types_pb2.RANGE_STATE_RETIRED,
+}
+
+
+def key_range(value: Range) -> types_pb2.Range:
+    """Encode a range."""
+    group = value.group
+    finished = value.value == MAX and group.state is not GroupState.RETIRED
+    return types_pb2.Range(
+        start=value.start,
+        end=value.end,
+        watermark_micros=value.value,
+        state=types_pb2.RANGE_STATE_FINISHED if finished else STATES[group.state],
+        worker=group.worker,
+        host=group.host,
+        sequencer=group.sequencer,
+        since_micros=value.since,
+        last_report_micros=group.last_report,
+    )
+
+
+def watermark(name: str, view: View | None, topology: Topology, epoch: int) -> types_pb2.Watermark:
+    """Encode what is published of a computation; an unregistered one is at MIN."""
+    if view is None:
+        return types_pb2.Watermark(computation=name, registered=False, epoch=epoch, low_micros=MIN)
+    spec = topology.computations[name]
+    return types_pb2.Watermark(
+        computation=name,
+        registered=True,
+        incarnation=view.incarnation,
+        epoch=epoch,
+        low_micros=view.low,
+        heuristics=heuristics(view.heuristics),
+        oldest_operation_micros=view.oldest_operation,
+        since_micros=view.since,
+        holder=key_range(view.holder) if view.holder is not None else None,
+        ranges=view.ranges,
+        inputs=spec.inputs,
+    )
+
+
+def heuristics(values: tuple[tuple[int, int], ...]) -> list[types_pb2.Heuristic]:
+    """Encode heuristic watermarks."""
+    return [types_pb2.Heuristic(share_ppm=share, micros=micros) for share, micros in values]
+
+
+def computation(spec: Spec, topology: Topology) -> topology_pb2.Computation:
+    """Encode a registered computation."""
+    required = topology.required(spec.name)
+    return topology_pb2.Computation(
+        name=spec.name,
+        inputs=spec.inputs,
+        heuristics_ppm=spec.heuristics,
+        key_hash=spec.key_hash,
+        max_skew_micros=spec.max_skew,
+        incarnation=spec.incarnation,
+        input_version=required.input_version,
+        input_incarnations=required.input_incarnations,
+    )
+
+
+def refused(name: str, value: Refused) -> workers_pb2.RefusedRanges:
+    """Encode refused ranges."""
+    message = workers_pb2.RefusedRanges(
+        computation=name, sequencer=value.sequencer, reason=value.reason, message=value.message
+    )
+    if value.handles is not None:
+        message.handles.extend(value.handles.tolist())
+    return message
+
+
+def fenced(value: Fenced) -> workers_pb2.Fenced:
+    """Encode lost ranges."""
+    return workers_pb2.Fenced(
+        computation=value.computation, sequencer=value.sequencer, handles=value.handles or (), reason=value.reason
+    )
+
+
+def attempt(value: TaskAttempt) -> workers_pb2.TaskAttempt:
+    """Encode the name of a task attempt."""
+    return workers_pb2.TaskAttempt(stage=value.stage, partition=value.partition, attempt=value.attempt)

@@ -1,0 +1,77 @@
+"""Errors on the wire: a gRPC status with one ErrorInfo, whose reason is the name of the client's exception."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+import grpc
+from lowwater import errors
+from lowwater._pb.lowwater.v1 import errors_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from lowwater_authority.observer import Observer
+
+DETAILS: Final = "grpc-status-details-bin"
+"""The trailer that every gRPC library reads error details from."""
+
+ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
+
+CODES: Final[dict[str, grpc.StatusCode]] = {
+    errors.InvalidArgument.reason: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.TooFarAhead.reason: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.FinishRequired.reason: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.UnknownComputation.reason: grpc.StatusCode.NOT_FOUND,
+    errors.RegistrationConflict.reason: grpc.StatusCode.ALREADY_EXISTS,
+    errors.Overloaded.reason: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.JournalFailed.reason: grpc.StatusCode.UNAVAILABLE,
+    errors.ShuttingDown.reason: grpc.StatusCode.UNAVAILABLE,
+    errors.LowwaterError.reason: grpc.StatusCode.INTERNAL,
+}
+"""Everything else is FAILED_PRECONDITION: the caller must change something before it tries again."""
+
+log = logging.getLogger(__name__)
+
+Method = TypeVar("Method", bound="Callable[..., Awaitable[Any]]")
+
+
+async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: errors.LowwaterError) -> NoReturn:
+    """End a call with an error."""
+    code = CODES.get(error.reason, grpc.StatusCode.FAILED_PRECONDITION)
+    info = errors_pb2.ErrorInfo(reason=error.reason, domain="lowwater", metadata=error.metadata)
+    status = errors_pb2.RpcStatus(code=code.value[0], message=error.message)
+    status.details.add(type_url=ERROR_INFO, value=info.SerializeToString())
+    await context.abort(code, error.message, ((DETAILS, status.SerializeToString()),))
+
+
+def refusing(method: Method) -> Method:
+    """Turn errors of a unary method of a servicer with an ``observer`` into statuses."""
+
+    @functools.wraps(method)
+    async def guarded(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await method(self, request, context)
+        except errors.LowwaterError as error:
+            observer: Observer = self.observer
+            observer.refused(method.__name__, error.reason)
+            await refuse(context, error)
+
+    return guarded  # type: ignore[return-value]  # the same signature, which a TypeVar bound to a method cannot say
+
+
+def check_token(expected: str, given: str) -> None:
+    """Refuse a caller that means another deployment (rule 9). An empty token accepts any."""
+    if given and given != expected:
+        msg = (
+            f"this is the deployment {expected}, not {given}: the address leads elsewhere than before, or its journal was "
+            "replaced. Restart the client if that is meant."
+        )
+        raise errors.ServerTokenMismatch(msg, metadata={"server_token": expected, "expected": given})
+
+
+def bad_field(path: str, problem: str, fix: str) -> errors.InvalidArgument:
+    """Return the error for a malformed field."""
+    return errors.InvalidArgument(f"{path} {problem}; {fix}", metadata={"field": path, "fix": fix})

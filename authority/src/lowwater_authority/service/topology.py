@@ -1,0 +1,67 @@
+"""The graph over gRPC."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
+
+from lowwater_authority.service import decode, encode
+from lowwater_authority.service.refusals import refusing
+
+if TYPE_CHECKING:
+    import grpc
+
+    from lowwater_authority.service.context import Services
+
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
+    """See proto/lowwater/v1/topology.proto."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.observer = services.observer
+
+    @refusing
+    async def Register(self, request: topology_pb2.RegisterRequest, _: Context) -> topology_pb2.RegisterResponse:  # noqa: N802
+        """Register a computation."""
+        shard = self.services.shard
+        spec = await shard.register(decode.spec(request))
+        return topology_pb2.RegisterResponse(
+            server_token=self.services.token, computation=encode.computation(spec, shard.topology)
+        )
+
+    @refusing
+    async def GetTopology(self, _: topology_pb2.GetTopologyRequest, __: Context) -> topology_pb2.GetTopologyResponse:  # noqa: N802
+        """Read the graph."""
+        topology = self.services.shard.topology
+        return topology_pb2.GetTopologyResponse(
+            server_token=self.services.token,
+            version=topology.version,
+            computations=[
+                encode.computation(topology.computations[name], topology) for name in sorted(topology.computations)
+            ],
+        )
+
+    @refusing
+    async def SetInputs(self, request: topology_pb2.SetInputsRequest, _: Context) -> topology_pb2.SetInputsResponse:  # noqa: N802
+        """Change what a computation reads."""
+        shard = self.services.shard
+        spec = await shard.set_inputs(request.computation, list(request.inputs))
+        return topology_pb2.SetInputsResponse(computation=encode.computation(spec, shard.topology))
+
+    @refusing
+    async def Reset(self, request: topology_pb2.ResetRequest, _: Context) -> topology_pb2.ResetResponse:  # noqa: N802
+        """Start a new life of a computation and its readers."""
+        shard = self.services.shard
+        specs = await shard.reset(request.computation)
+        return topology_pb2.ResetResponse(computations=[encode.computation(spec, shard.topology) for spec in specs])
+
+    @refusing
+    async def Retire(self, request: topology_pb2.RetireRequest, _: Context) -> topology_pb2.RetireResponse:  # noqa: N802
+        """Take a key range out of a computation."""
+        start, end = decode.interval(request.start, request.end)
+        ranges = await self.services.shard.retire(request.computation, start, end, force=request.force)
+        return topology_pb2.RetireResponse(ranges=ranges)

@@ -1,0 +1,173 @@
+"""Owners over gRPC: claims, report streams, micro-batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from lowwater import errors
+from lowwater._pb.lowwater.v1 import workers_pb2 as pb
+from lowwater._pb.lowwater.v1 import workers_pb2_grpc
+
+from lowwater_authority.service import decode, encode
+from lowwater_authority.service.refusals import bad_field, check_token, refuse, refusing
+from lowwater_authority.service.streams import Outbox, Streams
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import grpc
+
+    from lowwater_authority.core.requests import Refused
+    from lowwater_authority.service.context import Services
+
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+SENDER_BYTES = 16
+"""Size of a sender's name."""
+
+
+class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
+    """See proto/lowwater/v1/workers.proto."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.observer = services.observer
+        self.streams = Streams()
+        services.shard.on_fenced = self.streams.fence
+
+    @refusing
+    async def Claim(self, request: pb.ClaimRequest, _: Context) -> pb.ClaimResponse:  # noqa: N802
+        """Take ownership of key ranges."""
+        check_token(self.services.token, request.server_token)
+        shard, name = self.services.shard, request.computation
+        grant = await shard.claim(name, decode.claim(request), adopt=request.adopt)
+        spec, required = shard.topology.get(name), shard.topology.required(name)
+        response = pb.ClaimResponse(
+            server_token=self.services.token,
+            sequencer=grant.sequencer,
+            incarnation=spec.incarnation,
+            epoch=shard.journal.epoch,
+            input_version=required.input_version,
+            inputs=spec.inputs,
+            input_incarnations=required.input_incarnations,
+            heuristics_ppm=spec.heuristics,
+            reference_micros=grant.reference,
+        )
+        response.watermarks_micros.extend(grant.watermarks.tolist())
+        return response
+
+    @refusing
+    async def Release(self, request: pb.ReleaseRequest, _: Context) -> pb.ReleaseResponse:  # noqa: N802
+        """Give ranges back."""
+        await self.services.shard.release(request.computation, request.sequencer)
+        return pb.ReleaseResponse()
+
+    @refusing
+    async def StageTask(self, request: pb.StageTaskRequest, _: Context) -> pb.StageTaskResponse:  # noqa: N802
+        """Keep a task's part of a micro-batch."""
+        check_token(self.services.token, request.server_token)
+        self.services.shard.stage_task(
+            request.computation, request.sequencer, request.batch, decode.attempt(request.task), decode.part(request)
+        )
+        return pb.StageTaskResponse()
+
+    @refusing
+    async def PrepareBatch(self, request: pb.PrepareBatchRequest, _: Context) -> pb.PrepareBatchResponse:  # noqa: N802
+        """Fix the accepted attempts of a micro-batch."""
+        missing = self.services.shard.prepare(request.computation, decode.prepare(request))
+        return pb.PrepareBatchResponse(missing=map(encode.attempt, missing))
+
+    @refusing
+    async def CommitBatch(self, request: pb.CommitBatchRequest, _: Context) -> pb.CommitBatchResponse:  # noqa: N802
+        """Apply a prepared micro-batch."""
+        refused = await self.services.shard.commit(request.computation, request.sequencer, request.batch)
+        return pb.CommitBatchResponse(refused=[encode.refused(request.computation, value) for value in refused])
+
+    async def Report(  # noqa: N802
+        self, requests: AsyncIterator[pb.ReportRequest], context: Context
+    ) -> AsyncIterator[pb.ReportResponse]:
+        """One process's reports up, acknowledgements and fencing down."""
+        try:
+            first = await anext(aiter(requests), None)
+            if first is None:
+                return
+            sender = self._opening(first)
+            outbox = self.streams.open(sender, first.open.stream)
+        except errors.LowwaterError as error:
+            self.observer.refused("Report", error.reason)
+            await refuse(context, error)
+        reader = asyncio.create_task(self._read(requests, sender, first.open.stream, outbox))
+        try:
+            yield pb.ReportResponse(opened=pb.ReportOpened(server_token=self.services.token))
+            while True:
+                for message in await outbox.take():
+                    yield message
+                if outbox.closed is not None:
+                    await refuse(context, outbox.closed)
+                if self.services.leaving.is_set():
+                    yield pb.ReportResponse(go_away=self.services.go_away())
+                    return
+                if outbox.finished:
+                    return
+        finally:
+            reader.cancel()
+            self.streams.close(sender, outbox)
+
+    def _opening(self, first: pb.ReportRequest) -> bytes:
+        if first.WhichOneof("kind") != "open":
+            raise bad_field("kind", "of the first message is not open", "open the stream before reporting")
+        check_token(self.services.token, first.open.server_token)
+        if len(first.open.sender) != SENDER_BYTES:
+            raise bad_field("open.sender", f"has {len(first.open.sender)} bytes", f"send {SENDER_BYTES} random bytes")
+        if first.open.stream < 1:
+            raise bad_field("open.stream", "is 0", "count streams from 1")
+        return first.open.sender
+
+    async def _read(
+        self, requests: AsyncIterator[pb.ReportRequest], sender: bytes, stream: int, outbox: Outbox
+    ) -> None:
+        last: asyncio.Future[Any] | None = None
+        try:
+            async for request in requests:
+                if request.WhichOneof("kind") != "report":
+                    raise bad_field("kind", "is not report", "open a stream once, then only report")
+                await outbox.permits.acquire()
+                last = self._take(request.report, sender, stream, outbox)
+            if last is not None:
+                await asyncio.wait([last])
+        except errors.LowwaterError as error:
+            self.observer.refused("Report", error.reason)
+            outbox.close(error)
+        finally:
+            outbox.finish()
+
+    def _take(self, report: pb.Report, sender: bytes, stream: int, outbox: Outbox) -> asyncio.Future[Any]:
+        """Hand a report to the shard; the outbox acknowledges it when it is durable."""
+        groups = [(group.computation, decode.group(group)) for group in report.groups]
+        for name, group in groups:
+            self.streams.speaks(name, group.sequencer, outbox)
+        ranges = sum(len(group.watermarks) if group.handles is None else len(group.handles) for _, group in groups)
+        names = dict.fromkeys(name for name, _ in groups)
+        durable = self.services.shard.report(groups, sender=sender, number=(stream, report.number))
+
+        def acknowledge(done: asyncio.Future[list[tuple[str, Refused]]]) -> None:
+            error = done.exception() if not done.cancelled() else None
+            if isinstance(error, errors.LowwaterError):
+                # The client connects again and sends its whole state, so nothing is lost by ending the stream.
+                outbox.close(error)
+                return
+            refused = done.result()
+            self.observer.reported(ranges, dict(Counter(value.reason for _, value in refused)))
+            outbox.acknowledge(
+                report.number, [encode.refused(name, value) for name, value in refused], self._references(names)
+            )
+
+        durable.add_done_callback(acknowledge)
+        return durable
+
+    def _references(self, names: dict[str, None]) -> list[pb.ReferenceTime]:
+        shard = self.services.shard
+        known = (name for name in names if shard.view(name) is not None)
+        return [pb.ReferenceTime(computation=name, micros=shard.reference(name)) for name in known]

@@ -1,0 +1,1 @@
+"""Low watermarks across jobs: the client."""

@@ -1,0 +1,212 @@
+"""One event time per key range, for up to millions of ranges."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from lowwater.watermark import EventTime, all_to_micros
+
+__all__ = ["Column", "Handles", "everything_but"]
+
+Handles = array  # of unsigned 32-bit integers, ascending
+
+_BLOCK: Final = 1024
+"""Ranges compared at a time when looking for differences without numpy."""
+
+_SPARSE: Final = 16
+"""A column is kept as a common value and exceptions while at most one range in so many is an exception."""
+
+
+class Column:
+    """As many event times as a claim has ranges, in microseconds.
+
+    Kept as one common value and a few exceptions while that is possible (most ranges of most workers hold nothing), as 64-bit
+    integers otherwise. Costs: reading and setting one range O(1); the rest O(exceptions), or O(ranges) when they
+    are many, at the speed of numpy if the process has imported it.
+    """
+
+    __slots__ = ("_common", "_dense", "_exceptions", "count")
+
+    def __init__(self, count: int, common: int) -> None:
+        self.count = count
+        self._common = common
+        self._exceptions: dict[int, int] = {}
+        self._dense: array[int] | None = None
+
+    @classmethod
+    def of(cls, values: Iterable[EventTime | None]) -> Column:
+        """Return a copy of a sequence or array of event times. Raises TypeError or ValueError on what is none."""
+        dense = _int64s(values)
+        made = cls(len(dense), 0)
+        made._dense = dense
+        return made
+
+    def copy(self) -> Column:
+        """Return an independent copy."""
+        made = Column(self.count, self._common)
+        made._exceptions = dict(self._exceptions)
+        made._dense = None if self._dense is None else self._dense[:]
+        return made
+
+    def __getitem__(self, handle: int) -> int:
+        if self._dense is not None:
+            return self._dense[handle]
+        return self._exceptions.get(handle, self._common)
+
+    def __setitem__(self, handle: int, micros: int) -> None:
+        if self._dense is not None:
+            self._dense[handle] = micros
+        elif micros != self._common:
+            self._exceptions[handle] = micros
+            if len(self._exceptions) * _SPARSE > self.count:
+                self._dense = self.values()
+                self._exceptions = {}
+        else:
+            self._exceptions.pop(handle, None)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Column):
+            return NotImplemented
+        return self.values() == other.values()
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    @property
+    def uniform(self) -> int | None:
+        """The value of all the ranges, when it is known to be one."""
+        return self._common if self._dense is None and not self._exceptions else None
+
+    def update(self, values: Mapping[int, int]) -> None:
+        """Set some ranges."""
+        for handle, micros in values.items():
+            self[handle] = micros
+
+    def at_most(self, limit: int) -> Column:
+        """Return a new column of the lesser of each value and the limit."""
+        made = Column(self.count, min(self._common, limit))
+        if self._dense is not None:
+            made._dense = _clamped(self._dense, limit)
+        else:
+            made.update({handle: min(micros, limit) for handle, micros in self._exceptions.items()})
+        return made
+
+    def differences(self, other: Column) -> Handles[int] | None:
+        """Return the handles at which another column of the same length differs, ascending; None means all of them."""
+        if self._dense is not None or other._dense is not None:
+            found = _differences(self.values(), other.values())
+            return None if len(found) == self.count else found
+        exceptions = self._exceptions.keys() | other._exceptions.keys()
+        if self._common == other._common:
+            return array("I", sorted(h for h in exceptions if self[h] != other[h]))
+        return everything_but(self.count, [h for h in exceptions if self[h] == other[h]])
+
+    def values(self, handles: Handles[int] | None = None) -> array[int]:
+        """Return the values, of some handles or of all, as a new 64-bit column."""
+        if self._dense is None and handles is None:
+            made = array("q", [self._common]) * self.count
+            for handle, micros in self._exceptions.items():
+                made[handle] = micros
+            return made
+        if self._dense is None:
+            return array("q", [self._exceptions.get(handle, self._common) for handle in handles or ()])
+        if handles is None:
+            return self._dense[:]
+        numpy = _numpy()
+        if numpy is None:
+            return array("q", [self._dense[handle] for handle in handles])
+        return _from_numpy("q", numpy.frombuffer(self._dense, numpy.int64)[numpy.frombuffer(handles, numpy.uint32)])
+
+    def value_of(self, handles: Handles[int] | None) -> int | None:
+        """Return the one value that some handles (None: all) are known to share without looking at each, else None."""
+        if self._dense is not None:
+            return None
+        if handles is None:
+            return self.uniform
+        for handle in self._exceptions:
+            found = bisect_left(handles, handle)
+            if found < len(handles) and handles[found] == handle:
+                return None
+        return self._common
+
+    def _check(self) -> None:
+        """Assert every invariant."""
+        if self._dense is None:
+            assert all(0 <= h < self.count and v != self._common for h, v in self._exceptions.items())
+            assert len(self._exceptions) * _SPARSE <= self.count
+        else:
+            assert not self._exceptions
+            assert len(self._dense) == self.count
+
+
+def everything_but(count: int, handles: Collection[int]) -> Handles[int] | None:
+    """Return the handles 0 to count - 1 without the given ones, ascending; None when none are given, for all."""
+    if not handles:
+        return None
+    every = _every(count)
+    made: Handles[int] = array("I")
+    start = 0
+    for handle in sorted(handles):
+        made += every[start:handle]
+        start = handle + 1
+    return made + every[start:]
+
+
+@lru_cache(maxsize=4)
+def _every(count: int) -> Handles[int]:
+    return array("I", range(count))
+
+
+def _int64s(values: Iterable[EventTime | None]) -> array[int]:
+    """Copy event times into a column; buffers of native 64-bit integers as they are."""
+    try:
+        view = memoryview(values)  # type: ignore[arg-type]  # whether it is a buffer is the question
+    except (TypeError, ValueError):
+        return array("q", all_to_micros(values))
+    if view.ndim != 1:
+        msg = f"one event time per range is one dimension, not {view.ndim}"
+        raise ValueError(msg)
+    if view.itemsize == 8 and view.format in {"q", "l", "@q", "@l", "=q"}:
+        made = array("q")
+        made.frombytes(view.tobytes() if not view.contiguous else view.cast("B"))
+        return made
+    return array("q", all_to_micros(values))
+
+
+def _clamped(values: array[int], limit: int) -> array[int]:
+    numpy = _numpy()
+    if numpy is None:
+        return array("q", [micros if micros < limit else limit for micros in values])  # noqa: FURB136 - min() is 3 x slower
+    return _from_numpy("q", numpy.minimum(numpy.frombuffer(values, numpy.int64), limit))
+
+
+def _differences(these: array[int], those: array[int]) -> Handles[int]:
+    numpy = _numpy()
+    if numpy is not None and len(these):
+        unequal = numpy.frombuffer(these, numpy.int64) != numpy.frombuffer(those, numpy.int64)
+        return _from_numpy("I", numpy.flatnonzero(unequal).astype(numpy.uint32))
+    found: Handles[int] = array("I")
+    for start in range(0, len(these), _BLOCK):
+        here, there = these[start : start + _BLOCK], those[start : start + _BLOCK]
+        if here != there:
+            found.extend(start + i for i in range(len(here)) if here[i] != there[i])
+    return found
+
+
+def _from_numpy(typecode: str, values: Any) -> array[int]:
+    made: array[int] = array(typecode)
+    made.frombytes(values.data.cast("B") if len(values) else b"")
+    return made
+
+
+def _numpy() -> Any:
+    """Return numpy if the process uses it, else None. It speeds up large columns, and is no dependency."""
+    numpy = sys.modules.get("numpy")
+    return numpy if hasattr(numpy, "flatnonzero") else None  # another thread may be in the middle of importing it

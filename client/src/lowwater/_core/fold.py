@@ -1,0 +1,87 @@
+"""The minimum over inputs, taken where it is used: MillWheel 7.2, low watermark of A = min(oldest work, inputs' lows).
+
+The authority never folds a computation's inputs: a value of its own would lead what the workers know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lowwater._core.text import describe_holder
+from lowwater.views import PPM, Inputs, WatermarkView
+from lowwater.watermark import MAX, Watermark
+
+__all__ = ["Fold", "Reading", "fold_inputs", "fold_of", "injector_fold"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Which inputs a computation folds, under which rules."""
+
+    computation: str
+    inputs: tuple[str, ...]
+    input_version: int
+    incarnations: tuple[int, ...]
+    """The life number each input must have; 0 takes any, for an input that was not registered then."""
+    shares: tuple[int, ...]
+    """The heuristic shares to fold, in parts per million."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """What a report claims to have folded: an immutable snapshot, so that nothing can put a newer one in its place."""
+
+    low: int
+    frontiers: tuple[tuple[int, int], ...]
+    """(share in parts per million, micros)."""
+    input_version: int = 0
+    input_incarnations: tuple[int, ...] = ()
+
+
+def fold_inputs(
+    names: Sequence[str], views: Mapping[str, WatermarkView], reading: Reading | None, stale_for: float
+) -> Inputs:
+    """Return the minimum over the named inputs. O(inputs x shares).
+
+    An input that is unknown, not registered, or in another life than ``reading`` requires, counts as MIN. Without a reading any
+    life counts, and the shares are all that any input has.
+    """
+    each = {name: views.get(name) or WatermarkView(name) for name in names}
+    required = reading.incarnations if reading is not None else (0,) * len(names)
+    counted = [
+        view if view.registered and life in {0, view.incarnation} else WatermarkView(view.computation)
+        for view, life in zip(each.values(), required, strict=True)
+    ]
+    if reading is not None:
+        shares: Sequence[int] = reading.shares
+    else:
+        shares = sorted({share for view in counted for share, _ in view.shares}, reverse=True)
+    lowest = min(counted, key=lambda view: view.low)
+    return Inputs(
+        low=lowest.low,
+        heuristic={share / PPM: min(view.at_share(share) for view in counted) for share in shares},
+        stale_for=stale_for,
+        held_by=None if lowest.low.finished else describe_holder(each[names[counted.index(lowest)]], lowest.registered),
+        each=each,
+        computation=reading.computation if reading is not None else "",
+        input_version=reading.input_version if reading is not None else 0,
+        incarnations=tuple(view.incarnation for view in each.values()),
+    )
+
+
+def fold_of(seen: Inputs) -> Fold:
+    """Return what a report with this snapshot folds."""
+    frontiers = tuple((round(share * PPM), watermark.micros) for share, watermark in seen.heuristic.items())
+    return Fold(seen.low.micros, frontiers, seen.input_version, seen.incarnations)
+
+
+def injector_fold(frontier: int, shares: Sequence[int]) -> Fold:
+    """Return what an injector's report folds: its own frontier instead of inputs.
+
+    Raises ValueError for MAX, which only ``finish()`` may say.
+    """
+    if frontier == MAX:
+        msg = f"frontier={Watermark(frontier)}: only Lease.finish() says that nothing will ever come"
+        raise ValueError(msg)
+    return Fold(frontier, tuple((share, frontier) for share in shares))

@@ -1,0 +1,282 @@
+"""What one claim's ranges are at: the newest state its worker staged, and how much of it the authority knows."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from lowwater._core.columns import Column, Handles, everything_but
+from lowwater._core.fold import Fold
+from lowwater._core.recent import RecentSlots
+from lowwater.histogram import Histogram
+from lowwater.views import Refusal
+from lowwater.watermark import MAX
+
+__all__ = ["GroupState", "LeaseState", "Mass"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mass:
+    """A claim's share of "the record timestamps in the system" (MillWheel 7.2), as it goes on the wire."""
+
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    recent: int
+    frontiers: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupState:
+    """One claim's part of a report. ``handles`` None means all; an integer in ``values`` stands for all the handles."""
+
+    computation: str
+    sequencer: int
+    handles: Handles[int] | None
+    values: array[int] | int
+    finish: bool
+    input_version: int
+    input_incarnations: tuple[int, ...]
+    oldest_operation: int
+    mass: Mass | None
+
+    @property
+    def count(self) -> int:
+        """How many 64-bit words it takes on the wire, about."""
+        handles = 0 if self.handles is None else len(self.handles) // 2
+        return handles + (1 if isinstance(self.values, int) else len(self.values))
+
+
+class LeaseState:
+    """The state machine of one claim in its worker.
+
+    A range's watermark is min(what it holds, fold), both as the worker staged them in one call: the fold is the snapshot it passed
+    in, and nothing here ever replaces it by a newer one (rule 5: the inputs were read before the work was looked at).
+    Ranges the worker has not spoken of yet hold where the claim found them.
+
+    Costs: staging is O(handles named), or O(ranges) for a full column. :meth:`take` is O(handles that changed) while the fold
+    stands still, and when it moves O(exceptions) for a sparse column, O(ranges) for a dense one.
+    """
+
+    def __init__(
+        self,
+        computation: str,
+        sequencer: int,
+        watermarks: Column,
+        *,
+        input_version: int = 0,
+        input_incarnations: tuple[int, ...] = (),
+        reference: int,
+    ) -> None:
+        self.computation = computation
+        self.sequencer = sequencer
+        self.count = watermarks.count
+        self.reference = reference
+        """Where the ages of histograms count from: the newest that the authority told."""
+        self.version = 0
+        """Grows with every staged state; 0 before the first."""
+        self.durable = 0
+        """The newest version that the authority acknowledged as durable."""
+        self.lost: dict[int, str] = {}
+        """Handles that a newer claim, a reset or a retirement took, and why. Not filled when all are lost."""
+        self.lost_all: str = ""
+        """Why the whole claim is stale; empty while it is not."""
+        self.refusal: Refusal | None = None
+        """What the authority last refused to take over for other reasons; None once it has."""
+        self.finished: set[int] = set()
+        self.finished_all = False
+
+        self._oldest = watermarks.copy()
+        self._fold = Fold(MAX, (), input_version, input_incarnations)
+        self._oldest_operation = 0
+        self._pending: Histogram | None = None
+        self._recent = RecentSlots()
+
+        # What this stream has carried; None: nothing yet, so the next report is the full state.
+        self._sent: Column | None = None
+        self._sent_mass: Mass | None = None
+        self._sent_operation = 0
+        # Where it may differ from the staged state; None: anywhere.
+        self._dirty: set[int] | None = None
+        # Handles to send again although nothing changed, for they were refused; None: all.
+        self._again: set[int] | None = set()
+
+    # -- staged by the worker ----------------------------------------------------------------------------------
+
+    def advance(
+        self,
+        fold: Fold,
+        oldest: int | Mapping[int, int] | Column,
+        *,
+        pending: Histogram | None = None,
+        finished: int = 0,
+        oldest_operation: int = 0,
+        now: float,
+    ) -> None:
+        """Stage a new state.
+
+        ``oldest`` in microseconds, MAX for "holds nothing": one for all ranges, some handles', or every range's.
+        ``pending`` None keeps the last one. ``now`` is any clock in seconds, for counting what was finished lately.
+        """
+        if isinstance(oldest, Column):
+            self._oldest = oldest
+            self._dirty = None
+        elif isinstance(oldest, int):
+            self._oldest = Column(self.count, oldest)
+            self._dirty = None
+        else:
+            self._oldest.update(oldest)
+            if self._dirty is not None:
+                self._dirty.update(oldest)
+        if fold.low != self._fold.low or not self.version:
+            self._dirty = None
+        self._fold = fold
+        self._recent.add(finished, now)
+        if pending is not None:
+            self._pending = pending
+        elif self._oldest.uniform == MAX:
+            # Nothing is held anywhere, so nothing is pending.
+            self._pending = Histogram(self.reference)
+        self._oldest_operation = oldest_operation
+        self._stage()
+
+    def finish(self, handles: Iterable[int] | None) -> None:
+        """Stage that nothing will ever come in some ranges, or in all."""
+        if handles is None:
+            self.finished_all = True
+            self._dirty = None
+        else:
+            self.finished.update(handles)
+            self.finished_all = len(self.finished) == self.count
+            if self._dirty is not None:
+                self._dirty.update(self.finished)
+        self._stage()
+
+    def _stage(self) -> None:
+        self.version += 1
+        self._retry()
+
+    # -- carried by the stream -----------------------------------------------------------------------------------
+
+    def reconnect(self) -> None:
+        """Forget what the authority knows: a new stream begins with the full state."""
+        self._sent = self._sent_mass = self._dirty = None
+        self._again = set()
+
+    def take(self) -> GroupState | None:
+        """Return what the authority does not know yet of the newest state, and count it as sent; None when it knows all."""
+        if not self.version or self.lost_all or len(self.lost) == self.count:
+            return None
+        mass = self._mass()
+        if mass == self._sent_mass:
+            mass = None
+        handles = self._changed()
+        if handles is not None and not len(handles):
+            if mass is None and self._sent_operation == self._oldest_operation:
+                return None
+            return self._group(self._one_handle(), mass)
+        return self._group(handles, mass)
+
+    def beat(self) -> GroupState | None:
+        """Return a repetition of what was sent, by one range: it keeps the claim's last report fresh.
+
+        Ranges that were refused come along. None when there is nothing to repeat.
+        """
+        if self._sent is None or self.lost_all or len(self.lost) == self.count:
+            return None
+        if self.refusal is not None:
+            self._retry()
+            return self.take()
+        return None if self.finished_all else self._group(self._one_handle(), None)
+
+    def _changed(self) -> Handles[int] | None:
+        """Bring what was sent up to the newest state. Returns the live handles that have to go; None: all of them."""
+        handles: Handles[int] | None
+        if self._sent is None or self._dirty is None:
+            values = self._values()
+            handles = None if self._sent is None else self._sent.differences(values)
+            self._sent = values
+        else:
+            changed = []
+            for handle in self._dirty:
+                value = self._value(handle)
+                if self._sent[handle] != value:
+                    self._sent[handle] = value
+                    changed.append(handle)
+            handles = array("I", sorted(changed))
+        self._dirty = set()
+        if self._again is None:
+            handles = None
+        elif self._again and handles is not None:
+            handles = array("I", sorted({*handles, *self._again}))
+        self._again = set()
+        if handles is None:
+            return everything_but(self.count, self.lost)
+        return array("I", [h for h in handles if h not in self.lost]) if self.lost else handles
+
+    def _values(self) -> Column:
+        if self.finished_all:
+            return Column(self.count, MAX)
+        values = self._oldest.at_most(self._fold.low)
+        values.update(dict.fromkeys(self.finished, MAX))
+        return values
+
+    def _value(self, handle: int) -> int:
+        finished = self.finished_all or handle in self.finished
+        return MAX if finished else min(self._oldest[handle], self._fold.low)
+
+    def _one_handle(self) -> Handles[int]:
+        gone = self.lost.keys() | self.finished
+        if len(gone) >= self.count:
+            gone = self.lost.keys()
+        return array("I", [next(handle for handle in range(self.count) if handle not in gone)])
+
+    def _mass(self) -> Mass | None:
+        if self._pending is None:
+            return None
+        self._pending.age(self.reference)
+        starts, counts = self._pending.columns()
+        return Mass(tuple(starts), tuple(counts), self._recent.total, self._fold.frontiers)
+
+    def _group(self, handles: Handles[int] | None, mass: Mass | None) -> GroupState:
+        assert self._sent is not None
+        one = self._sent.value_of(handles)
+        values = self._sent.values(handles) if one is None else one
+        self._sent_operation = self._oldest_operation
+        self._sent_mass = mass or self._sent_mass
+        return GroupState(
+            self.computation,
+            self.sequencer,
+            handles,
+            values,
+            (values == MAX if isinstance(values, int) else MAX in values),
+            self._fold.input_version,
+            self._fold.input_incarnations,
+            self._oldest_operation,
+            mass,
+        )
+
+    # -- answered by the authority ---------------------------------------------------------------------------------
+
+    def lose(self, handles: Iterable[int] | None, reason: str) -> None:
+        """Give up ranges that somebody else owns now. None: all of them."""
+        if handles is not None:
+            self.lost.update(dict.fromkeys(handles, reason))
+        if handles is None or len(self.lost) == self.count:
+            self.lost_all = self.lost_all or reason
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Remember ranges whose state was not taken over; they are sent again with the next state or beat."""
+        self.refusal = refusal
+
+    def accept(self) -> None:
+        """All that was sent again has been taken over."""
+        self.refusal = None
+
+    def _retry(self) -> None:
+        if self.refusal is None or self._again is None:
+            return
+        if self.refusal.handles is None:
+            self._again = None
+        else:
+            self._again.update(self.refusal.handles)

@@ -1,0 +1,97 @@
+"""What one process has seen of the published watermarks, and its refusal to see less again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lowwater.errors import ServerTokenMismatch, StaleEpoch
+from lowwater.views import WatermarkView
+from lowwater.watermark import Watermark
+
+__all__ = ["Ratchet"]
+
+
+class Ratchet:
+    """The newest watermarks by name, ordered by (incarnation, value).
+
+    The authority promises that published values never go down within an incarnation, as long as its store keeps what it
+    acknowledged. The ratchet holds the promise within this process even when the store does not.
+    All operations are O(shares).
+    """
+
+    __slots__ = ("_versions", "_views", "held_back", "server_token", "version")
+
+    def __init__(self, server_token: str = "") -> None:
+        self.server_token = server_token
+        self.version = 0
+        """Grows with every change of any view."""
+        self.held_back = 0
+        """How often a value lower than one seen before came and was not shown."""
+        self._views: dict[str, WatermarkView] = {}
+        self._versions: dict[str, int] = {}
+
+    def check_token(self, server_token: str) -> None:
+        """Accept the first deployment seen, or the one asked for, and no other. Raises ServerTokenMismatch."""
+        if not self.server_token:
+            self.server_token = server_token
+        elif server_token != self.server_token:
+            msg = (
+                f"this client belongs to the deployment {self.server_token}, but {server_token or 'a server without a token'} "
+                "answered. Check the address; if the deployment was set up anew, with an empty journal, start this process anew."
+            )
+            raise ServerTokenMismatch(msg, metadata={"expected": self.server_token, "server_token": server_token})
+
+    def admit(self, view: WatermarkView) -> bool:
+        """Take over what is new in a view; returns whether anything is. Raises StaleEpoch and takes nothing over."""
+        known = self._views.get(view.computation)
+        if known is None:
+            return self._store(view)
+        if not view.registered:
+            # Values of a name that was registered once stay: a promise is not taken back by forgetting it.
+            return False if known.registered else self._store(view)
+        if known.registered and view.epoch < known.epoch:
+            msg = (
+                f"a server answered for {view.computation} with the ownership number {view.epoch}, but {known.epoch} was seen "
+                "already: that server has been replaced and does not know it yet. Its answer was not used."
+            )
+            metadata = {"computation": view.computation, "epoch": str(view.epoch), "seen": str(known.epoch)}
+            raise StaleEpoch(msg, metadata=metadata)
+        if view.incarnation < known.incarnation:
+            self.held_back += 1
+            return False
+        if view.incarnation == known.incarnation:
+            view = self._raised(known, view)
+        return self._store(view)
+
+    def _raised(self, known: WatermarkView, view: WatermarkView) -> WatermarkView:
+        """Return the view with nothing below what was seen in the same incarnation."""
+        if view.low < known.low:
+            self.held_back += 1
+            view = replace(view, low=known.low, since_micros=known.since_micros)
+        shares = dict(known.shares)
+        if any(watermark < shares.get(share, Watermark.UNKNOWN) for share, watermark in view.shares):
+            self.held_back += 1
+            raised = ((share, max(watermark, shares.get(share, watermark))) for share, watermark in view.shares)
+            view = replace(view, shares=tuple(raised))
+        return view
+
+    def _store(self, view: WatermarkView) -> bool:
+        if self._views.get(view.computation) == view:
+            return False
+        self.version += 1
+        self._views[view.computation] = view
+        self._versions[view.computation] = self.version
+        return True
+
+    @property
+    def views(self) -> dict[str, WatermarkView]:
+        """All that was seen, by name. Read only."""
+        return self._views
+
+    def get(self, name: str) -> WatermarkView:
+        """Return what was seen of a computation, "not registered" when nothing was."""
+        return self._views.get(name) or WatermarkView(name)
+
+    def changed_since(self, version: int) -> list[WatermarkView]:
+        """Return the views that changed after a version. O(names seen)."""
+        return [self._views[name] for name, changed in self._versions.items() if changed > version]

@@ -1,0 +1,81 @@
+"""Times, keys and ranges in words."""
+
+from __future__ import annotations
+
+from lowwater.views import RangeState, RangeView, WatermarkView
+from lowwater.watermark import Watermark
+
+__all__ = ["describe_holder", "describe_key", "describe_owner", "describe_range", "duration", "lag"]
+
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in at most two units.
+
+    >>> duration(0.05), duration(61), duration(7_384), duration(-2)
+    ('50 ms', '1 min 1 s', '2 h 3 min', '-2 s')
+    """
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds < 1:
+        return f"{round(seconds * 1_000)} ms"
+    rest = round(seconds)
+    for i, (size, unit) in enumerate(_UNITS):
+        if rest >= size:
+            whole, rest = divmod(rest, size)
+            finer = f" {rest // _UNITS[i + 1][0]} {_UNITS[i + 1][1]}" if i + 1 < len(_UNITS) else ""
+            return f"{whole} {unit}" + ("" if finer.startswith(" 0 ") else finer)
+    return "0 s"
+
+
+def lag(watermark: Watermark, now_micros: int) -> str:
+    """Return how far a watermark is behind a processing time: "-" when it has no time."""
+    return "-" if watermark.unknown or watermark.finished else duration((now_micros - watermark.micros) / 1e6)
+
+
+def describe_key(key: bytes) -> str:
+    """Return a key as text when all of it is printable ASCII, else in hexadecimal.
+
+    >>> describe_key(b"N14228"), describe_key(bytes([0x40, 0]))
+    ('N14228', '0x4000')
+    """
+    if all(0x21 <= byte <= 0x7E for byte in key) and not key.startswith(b"0x"):
+        return key.decode("ascii")
+    return f"0x{key.hex()}"
+
+
+def describe_range(start: bytes, end: bytes) -> str:
+    """Return a half-open key range in words.
+
+    >>> describe_range(b"", b""), describe_range(b"A", b"N")
+    ('all keys', '[A, N)')
+    """
+    if not start and not end:
+        return "all keys"
+    return f"[{describe_key(start) if start else '..'}, {describe_key(end) if end else '..'})"
+
+
+def describe_owner(view: RangeView) -> str:
+    """Return who answers for a range."""
+    worker = (view.worker or "an unnamed worker") + (f" on {view.host}" if view.host else "")
+    match view.state:
+        case RangeState.NEVER_CLAIMED:
+            return "which no worker ever claimed"
+        case RangeState.UNOWNED:
+            return f"which nobody owns since {worker} left it"
+        case RangeState.RETIRED:
+            return "retired"
+        case _:
+            return f"owned by {worker}"
+
+
+def describe_holder(view: WatermarkView, counted: bool = True) -> str:
+    """Return who holds a computation's low watermark, in a few words."""
+    if not view.registered:
+        return f"{view.computation} (not registered)"
+    if not counted:
+        return f"{view.computation} (in life {view.incarnation}, which this claim does not read)"
+    if view.holder is None:
+        return view.computation
+    return f"{view.computation} {describe_range(view.holder.start, view.holder.end)}, {describe_owner(view.holder)}"

@@ -1,0 +1,221 @@
+"""Everything the client raises on purpose.
+
+Each refusal of the authority is a class of its own, and its ``reason`` equals the ``ErrorInfo.reason`` on the wire:
+``StaleSequencer.reason == "STALE_SEQUENCER"``. A message says what happened and what to do; everything that varies in it is
+also in ``metadata``, for programs.
+
+Who must react:
+
+* the caller's code is wrong: :class:`InvalidArgument`, :class:`UnknownComputation`, :class:`RegistrationConflict`,
+  :class:`Cycle`, :class:`FinishRequired`, :class:`TooFarAhead`, :class:`NotPrepared`, :class:`Closed`;
+* this worker has been replaced and must stop writing: :class:`StaleSequencer`, :class:`OlderClaim`,
+  :class:`IdentityMismatch`, :class:`Rewound`, :class:`InputVersion`, :class:`IncarnationChanged`;
+* an operator must look: :class:`ServerTokenMismatch`, :class:`StaleEpoch`, :class:`OwnedRanges`, :class:`WouldRegress`,
+  :class:`JournalFailed`;
+* later is better: :class:`Unavailable`, :class:`Timeout`, :class:`Overloaded`, :class:`ShuttingDown`, :class:`OldStream`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+__all__ = [
+    "BY_REASON",
+    "Closed",
+    "Cycle",
+    "FinishRequired",
+    "IdentityMismatch",
+    "IncarnationChanged",
+    "InputVersion",
+    "InvalidArgument",
+    "JournalFailed",
+    "LowwaterError",
+    "NotPrepared",
+    "OldStream",
+    "OlderClaim",
+    "Overloaded",
+    "OwnedRanges",
+    "RegistrationConflict",
+    "Rewound",
+    "ServerTokenMismatch",
+    "ShuttingDown",
+    "StaleEpoch",
+    "StaleSequencer",
+    "Timeout",
+    "TooFarAhead",
+    "Unavailable",
+    "UnknownComputation",
+    "WouldRegress",
+]
+
+BY_REASON: dict[str, type[LowwaterError]] = {}
+"""The class of each wire reason."""
+
+
+class LowwaterError(Exception):
+    """The root. Raised itself only for a reason that this version of the client does not know.
+
+    ``metadata`` holds every changing part of the message. ``code`` is the name of the gRPC status code that carries the
+    error, empty for errors that arise in the client alone.
+    """
+
+    reason: str = "UNKNOWN"
+    code: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, reason: str | None = None, metadata: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.metadata: dict[str, str] = dict(metadata or {})
+        if reason is not None:
+            self.reason = reason
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.reason = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).upper()
+        BY_REASON[cls.reason] = cls
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Errors cross process borders whole; Exception alone would drop the keywords."""
+        return (_rebuild, (type(self), self.message, self.reason, self.metadata))
+
+
+def _rebuild(cls: type[LowwaterError], message: str, reason: str, metadata: dict[str, str]) -> LowwaterError:
+    return cls(message, reason=reason, metadata=metadata)
+
+
+class InvalidArgument(LowwaterError, ValueError):
+    """A field is malformed. ``metadata`` has ``field``, its path, and ``fix``, what to send instead."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class UnknownComputation(LowwaterError):
+    """The name is not registered. Register it, or correct the spelling."""
+
+    code = "NOT_FOUND"
+
+
+class RegistrationConflict(LowwaterError):
+    """The name is registered with other inputs or options. Use ``set_inputs``, or another name."""
+
+    code = "ALREADY_EXISTS"
+
+
+class Cycle(LowwaterError):
+    """The inputs would make a computation wait for itself, for ever."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class StaleSequencer(LowwaterError):
+    """The claim was superseded: another worker owns the ranges. Stop writing for them; do not claim again by yourself."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class OlderClaim(LowwaterError):
+    """A newer run has claimed already. This run has been replaced and must stop."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class IdentityMismatch(LowwaterError):
+    """The computation belongs to another identity. Use another name, or ``adopt`` to start a new life of it."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class Rewound(LowwaterError):
+    """The run starts before the last committed batch: its checkpoint is older than what was published."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class TooFarAhead(LowwaterError):
+    """A report was further ahead of the clock than the computation's ``max_skew`` and was not taken over."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class FinishRequired(LowwaterError):
+    """MAX was reported without meaning it. Only ``Lease.finish()`` ends a range."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class InputVersion(LowwaterError):
+    """The inputs changed since the claim. Claim again, and fold the new ones."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class IncarnationChanged(LowwaterError):
+    """The computation was reset: what was waited for belongs to an earlier life of it."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class ServerTokenMismatch(LowwaterError):
+    """Another deployment answered under this address. Nothing it says is mixed with what was seen before."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class StaleEpoch(LowwaterError):
+    """A server answered with an ownership number lower than one already seen: it has been replaced."""
+
+
+class OldStream(LowwaterError):
+    """The process opened a newer report stream in the meantime. The reporter reconnects by itself."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class NotPrepared(LowwaterError):
+    """A micro-batch was committed without a whole prepared set; the stage holds until a later batch is prepared."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class OwnedRanges(LowwaterError):
+    """Workers own part of what should be retired. Stop them first, or force it."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class WouldRegress(LowwaterError):
+    """A new input is behind what the computation has published; it needs a new life to read it."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class Overloaded(LowwaterError):
+    """The authority's admission bound is reached. Nothing was changed; try later."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
+class JournalFailed(LowwaterError):
+    """The journal surely refused the write, for example because its disk is full. Nothing was changed."""
+
+    code = "UNAVAILABLE"
+
+
+class ShuttingDown(LowwaterError):
+    """The server is stopping. Calls that may be repeated are, at the next server."""
+
+    code = "UNAVAILABLE"
+
+
+class Unavailable(LowwaterError):
+    """No server answered under the address within the deadline."""
+
+
+class Timeout(LowwaterError, TimeoutError):
+    """What was waited for did not happen in time."""
+
+
+class Closed(LowwaterError):
+    """The client, worker or lease was closed or released, or belongs to the process that forked this one."""

@@ -1,0 +1,228 @@
+"""What the authority says, as plain values: watermarks, ranges, answers, the graph.
+
+Event times are :class:`~lowwater.Watermark`; processing times, by the authority's clock, are microseconds since the epoch with
+a property that gives the aware datetime. All types are frozen and compare by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+
+from lowwater.watermark import MAX, Watermark
+
+__all__ = [
+    "Completeness",
+    "Computation",
+    "Inputs",
+    "RangeState",
+    "RangeView",
+    "Ranges",
+    "Refusal",
+    "TaskAttempt",
+    "Topology",
+    "WatermarkView",
+]
+
+PPM = 1_000_000
+"""Shares travel in parts per million."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _moment(micros: int) -> datetime | None:
+    return _EPOCH + timedelta(microseconds=micros) if micros > 0 else None
+
+
+class RangeState(Enum):
+    """How a key range stands."""
+
+    NEVER_CLAIMED = "never claimed"
+    """No owner has ever claimed it: it holds at unknown."""
+    OWNED = "owned"
+    """A worker owns it."""
+    UNOWNED = "unowned"
+    """Nobody owns it now: it holds its last value."""
+    FINISHED = "finished"
+    """Its owner said that nothing will ever come."""
+    RETIRED = "retired"
+    """An operator took it out of the computation."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeView:
+    """One key range ``[start, end)``; ``end`` empty means no upper bound."""
+
+    start: bytes
+    end: bytes
+    watermark: Watermark
+    state: RangeState
+    worker: str
+    host: str
+    sequencer: int
+    since_micros: int
+    """Processing time since which it has stood at this watermark."""
+    last_report_micros: int
+    """Processing time of the last report of its claim; 0 when there was none."""
+
+    @property
+    def since(self) -> datetime | None:
+        """Since when it has stood at this watermark."""
+        return _moment(self.since_micros)
+
+    @property
+    def last_report(self) -> datetime | None:
+        """When its owner reported last, None when it never did."""
+        return _moment(self.last_report_micros)
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkView:
+    """The published watermarks of a computation. Within one incarnation, ``low`` and ``heuristic`` never go down."""
+
+    computation: str
+    registered: bool = False
+    incarnation: int = 0
+    """The computation's life number: values of different lives never compare."""
+    epoch: int = 0
+    """The ownership number of the shard that answered."""
+    low: Watermark = Watermark.UNKNOWN
+    """Every event time below it is complete."""
+    shares: tuple[tuple[int, Watermark], ...] = ()
+    """The heuristic watermarks by share in parts per million, largest share first."""
+    oldest_operation_micros: int = 0
+    since_micros: int = 0
+    holder: RangeView | None = None
+    """The range that holds the low watermark, if one does."""
+    ranges: int = 0
+    inputs: tuple[str, ...] = ()
+
+    @property
+    def heuristic(self) -> Mapping[float, Watermark]:
+        """The heuristic watermarks by share: ``heuristic[0.99]`` has been passed by 99 % of the records lately seen.
+
+        A share of records, not a promise: delete nothing by it.
+        """
+        return {share / PPM: watermark for share, watermark in self.shares}
+
+    def at_share(self, share_ppm: int) -> Watermark:
+        """Return the watermark of the smallest registered share not below the given one, else ``low``."""
+        larger = [(share, watermark) for share, watermark in self.shares if share >= share_ppm]
+        return min(larger, key=lambda each: each[0])[1] if larger else self.low
+
+    @property
+    def since(self) -> datetime | None:
+        """When the low watermark changed last."""
+        return _moment(self.since_micros)
+
+    @property
+    def oldest_operation(self) -> datetime | None:
+        """The start of the oldest operation still running at any worker, as far as workers tell."""
+        return _moment(self.oldest_operation_micros)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The minimum over several computations, folded locally, as it stood at one moment.
+
+    From ``Worker.inputs()`` it is the snapshot that ``Lease.advance`` wants: take it first, then read everything that is there,
+    then advance with it.
+    """
+
+    low: Watermark
+    """The least low watermark: every event time below it is complete in all of them."""
+    heuristic: Mapping[float, Watermark]
+    """The least heuristic watermark by share. An input without a share stands with its next larger one, or its low."""
+    stale_for: float
+    """Seconds since the authority was last heard of; infinite when it never was."""
+    held_by: str | None
+    """Who holds ``low``: the input and, if known, its key range and worker. None when all inputs are finished."""
+    each: Mapping[str, WatermarkView]
+    """Every input by name, in order."""
+    computation: str = ""
+    """Whose inputs they are; empty when they were named by hand."""
+    input_version: int = 0
+    """The version of that computation's inputs."""
+    incarnations: tuple[int, ...] = ()
+    """The life number of each input, in order."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will ever come from any of them."""
+        return self.low.micros == MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Completeness:
+    """Whether everything before an event time is here, and if not, who holds it."""
+
+    complete: bool
+    watermark: WatermarkView
+    holders: tuple[RangeView, ...]
+    """The ranges below that time, furthest behind first; the first few of them."""
+    holding: int
+    """How many ranges there are below that time."""
+
+    def __bool__(self) -> bool:
+        return self.complete
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """Key ranges of a computation, furthest behind first: the first few of ``total``."""
+
+    ranges: tuple[RangeView, ...]
+    total: int
+
+    def __iter__(self) -> Iterator[RangeView]:
+        return iter(self.ranges)
+
+    def __len__(self) -> int:
+        return len(self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """A computation as registered."""
+
+    name: str
+    inputs: tuple[str, ...]
+    """The names it reads; empty for an injector."""
+    heuristics: tuple[float, ...]
+    """The shares of its heuristic watermarks, largest first."""
+    key_hash: str
+    max_skew: timedelta
+    incarnation: int
+    input_version: int
+    input_incarnations: tuple[int, ...]
+    """The life number each input must have in a fold, in order; 0 while it is not registered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The pipeline graph at one version."""
+
+    version: int
+    computations: Mapping[str, Computation]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAttempt:
+    """Names one attempt of one task of a Spark micro-batch."""
+
+    stage: int
+    partition: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Ranges of a report that the authority did not take over."""
+
+    reason: str
+    """As the ``reason`` of the errors: "TOO_FAR_AHEAD", "STALE_SEQUENCER", ..."""
+    message: str
+    handles: tuple[int, ...] | None
+    """Which ranges; None means all of the claim."""

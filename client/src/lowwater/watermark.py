@@ -1,0 +1,141 @@
+"""Event times: what a watermark is, and how times of other kinds become one."""
+
+from __future__ import annotations
+
+import datetime as dt
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, SupportsIndex
+
+__all__ = ["MAX", "MIN", "EventTime", "Watermark", "all_to_micros", "to_micros"]
+
+MIN: Final = -(2**63)
+"""Unknown: nothing was promised yet."""
+
+MAX: Final = 2**63 - 1
+"""Finished: nothing will ever come."""
+
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND: Final = dt.timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Watermark:
+    """An event time in whole microseconds since the Unix epoch, UTC; or unknown, or finished.
+
+    Every event time below it is complete. Watermarks order as their times, unknown first and finished last.
+
+    >>> Watermark.of(dt.datetime(2013, 1, 9, 14, tzinfo=dt.UTC))
+    Watermark(2013-01-09T14:00:00Z)
+    >>> Watermark(0) < Watermark.FINISHED, Watermark.UNKNOWN.unknown
+    (True, True)
+    """
+
+    micros: int
+
+    UNKNOWN: ClassVar[Watermark]
+    FINISHED: ClassVar[Watermark]
+
+    @classmethod
+    def of(cls, value: EventTime) -> Watermark:
+        """Return the watermark of microseconds, an aware datetime, or a watermark.
+
+        Raises ValueError for a naive datetime and for numbers beyond 64 bits, TypeError for other types.
+        """
+        return value if isinstance(value, Watermark) else cls(to_micros(value))
+
+    @property
+    def unknown(self) -> bool:
+        """Whether nothing was promised yet."""
+        return self.micros == MIN
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will ever come."""
+        return self.micros == MAX
+
+    def datetime(self) -> dt.datetime:
+        """Return it as an aware datetime in UTC.
+
+        Raises ValueError when it is unknown, finished, or outside of the years that datetime knows.
+        """
+        if self.unknown or self.finished:
+            msg = f"the watermark is {self} and has no date; ask .unknown and .finished first"
+            raise ValueError(msg)
+        try:
+            return _EPOCH + dt.timedelta(microseconds=self.micros)
+        except OverflowError:
+            msg = f"{self.micros} microseconds since 1970 are outside of the years 1 to 9999; use .micros"
+            raise ValueError(msg) from None
+
+    def __str__(self) -> str:
+        if self.unknown:
+            return "unknown"
+        if self.finished:
+            return "finished"
+        try:
+            return self.datetime().isoformat().removesuffix("+00:00") + "Z"
+        except ValueError:
+            return f"{self.micros} us"
+
+    def __repr__(self) -> str:
+        return f"Watermark({self})"
+
+
+Watermark.UNKNOWN = Watermark(MIN)
+Watermark.FINISHED = Watermark(MAX)
+
+EventTime = int | dt.datetime | Watermark
+"""What stands for an event time wherever one is asked for: microseconds, an aware datetime, or a watermark."""
+
+
+def to_micros(value: EventTime | SupportsIndex) -> int:
+    """Return an event time as microseconds since the epoch, rounding down what is finer.
+
+    Raises ValueError for a naive datetime and for numbers beyond 64 bits, TypeError for other types.
+
+    >>> to_micros(dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC))
+    1000000
+    """
+    if isinstance(value, Watermark):
+        return value.micros
+    if isinstance(value, dt.datetime):
+        if value.utcoffset() is None:
+            msg = f"{value.isoformat()} has no time zone; add one, for example .replace(tzinfo=UTC)"
+            raise ValueError(msg)
+        return (value - _EPOCH) // _MICROSECOND
+    if isinstance(value, bool):
+        msg = f"an event time is microseconds, an aware datetime or a Watermark, not {value!r}"
+        raise TypeError(msg)
+    try:
+        micros = operator.index(value)
+    except TypeError:
+        msg = f"an event time is microseconds, an aware datetime or a Watermark, not {type(value).__name__} {value!r}"
+        raise TypeError(msg) from None
+    if not MIN <= micros <= MAX:
+        msg = f"{micros} is beyond 64 bits; event times are microseconds since the epoch"
+        raise ValueError(msg)
+    return micros
+
+
+def all_to_micros(values: Iterable[EventTime | None]) -> list[int]:
+    """Return event times as a new list of microseconds; None, for "nothing", becomes MAX.
+
+    Takes any iterable; arrays of integers (numpy, pandas, array) by their own fast ``tolist``. Raises as :func:`to_micros`, and
+    TypeError for arrays of anything but integers, whose unit would be a guess.
+    """
+    column: Any = values
+    kind = getattr(getattr(column, "dtype", None), "kind", None)
+    if kind is not None and kind not in "iuO":
+        msg = (
+            f"an array of {column.dtype} does not say its event times in microseconds; "
+            'convert it, for example by .astype("datetime64[us]").astype("int64")'
+        )
+        raise TypeError(msg)
+    plain = column.tolist() if hasattr(column, "tolist") else values
+    micros = [v if type(v) is int else MAX if v is None else to_micros(v) for v in plain]
+    if micros and not MIN <= min(micros) <= max(micros) <= MAX:
+        msg = "an event time is beyond 64 bits; event times are microseconds since the epoch"
+        raise ValueError(msg)
+    return micros

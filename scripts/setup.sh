@@ -1,0 +1,206 @@
+#!/usr/bin/env bash
+# Brings what `make` needs: uv, a Python 3.11+, a Java 17+ runtime, and the environment in .venv.
+#
+# What the system lacks is installed by apt as root or by password-less sudo, after saying so. Without those rights, or
+# without apt, it stops and prints the command to run. A second run finds its stamp and returns at once.
+#
+# It leaves .tools/env, a shell file with the PATH and JAVA_HOME that the Makefile's recipes start from.
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+TOOLS=$ROOT/.tools
+STAMP=$TOOLS/stamp
+UV_PIN=0.13.8          # installed when there is no uv, or only one that is too old
+UV_FLOOR=0.8           # pyproject.toml: required-version
+PYTHON_FLOOR=3.11
+JAVA_FLOOR=17
+
+say() { printf 'setup: %s\n' "$*"; }
+
+stop() {
+    printf 'setup: %s\n' "$@" >&2
+    exit 1
+}
+
+# True when version $1 is at least version $2 (numbers between dots).
+at_least() {
+    local have want i
+    IFS=. read -ra have <<<"$1"
+    IFS=. read -ra want <<<"$2"
+    for i in "${!want[@]}"; do
+        ((10#${have[i]:-0} > 10#${want[i]})) && return 0
+        ((10#${have[i]:-0} < 10#${want[i]})) && return 1
+    done
+    return 0
+}
+
+# --- what is here -------------------------------------------------------------------------------------------------
+
+# Prints the major version of the Java at $1, nothing when it does not run. Java 8 calls itself 1.8.
+java_version() {
+    local shown
+    shown=$("$1" -version 2>&1) || return 0
+    sed -nE 's/^[^"]*version "(1\.)?([0-9]+).*/\2/p' <<<"$shown"
+}
+
+# Prints a Java home that is new enough. JAVA_HOME goes first, then PATH, then what is installed beside it.
+find_java() {
+    local binary candidates=() version
+    [[ -n ${JAVA_HOME:-} ]] && candidates+=("$JAVA_HOME/bin/java")
+    binary=$(command -v java || true)
+    [[ -n $binary ]] && candidates+=("$binary")
+    candidates+=(/usr/lib/jvm/*/bin/java /opt/homebrew/opt/openjdk*/bin/java /usr/local/opt/openjdk*/bin/java)
+    [[ -x /usr/libexec/java_home ]] && candidates+=("$(/usr/libexec/java_home -v "$JAVA_FLOOR+" 2>/dev/null)/bin/java")
+    for binary in "${candidates[@]}"; do
+        [[ -x $binary ]] || continue
+        version=$(java_version "$binary")
+        if [[ -n $version ]] && ((version >= JAVA_FLOOR)); then
+            # A `java` on PATH may be a launcher outside its home: ask the runtime itself.
+            "$binary" -XshowSettings:properties -version 2>&1 | sed -nE 's/^ *java\.home = (.*)$/\1/p'
+            return
+        fi
+    done
+}
+
+# Prints a Python that is new enough.
+find_python() {
+    local name
+    for name in python3 python3.14 python3.13 python3.12 python3.11; do
+        # Not the interpreter of an active virtual environment (it may be the one to replace), but what that was made from.
+        "$name" -c "import sys; sys.version_info >= (${PYTHON_FLOOR/./, }) or sys.exit(1); print(sys._base_executable)" \
+            2>/dev/null && return
+    done
+    return 0
+}
+
+# Prints a uv that is new enough: the user's, or the private one of an earlier run.
+find_uv() {
+    local candidate version
+    for candidate in "$(command -v uv || true)" "$TOOLS/uv/bin/uv"; do
+        [[ -x $candidate ]] || continue
+        version=$("$candidate" --version 2>/dev/null | sed -nE 's/^uv ([0-9.]+).*/\1/p')
+        if [[ -n $version ]] && at_least "$version" "$UV_FLOOR"; then
+            printf '%s\n' "$candidate"
+            return
+        fi
+    done
+}
+
+# --- what is missing ----------------------------------------------------------------------------------------------
+
+# Prints the oldest packaged Java runtime that is new enough: the one that Spark has been run on for longest.
+java_package() {
+    local package
+    for package in openjdk-17-jre-headless openjdk-21-jre-headless openjdk-25-jre-headless; do
+        if [[ $(apt-cache policy "$package" 2>/dev/null) =~ Candidate:\ [0-9] ]]; then
+            printf '%s\n' "$package"
+            return
+        fi
+    done
+    printf 'default-jre-headless\n'
+}
+
+# Installs with apt what the arguments name (`java` stands for a Java runtime), or stops with the command to run.
+install_packages() {
+    local sudo=() packages=() name
+    if ! command -v apt-get >/dev/null; then
+        stop "missing: $*" \
+            "install a Java $JAVA_FLOOR+ runtime, Python $PYTHON_FLOOR+ with its venv module, then run make again" \
+            "(macOS: brew install openjdk@$JAVA_FLOOR python@3.13)"
+    fi
+    if ((EUID != 0)); then
+        if command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+            sudo=(sudo)
+        else
+            for name in "$@"; do
+                [[ $name == java ]] && name=$(java_package)
+                packages+=("$name")
+            done
+            stop "missing: $*; installing it needs root. Run this, then make again:" \
+                "    sudo apt-get update && sudo apt-get install -y --no-install-recommends ${packages[*]}"
+        fi
+    fi
+    # A fresh image has no package lists: only after the update is it known which Java there is.
+    "${sudo[@]}" apt-get update -qq
+    for name in "$@"; do
+        [[ $name == java ]] && name=$(java_package)
+        packages+=("$name")
+    done
+    say "installing with apt: ${packages[*]}"
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" \
+        >"$TOOLS/apt.log" 2>&1 || { cat "$TOOLS/apt.log" >&2; stop "apt-get failed: its output stands above"; }
+}
+
+install_missing() {
+    local missing=()
+    if [[ -z $(find_python) ]]; then
+        missing+=(python3 python3-venv)
+    elif [[ -z $(find_uv) ]] && ! "$(find_python)" -c 'import ensurepip, venv' 2>/dev/null; then
+        missing+=(python3-venv)
+    fi
+    [[ -n $(find_java) ]] || missing+=(java)
+    ((${#missing[@]} == 0)) || install_packages "${missing[@]}"
+    [[ -n $(find_python) ]] || stop "Python $PYTHON_FLOOR or newer is needed, and this system's python3 is older." \
+        "Debian 12 and Ubuntu 24.04 are the first with one; elsewhere install python$PYTHON_FLOOR and run make again."
+    [[ -n $(find_java) ]] || stop "a Java $JAVA_FLOOR+ runtime is needed, and this system's packages have none." \
+        "Install one, set JAVA_HOME to it, and run make again."
+}
+
+# --- the environment ----------------------------------------------------------------------------------------------
+
+# What the environment depends on; another place on disk makes it another environment.
+fingerprint() {
+    cd "$ROOT"
+    printf '%s\n' "$ROOT" "${JAVA_HOME:-}"
+    cat uv.lock pyproject.toml ./*/pyproject.toml scripts/setup.sh
+}
+
+digest() { fingerprint | { sha256sum 2>/dev/null || shasum -a 256; } | cut -d ' ' -f 1; }
+
+ready() {
+    [[ -f $STAMP && -x $ROOT/.venv/bin/python && -f $TOOLS/env && $(<"$STAMP") == "$(digest)" ]] || return 1
+    # What the stamp cannot know: that the interpreter, uv and Java are still there.
+    "$ROOT/.venv/bin/python" -c '' 2>/dev/null && (
+        # shellcheck source=/dev/null
+        . "$TOOLS/env" && [[ -x $JAVA_HOME/bin/java ]] && command -v uv >/dev/null
+    )
+}
+
+main() {
+    local uv java python
+    ready && return
+    mkdir -p "$TOOLS/bin"
+    rm -f "$STAMP"
+    install_missing
+    python=$(find_python)
+    uv=$(find_uv)
+    if [[ -z $uv ]]; then
+        say "installing uv $UV_PIN into .tools"
+        "$python" -m venv --clear "$TOOLS/uv"
+        "$TOOLS/uv/bin/pip" install --quiet --disable-pip-version-check "uv==$UV_PIN"
+        uv=$TOOLS/uv/bin/uv
+    fi
+    ln -sf "$uv" "$TOOLS/bin/uv"
+    java=$(find_java)
+    if [[ -n ${JAVA_HOME:-} && $(java_version "$JAVA_HOME/bin/java") != $(java_version "$java/bin/java") ]]; then
+        say "JAVA_HOME ($JAVA_HOME) is not a Java $JAVA_FLOOR+ runtime; it is left aside"
+    fi
+    {
+        # shellcheck disable=SC2016  # $PATH is for whoever reads the file
+        printf 'export PATH=%q/.venv/bin:%q:"$PATH"\n' "$ROOT" "$TOOLS/bin"
+        printf 'export JAVA_HOME=%q\n' "$java"
+        printf 'export UV_PYTHON_DOWNLOADS=never\n'
+    } >"$TOOLS/env"
+    say "Python: $python, Java: $java"
+    say "installing the locked packages into .venv (the first time this fetches about 700 MB)"
+    (
+        cd "$ROOT"
+        unset VIRTUAL_ENV UV_PROJECT_ENVIRONMENT
+        UV_PYTHON_DOWNLOADS=never \
+            "$uv" sync --locked --all-packages --all-groups --all-extras --python "$python" --quiet
+    )
+    digest >"$STAMP"
+    say "ready"
+}
+
+main "$@"

@@ -1,0 +1,1 @@
+"""Low watermarks of Spark Structured Streaming queries."""

@@ -1,0 +1,70 @@
+"""What every test runs under: order, marks, and which skips are allowed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+HERE = Path(__file__).parent
+
+# Cheap first: a broken rule shows before any process or JVM is started.
+ORDER = ("unit", "property", "simulation", "process", "spark")
+# A folder whose tests all start something expensive marks them by itself.
+MARKED = ("process", "spark")
+
+# Every reason for which a test may be skipped. Any other skip fails.
+ALLOWED_SKIPS = ("the floor of grpcio has no wheel for Python 3.14 or newer",)
+
+# Spark's Python workers are the interpreter of the tests, also when the environment is not activated.
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+# Two busy cores: a slow example is no defect. A failure prints how to repeat it.
+settings.register_profile(
+    "lowwater", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("lowwater")
+
+
+def folder(item: pytest.Item) -> str:
+    """The folder of tests/ that the test stands in; empty for a doctest of a source file."""
+    return item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks tests by their folder and puts the cheap ones first."""
+    for item in items:
+        if folder(item) in MARKED:
+            item.add_marker(folder(item))
+    items.sort(key=lambda item: ORDER.index(folder(item)) if folder(item) in ORDER else -1)
+
+
+def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turns a skip whose reason is not on the list into a failure."""
+    if not report.skipped or hasattr(report, "wasxfail"):
+        return
+    reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    if not any(allowed in reason for allowed in ALLOWED_SKIPS):
+        report.outcome = "failed"
+        report.longrepr = f"{reason}\nA skip needs a reason from ALLOWED_SKIPS in tests/conftest.py."
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Skips of a test."""
+    report = yield
+    refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, Any]:
+    """Skips of a whole module."""
+    report = yield
+    refuse_skip(report)
+    return report

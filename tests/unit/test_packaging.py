@@ -1,0 +1,137 @@
+"""What the built distributions hold, and what they ask for."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tarfile
+import tomllib
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+UV = shutil.which("uv") or str(ROOT / ".tools/bin/uv")  # the second where scripts/setup.sh brought it
+MEMBERS = {
+    "client": "lowwater",
+    "authority": "lowwater_authority",
+    "spark_listener": "lowwater_spark",
+}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the three wheels and the three source archives."""
+    folder = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [UV, "build", "--quiet", "--all-packages", "--out-dir", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def wheel(built: Path, package: str) -> zipfile.ZipFile:
+    (path,) = built.glob(f"{package}-*.whl")
+    return zipfile.ZipFile(path)
+
+
+def metadata(built: Path, package: str) -> Message:
+    with wheel(built, package) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return Parser().parsestr(archive.read(name).decode())
+
+
+def requirements(built: Path, package: str) -> set[str]:
+    """The names that a plain install of the distribution asks for."""
+    lines = metadata(built, package).get_all("Requires-Dist") or []
+    return {re.split(r"[^\w-]", line)[0] for line in lines if "extra ==" not in line}
+
+
+def test_there_are_three_of_each(built: Path) -> None:
+    assert len(list(built.glob("*.whl"))) == len(list(built.glob("*.tar.gz"))) == len(MEMBERS)
+
+
+@pytest.mark.parametrize("package", MEMBERS.values())
+def test_a_wheel_holds_its_package_and_nothing_else(built: Path, package: str) -> None:
+    with wheel(built, package) as archive:
+        names = archive.namelist()
+    assert f"{package}/__init__.py" in names
+    assert f"{package}/py.typed" in names
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {package}
+    assert any(name.endswith("dist-info/licenses/LICENSE") for name in names)
+    assert not [name for name in names if re.search(r"(^|/)(tests?/|test_|conftest)|\.(pyc|proto)$", name)]
+
+
+@pytest.mark.parametrize(
+    ("package", "module"),
+    [
+        ("lowwater", "lowwater/_pb/lowwater/v1/workers_pb2"),
+        ("lowwater", "lowwater/_pb/lowwater/v1/workers_pb2_grpc"),
+        ("lowwater_authority", "lowwater_authority/_pb/lowwater/journal/v1/journal_pb2"),
+    ],
+)
+def test_a_wheel_holds_its_generated_code_with_types(built: Path, package: str, module: str) -> None:
+    with wheel(built, package) as archive:
+        assert {f"{module}.py", f"{module}.pyi"} <= set(archive.namelist())
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_a_source_archive_holds_only_its_own_folder(built: Path, member: str) -> None:
+    (path,) = built.glob(f"{MEMBERS[member]}-*.tar.gz")
+    with tarfile.open(path) as archive:
+        tops = {name.split("/")[1] for name in archive.getnames() if "/" in name}
+    assert tops <= {"src", "pyproject.toml", "README.md", "LICENSE", "PKG-INFO", ".gitignore"}
+    assert {"src", "LICENSE"} <= tops
+
+
+def test_the_client_needs_only_the_transport(built: Path) -> None:
+    assert requirements(built, "lowwater") == {"grpcio", "protobuf"}
+
+
+def test_pyspark_is_an_extra(built: Path) -> None:
+    assert "pyspark" not in requirements(built, "lowwater_spark")
+    assert metadata(built, "lowwater_spark").get_all("Provides-Extra") == ["pyspark"]
+
+
+def test_the_authority_needs_no_pyspark(built: Path) -> None:
+    assert requirements(built, "lowwater_authority") & {"pyspark", "lowwater-spark", "pyarrow", "pandas"} == set()
+
+
+def test_the_client_owns_the_command(built: Path) -> None:
+    with wheel(built, "lowwater") as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        assert "lowwater = lowwater.cli:main" in archive.read(name).decode()
+
+
+def test_versions_move_in_lock_step(built: Path) -> None:
+    (version,) = {metadata(built, package)["Version"] for package in MEMBERS.values()}
+    for package in ("lowwater_authority", "lowwater_spark"):
+        assert f"lowwater=={version}" in (metadata(built, package).get_all("Requires-Dist") or [])
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_the_licence_is_the_same_everywhere(member: str) -> None:
+    assert (ROOT / member / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_no_import_name_is_a_folder_of_the_repository() -> None:
+    """Python would import such a folder as an empty package when started there."""
+    assert [package for package in MEMBERS.values() if (ROOT / package).exists()] == []
+
+
+def test_the_lock_names_only_the_public_index() -> None:
+    lock = (ROOT / "uv.lock").read_text()
+    assert set(re.findall(r"https?://([^/\"]+)", lock)) == {"pypi.org", "files.pythonhosted.org"}
+
+
+def test_the_lock_covers_every_member() -> None:
+    lock = tomllib.loads((ROOT / "uv.lock").read_text())
+    assert {package.replace("_", "-") for package in MEMBERS.values()} <= set(lock["manifest"]["members"])
