@@ -24,9 +24,6 @@ from examples.flights.data import Flight
 from examples.flights.expected import Hourly, Window
 from examples.flights.plain import (
     CARRIER_BOUNDS,
-    ENRICHED,
-    FLIGHTS,
-    HOURLY,
     ORIGINS,
     SHARE,
     EnrichedStage,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
-from lowwater._pb.lowwater.v1 import topology_pb2_grpc, watermarks_pb2_grpc, workers_pb2_grpc
 
+from lowwater._pb.lowwater.v1 import topology_pb2_grpc, watermarks_pb2_grpc, workers_pb2_grpc
 from lowwater_authority.journal import JournalError
 from lowwater_authority.journal.sqlite import SqliteJournal
 from lowwater_authority.service.context import Services
@@ -144,7 +144,7 @@ async def serve(args: argparse.Namespace) -> int:
     shard.hub.wake()
     workers.streams.wake()
     await health.enter_graceful_shutdown()
-    await shard.stop()
+    shard.stop()
     await server.stop(GRACE_SECONDS)
     asked.cancel()
     try:

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 c6ff4778e17c4e9fcb3baed640cfcd4e6a9299a7073815f01e682d8d8997a056
+Made from: sha256 be4129a4bbe03d65f77c79435679f456fa86ce6179fd0ac8ec3d7db731f3125b
 """

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from lowwater import errors
 
+from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.batches import BatchStage
@@ -512,7 +512,7 @@ class Computation:
                     values=pb.Values(
                         sequencer=sequencer,
                         handles=b"" if handles is None else codec.handle_bytes(handles),
-                        micros=codec.int64_bytes(self.map.columns.values[slots]),
+                        micros=codec.int64_bytes(_shortened(self.map.columns.values[slots])),
                         lowers=changes.lowers,
                         senders=codec.senders(group.senders),
                         oldest_operation_micros=group.oldest_operation,
@@ -608,6 +608,11 @@ _STALE: Final = (
     "the sequencer is stale: a newer claim, a reset or a retirement took the ranges over. Stop writing for them."
 )
 _NONE: Final = np.zeros(0, dtype=np.intp)
+
+
+def _shortened(values: Int64s) -> Int64s:
+    """Return one value for all when they are equal: most reports say the same of all ranges."""
+    return values[:1] if len(values) and bool((values == values[0]).all()) else values
 
 
 def _named(handles: npt.NDArray[np.intp] | None, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:

@@ -80,9 +80,7 @@ class JournalVersion(JournalError):
     def __init__(self, what: str, *, found: int, supported: int) -> None:
         self.found = found
         self.supported = supported
-        super().__init__(
-            f"{what} has format {found}, this release reads up to {supported}: upgrade lowwater-authority"
-        )
+        super().__init__(f"{what} has format {found}, this release reads up to {supported}: upgrade lowwater-authority")
 
 
 class JournalLocked(JournalError):

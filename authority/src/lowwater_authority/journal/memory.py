@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from lowwater_authority.journal.errors import (
     JournalClosed,
@@ -49,7 +50,7 @@ class MemoryDisk:
         self.logs: dict[str, StoredLog] = {}
         self.server_token = ""
         self.owner = Writer(epoch=0, nonce=0)
-        self._life = 0
+        self.life = 0
         self._undo: list[dict[str, StoredLog | None]] = []
 
     @property
@@ -59,7 +60,7 @@ class MemoryDisk:
 
     def crash(self, keep: int = 0) -> None:
         """The machine dies: all but the oldest ``keep`` unsynced writes are gone, and every open journal is dead."""
-        self._life += 1
+        self.life += 1
         while len(self._undo) > keep:
             for log, before in self._undo.pop().items():
                 if before is None:
@@ -68,18 +69,19 @@ class MemoryDisk:
                     self.logs[log] = before
         self._undo.clear()
 
-    def _write(self, logs: dict[str, StoredLog], *, synced: bool) -> None:
-        self._undo.append({log: self.logs.get(log) for log in logs})
-        self.logs |= logs
+    def touch(self, logs: Iterable[str], *, synced: bool) -> None:
+        """To be called before a write changes the logs: keeps what a crash must bring back."""
         if synced:
             self._undo.clear()
+        else:
+            self._undo.append({log: self.logs[log].copy() if log in self.logs else None for log in logs})
 
 
 class MemoryJournal(Journal):
     """The contract over a MemoryDisk. Opening a second journal over one disk fences the first; there is no lock.
 
     As durable as its FaultPlan lets it be, for strong and other entries alike. ``randbits`` makes the server token
-    and the nonce. After ``MemoryDisk.crash`` every call raises JournalClosed, also those that were under way.
+    and the nonce. After ``MemoryDisk.crash`` every call raises JournalClosed.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class MemoryJournal(Journal):
         self._faults = faults or FaultPlan()
         self._randbits = randbits
         self._meter = Meter(clock)
-        self._life = -1
+        self._life: int | None = None
         self._me = Writer(epoch=0, nonce=0)
 
     async def open(self) -> None:
@@ -102,10 +104,10 @@ class MemoryJournal(Journal):
         disk = self._disk
         disk.server_token = disk.server_token or f"{self._randbits(128):032x}"
         disk.owner = self._me = Writer(disk.owner.epoch + 1, self._randbits(32))
-        disk._undo.clear()
+        disk.touch((), synced=True)
         self.server_token = disk.server_token
         self.epoch, self.nonce = self._me
-        self._life = disk._life
+        self._life = disk.life
 
     async def logs(self) -> list[str]:
         """See Journal."""
@@ -134,72 +136,80 @@ class MemoryJournal(Journal):
     async def append(self, entries: Sequence[Entry]) -> None:
         """See Journal."""
         with self._meter.append(entries):
+            self._check_open()
             runs = runs_of(entries, self._me)
             self._check_owner()
             if not runs:
                 return
             places = [(entry.log, entry.position) for entry in entries]
             operation = Operation("append", places, strong=any(entry.strong for entry in entries))
-            await self._run(operation, lambda: self._appended(runs))
+            await self._run(operation, partial(self._append, runs))
 
     async def snapshot(self, log: str, position: int, payload: bytes) -> None:
         """See Journal."""
         with self._meter.snapshot(payload):
+            self._check_open()
             frame = encode(log, position, payload, writer=self._me, kind=Kind.SNAPSHOT)
             self._check_owner()
             operation = Operation("snapshot", [(log, position)], strong=True)
-            await self._run(operation, lambda: self._replaced(log, position, frame))
+            await self._run(operation, partial(self._replace, log, position, frame))
 
     async def close(self) -> None:
         """See Journal."""
-        self._life = -1
+        self._life = None
 
     def statistics(self) -> JournalStatistics:
         """See Journal."""
         return self._meter.statistics()
 
-    async def _run(self, operation: Operation, write: Callable[[], dict[str, StoredLog]]) -> None:
+    async def _run(self, operation: Operation, write: Callable[[bool], None]) -> None:
         """One write, with the fate that the plan has for it. Owner and positions are checked with the write."""
+        life = self._life
         outcome = await self._faults.before(operation)
+        if life != self._disk.life:
+            raise JournalClosed
         self._check_owner()
         if outcome is Outcome.FAILED:
             raise JournalFailed("the fault plan refuses this write")
         if outcome is not Outcome.LOST:
-            self._disk._write(write(), synced=outcome is not Outcome.UNSYNCED)
+            write(outcome is not Outcome.UNSYNCED)
         await self._faults.after(operation)
-        self._check_open()
-        if outcome in {Outcome.LOST, Outcome.WRITTEN}:
-            raise JournalUnknown("the fault plan hides the outcome of this write")
+        if outcome in {Outcome.LOST, Outcome.WRITTEN} or life != self._disk.life:
+            raise JournalUnknown("the fault plan, or a crash, hides the outcome of this write")
 
-    def _appended(self, runs: list[Run]) -> dict[str, StoredLog]:
-        """The logs as they are with the runs."""
-        changed: dict[str, StoredLog] = {}
-        for run in runs:
-            stored = self._disk.logs.get(run.log, StoredLog())
-            if run.is_new(stored.last):
-                new = stored.copy()
-                new.records.update(enumerate(run.frames, run.first))
-                new.last, new.tail = run.last, checksum(run.frames[-1])
-                changed[run.log] = new
-            elif not run.is_tail(stored.records, tail=stored.tail):
-                raise run.refuse_others(stored.last)
-        return changed
+    def _append(self, runs: list[Run], synced: bool) -> None:
+        logs = self._disk.logs
+        new = [run for run in runs if self._lacks(run)]
+        self._disk.touch([run.log for run in new], synced=synced)
+        for run in new:
+            stored = logs.setdefault(run.log, StoredLog())
+            stored.records.update(enumerate(run.frames, run.first))
+            stored.last, stored.tail = run.last, checksum(run.frames[-1])
 
-    def _replaced(self, log: str, position: int, frame: bytes) -> dict[str, StoredLog]:
-        """The log as it is with the snapshot."""
+    def _lacks(self, run: Run) -> bool:
+        """Whether the run is not yet in its log."""
+        stored = self._disk.logs.get(run.log, StoredLog())
+        if run.is_new(stored.last):
+            return True
+        if not run.is_tail(stored.records, tail=stored.tail):
+            raise run.refuse_others(stored.last)
+        return False
+
+    def _replace(self, log: str, position: int, frame: bytes, synced: bool) -> None:
         stored = self._disk.logs.get(log, StoredLog())
         if position <= stored.snapshot_position:
-            return {}
+            return
         if position > stored.last:
             raise JournalPosition(log, position=position, last=stored.last)
-        kept = {place: record for place, record in stored.records.items() if place > position}
-        return {log: replace(stored, snapshot_position=position, snapshot=frame, records=kept)}
+        self._disk.touch([log], synced=synced)
+        stored.snapshot_position, stored.snapshot = position, frame
+        for place in [place for place in stored.records if place <= position]:
+            del stored.records[place]
 
     def _check_open(self) -> None:
-        if self._life != self._disk._life:
+        if self._life != self._disk.life:
             raise JournalClosed
 
     def _check_owner(self) -> None:
-        self._check_open()
         if self._disk.owner != self._me:
             raise JournalFenced(epoch=self._me.epoch, owner=self._disk.owner.epoch)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import numpy.typing as npt
-    from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, workers_pb2
 
+    from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, workers_pb2
     from lowwater_authority.core.columns import Int64s
 
 MAX_KEY: Final = 1024

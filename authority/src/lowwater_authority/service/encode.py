@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, workers_pb2
-
 from lowwater_authority.core.group import GroupState
 from lowwater_authority.core.times import MAX, MIN
 

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import grpc
+
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import errors_pb2
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
-
 from lowwater_authority.service import encode
 
 if TYPE_CHECKING:

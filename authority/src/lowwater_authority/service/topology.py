@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
-
 from lowwater_authority.service import decode, encode
 from lowwater_authority.service.refusals import refusing
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import watermarks_pb2 as pb
 from lowwater._pb.lowwater.v1 import watermarks_pb2_grpc
-
 from lowwater_authority.service import encode
 from lowwater_authority.service.refusals import bad_field, check_token, refuse, refusing
 
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     import grpc
-    from lowwater._pb.lowwater.v1 import types_pb2
 
+    from lowwater._pb.lowwater.v1 import types_pb2
     from lowwater_authority.core.computation import View
     from lowwater_authority.service.context import Services
 

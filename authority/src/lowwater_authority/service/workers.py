@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater._pb.lowwater.v1 import workers_pb2_grpc
-
 from lowwater_authority.service import decode, encode
 from lowwater_authority.service.refusals import bad_field, check_token, refuse, refusing
 from lowwater_authority.service.streams import Outbox, Streams

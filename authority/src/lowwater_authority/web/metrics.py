@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -28,6 +28,7 @@ class Metrics(Observer):
     """Counts what happens, and reads the shard's state at each scrape."""
 
     def __init__(self, version: str) -> None:
+        disable_created_metrics()
         self.registry = CollectorRegistry()
         kwargs: dict[str, Any] = {"registry": self.registry}
         Info("lowwater_build", "What is running.", **kwargs).info({"version": version})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -83,6 +84,8 @@ class LeaseState:
         """Why the whole claim is stale; empty while it is not."""
         self.refusal: Refusal | None = None
         """What the authority last refused to take over for other reasons; None once it has."""
+        self.retried = False
+        """Whether the last :meth:`take` carried all that was refused before."""
         self.finished: set[int] = set()
         self.finished_all = False
 
@@ -192,6 +195,7 @@ class LeaseState:
     def _changed(self) -> Handles[int] | None:
         """Bring what was sent up to the newest state. Returns the live handles that have to go; None: all of them."""
         handles: Handles[int] | None
+        self.retried = self._sent is None or self._again is None or bool(self._again)
         if self._sent is None or self._dirty is None:
             values = self._values()
             handles = None if self._sent is None else self._sent.differences(values)
@@ -226,10 +230,9 @@ class LeaseState:
         return MAX if finished else min(self._oldest[handle], self._fold.low)
 
     def _one_handle(self) -> Handles[int]:
-        gone = self.lost.keys() | self.finished
-        if len(gone) >= self.count:
-            gone = self.lost.keys()
-        return array("I", [next(handle for handle in range(self.count) if handle not in gone)])
+        live = (handle for handle in range(self.count) if handle not in self.lost)
+        first = next(live)
+        return array("I", [next((h for h in itertools.chain([first], live) if h not in self.finished), first)])
 
     def _mass(self) -> Mass | None:
         if self._pending is None:
@@ -249,7 +252,7 @@ class LeaseState:
             self.sequencer,
             handles,
             values,
-            (values == MAX if isinstance(values, int) else MAX in values),
+            self.finished_all or bool(self.finished) or self._fold.low == MAX,
             self._fold.input_version,
             self._fold.input_incarnations,
             self._oldest_operation,

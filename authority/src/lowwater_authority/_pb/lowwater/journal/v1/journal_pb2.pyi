@@ -205,7 +205,7 @@ class Values(google.protobuf.message.Message):
     handles: builtins.bytes
     """The ranges; empty means all, in order."""
     micros: builtins.bytes
-    """Their values."""
+    """Their values; a single one stands for all of them."""
     lowers: builtins.bool
     """Whether a value went down, which must not be lost."""
     oldest_operation_micros: builtins.int

@@ -1,0 +1,1 @@
+"""The client on threads: sockets, time and locks around :mod:`lowwater._core`."""

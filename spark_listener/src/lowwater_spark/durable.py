@@ -1,0 +1,64 @@
+"""Files that survive a crash whole or are not there: written beside, synced, then named.
+
+All of it is for a local file system, or one that behaves like it (NFS): rename and link within a directory are atomic, and
+fsync of a directory makes its names durable.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+__all__ = ["make_directory", "sync_directory", "sync_file", "sync_tree", "write_once"]
+
+
+def write_once(path: Path, data: bytes) -> bool:
+    """Create a file with this content, durable when it returns; False when the name was taken, by whatever content.
+
+    Never replaces a file, and no reader ever sees a part of one. Costs two fsyncs.
+    """
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with beside.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(beside, path)
+        except FileExistsError:
+            return False
+    finally:
+        beside.unlink(missing_ok=True)
+    sync_directory(path.parent)
+    return True
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory and its missing parents, each durable in its own parent."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Make a file's content durable, whoever wrote it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    sync_file(path)
+
+
+def sync_tree(path: Path) -> None:
+    """Make everything under a directory durable, itself included. One fsync per file and directory."""
+    for folder, _, files in os.walk(path):
+        for name in files:
+            sync_file(Path(folder, name))
+        sync_directory(Path(folder))

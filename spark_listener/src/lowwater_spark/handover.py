@@ -1,0 +1,103 @@
+"""Hands the rows of a batch over to readers as one directory that appears once, whole.
+
+A batch writes to a hidden directory beside the target and renames it to ``batch=N``. If that name exists, the batch is a replay and
+has been handed over: the write is skipped. Appending instead would give a replay's rows new file names, and a reader would take
+both; overwriting would be seen by no reader, since Spark never re-reads a path. Readers use ``recursiveFileLookup``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from lowwater_spark.durable import make_directory, sync_directory, sync_tree
+from lowwater_spark.errors import CheckpointMismatch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["hand_over", "publish_directory", "sweep"]
+
+_MARK: Final = ".lowwater.json"
+_HIDDEN: Final = ".lowwater-"
+
+
+def hand_over(frame: DataFrame, path: Path, batch: int, digest: str, *, format: str = "parquet") -> bool:
+    """Write the rows to ``path/batch=N``, durable when it returns; False when that had been done before.
+
+    ``digest`` is the plan's: a directory left by another plan of the same batch number raises CheckpointMismatch, since skipping
+    would lose rows. A batch without rows leaves a directory without data files, which readers see nothing of.
+    """
+
+    def write(folder: Path) -> None:
+        frame.write.format(format).save(os.fspath(folder / "rows"))
+        for file in (folder / "rows").iterdir():
+            if not file.name.startswith((".", "_")) and not _is_empty(file, format):
+                file.rename(folder / file.name)
+        shutil.rmtree(folder / "rows")
+
+    return publish_directory(path, f"batch={batch}", digest, write)
+
+
+def publish_directory(parent: Path, name: str, digest: str, fill: Callable[[Path], None]) -> bool:
+    """Fill a hidden directory and rename it to ``parent/name``, durable when it returns; False if it was there already.
+
+    Raises CheckpointMismatch when the one that is there was made for another digest.
+    """
+    target = parent / name
+    if target.exists():
+        _must_match(target, digest)
+        return False
+    make_directory(parent)
+    beside = parent / f"{_HIDDEN}{name}-{uuid.uuid4().hex}"
+    beside.mkdir()
+    try:
+        fill(beside)
+        (beside / _MARK).write_text(json.dumps({"digest": digest}), encoding="utf-8")
+        sync_tree(beside)
+        try:
+            beside.rename(target)
+        except OSError:
+            # A directory that holds anything is never replaced by a rename, and the mark is always there.
+            if not target.exists():
+                raise
+            _must_match(target, digest)
+            return False
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    sync_directory(parent)
+    return True
+
+
+def sweep(parent: Path) -> None:
+    """Delete what interrupted runs left half filled. Only for the run that owns the directory."""
+    if parent.is_dir():
+        for entry in parent.iterdir():
+            if entry.name.startswith(_HIDDEN):
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def _must_match(target: Path, digest: str) -> None:
+    try:
+        mark = json.loads((target / _MARK).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        mark = {}
+    if mark.get("digest") != digest:
+        msg = (
+            f"{target} exists and was not made from this batch: it belongs to another checkpoint, or the batch was planned anew. "
+            "Use a directory of its own for each checkpoint; after restoring a checkpoint, restore its output as well."
+        )
+        raise CheckpointMismatch(msg)
+
+
+def _is_empty(file: Path, format: str) -> bool:
+    if format != "parquet":
+        return file.stat().st_size == 0
+    import pyarrow.parquet
+
+    return bool(pyarrow.parquet.read_metadata(file).num_rows == 0)

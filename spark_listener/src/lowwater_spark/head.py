@@ -1,0 +1,151 @@
+"""head(W): the files that stood in a source when an input watermark had been read.
+
+A batch may count on an input low watermark W only if it read everything that was there when W was read (a rate limit, targets
+fixed earlier, a replayed plan and a stale listing all leave rows behind that W covers). So the driver lists the source *after*
+it has read W, and W counts from a batch that has taken each listed path. The set is exact where a count or a greatest name is
+not: with ``latestFirst`` an older file is taken later than a newer one.
+
+What Spark would list is decided by Spark's rules (HadoopFSUtils.shouldFilterOutPathName), probed on PySpark 4.3. A path that is
+listed here and never taken by Spark, for example because it is older than ``maxFileAge``, holds W, which is safe, and its name is
+shown.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from lowwater_spark.sourcelog import NOTHING, SourceLog
+
+__all__ = ["Candidates", "FileSource", "hidden", "list_head"]
+
+_SINK_LOG: Final = "_spark_metadata"
+
+KEPT: Final = 16
+"""Bound of candidates waiting; beyond it every second one is dropped, the oldest and the newest never."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """A streaming file source, as far as it decides which files there are."""
+
+    root: str
+    """Absolute local path."""
+    recursive: bool
+    """recursiveFileLookup."""
+    format: str = ""
+
+
+def hidden(name: str) -> bool:
+    """Return whether Spark passes over files and directories of this name.
+
+    >>> [hidden(name) for name in ("_tmp", "_a=1", ".x", "a._COPYING_", "_metadata", "a.json")]
+    [True, False, True, True, False, False]
+    """
+    if name.startswith(("_common_metadata", "_metadata")):
+        return False
+    return (name.startswith("_") and "=" not in name) or name.startswith(".") or name.endswith("._COPYING_")
+
+
+def list_head(source: FileSource) -> set[str]:
+    """Return every path that Spark has to take before all that stands in the source now has been read.
+
+    Without recursiveFileLookup a sub-directory is a path of its own that Spark never takes, and so is the log of a Spark file
+    sink: Spark would then read by other rules than these. O(entries). Raises OSError when the root cannot be listed; then
+    nothing is known, and no watermark counts.
+    """
+    found = set(_list(source.root, recursive=source.recursive, root=True))
+    sink_log = os.path.join(source.root, _SINK_LOG)
+    if os.path.exists(sink_log):
+        found.add(sink_log)
+    return found
+
+
+def _list(folder: str, *, recursive: bool, root: bool = False) -> Iterator[str]:
+    try:
+        entries = list(os.scandir(folder))
+    except FileNotFoundError:
+        if root:
+            raise
+        return  # removed while we walked: there is nothing left to be read
+    for entry in entries:
+        if hidden(entry.name):
+            continue
+        if not entry.is_dir():
+            yield entry.path
+        elif recursive:
+            yield from _list(entry.path, recursive=True)
+        else:
+            yield entry.path + os.sep
+
+
+T = TypeVar("T")
+
+
+class _Candidate(Generic[T]):
+    """One reading of W, what is missing of its head, and how far the rest reaches into each source's log."""
+
+    __slots__ = ("missing", "needs", "reading")
+
+    def __init__(self, reading: T, heads: Sequence[set[str]]) -> None:
+        self.reading = reading
+        self.missing = list(heads)
+        self.needs = [NOTHING] * len(heads)
+
+    def look(self, logs: Sequence[SourceLog]) -> None:
+        for i, log in enumerate(logs):
+            taken = log.taken
+            found = [path for path in self.missing[i] if path in taken]
+            self.missing[i].difference_update(found)
+            self.needs[i] = max([self.needs[i], *(taken[path] for path in found)])
+
+    def reached(self, offsets: Sequence[int]) -> bool:
+        return not any(self.missing) and all(n <= offset for n, offset in zip(self.needs, offsets, strict=False))
+
+
+class Candidates(Generic[T]):
+    """Readings of W that wait until a batch has reached their head, oldest first.
+
+    The rule is joint: all sources of the query must have reached their part of the head. Bounded by :data:`KEPT` readings and,
+    per reading, by the files that are not read yet. :meth:`add` and :meth:`newest_reached` cost O(waiting paths).
+    """
+
+    def __init__(self, logs: Sequence[SourceLog]) -> None:
+        self._logs = logs
+        self._waiting: list[_Candidate[T]] = []
+
+    def __len__(self) -> int:
+        """Return how many readings wait."""
+        return len(self._waiting)
+
+    def add(self, reading: T, heads: Sequence[set[str]]) -> None:
+        """Add a reading with the heads that were listed after it, one per source. Takes the sets over."""
+        self._waiting.append(_Candidate(reading, heads))
+        if len(self._waiting) > KEPT:
+            newest = self._waiting[-1]
+            self._waiting = self._waiting[:-1:2]
+            self._waiting.append(newest)
+
+    def newest_reached(self, offsets: Sequence[int], *, forget: bool) -> T | None:
+        """Return the newest reading whose head lies within these log offsets, None when there is none.
+
+        The source logs must have been read up to the offsets. ``forget`` drops it and all older ones; only a committed batch
+        may do that, since the plan of a running one may still be lost.
+        """
+        for candidate in self._waiting:
+            candidate.look(self._logs)
+        for i in reversed(range(len(self._waiting))):
+            if self._waiting[i].reached(offsets):
+                reading = self._waiting[i].reading
+                if forget:
+                    del self._waiting[: i + 1]
+                return reading
+        return None
+
+    def missing(self, limit: int = 5) -> list[str]:
+        """Return some of the paths that hold the oldest waiting reading, in order of their names."""
+        if not self._waiting:
+            return []
+        return sorted(path for paths in self._waiting[0].missing for path in paths)[:limit]

@@ -1,0 +1,63 @@
+"""Key ranges of a hashed computation: equal parts of Spark's xxhash64.
+
+A key's place is ``xxhash64(key)`` (seed 42) with the sign bit flipped, as 8 bytes, big-endian: the order of the bytes is then the
+order of the signed hash. Part i of n starts at ``ceil(i * 2**64 / n)``, so the part of a place u is ``floor(u * n / 2**64)``, in
+whole numbers and for any n. The column and the bounds compute the same thing; a test compares them on hashes at the borders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+__all__ = ["KEY_HASH", "MAX_RANGES", "handle_of", "place_bytes", "range_bounds", "range_column"]
+
+KEY_HASH: Final = "xxhash64"
+"""The name that the computation is registered with."""
+
+MAX_RANGES: Final = 65_536
+
+_PLACES: Final = 1 << 64
+_SIGN: Final = 1 << 63
+
+
+def range_bounds(count: int) -> list[bytes]:
+    """Return the ``count + 1`` bounds of equal ranges over the whole key space; the last is empty: no upper bound.
+
+    The first is empty as well, the least key of all, so that nothing of the key space is left out.
+
+    >>> [bound.hex() for bound in range_bounds(3)]
+    ['', '5555555555555556', 'aaaaaaaaaaaaaaab', '']
+    """
+    if not 1 <= count <= MAX_RANGES:
+        msg = f"ranges must be 1 to {MAX_RANGES}, not {count}"
+        raise ValueError(msg)
+    inner = [(-(-i * _PLACES // count)).to_bytes(8, "big") for i in range(1, count)]
+    return [b"", *inner, b""]
+
+
+def place_bytes(xxhash64: int) -> bytes:
+    """Return the key of a hash value as Spark gives it, a signed 64-bit number."""
+    return (xxhash64 + _SIGN).to_bytes(8, "big")
+
+
+def handle_of(xxhash64: int, count: int) -> int:
+    """Return which of ``count`` ranges a hash value lies in."""
+    return ((xxhash64 + _SIGN) * count) >> 64
+
+
+def range_column(key: Sequence[str | Column], count: int) -> Column:
+    """Return the handle, 0 to count - 1, of each row's key: an integer column that runs in the JVM.
+
+    64 bits hold no product of 64 bits, so the place is taken apart: for u = high * 2**32 + low the handle is
+    ``(high * count + (low * count >> 32)) >> 32``, exact since floors of floors by whole divisors nest.
+    """
+    from pyspark.sql import functions as F
+
+    place = F.xxhash64(*key).bitwiseXOR(F.lit(-_SIGN))
+    low = place.bitwiseAND(F.lit(0xFFFF_FFFF))
+    carried = F.shiftrightunsigned(low * F.lit(count), 32)
+    return F.shiftrightunsigned(F.shiftrightunsigned(place, 32) * F.lit(count) + carried, 32).cast("int")

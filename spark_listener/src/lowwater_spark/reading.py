@@ -1,0 +1,63 @@
+"""A reading of the inputs: W, its heuristic watermarks, and which lives of which inputs it was folded from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Self
+
+from lowwater.watermark import MAX, MIN
+
+__all__ = ["UNREAD", "Reading", "floor_stamp"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was read of the inputs at one moment, before anything was looked for in the source. Micros throughout.
+
+    An injector reads no inputs: its reading holds the frontier.
+    """
+
+    low: int
+    heuristics: Mapping[int, int] = field(default_factory=dict)
+    """Share in parts per million -> heuristic watermark."""
+    input_version: int = 0
+    input_incarnations: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        return {
+            "low": self.low,
+            "heuristics": {str(share): micros for share, micros in self.heuristics.items()},
+            "input_version": self.input_version,
+            "input_incarnations": list(self.input_incarnations),
+        }
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Self:
+        """Return what :meth:`to_json` described."""
+        return cls(
+            low=int(entry["low"]),
+            heuristics={int(share): int(micros) for share, micros in entry["heuristics"].items()},
+            input_version=int(entry["input_version"]),
+            input_incarnations=tuple(map(int, entry["input_incarnations"])),
+        )
+
+
+UNREAD = Reading(MIN)
+"""Nothing is known of the inputs."""
+
+
+def floor_stamp(micros: int, window: timedelta | None) -> int:
+    """Return the lowest stamp that a record at or after ``micros`` can get.
+
+    Records stamped by their own event time (``window`` None) keep it. Windows are stamped by their start, so a record at 14:25
+    opens the hour and is written with 14:00. Windows start at whole multiples of their length since the epoch, as Spark's do.
+
+    >>> floor_stamp(14_250_000, timedelta(seconds=1))
+    14000000
+    """
+    if window is None or micros in (MIN, MAX):
+        return micros
+    return max(MIN, micros - micros % (window // timedelta(microseconds=1)))

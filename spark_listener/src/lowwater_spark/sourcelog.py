@@ -1,0 +1,179 @@
+"""Reads what Spark wrote into a query's checkpoint: which batch is planned, which is committed, which files are in it.
+
+Pure reading: nothing here writes, and nothing asks Spark. What the files mean was probed on PySpark 4.3:
+
+* ``offsets/N`` is written when batch N is planned: a version line, a line of settings, then one line per source, in the
+  order of the plan: ``{"logOffset": n}``, or ``-`` while the source has given nothing.
+* ``commits/N`` appears when batch N is done, before batch N + 1 starts. All logs are renamed into place: a name that is a
+  plain number is complete.
+* ``sources/<i>/<n>`` is written while batch N is being *planned*, one JSON line a file; every few entries come as one
+  ``<n>.compact`` that repeats all earlier ones. So a path may stand here and not be in any batch yet: only the log offset
+  in ``offsets/N`` says what a batch holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from lowwater_spark.errors import CheckpointMismatch
+
+__all__ = ["NOTHING", "CheckpointLog", "Plan", "SourceLog", "local_path"]
+
+NOTHING: Final = -1
+"""The log offset of a source that has given nothing yet: below every batch id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A planned batch: how far each source's log belongs to it, and the digest that tells a replay from another plan."""
+
+    batch: int
+    offsets: Sequence[int]
+    """Per source, in the order of the plan; entries with a batch id up to this are in the batch or an earlier one."""
+    digest: str
+    """sha256 of the entry, in hex."""
+
+
+class CheckpointLog:
+    """The offset and commit logs of one checkpoint directory. Every call reads the file system anew."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.checkpoint = checkpoint
+        self._commits = checkpoint / "commits"
+        self._offsets = checkpoint / "offsets"
+
+    def last_committed(self) -> int | None:
+        """Return the number of the last batch in the commit log. O(entries): Spark keeps some hundred."""
+        return max(_numbers(self._commits), default=None)
+
+    def committed(self, batch: int) -> bool:
+        """Return whether a batch is in the commit log. Of old batches the entry is gone. O(1)."""
+        return (self._commits / str(batch)).exists()
+
+    def plan(self, batch: int) -> Plan | None:
+        """Return a batch as planned, None when it is not planned yet.
+
+        Raises CheckpointMismatch when the entry is of a version, or of a source, that this module does not know.
+        """
+        try:
+            content = (self._offsets / str(batch)).read_bytes()
+        except FileNotFoundError:
+            return None
+        version, *rest = content.decode().splitlines()
+        if version != "v1" or not rest:
+            msg = f"{self._offsets / str(batch)} is of version {version!r}; this release reads v1. Use PySpark 4.3, or a newer lowwater-spark."
+            raise CheckpointMismatch(msg)
+        return Plan(batch, tuple(map(_log_offset, rest[1:])), hashlib.sha256(content).hexdigest())
+
+    def files_of(self, plan: Plan) -> list[Path]:
+        """Return the log files that a plan stands on: what must be durable before anything is made from it."""
+        found = [self._offsets / str(plan.batch)]
+        for source, offset in enumerate(plan.offsets):
+            log = self.checkpoint / "sources" / str(source)
+            found += [path for path in (log / str(offset), log / f"{offset}.compact") if path.exists()]
+        return found
+
+
+def _log_offset(line: str) -> int:
+    if line == "-":
+        return NOTHING
+    entry = json.loads(line)
+    if not isinstance(entry, dict) or not isinstance(entry.get("logOffset"), int):
+        msg = f"{line!r} in the offset log is not the offset of a file source"
+        raise CheckpointMismatch(msg)
+    return int(entry["logOffset"])
+
+
+def _numbers(log: Path) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(log) if name.isdecimal()]
+    except FileNotFoundError:
+        return []
+
+
+class SourceLog:
+    """The files that one file source has taken, with the entry that took each.
+
+    Reads each entry once: :meth:`read_to` costs O(new entries), or O(all files) for a compacted one, which Spark writes
+    at every tenth. Holds one path per file ever read, as Spark itself does.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._taken: dict[str, int] = {}
+        self.read = NOTHING
+
+    @property
+    def taken(self) -> Mapping[str, int]:
+        """The batch id, in the source's own count, of every path read so far."""
+        return self._taken
+
+    def read_to(self, offset: int) -> None:
+        """Read every entry up to and including ``offset``.
+
+        Raises CheckpointMismatch when one is missing and no compacted one stands in for it: an offset is only ever planned
+        after its entry was written.
+        """
+        if offset <= self.read:
+            return
+        at = self._start(offset)
+        while at <= offset:
+            if not self._read_entry(at):
+                at = self._compacted_after(at)
+                continue
+            at += 1
+        self.read = at - 1
+
+    def _start(self, offset: int) -> int:
+        """Return where to begin: the first time at the newest compacted entry, which repeats all before it."""
+        if self.read != NOTHING:
+            return self.read + 1
+        return max((n for n in self._compacted() if n <= offset), default=0)
+
+    def _compacted_after(self, at: int) -> int:
+        later = min((n for n in self._compacted() if n > at), default=None)
+        if later is None:
+            msg = f"{self._log} lacks its entry {at}, and no compacted entry repeats it; restore the checkpoint as a whole"
+            raise CheckpointMismatch(msg)
+        return later
+
+    def _compacted(self) -> list[int]:
+        try:
+            names = os.listdir(self._log)
+        except FileNotFoundError:
+            return []
+        return [int(name.removesuffix(".compact")) for name in names if name.removesuffix(".compact").isdecimal() and "." in name]
+
+    def _read_entry(self, number: int) -> bool:
+        for name in (f"{number}", f"{number}.compact"):
+            try:
+                content = (self._log / name).read_text(encoding="utf-8")
+            except FileNotFoundError:
+                continue
+            # Only "\n" ends a line: paths may hold other characters that splitlines() would break at.
+            version, *lines = content.split("\n")
+            if version != "v1":
+                msg = f"{self._log / name} is of version {version!r}; this release reads v1. Use PySpark 4.3, or a newer lowwater-spark."
+                raise CheckpointMismatch(msg)
+            for line in filter(None, lines):
+                entry = json.loads(line)
+                self._taken.setdefault(local_path(entry["path"]), int(entry["batchId"]))
+            return True
+        return False
+
+
+def local_path(uri: str) -> str:
+    """Return the local path of a ``file:`` URI as Spark logs it: escaped, with one or three slashes.
+
+    >>> local_path("file:///data/a%20b%2520c.json")
+    '/data/a b%20c.json'
+    """
+    path = uri.removeprefix("file:")
+    return unquote(path.removeprefix("//") if path.startswith("///") else path)

@@ -1,0 +1,195 @@
+"""Keyed state of a stage: a new version per batch, one file per key range, named as one directory before the output.
+
+Version N is built from version N - 1, which is never changed, and holds three things: the state of each range, the rows that the
+batch emits, and a manifest of what each range still holds. Keeping the emitted rows in the version makes a replay simple: whatever
+was interrupted after the version had been named finds it and takes the rows from there, without computing anything; whatever
+was interrupted before finds only N - 1 and computes N again, with the same plan and the same durable W.
+
+Files are named by task attempt and counted only when the manifest names them, so a retried, doubled or forgotten task cannot
+disturb a version. State that a batch did not change is linked, not copied.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from lowwater_spark.durable import make_directory, write_once
+from lowwater_spark.errors import CheckpointMismatch, StateLost
+from lowwater_spark.handover import publish_directory, sweep
+
+__all__ = ["Manifest", "RangeEntry", "StateStore"]
+
+_FORMAT: Final = 1
+_MANIFEST: Final = "manifest.json"
+
+KEPT_VERSIONS: Final = 3
+"""Versions that stay: the last committed one, the one before, and the one that a batch is building."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeEntry:
+    """One key range in one version."""
+
+    state: str = ""
+    """Name of the file with its state; empty when it has none."""
+    emitted: str = ""
+    """Name of the file with the rows it emitted; empty when there are none."""
+    oldest: int | None = None
+    """The oldest stamp that it still holds, microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What one version consists of."""
+
+    batch: int
+    digest: str
+    low: int
+    """The W that the batch ran with, microseconds."""
+    ranges: Sequence[RangeEntry]
+    pending: tuple[Sequence[int], Sequence[int]] = ((), ())
+    """Histogram of the records held: bucket starts in microseconds, counts."""
+    finished: int = 0
+    """Records that the batch finished."""
+    late: int = 0
+    """Rows below what had been promised."""
+    late_example: int | None = None
+    """Event time of the oldest of them."""
+
+    @property
+    def held(self) -> list[int | None]:
+        """The oldest stamp that each range holds."""
+        return [entry.oldest for entry in self.ranges]
+
+
+@dataclass(slots=True)
+class StateStore:
+    """The versions of one stage's state.
+
+    ``checkpoint`` remembers, in a file written once, where the state is, for how many ranges, and since which batch: a version
+    that should be there and is not raises StateLost instead of being taken for a stage that starts.
+    """
+
+    checkpoint: Path
+    root: Path
+    ranges: int
+    first: int = field(init=False, default=-1)
+
+    @classmethod
+    def existing(cls, checkpoint: Path) -> StateStore | None:
+        """Return the store that earlier batches of this checkpoint made, None when there was none."""
+        try:
+            entry = json.loads((checkpoint / "lowwater" / "state.json").read_bytes())
+        except FileNotFoundError:
+            return None
+        store = cls(checkpoint, Path(entry["root"]), int(entry["ranges"]))
+        store.first = int(entry["first"])
+        return store
+
+    @classmethod
+    def opened(cls, checkpoint: Path, root: Path, ranges: int, batch: int) -> StateStore:
+        """Return the store, made at its first batch.
+
+        Raises CheckpointMismatch when it was made elsewhere, or for another number of ranges.
+        """
+        store = cls.existing(checkpoint)
+        if store is None:
+            make_directory(root)
+            entry = {"root": os.fspath(root), "ranges": ranges, "first": batch}
+            write_once(checkpoint / "lowwater" / "state.json", json.dumps(entry).encode())
+            store = cls.existing(checkpoint)
+            assert store is not None
+        if store.root != root:
+            msg = f"the state of this checkpoint is in {store.root}, not in {root}; pass the same path in every batch"
+            raise CheckpointMismatch(msg)
+        if store.ranges != ranges:
+            msg = (
+                f"the state in {root} is kept for {store.ranges} key ranges, the stage has {ranges}; start it with "
+                f"ranges={store.ranges}, or from a new checkpoint"
+            )
+            raise CheckpointMismatch(msg)
+        return store
+
+    def version(self, batch: int) -> Manifest | None:
+        """Return a version, None when it does not exist."""
+        try:
+            entry = json.loads((self.root / str(batch) / _MANIFEST).read_bytes())
+        except FileNotFoundError:
+            return None
+        if entry["format"] != _FORMAT:
+            msg = f"version {batch} in {self.root} is of format {entry['format']}; this release reads {_FORMAT}"
+            raise CheckpointMismatch(msg)
+        return _manifest(entry)
+
+    def before(self, batch: int) -> Manifest | None:
+        """Return the version that a batch builds on, None for the first one. Raises StateLost."""
+        manifest = self.version(batch - 1)
+        if manifest is None and batch > self.first:
+            msg = (
+                f"batch {batch} needs version {batch - 1} of the state in {self.root}, which is not there. A stage with state must call "
+                "batch.stateful() in every batch. If the directory was removed, restore it with the checkpoint, or start from a new one."
+            )
+            raise StateLost(msg)
+        return manifest
+
+    def build(self, batch: int, digest: str, fill: Callable[[Path], Manifest]) -> Manifest:
+        """Return version ``batch``; when it does not exist yet, ``fill`` makes its files and tells its manifest.
+
+        Durable when it returns. Raises CheckpointMismatch when it was made from another plan.
+        """
+
+        def write(folder: Path) -> None:
+            manifest = fill(folder)
+            (folder / _MANIFEST).write_text(json.dumps(_entry(manifest)), encoding="utf-8")
+
+        publish_directory(self.root, str(batch), digest, write)
+        made = self.version(batch)
+        assert made is not None
+        return made
+
+    def file(self, batch: int, name: str) -> str:
+        """Return the path of a file that a manifest names."""
+        return os.fspath(self.root / str(batch) / name)
+
+    def purge(self, committed: int) -> None:
+        """Delete the versions that no replay can need any more, given the last committed batch."""
+        for entry in self.root.iterdir():
+            if entry.name.isdecimal() and int(entry.name) <= committed - KEPT_VERSIONS + 1:
+                shutil.rmtree(entry, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Delete what interrupted runs left half built. Only for the run that owns the checkpoint."""
+        sweep(self.root)
+
+
+def _entry(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "format": _FORMAT,
+        "batch": manifest.batch,
+        "digest": manifest.digest,
+        "low": manifest.low,
+        "ranges": [[entry.state, entry.emitted, entry.oldest] for entry in manifest.ranges],
+        "pending": [list(manifest.pending[0]), list(manifest.pending[1])],
+        "finished": manifest.finished,
+        "late": manifest.late,
+        "late_example": manifest.late_example,
+    }
+
+
+def _manifest(entry: Mapping[str, Any]) -> Manifest:
+    return Manifest(
+        batch=entry["batch"],
+        digest=entry["digest"],
+        low=entry["low"],
+        ranges=[RangeEntry(*columns) for columns in entry["ranges"]],
+        pending=(entry["pending"][0], entry["pending"][1]),
+        finished=entry["finished"],
+        late=entry["late"],
+        late_example=entry["late_example"],
+    )

@@ -1,0 +1,477 @@
+"""What a computation must do, one key at a time.
+
+Written from the design, not from the code: no interval map, no columns, no blocks, no ops. The key space is sixteen
+cells, the last one without an upper bound; every cell has a value, a state, and perhaps an owner. Everything is
+recomputed from nothing at each step.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import NamedTuple
+
+MIN = -(2**63)
+MAX = 2**63 - 1
+CELLS = 16
+MINUTE = 60 * 1_000_000
+
+
+def edge(index: int) -> bytes:
+    """The key at which a cell starts; both ends of the key space are the empty key."""
+    return bytes([index]) if 0 < index < CELLS else b""
+
+
+class Refusal(Exception):
+    """A request is refused; nothing has changed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Told(NamedTuple):
+    """A mass as an owner tells it: one event time per unfinished record, and where the finished ones stand."""
+
+    pending: tuple[int, ...]
+    recent: int
+    frontiers: Mapping[int, int]
+
+
+@dataclass
+class Claim:
+    """A granted claim. ``masses`` None: nobody knows which records its ranges have."""
+
+    sequencer: int
+    edges: tuple[int, ...]
+    worker: str
+    owned: bool = True
+    live: set[int] = field(default_factory=set)
+    numbers: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    durable_numbers: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    masses: list[Told] | None = None
+    minutes: dict[int, int] = field(default_factory=dict)
+
+    def cells(self, handle: int) -> range:
+        """The cells of a handle."""
+        return range(self.edges[handle], self.edges[handle + 1])
+
+
+@dataclass
+class Cell:
+    """One key's worth of the key space. ``claim`` is who last owned it, unless a newer claim cut its range."""
+
+    value: int = MIN
+    state: str = "NEVER"
+    claim: Claim | None = None
+    handle: int = 0
+
+
+@dataclass
+class Part:
+    """What one task staged."""
+
+    oldest: dict[int, int]
+    pending: list[int]
+    finished: int
+
+    @property
+    def records(self) -> int:
+        return len(self.pending) + self.finished
+
+
+@dataclass
+class Batch:
+    """A prepared micro-batch."""
+
+    sequencer: int
+    number: int
+    digest: bytes
+    bound: int
+    covers_all: bool
+    frontiers: Mapping[int, int]
+    fold: tuple[int, tuple[int, ...]]
+    oldest: dict[int, int]
+    pending: list[int]
+    finished: int
+
+
+class Oracle:
+    """The computation that every step is compared with."""
+
+    def __init__(self, shares: Sequence[int], skew: int, epoch_base: int) -> None:
+        self.shares, self.skew, self.epoch_base = shares, skew, epoch_base
+        self.last_sequencer = 0
+        self.granted: dict[bytes, int] = {}
+        self.life = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Reset: a new life, in which nothing is known and every sequencer is stale; none is ever granted twice."""
+        self.life += 1
+        self.cells = [Cell() for _ in range(CELLS)]
+        self.claims: dict[int, Claim] = {}
+        self.low = MIN
+        self.heuristics = dict.fromkeys(self.shares, MIN)
+        self.identity: str | None = None
+        self.order = (0, 0)
+        self.committed: tuple[int, bytes] | None = None
+        self.committed_by = 0
+        self.changed = self.strong = False
+        self.dirty: set[int] = set()
+        self.forget_batches()
+
+    def forget_batches(self) -> None:
+        """What a crash loses by design: parts wait in memory alone."""
+        self.parts: dict[tuple[int, int, int], Part] = {}
+        self.parts_of = (0, -1)
+        self.prepared: Batch | None = None
+
+    def image(self) -> bytes:
+        """Everything, to come back to after a crash."""
+        return pickle.dumps(self)
+
+    # -- owners --------------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        edges: tuple[int, ...],
+        *,
+        worker: str,
+        identity: str,
+        order: tuple[int, int],
+        request: bytes,
+        bounds: Sequence[int],
+        digest: bytes,
+        now: int,
+    ) -> tuple[int, list[int], dict[int, set[int]]]:
+        """Returns the sequencer, where the ranges stand, and which handles each owner lost."""
+        if request in self.granted:
+            known = self.claims.get(self.granted[request])
+            if known is None or not known.owned or not known.live:
+                raise Refusal("STALE_SEQUENCER")
+            # A range that is no longer the claim's own has nothing to say to it.
+            stands = [self.value(known, h) if h in known.live else MIN for h in range(len(known.edges) - 1)]
+            return known.sequencer, stands, {}
+        if self.identity not in (None, identity):
+            raise Refusal("IDENTITY_MISMATCH")
+        if order < self.order:
+            raise Refusal("OLDER_CLAIM")
+        if self.committed is not None:
+            replay = order[0] == self.committed[0] and digest == self.committed[1] and digest != b""
+            if order[0] <= self.committed[0] and not replay:
+                raise Refusal("REWOUND")
+        if self.prepared is not None and self.prepared.number < order[0]:
+            self.apply_prepared(now)
+        start, end = edges[0], edges[-1]
+        values = []
+        for handle in range(len(edges) - 1):
+            least = MAX
+            for index in range(edges[handle], edges[handle + 1]):
+                cell = self.cells[index]
+                if cell.state != "RETIRED":
+                    least = min(least, cell.value)
+                elif not bounds:
+                    least = MIN
+            values.append(min(least, bounds[handle % len(bounds)]) if bounds else least)
+        new = Claim(max(self.last_sequencer, self.epoch_base) + 1, edges, worker)
+        new.masses = self.inherited(start, end, revives=bool(bounds))
+        lost = self.cut(start, end)
+        for handle, value in enumerate(values):
+            new.live.add(handle)
+            for index in new.cells(handle):
+                self.cells[index] = Cell(value, "OWNED", new, handle)
+        self.claims[new.sequencer] = new
+        self.last_sequencer = new.sequencer
+        self.identity, self.order = identity, max(self.order, order)
+        self.granted[request] = new.sequencer
+        self.changed = self.strong = True
+        return new.sequencer, values, lost
+
+    def inherited(self, start: int, end: int, *, revives: bool) -> list[Told] | None:
+        """The masses that stand for a new claim's records until it tells its own: those of whom it replaces whole.
+
+        Takes the mass away from whom it replaces in part. A range that comes back by a bound has told nothing yet.
+        """
+        inside = self.cells[start:end]
+        known = not any(
+            (cell.state == "RETIRED") or (cell.value == MAX and revives) or (cell.claim is None and cell.value != MAX)
+            for cell in inside
+            if cell.state != "RETIRED" or start < end
+        )
+        known = known and not any(
+            cell.claim is not None and self.finished(cell.claim) and revives for cell in inside
+        )
+        masses: list[Told] = []
+        for claim in {id(c.claim): c.claim for c in inside if c.claim is not None}.values():
+            outside = any(c.claim is claim for c in self.cells[:start] + self.cells[end:])
+            done = self.finished(claim)
+            if claim.masses is not None and not outside and not done:
+                masses += claim.masses
+            elif not done:
+                known = False
+            if outside:
+                claim.masses = None
+        return masses if known else None
+
+    def cut(self, start: int, end: int) -> dict[int, set[int]]:
+        """Take an interval from its owners; what sticks out of it keeps its value and is nobody's."""
+        lost: dict[int, set[int]] = {}
+        for cell in self.cells[start:end]:
+            claim, handle = cell.claim, cell.handle
+            if claim is None or handle not in claim.live:
+                continue
+            if claim.owned:
+                lost.setdefault(claim.sequencer, set()).add(handle)
+            claim.live.remove(handle)
+            for index in claim.cells(handle):
+                self.cells[index] = Cell(self.cells[index].value, "UNOWNED")
+        return lost
+
+    def owner(self, sequencer: int) -> Claim:
+        claim = self.claims.get(sequencer)
+        if claim is None or not claim.owned or not claim.live:
+            raise Refusal("STALE_SEQUENCER")
+        return claim
+
+    def disown(self, claim: Claim) -> None:
+        claim.owned = False
+        for cell in self.cells:
+            if cell.claim is claim:
+                cell.state = "UNOWNED"
+
+    def release(self, sequencer: int) -> None:
+        self.disown(self.owner(sequencer))
+        self.changed = self.strong = True
+
+    def revoke(self) -> set[int]:
+        owners = {c.claim.sequencer for c in self.cells if c.claim is not None and c.claim.owned}
+        for sequencer in owners:
+            self.disown(self.claims[sequencer])
+        self.changed = self.strong = True
+        return owners
+
+    def retire(self, start: int, end: int, *, force: bool) -> dict[int, set[int]]:
+        owners = [c.claim for c in self.cells[start:end] if c.claim is not None and c.claim.owned]
+        if not force and not all(self.finished(claim) for claim in owners):
+            raise Refusal("OWNED_RANGES")
+        self.inherited(start, end, revives=False)
+        lost = self.cut(start, end)
+        for index in range(start, end):
+            self.cells[index] = Cell(MAX, "RETIRED")
+        self.changed = self.strong = True
+        return lost
+
+    # -- reports -------------------------------------------------------------------------------------------
+
+    def report(
+        self,
+        sequencer: int,
+        handles: Sequence[int] | None,
+        values: Sequence[int],
+        *,
+        finish: bool,
+        fold: tuple[int, tuple[int, ...]],
+        required: tuple[int, tuple[int, ...]],
+        mass: Told | None,
+        sender: bytes,
+        number: tuple[int, int],
+        now: int,
+    ) -> set[tuple[str, int | None]]:
+        """Returns (reason, handle) of what was refused; no handle: all of it."""
+        try:
+            claim = self.owner(sequencer)
+        except Refusal as refusal:
+            return {(refusal.reason, None)}
+        if number <= claim.numbers.get(sender, (0, 0)):
+            return set()
+        if fold[0] != required[0]:
+            return {("INPUT_VERSION", None)} if handles is None else {("INPUT_VERSION", h) for h in handles}
+        claim.numbers[sender] = number
+        foreign = fold[1] != required[1]
+        refused: set[tuple[str, int | None]] = set()
+        if mass is not None:
+            if foreign:
+                mass = mass._replace(frontiers=dict.fromkeys(mass.frontiers, MIN))
+            refused |= self.take_mass(claim, mass, now)
+        named = range(len(claim.edges) - 1) if handles is None else handles
+        for position, handle in enumerate(named):
+            value = MIN if foreign else values[position % len(values)]
+            refused |= self.take_value(claim, handle, value, finish=finish, now=now)
+        return refused
+
+    def take_value(
+        self, claim: Claim, handle: int, value: int, *, finish: bool, now: int
+    ) -> set[tuple[str, int | None]]:
+        if handle not in claim.live:
+            return {("STALE_SEQUENCER", handle)}
+        if value == MAX and not finish:
+            return {("FINISH_REQUIRED", handle)}
+        if now + self.skew < value < MAX:
+            return {("TOO_FAR_AHEAD", handle)}
+        for index in claim.cells(handle):
+            cell = self.cells[index]
+            if cell.value != value:
+                self.changed = True
+                self.dirty.add(claim.sequencer)
+                self.strong = self.strong or value < cell.value
+                cell.value = value
+        return set()
+
+    def take_mass(self, claim: Claim, mass: Told, now: int) -> set[tuple[str, int | None]]:
+        if any(now + self.skew < frontier < MAX for frontier in mass.frontiers.values()):
+            return {("TOO_FAR_AHEAD", None)}
+        if claim.masses != [mass]:
+            self.changed = True
+            self.dirty.add(claim.sequencer)
+        claim.masses = [mass]
+        return set()
+
+    # -- micro-batches -------------------------------------------------------------------------------------
+
+    def stage(self, sequencer: int, number: int, task: tuple[int, int, int], part: Part) -> None:
+        self.owner(sequencer)
+        key = (sequencer, number)
+        if key < self.parts_of:
+            return
+        if key > self.parts_of:
+            self.parts_of, self.parts = key, {}
+        self.parts[task] = part
+
+    def prepare(self, batch: Batch, tasks: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """Returns the tasks that never came; ``batch`` is completed from the parts of the others."""
+        self.owner(batch.sequencer)
+        key = (batch.sequencer, batch.number)
+        if self.committed is not None:
+            if batch.number < self.committed[0]:
+                return list(tasks)  # long past: nothing is prepared
+            if key == (self.committed_by, self.committed[0]):
+                return []  # a repeat
+        if self.prepared is not None and key < (self.prepared.sequencer, self.prepared.number):
+            return list(tasks)
+        have = self.parts if self.parts_of == key else {}
+        missing = [task for task in tasks if task not in have]
+        if missing:
+            self.prepared = None
+            return missing
+        jobs: dict[int, list[Part]] = {}
+        for task in tasks:
+            jobs.setdefault(task[0], []).append(have[task])
+            for handle, oldest in have[task].oldest.items():
+                batch.oldest[handle] = min(oldest, batch.oldest.get(handle, MAX))
+        if jobs:
+            largest = max(jobs.values(), key=lambda parts: sum(part.records for part in parts))
+            batch.pending = [t for part in largest for t in part.pending]
+            batch.finished = sum(part.finished for part in largest)
+        self.prepared = batch
+        return []
+
+    def commit(
+        self, sequencer: int, number: int, required: tuple[int, tuple[int, ...]], now: int
+    ) -> set[tuple[str, int | None]]:
+        self.owner(sequencer)
+        batch = self.prepared
+        if batch is None or (batch.sequencer, batch.number) != (sequencer, number):
+            if self.committed is not None and self.committed[0] == number:
+                return set()
+            raise Refusal("NOT_PREPARED")
+        if batch.fold[0] != required[0]:
+            raise Refusal("INPUT_VERSION")
+        if batch.fold[1] != required[1]:
+            raise Refusal("INCARNATION_CHANGED")
+        return self.apply_prepared(now)
+
+    def apply_prepared(self, now: int) -> set[tuple[str, int | None]]:
+        batch, self.prepared = self.prepared, None
+        assert batch is not None
+        try:
+            claim = self.owner(batch.sequencer)
+        except Refusal as refusal:
+            return {(refusal.reason, None)}
+        if batch.finished:
+            minute = max(now // MINUTE, *claim.minutes, 0) if claim.minutes else now // MINUTE
+            claim.minutes[minute] = claim.minutes.get(minute, 0) + batch.finished
+            claim.minutes = dict(sorted(claim.minutes.items())[-10:])
+        mass = Told(tuple(sorted(batch.pending)), sum(claim.minutes.values()), dict(batch.frontiers))
+        refused = self.take_mass(claim, mass, now)
+        for handle in range(len(claim.edges) - 1):
+            if handle in batch.oldest or not batch.covers_all:
+                value = min(batch.bound, batch.oldest.get(handle, MAX))
+                refused |= self.take_value(claim, handle, value, finish=batch.bound == MAX, now=now)
+        if self.committed is None or batch.number >= self.committed[0]:
+            self.committed, self.committed_by = (batch.number, batch.digest), batch.sequencer
+        self.changed = self.strong = True
+        return refused
+
+    # -- watermarks ----------------------------------------------------------------------------------------
+
+    def value(self, claim: Claim, handle: int) -> int:
+        (value,) = {self.cells[index].value for index in claim.cells(handle)}
+        return value
+
+    def finished(self, claim: Claim) -> bool:
+        return all(cell.value == MAX for cell in self.cells if cell.claim is claim)
+
+    def minimum(self) -> int:
+        return min(cell.value for cell in self.cells)
+
+    def record(self) -> bool | None:
+        """End a round: whether it must not be lost, None when nothing changed."""
+        if not self.changed:
+            return None
+        self.low = max(self.low, self.minimum())
+        for share in self.shares:
+            found = heuristic(share, self.unfinished())
+            self.heuristics[share] = max(self.heuristics[share], self.low, MIN if found is None else found)
+        for sequencer in self.dirty:
+            self.claims[sequencer].durable_numbers = dict(self.claims[sequencer].numbers)
+        strong, self.strong, self.changed = self.strong, False, False
+        self.dirty = set()
+        return strong
+
+    def unfinished(self) -> list[list[Told] | None]:
+        """What each unfinished stretch of the key space has told; None: nothing."""
+        told: list[list[Told] | None] = [
+            None for c in self.cells if c.claim is None and c.state != "RETIRED" and c.value != MAX
+        ]
+        for claim in {id(c.claim): c.claim for c in self.cells if c.claim is not None}.values():
+            if not self.finished(claim):
+                told.append(claim.masses)
+        return told
+
+
+def heuristic(share: int, unfinished: Sequence[list[Told] | None]) -> int | None:
+    """Section 6's formula but for L and the ratchet, with every record counted by itself; None: it does not move."""
+    if any(masses is None for masses in unfinished):
+        return None
+    told = [mass for masses in unfinished for mass in masses or ()]
+    frontiers = [mass.frontiers[share] for mass in told if share in mass.frontiers]
+    if not frontiers:
+        return None
+    records: list[int] = []
+    for mass in told:
+        records += mass.pending
+        records += [mass.frontiers.get(share, MIN)] * mass.recent
+    if not records:
+        return max(frontiers) if max(frontiers) != MAX else None
+    reached = [
+        time
+        for time in records
+        if Fraction(sum(1 for other in records if other >= time), len(records)) >= Fraction(share, 1_000_000)
+    ]
+    value = min(max(frontiers), max(reached))
+    if value != MAX:
+        return value
+    # Only L may say MAX: what is left is the progress of the records that are somewhere.
+    return max((time for time in records if time != MAX), default=None)
+
+
+def beam_low(old: int, values: Sequence[int]) -> int:
+    """Beam's in-memory runner, a second opinion on L: new = max(old, min(everything that holds))."""
+    new = MAX
+    for value in values:
+        if value < new:
+            new = value
+    return new if new > old else old

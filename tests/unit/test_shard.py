@@ -1,0 +1,417 @@
+"""The commit loop over a journal in memory, one event loop, a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from itertools import count
+
+import numpy as np
+import pytest
+
+from lowwater import errors
+from lowwater_authority.core.requests import ClaimRequest, Fold, Grant, GroupReport, Refused
+from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.core.topology import Spec
+from lowwater_authority.journal import JournalFenced, MemoryDisk, MemoryJournal
+from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
+from lowwater_authority.observer import Observer
+from lowwater_authority.rounds import Round
+from lowwater_authority.shard import Shard
+
+HOUR = 3_600_000_000
+SENDER = b"s" * 16
+ids = count(1)
+
+
+class Gate(FaultPlan):
+    """Holds writes until the test lets them through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = asyncio.Event()
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def before(self, operation: Operation) -> Outcome:
+        self.reached.set()
+        await self.open.wait()
+        return await super().before(operation)
+
+
+class Running:
+    """A shard whose rounds run, and short words for what tests do with it."""
+
+    def __init__(self, disk: MemoryDisk, faults: FaultPlan | None = None) -> None:
+        self.now = 1_000 * HOUR
+        self.shard = Shard(MemoryJournal(disk, faults=faults), clock=lambda: self.now, observer=Observer())
+        self._number = count(1)
+
+    async def start(self) -> Running:
+        await self.shard.start()
+        self.task = asyncio.create_task(self.shard.run())
+        return self
+
+    async def stop(self) -> None:
+        self.shard.stop()
+        with contextlib.suppress(Exception):
+            await self.task
+
+    async def claim(self, name: str = "a", *keys: bytes, **options: object) -> Grant:
+        bounds = list(keys) or [b"", b""]
+        return await self.shard.claim(name, ClaimRequest(bounds, request_id=next(ids).to_bytes(16), **options))  # type: ignore[arg-type]
+
+    def report(
+        self, grant: Grant, *hours: int, name: str = "a", finish: bool = False, lives: tuple[int, ...] = ()
+    ) -> asyncio.Future[list[tuple[str, Refused]]]:
+        values = np.array([h if h in (MIN, MAX) else h * HOUR for h in hours], dtype=np.int64)
+        fold = Fold(self.shard.topology.required(name).input_version, lives)
+        report = GroupReport(grant.sequencer, values, finish=finish, fold=fold)
+        return self.shard.report([(name, report)], sender=SENDER, number=(1, next(self._number)))
+
+    def low(self, name: str = "a") -> float:
+        view = self.shard.view(name)
+        assert view is not None
+        return view.low if view.low in (MIN, MAX) else view.low / HOUR
+
+
+@pytest.fixture
+def disk() -> MemoryDisk:
+    return MemoryDisk()
+
+
+@pytest.fixture
+async def running(disk: MemoryDisk) -> AsyncIterator[Running]:
+    one = await Running(disk).start()
+    await one.shard.register(Spec("a"))
+    yield one
+    await one.stop()
+
+
+async def gated(disk: MemoryDisk) -> tuple[Running, Gate]:
+    gate = Gate()
+    one = await Running(disk, gate).start()
+    await one.shard.register(Spec("a"))
+    return one, gate
+
+
+async def test_rule2_nothing_is_published_or_acknowledged_before_its_record_is_durable(disk: MemoryDisk) -> None:
+    one, gate = await gated(disk)
+    grant = await one.claim()
+    gate.open.clear()
+    gate.reached.clear()
+    acknowledged = one.report(grant, 14)
+    await gate.reached.wait()
+    assert one.low() == MIN
+    assert not acknowledged.done()
+    assert (await one.shard.journal.load("a")).last == 1, "only the claim"
+    gate.open.set()
+    assert await acknowledged == []
+    assert one.low() == 14
+    await one.stop()
+
+
+async def test_rule2_a_claim_is_granted_when_it_is_durable(disk: MemoryDisk) -> None:
+    one, gate = await gated(disk)
+    gate.open.clear()
+    gate.reached.clear()
+    claim = asyncio.create_task(one.claim())
+    await gate.reached.wait()
+    assert not claim.done()
+    gate.open.set()
+    await claim
+    assert (await one.shard.journal.load("a")).last == 1
+    await one.stop()
+
+
+class PublishesFirst(Shard):
+    """Rule 2 switched off."""
+
+    async def append(self, round_: Round) -> None:
+        for computation in round_.touched.values():
+            computation.low = max(computation.low, computation.map.minimum())
+            computation.publish()
+        await super().append(round_)
+
+
+@pytest.mark.xfail(strict=True, reason="breaks when rule 2 is switched off")
+async def test_rule2_breaks_when_switched_off(disk: MemoryDisk) -> None:
+    one, gate = await gated(disk)
+    grant = await one.claim()
+    one.shard.__class__ = PublishesFirst
+    gate.open.clear()
+    gate.reached.clear()
+    one.report(grant, 14)
+    await gate.reached.wait()
+    low = one.low()
+    gate.open.set()
+    await one.stop()
+    assert low == MIN
+
+
+async def test_rule3_what_was_seen_is_still_there_after_a_crash(disk: MemoryDisk, running: Running) -> None:
+    grant = await running.claim("a", b"", b"m", b"")
+    await running.report(grant, 14, 15)
+    disk.crash()
+    again = await Running(disk).start()
+    assert again.low() == 14
+    assert await again.report(grant, 13, 15) == [], "the claim survives, and an owner may lower its range"
+    assert again.low() == 14, "only the published value ratchets"
+    await again.stop()
+
+
+async def test_rule4_a_claim_fences_what_comes_behind_it_in_the_same_round(disk: MemoryDisk) -> None:
+    one, gate = await gated(disk)
+    old = await one.claim()
+    gate.open.clear()
+    gate.reached.clear()
+    first = one.report(old, 12)
+    await gate.reached.wait()
+    newer = asyncio.create_task(one.claim())
+    await asyncio.sleep(0)
+    late = one.report(old, 14)
+    gate.open.set()
+    assert await first == []
+    ((_, refused),) = await late
+    assert refused.reason == "STALE_SEQUENCER"
+    assert (await newer).watermarks.tolist() == [12 * HOUR]
+    assert one.low() == 12
+    await one.stop()
+
+
+async def test_rule4_a_replaced_shard_stops_and_shows_nothing(disk: MemoryDisk, running: Running) -> None:
+    grant = await running.claim()
+    newer = await Running(disk).start()
+    refused = running.report(grant, 14)
+    with pytest.raises(errors.ShuttingDown):
+        await refused
+    with pytest.raises(JournalFenced):
+        await running.task
+    assert running.low() == MIN
+    with pytest.raises(errors.ShuttingDown):
+        await running.claim()
+    assert await newer.report(grant, 14) == []
+    await newer.stop()
+
+
+async def test_rule10_the_journal_learns_which_records_must_not_be_lost(disk: MemoryDisk) -> None:
+    seen: list[tuple[list[tuple[str, int]], bool]] = []
+
+    class Watching(FaultPlan):
+        async def before(self, operation: Operation) -> Outcome:
+            seen.append((operation.places, operation.strong))
+            return await super().before(operation)
+
+    one = await Running(disk, Watching()).start()
+    await one.shard.register(Spec("a"))
+    grant = await one.claim()
+    await one.report(grant, 14)
+    await one.report(grant, 13)
+    await one.shard.release("a", grant.sequencer)
+    await one.shard.reset("a")
+    assert seen == [
+        ([("", 1)], True),
+        ([("a", 1)], True),
+        ([("a", 2)], False),  # an advance
+        ([("a", 3)], True),  # a lowering
+        ([("a", 4)], True),
+        ([("", 2)], True),
+    ]
+    await one.stop()
+
+
+async def test_a_surely_failed_append_rolls_back_and_refuses_its_callers(disk: MemoryDisk) -> None:
+    faults = FaultPlan()
+    one = await Running(disk, faults).start()
+    await one.shard.register(Spec("a"))
+    grant = await one.claim()
+    await one.report(grant, 12)
+    faults.then(Outcome.FAILED)
+    with pytest.raises(errors.JournalFailed):
+        await one.report(grant, 14)
+    assert one.low() == 12
+    await one.claim()
+    assert one.low() == 12
+    assert (await one.shard.ranges("a", below=None, limit=9))[0][0].value == 12 * HOUR, "the refused value is gone"
+    await one.stop()
+
+
+@pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.WRITTEN])
+async def test_an_append_of_unknown_outcome_is_retried_as_is_and_shows_nothing_meanwhile(
+    disk: MemoryDisk, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = FaultPlan()
+    one = await Running(disk, faults).start()
+    await one.shard.register(Spec("a"))
+    grant = await one.claim()
+    shown: list[float] = []
+    real = asyncio.sleep
+
+    async def watching(delay: float) -> None:
+        shown.append(one.low())
+        assert one.shard.confirmed == one.now, "stale since the round began"
+        await real(0)
+
+    monkeypatch.setattr("lowwater_authority.logs.asyncio.sleep", watching)
+    faults.then(outcome, outcome)
+    began = one.now
+    waiting = one.report(grant, 14)
+    assert await waiting == []
+    assert shown == [MIN] * len(shown)
+    assert shown
+    assert one.low() == 14
+    assert (await one.shard.journal.load("a")).last == 2, "written once"
+    assert one.now == began
+    await one.stop()
+
+
+async def test_a_reset_starts_new_lives_downstream_and_makes_every_sequencer_stale(running: Running) -> None:
+    shard = running.shard
+    await shard.register(Spec("b", ("a",)))
+    await shard.register(Spec("c", ("b",)))
+    await shard.register(Spec("other"))
+    a, b = await running.claim("a"), await running.claim("b")
+    await running.report(a, 15)
+    await running.report(b, 15, name="b", lives=(1,))
+    assert [spec.name for spec in await shard.reset("a")] == ["a", "b", "c"]
+    assert (running.low("a"), running.low("b")) == (MIN, MIN)
+    ((_, refused),) = await running.report(a, 16)  # C5a: it was on the wire
+    assert refused.reason == "STALE_SEQUENCER"
+    again = await running.claim("b")
+    await running.report(again, 15, name="b", lives=(1,))  # C5b: a fold over the life that is being rewritten
+    assert running.low("b") == MIN
+    await running.report(again, 9, name="b", lives=(2,))
+    assert running.low("b") == 9
+    assert shard.view("other").incarnation == 1  # type: ignore[union-attr]
+
+
+async def test_a_new_life_survives_a_crash_before_its_first_record(disk: MemoryDisk, running: Running) -> None:
+    grant = await running.claim()
+    await running.report(grant, 15)
+    await running.shard.reset("a")
+    disk.crash()
+    again = await Running(disk).start()
+    assert again.low() == MIN
+    ((_, refused),) = await again.report(grant, 15)
+    assert refused.reason == "STALE_SEQUENCER"
+    fresh = await again.claim()
+    assert fresh.sequencer > grant.sequencer
+    await again.stop()
+
+
+async def test_h4_an_input_behind_the_published_value_is_refused(running: Running) -> None:
+    shard = running.shard
+    await shard.register(Spec("b", ("a",)))
+    await shard.register(Spec("c"))
+    b, c = await running.claim("b"), await running.claim("c")
+    await running.report(b, 15, name="b", lives=(1,))
+    await running.report(c, 10, name="c")
+    with pytest.raises(errors.WouldRegress):
+        await shard.set_inputs("b", ["a", "c"])
+    await running.report(c, 15, name="c")
+    await shard.set_inputs("b", ["a", "c"])
+    ((_, refused),) = await running.report(b, 16, name="b", lives=(1,))  # S12: unaware of c
+    assert refused.reason == "STALE_SEQUENCER"
+    assert running.low("b") == 15
+
+
+async def test_adopt_starts_a_new_life(running: Running) -> None:
+    await running.claim("a", identity="first")
+    with pytest.raises(errors.IdentityMismatch):
+        await running.claim("a", identity="second")
+    request = ClaimRequest([b"", b""], identity="second", request_id=b"r" * 16)
+    await running.shard.claim("a", request, adopt=True)
+    assert running.shard.topology.get("a").incarnation == 2
+
+
+async def test_a_snapshot_bounds_the_replay(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowwater_authority.logs.SNAPSHOT_BYTES", 2_000)
+    one = await Running(disk).start()
+    await one.shard.register(Spec("a"))
+    grant = await one.claim()
+    for hour in range(100):
+        await one.report(grant, hour)
+    loaded = await one.shard.journal.load("a")
+    assert loaded.snapshot_position > 0
+    assert len(loaded.records) < 60
+    disk.crash()
+    again = await Running(disk).start()
+    assert again.low() == 99
+    await again.stop()
+
+
+async def test_rule7_a_slow_subscriber_gets_the_newest_value_only(running: Running) -> None:
+    view = running.shard.view("a")
+    assert view is not None
+    subscription = running.shard.hub.subscribe(["a"], [view])
+    grant = await running.claim()
+    for hour in range(1000):
+        await running.report(grant, hour)
+    assert subscription.statistics().waiting == 1
+    (newest,) = await subscription.take(0)
+    assert newest.low == 999 * HOUR
+    assert await subscription.take(0) == []
+
+
+class Backlog(dict):  # type: ignore[type-arg]
+    """Rule 7 switched off: keeps every value."""
+
+    def __init__(self) -> None:
+        self.kept: list[object] = []
+
+    def __setitem__(self, key: object, value: object) -> None:
+        self.kept.append(value)
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def values(self) -> Iterator[object]:  # type: ignore[override]
+        return iter(self.kept)
+
+
+@pytest.mark.xfail(strict=True, reason="breaks when rule 7 is switched off")
+async def test_rule7_breaks_when_switched_off(running: Running) -> None:
+    view = running.shard.view("a")
+    assert view is not None
+    subscription = running.shard.hub.subscribe(["a"], [])
+    subscription._pending = Backlog()
+    grant = await running.claim()
+    for hour in range(10):
+        await running.report(grant, hour)
+    assert subscription.statistics().waiting == 1
+
+
+async def test_rule7_the_queue_has_a_bound(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowwater_authority.rounds.QUEUE_BOUND", 3)
+    one, gate = await gated(disk)
+    grant = await one.claim()
+    gate.open.clear()
+    gate.reached.clear()
+    waiting = [one.report(grant, 1)]
+    await gate.reached.wait()
+    waiting += [one.report(grant, hour) for hour in (2, 3, 4)]
+    with pytest.raises(errors.Overloaded):
+        await one.report(grant, 5)
+    gate.open.set()
+    assert await asyncio.gather(*waiting) == [[]] * 4
+    await one.stop()
+
+
+async def test_an_error_that_should_never_happen_rolls_the_round_back(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = await running.claim()
+    await running.report(grant, 12)
+    computation = running.shard._computations["a"]
+
+    def broken(*_: object, **__: object) -> None:
+        computation.map.columns.set(slice(0, 1), 99 * HOUR)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(computation, "report", broken)
+    with pytest.raises(errors.LowwaterError, match="internal error"):
+        await running.report(grant, 14)
+    assert running.low() == 12
+    assert await running.report(grant, 13) == []
+    assert running.low() == 13
