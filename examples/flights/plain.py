@@ -232,11 +232,17 @@ class HourlyStage:
         if self._watch is not None:
             self._watch(seen, records)
         low = seen.low.micros
-        done = [window for window in self._open if window[1] + HOUR <= low]
-        for window in sorted(done, key=lambda window: window[1]):
-            self._write(window, self._open.pop(window))
+        done = sorted((window for window in self._open if window[1] + HOUR <= low), key=lambda window: window[1])
+        closed = [(window, self._open.pop(window)) for window in done]
+        for window, row in closed:
+            self._write(window, row)
         self._closed = max(self._closed, low)
-        self._lease.advance(seen, oldest=[self._oldest(origin, low) for origin in ORIGINS], finished=len(records))
+        self._lease.advance(
+            seen,
+            oldest=[self._oldest(origin, low) for origin in ORIGINS],
+            pending=[start for (_, start), row in self._open.items() for _ in range(row.flights)],
+            finished=sum(row.flights for _, row in closed),
+        )
         return seen.low.finished
 
     def _add(self, record: Record) -> None:

@@ -42,7 +42,7 @@ class Told(NamedTuple):
 
 @dataclass
 class Claim:
-    """A granted claim. ``masses`` None: nobody knows which records its ranges have."""
+    """A granted claim. ``masses`` stand for the records of its ranges; None: nobody knows which those are."""
 
     sequencer: int
     edges: tuple[int, ...]
@@ -52,6 +52,7 @@ class Claim:
     numbers: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     durable_numbers: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     masses: list[Told] | None = None
+    told: Told | None = None
     minutes: dict[int, int] = field(default_factory=dict)
 
     def cells(self, handle: int) -> range:
@@ -129,6 +130,13 @@ class Oracle:
         self.parts_of = (0, -1)
         self.prepared: Batch | None = None
 
+    def crash(self, epoch_base: int) -> None:
+        """Come back from an image: memory is lost, and so are the minutes behind the count of finished records."""
+        self.epoch_base = epoch_base
+        self.forget_batches()
+        for claim in self.claims.values():
+            claim.minutes = {}
+
     def image(self) -> bytes:
         """Everything, to come back to after a crash."""
         return pickle.dumps(self)
@@ -196,14 +204,9 @@ class Oracle:
         Takes the mass away from whom it replaces in part. A range that comes back by a bound has told nothing yet.
         """
         inside = self.cells[start:end]
-        known = not any(
-            (cell.state == "RETIRED") or (cell.value == MAX and revives) or (cell.claim is None and cell.value != MAX)
-            for cell in inside
-            if cell.state != "RETIRED" or start < end
-        )
-        known = known and not any(
-            cell.claim is not None and self.finished(cell.claim) and revives for cell in inside
-        )
+        known = all(cell.state != "RETIRED" and (cell.claim is not None or cell.value == MAX) for cell in inside)
+        if revives and any(cell.value == MAX if cell.claim is None else self.finished(cell.claim) for cell in inside):
+            known = False
         masses: list[Told] = []
         for claim in {id(c.claim): c.claim for c in inside if c.claim is not None}.values():
             outside = any(c.claim is claim for c in self.cells[:start] + self.cells[end:])
@@ -323,10 +326,10 @@ class Oracle:
     def take_mass(self, claim: Claim, mass: Told, now: int) -> set[tuple[str, int | None]]:
         if any(now + self.skew < frontier < MAX for frontier in mass.frontiers.values()):
             return {("TOO_FAR_AHEAD", None)}
-        if claim.masses != [mass]:
+        if claim.masses is None or claim.told != mass:
             self.changed = True
             self.dirty.add(claim.sequencer)
-        claim.masses = [mass]
+        claim.masses, claim.told = [mass], mass
         return set()
 
     # -- micro-batches -------------------------------------------------------------------------------------
@@ -391,7 +394,7 @@ class Oracle:
         except Refusal as refusal:
             return {(refusal.reason, None)}
         if batch.finished:
-            minute = max(now // MINUTE, *claim.minutes, 0) if claim.minutes else now // MINUTE
+            minute = now // MINUTE
             claim.minutes[minute] = claim.minutes.get(minute, 0) + batch.finished
             claim.minutes = dict(sorted(claim.minutes.items())[-10:])
         mass = Told(tuple(sorted(batch.pending)), sum(claim.minutes.values()), dict(batch.frontiers))

@@ -1,1 +1,114 @@
-"""Low watermarks across jobs: the client."""
+"""Low watermarks across jobs: report what is unfinished, learn what is complete.
+
+    with lowwater.connect() as lw:
+        lw.register("enriched", inputs=["flights"])
+        with lw.worker("enriched") as worker:
+            lease = worker.claim()
+            seen = worker.inputs()          # first the snapshot,
+            process(everything_there())     # then all that was there,
+            lease.advance(seen, oldest=None)  # then the claim
+
+Importing it starts nothing. Everything public is named here.
+"""
+
+from lowwater._core.why import Hop, Why
+from lowwater._sync.client import Client, ClientStatistics, connect
+from lowwater._sync.inputs import InputReader
+from lowwater._sync.worker import Lease, Worker
+from lowwater.errors import (
+    Closed,
+    Cycle,
+    FinishRequired,
+    IdentityMismatch,
+    IncarnationChanged,
+    InputVersion,
+    InvalidArgument,
+    JournalFailed,
+    LowwaterError,
+    NotPrepared,
+    OlderClaim,
+    OldStream,
+    Overloaded,
+    OwnedRanges,
+    RegistrationConflict,
+    Rewound,
+    ServerTokenMismatch,
+    ShuttingDown,
+    StaleEpoch,
+    StaleSequencer,
+    Timeout,
+    TooFarAhead,
+    Unavailable,
+    UnknownComputation,
+    WouldRegress,
+)
+from lowwater.histogram import Histogram
+from lowwater.views import (
+    Completeness,
+    Computation,
+    Inputs,
+    Ranges,
+    RangeState,
+    RangeView,
+    Refusal,
+    TaskAttempt,
+    Topology,
+    WatermarkView,
+)
+from lowwater.watermark import MAX, MIN, EventTime, Watermark, Watermarks
+
+__all__ = [
+    # What a program does.
+    "connect",
+    "Client",
+    "ClientStatistics",
+    "Worker",
+    "Lease",
+    "InputReader",
+    # Event times.
+    "MAX",
+    "MIN",
+    "EventTime",
+    "Watermark",
+    "Watermarks",
+    "Histogram",
+    # What the authority says.
+    "Completeness",
+    "Computation",
+    "Hop",
+    "Inputs",
+    "RangeState",
+    "RangeView",
+    "Ranges",
+    "Refusal",
+    "TaskAttempt",
+    "Topology",
+    "WatermarkView",
+    "Why",
+    # Errors.
+    "Closed",
+    "Cycle",
+    "FinishRequired",
+    "IdentityMismatch",
+    "IncarnationChanged",
+    "InputVersion",
+    "InvalidArgument",
+    "JournalFailed",
+    "LowwaterError",
+    "NotPrepared",
+    "OldStream",
+    "OlderClaim",
+    "Overloaded",
+    "OwnedRanges",
+    "RegistrationConflict",
+    "Rewound",
+    "ServerTokenMismatch",
+    "ShuttingDown",
+    "StaleEpoch",
+    "StaleSequencer",
+    "Timeout",
+    "TooFarAhead",
+    "Unavailable",
+    "UnknownComputation",
+    "WouldRegress",
+]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import operator
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, SupportsIndex
+from typing import Any, ClassVar, Final, SupportsIndex, overload
 
-__all__ = ["MAX", "MIN", "EventTime", "Watermark", "all_to_micros", "to_micros"]
+__all__ = ["MAX", "MIN", "EventTime", "Watermark", "Watermarks", "all_to_micros", "to_micros"]
 
 MIN: Final = -(2**63)
 """Unknown: nothing was promised yet."""
@@ -85,6 +86,39 @@ class Watermark:
 
 Watermark.UNKNOWN = Watermark(MIN)
 Watermark.FINISHED = Watermark(MAX)
+
+
+class Watermarks(Sequence[Watermark]):
+    """One watermark per key range, in 8 bytes each; ``micros`` gives the bare column, for numpy and the like."""
+
+    __slots__ = ("_micros",)
+
+    def __init__(self, micros: Iterable[int]) -> None:
+        self._micros = array("q", micros)
+
+    @property
+    def micros(self) -> memoryview:
+        """The column of 64-bit microseconds, read only."""
+        return memoryview(self._micros).toreadonly()
+
+    def __len__(self) -> int:
+        return len(self._micros)
+
+    @overload
+    def __getitem__(self, index: int) -> Watermark: ...
+    @overload
+    def __getitem__(self, index: slice) -> Watermarks: ...
+    def __getitem__(self, index: int | slice) -> Watermark | Watermarks:
+        return Watermarks(self._micros[index]) if isinstance(index, slice) else Watermark(self._micros[index])
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # compares to lists, which have none
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} watermarks, the least {min(self, default=None)}>"
+
 
 EventTime = int | dt.datetime | Watermark
 """What stands for an event time wherever one is asked for: microseconds, an aware datetime, or a watermark."""

@@ -5,7 +5,7 @@ fixed earlier, a replayed plan and a stale listing all leave rows behind that W 
 it has read W, and W counts from a batch that has taken each listed path. The set is exact where a count or a greatest name is
 not: with ``latestFirst`` an older file is taken later than a newer one.
 
-What Spark would list is decided by Spark's rules (HadoopFSUtils.shouldFilterOutPathName), probed on PySpark 4.3. A path that is
+What Spark would read is decided by Spark's rules (HadoopFSUtils.shouldFilterOutPathName), probed on PySpark 4.3. A path that is
 listed here and never taken by Spark, for example because it is older than ``maxFileAge``, holds W, which is safe, and its name is
 shown.
 """
@@ -38,13 +38,18 @@ class FileSource:
     format: str = ""
 
 
-def hidden(name: str) -> bool:
-    """Return whether Spark passes over files and directories of this name.
+def hidden(name: str, *, folder: bool = False) -> bool:
+    """Return whether Spark reads no rows from a file, or from anything in a folder, of this name.
+
+    Folders may begin with ``_metadata`` or ``_common_metadata``; files of such names are taken for Parquet's summary files,
+    which Spark lists and logs but never reads.
 
     >>> [hidden(name) for name in ("_tmp", "_a=1", ".x", "a._COPYING_", "_metadata", "a.json")]
-    [True, False, True, True, False, False]
+    [True, False, True, True, True, False]
+    >>> hidden("_metadata", folder=True)
+    False
     """
-    if name.startswith(("_common_metadata", "_metadata")):
+    if folder and name.startswith(("_metadata", "_common_metadata")):
         return False
     return (name.startswith("_") and "=" not in name) or name.startswith(".") or name.endswith("._COPYING_")
 
@@ -65,15 +70,17 @@ def list_head(source: FileSource) -> set[str]:
 
 def _list(folder: str, *, recursive: bool, root: bool = False) -> Iterator[str]:
     try:
-        entries = list(os.scandir(folder))
+        with os.scandir(folder) as listing:
+            entries = list(listing)
     except FileNotFoundError:
         if root:
             raise
         return  # removed while we walked: there is nothing left to be read
     for entry in entries:
-        if hidden(entry.name):
+        folder_too = entry.is_dir()
+        if hidden(entry.name, folder=folder_too):
             continue
-        if not entry.is_dir():
+        if not folder_too:
             yield entry.path
         elif recursive:
             yield from _list(entry.path, recursive=True)

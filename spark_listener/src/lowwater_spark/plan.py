@@ -118,7 +118,7 @@ def _check_operator(node: Any) -> None:
     name = node.getClass().getSimpleName()
     if name.startswith("StreamingRelation") and name != "StreamingRelation":
         raise Unsupported(
-            f"The source {node.source().getClass().getSimpleName() if hasattr(node, 'source') else name}",
+            f"The source {node.sourceName()}",
             "this release knows where a file source ends, and no other",
             "Let a plain query write what it gives to files, and track the query that reads them.",
         )
@@ -176,13 +176,14 @@ def _file_source(spark: SparkSession, relation: Any) -> FileSource:
 
 
 def _refuse_folders(root: str) -> None:
-    for entry in os.scandir(root):
-        if entry.is_dir() and not hidden(entry.name):
-            raise Unsupported(
-                f"The directory {root}",
-                f"it has sub-directories ({entry.name}), which Spark passes over or takes for partitions",
-                'Set the option recursiveFileLookup to "true".',
-            )
+    with os.scandir(root) as listing:
+        found = [entry.name for entry in listing if entry.is_dir() and not hidden(entry.name, folder=True)]
+    if found:
+        raise Unsupported(
+            f"The directory {root}",
+            f"it has sub-directories ({min(found)}), which Spark passes over or takes for partitions",
+            'Set the option recursiveFileLookup to "true".',
+        )
 
 
 def local_directory(spark: SparkSession, path: str, what: str) -> str:

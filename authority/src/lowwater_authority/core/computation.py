@@ -180,8 +180,7 @@ class Computation:
         self._mass_changed = True
         return group, taken
 
-    @staticmethod
-    def _hand_over_masses(group: Group | None, taken: Iterable[Taken]) -> None:
+    def _hand_over_masses(self, group: Group | None, taken: Iterable[Taken]) -> None:
         """Let a claim stand on the masses of the groups it replaced as a whole; of a part, nobody knows the mass."""
         stand_ins: list[Mass] = []
         known = True
@@ -192,6 +191,8 @@ class Computation:
                 lost.group.mass_known = known = False
             else:
                 stand_ins.extend(lost.group.masses())
+            if lost.group.live_count:
+                self._settle_finished(lost.group)
         if group is not None:
             group.mass_known = known
             group.stand_ins = stand_ins if known else []

@@ -197,10 +197,10 @@ class MemoryJournal(Journal):
 
     def _replace(self, log: str, position: int, frame: bytes, synced: bool) -> None:
         stored = self._disk.logs.get(log, StoredLog())
+        if not 1 <= position <= stored.last:
+            raise JournalPosition(log, position=position, last=stored.last)
         if position <= stored.snapshot_position:
             return
-        if position > stored.last:
-            raise JournalPosition(log, position=position, last=stored.last)
         self._disk.touch([log], synced=synced)
         stored.snapshot_position, stored.snapshot = position, frame
         for place in [place for place in stored.records if place <= position]:

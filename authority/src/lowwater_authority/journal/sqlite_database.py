@@ -199,7 +199,7 @@ class SqliteDatabase:
         """Key of a log that may get a snapshot there; None when it has one that reaches as far."""
         row = self._connection.execute("SELECT id, last, snapshot FROM logs WHERE name = ?", (log,)).fetchone()
         key, last, present = row or (None, 0, 0)
-        if position > last or position < 1:
+        if not 1 <= position <= last:
             raise JournalPosition(log, position=position, last=last)
         return key if position > present else None
 

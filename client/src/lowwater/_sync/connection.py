@@ -107,7 +107,9 @@ class Connection:
         """What changes the graph."""
         return topology_pb2_grpc.TopologyServiceStub(self.channel)
 
-    def call(self, method: Callable[..., Answer], request: Any, *, repeatable: bool, timeout: float | None = None) -> Answer:
+    def call(
+        self, method: Callable[..., Answer], request: Any, *, repeatable: bool, timeout: float | None = None
+    ) -> Answer:
         """Make a unary call within a deadline of ``timeout`` seconds, the client's by default.
 
         A repeatable call is repeated while the server is away or overloaded. One that is not waits for the channel

@@ -20,6 +20,7 @@ from lowwater._core.reports import ReporterState, ReporterStatistics
 from lowwater._pb.lowwater.v1 import workers_pb2
 from lowwater._sync.connection import Connection, closed_client, error_of_call
 from lowwater._sync.watcher import Watcher
+from lowwater.views import Refusal
 
 __all__ = ["Reporter"]
 
@@ -45,6 +46,7 @@ class Reporter:
         self._state = ReporterState(os.urandom(16), connection.settings.report_interval)
         self._thread: threading.Thread | None = None
         self._call: Any = None
+        self._logged: set[tuple[int, str]] = set()
 
     # -- for leases -------------------------------------------------------------------------------------------------
 
@@ -188,8 +190,7 @@ class Reporter:
                 self._state.accepted(time.monotonic())
             elif kind == "ack":
                 refused = [(each.computation, each.sequencer, wire.refusal(each)) for each in response.ack.refused]
-                for computation, _, refusal in refused:
-                    logger.warning("%s: %s: %s", computation, refusal.reason, refusal.message)
+                self._log(refused)
                 references = [(each.computation, each.micros) for each in response.ack.references]
                 self._state.acknowledged(response.ack.number, refused, references)
             elif kind == "fenced":
@@ -201,6 +202,13 @@ class Reporter:
             logger.info("the authority goes away: %s", response.go_away.reason)
             return response.go_away.retry_after_millis / 1e3
         return None
+
+    def _log(self, refused: list[tuple[str, int, Refusal]]) -> None:
+        """Say each reason once a claim: a range that is too far ahead is refused with every report until it no longer is."""
+        for computation, sequencer, refusal in refused:
+            if (sequencer, refusal.reason) not in self._logged:
+                self._logged.add((sequencer, refusal.reason))
+                logger.warning("a report of %s was refused: %s (%s)", computation, refusal.message, refusal.reason)
 
     def stop(self) -> None:
         """End the stream; the connection must have been closed."""

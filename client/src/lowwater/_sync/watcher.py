@@ -125,6 +125,10 @@ class Watcher:
             self.changed.wait(left)
         return True
 
+    def wait_beyond(self, version: int, deadline: float | None, unless: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until something was heard that is newer than a version of the ratchet; as :meth:`wait`."""
+        return self.wait(lambda: self.ratchet.version > version or unless(), deadline)
+
     def check(self) -> None:
         """Raise what ended the watching, if something did."""
         if self.failure is not None:
@@ -255,4 +259,4 @@ class Subscription:
         """Follow them no longer."""
         if not self._closed:
             self._closed = True
-            self.watcher._unsubscribe(self.names)  # noqa: SLF001 - the other half of subscribe()
+            self.watcher._unsubscribe(self.names)

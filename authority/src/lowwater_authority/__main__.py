@@ -1,0 +1,7 @@
+"""``python -m lowwater_authority``: the same as ``lowwater serve``."""
+
+import sys
+
+from lowwater_authority.server import main
+
+sys.exit(main())

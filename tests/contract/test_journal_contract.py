@@ -1,0 +1,410 @@
+"""The contract of ``Journal``, promise by promise, over every store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from lowwater_authority.journal import (
+    JournalClosed,
+    JournalCorrupt,
+    JournalFenced,
+    JournalPosition,
+    LoadedLog,
+)
+from lowwater_authority.journal.sqlite import PART_BYTES
+from tests.contract.journal_stores import MemoryStore, SqliteStore, Store, entry, turn
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    made = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path)
+    yield made
+    await made.close()
+
+
+def loaded(log: str, first: int, last: int, *, snapshot: bytes | None = None) -> LoadedLog:
+    """A log with the payloads of ``entry``, with a snapshot just before ``first`` if one is given."""
+    records = [(position, f"{log}:{position}".encode()) for position in range(first, last + 1)]
+    return LoadedLog(first - 1 if snapshot is not None else 0, snapshot, records)
+
+
+# --- append -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_records_come_back_in_order(store: Store) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", 1), entry("", 1), entry("a", 2)])
+    await journal.append([entry("a", 3, strong=False)])
+    assert await journal.load("a") == loaded("a", 1, 3)
+    assert await journal.load("") == loaded("", 1, 1)
+    assert await journal.load("never written") == LoadedLog(0, None, [])
+    assert await journal.logs() == ["", "a"]
+
+
+@pytest.mark.asyncio
+async def test_any_bytes_and_any_name(store: Store) -> None:
+    journal = await store.open()
+    payloads = [b"", b"\0", bytes(range(256)) * 500]
+    name = "prüfung/ns'\"; DROP TABLE logs; \N{SNOWMAN}"
+    await journal.append([entry(name, n, payload) for n, payload in enumerate(payloads, 1)])
+    store.crash()
+    journal = await store.open()
+    assert await journal.logs() == [name]
+    assert [payload for _, payload in (await journal.load(name)).records] == payloads
+
+
+@pytest.mark.asyncio
+async def test_one_append_is_all_or_nothing(store: Store) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", 1), entry("b", 1)])
+    with pytest.raises(JournalPosition) as refused:
+        await journal.append([entry("c", 1), entry("a", 2), entry("b", 3)])
+    assert (refused.value.log, refused.value.position, refused.value.last) == ("b", 3, 1)
+    assert await journal.logs() == ["a", "b"]
+    assert await journal.load("a") == loaded("a", 1, 1)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("positions", [[2], [0], [-1], [1, 3], [1, 1], [2, 1]])
+async def test_a_gap_or_a_wrong_start_is_refused(store: Store, positions: list[int]) -> None:
+    journal = await store.open()
+    with pytest.raises(JournalPosition, match="load the log again"):
+        await journal.append([entry("a", position) for position in positions])
+    assert await journal.load("a") == LoadedLog(0, None, [])
+
+
+@pytest.mark.asyncio
+async def test_the_same_call_again_changes_nothing(store: Store) -> None:
+    journal = await store.open()
+    call = [entry("a", 1), entry("a", 2), entry("b", 1)]
+    for _ in range(3):
+        await journal.append(call)
+    assert await journal.load("a") == loaded("a", 1, 2)
+    assert await journal.load("b") == loaded("b", 1, 1)
+
+
+@pytest.mark.asyncio
+async def test_the_same_call_again_behind_a_snapshot(store: Store) -> None:
+    journal = await store.open()
+    call = [entry("a", 1), entry("a", 2)]
+    await journal.append(call)
+    await journal.snapshot("a", 2, b"two")
+    await journal.append(call)
+    assert await journal.load("a") == loaded("a", 3, 2, snapshot=b"two")
+    with pytest.raises(JournalPosition):
+        await journal.append([entry("a", 1), entry("a", 2, b"another")])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "call",
+    [
+        [entry("a", 2, b"another")],
+        [entry("a", 1, b"another"), entry("a", 2)],
+        [entry("a", 1)],
+        [entry("a", 2), entry("a", 3)],
+    ],
+    ids=["last differs", "first differs", "behind", "overlap"],
+)
+async def test_another_call_at_a_taken_position_is_refused(store: Store, call: list[object]) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", 1), entry("a", 2)])
+    with pytest.raises(JournalPosition):
+        await journal.append(call)  # type: ignore[arg-type]
+    assert await journal.load("a") == loaded("a", 1, 2)
+
+
+@pytest.mark.asyncio
+async def test_calls_under_way_together_keep_their_order(store: Store) -> None:
+    journal = await store.open()
+    calls = [journal.append([entry("a", n), entry(f"log {n}", 1)]) for n in range(1, 21)]
+    await asyncio.gather(*calls)
+    assert await journal.load("a") == loaded("a", 1, 20)
+    assert len(await journal.logs()) == 21
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_call_is_whole_or_absent_and_may_be_repeated(store: Store) -> None:
+    journal = await store.open()
+    call = [entry("a", 1), entry("b", 1, b"x" * 100_000)]
+    for turns in range(4):
+        task = asyncio.create_task(journal.append(call))
+        for _ in range(turns):
+            await turn()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        counts = {len((await journal.load(log)).records) for log in ("a", "b")}
+        assert len(counts) == 1
+    await journal.append(call)
+    assert (await journal.load("a")).last == (await journal.load("b")).last == 1
+
+
+# --- ownership ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_each_open_gets_a_greater_epoch_and_the_same_token(store: Store) -> None:
+    seen = []
+    for crash in (False, True, False):
+        journal = await store.open()
+        seen.append((journal.server_token, journal.epoch, journal.nonce))
+        await journal.close()
+        if crash:
+            store.crash()
+    tokens, epochs, nonces = zip(*seen, strict=True)
+    assert epochs == (1, 2, 3)
+    assert len(set(tokens)) == 1
+    assert len(tokens[0]) == 32
+    assert len(set(nonces)) == 3
+    assert all(0 <= nonce < 2**32 for nonce in nonces)
+
+
+@pytest.mark.asyncio
+async def test_fenced_writer_writes_nothing(store: Store) -> None:
+    old = await store.open()
+    await old.append([entry("a", 1)])
+    store.break_lock()
+    new = await store.open()
+    for write in (old.append([entry("a", 2)]), old.append([]), old.snapshot("a", 1, b"old")):
+        with pytest.raises(JournalFenced, match="epoch 1 no longer owns the journal, epoch 2 does"):
+            await write
+    assert await new.load("a") == loaded("a", 1, 1)
+    await new.append([entry("a", 2)])
+    await new.append([])
+    assert await new.load("a") == loaded("a", 1, 2)
+
+
+@pytest.mark.asyncio
+async def test_fenced_writer_cannot_replace_a_newer_snapshot(store: Store) -> None:
+    """C7d of the attacks: paused before writing a snapshot at 100, woken after the next owner has one at 140."""
+    old = await store.open()
+    await old.append([entry("a", n) for n in range(1, 101)])
+    store.break_lock()
+    new = await store.open()
+    await new.append([entry("a", n) for n in range(101, 151)])
+    await new.snapshot("a", 140, b"new")
+    with pytest.raises(JournalFenced):
+        await old.snapshot("a", 100, b"old")
+    assert await new.load("a") == loaded("a", 141, 150, snapshot=b"new")
+
+
+@pytest.mark.asyncio
+async def test_a_predecessors_record_is_not_taken_for_ones_own(store: Store) -> None:
+    old = await store.open()
+    await old.append([entry("a", 1)])
+    store.crash()
+    new = await store.open()
+    with pytest.raises(JournalPosition, match="another record is there"):
+        await new.append([entry("a", 1)])
+
+
+# --- snapshot -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_snapshot_replaces_what_it_covers(store: Store) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", n) for n in range(1, 201)])
+    await journal.append([entry("b", 1)])
+    await journal.snapshot("a", 150, b"first")
+    assert await journal.load("a") == loaded("a", 151, 200, snapshot=b"first")
+    await journal.snapshot("a", 200, b"second")
+    await journal.append([entry("a", 201)])
+    store.crash()
+    journal = await store.open()
+    assert await journal.load("a") == loaded("a", 201, 201, snapshot=b"second")
+    assert await journal.load("b") == loaded("b", 1, 1)
+    await journal.append([entry("a", 202)])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("position", [3, 2, 1])
+async def test_snapshot_never_replaces_a_newer_one(store: Store, position: int) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", n) for n in range(1, 5)])
+    await journal.snapshot("a", 3, b"newer")
+    await journal.snapshot("a", position, b"older")
+    assert await journal.load("a") == loaded("a", 4, 4, snapshot=b"newer")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("log", "position"), [("a", 3), ("a", 0), ("unknown", 1)])
+async def test_snapshot_beyond_the_log_is_refused(store: Store, log: str, position: int) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", 1), entry("a", 2)])
+    with pytest.raises(JournalPosition):
+        await journal.snapshot(log, position, b"")
+    assert await journal.load("a") == loaded("a", 1, 2)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("size", [0, 1, PART_BYTES, PART_BYTES + 1, 5 * PART_BYTES])
+async def test_snapshot_of_any_size(store: Store, size: int) -> None:
+    journal = await store.open()
+    payload = (bytes(range(251)) * (size // 251 + 1))[:size]
+    await journal.append([entry("a", 1)])
+    await journal.snapshot("a", 1, payload)
+    store.crash()
+    journal = await store.open()
+    assert await journal.load("a") == LoadedLog(1, payload, [])
+
+
+@pytest.mark.asyncio
+async def test_appends_go_on_during_a_snapshot(store: Store) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", 1)])
+    writing = asyncio.create_task(journal.snapshot("a", 1, b"s" * (8 * PART_BYTES)))
+    position = 1
+    while not writing.done():
+        position += 1
+        await journal.append([entry("a", position), entry("b", position - 1)])
+    await writing
+    found = await journal.load("a")
+    assert found.snapshot_position == 1
+    assert found.last == position
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_overtaken_by_a_newer_one(store: Store) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", n) for n in range(1, 4)])
+    await asyncio.gather(
+        journal.snapshot("a", 1, b"older" * PART_BYTES),
+        journal.snapshot("a", 3, b"newer"),
+    )
+    assert await journal.load("a") == loaded("a", 4, 3, snapshot=b"newer")
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_snapshot_leaves_the_old_one(store: Store) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", n) for n in range(1, 4)])
+    await journal.snapshot("a", 1, b"old")
+    writing = asyncio.create_task(journal.snapshot("a", 3, b"n" * (40 * PART_BYTES)))
+    await turn()
+    await journal.append([entry("b", 1)])
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    store.crash()
+    journal = await store.open()
+    found = await journal.load("a")
+    assert found in (loaded("a", 2, 3, snapshot=b"old"), loaded("a", 4, 3, snapshot=b"n" * (40 * PART_BYTES)))
+    await journal.snapshot("a", 3, b"final")
+    assert (await journal.load("a")).last == 3
+
+
+# --- crash and damage ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_everything_acknowledged_is_there_after_a_crash(store: Store) -> None:
+    for crash in range(4):
+        journal = await store.open()
+        assert (await journal.load("a")).last == 10 * crash
+        for n in range(1, 11):
+            await journal.append([entry("a", 10 * crash + n), entry(str(n), crash + 1)])
+        store.crash()
+    journal = await store.open()
+    assert await journal.load("a") == loaded("a", 1, 40)
+    assert await journal.load("10") == loaded("10", 1, 4)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("position", [3, 5, 6])
+async def test_damaged_record_is_refused_with_its_place(store: Store, position: int) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", n) for n in range(1, 7)])
+    await journal.snapshot("a", 2, b"")
+    store.damage("a", position)
+    with pytest.raises(JournalCorrupt, match=f"log 'a' at position {position} is damaged") as refused:
+        await journal.load("a")
+    assert (refused.value.log, refused.value.position) == ("a", position)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("position", [3, 5, 6])
+async def test_missing_record_is_refused_with_its_place(store: Store, position: int) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", n) for n in range(1, 7)])
+    await journal.snapshot("a", 2, b"")
+    store.remove("a", position)
+    with pytest.raises(JournalCorrupt, match="missing") as refused:
+        await journal.load("a")
+    assert (refused.value.log, refused.value.position) == ("a", position)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("other", [("a", 3), ("b", 2)])
+async def test_record_in_a_wrong_place_is_refused(store: Store, other: tuple[str, int]) -> None:
+    journal = await store.open()
+    await journal.append([entry(log, n, b"same") for log in "ab" for n in range(1, 5)])
+    store.swap("a", 2, *other)
+    with pytest.raises(JournalCorrupt) as refused:
+        await journal.load("a")
+    assert (refused.value.log, refused.value.position) == ("a", 2)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("size", [10, 3 * PART_BYTES])
+async def test_damaged_or_missing_snapshot_is_refused(store: Store, size: int) -> None:
+    journal = await store.open()
+    for log, hurt in (("a", store.damage_snapshot), ("b", store.remove_snapshot)):
+        await journal.append([entry(log, n) for n in range(1, 4)])
+        await journal.snapshot(log, 2, b"s" * size)
+        hurt(log)
+        with pytest.raises(JournalCorrupt) as refused:
+            await journal.load(log)
+        assert (refused.value.log, refused.value.position) == (log, 2)
+
+
+# --- the rest -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_statistics_count_what_was_acknowledged(store: Store) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", 1, b"12"), entry("b", 1, b"345")])
+    await journal.append([])
+    await journal.snapshot("a", 1, b"6789")
+    with pytest.raises(JournalPosition):
+        await journal.append([entry("a", 9)])
+    counted = journal.statistics()
+    assert (counted.appends, counted.entries, counted.bytes) == (1, 2, 5)
+    assert (counted.snapshots, counted.snapshot_bytes) == (1, 4)
+    assert (counted.failed, counted.unknown) == (1, 0)
+    assert counted.last_append_seconds > 0
+
+
+@pytest.mark.asyncio
+async def test_nothing_works_before_open_and_after_close(store: Store) -> None:
+    journal = store.make()
+    await journal.close()
+    for _ in range(2):
+        for call in (
+            journal.append([entry("a", 1)]),
+            journal.append([]),
+            journal.snapshot("a", 1, b""),
+            journal.load("a"),
+            journal.logs(),
+        ):
+            with pytest.raises(JournalClosed):
+                await call
+        journal = await store.open()
+        await journal.close()
+        await journal.close()
+
+
+@pytest.mark.asyncio
+async def test_close_finishes_what_was_begun(store: Store) -> None:
+    journal = await store.open()
+    appending = asyncio.create_task(journal.append([entry("a", 1)]))
+    await turn()
+    await journal.close()
+    await appending
+    journal = await store.open()
+    assert await journal.load("a") == loaded("a", 1, 1)

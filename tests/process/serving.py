@@ -1,0 +1,91 @@
+"""A real ``lowwater serve`` for tests: started on free ports, killed or stopped by the test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+READY = re.compile(r"lowwater: serving on (\S+) \(metrics (\S+)\)")
+
+
+class Serving:
+    """One process over one data folder. ``start`` after ``kill`` serves the same data on the same port."""
+
+    def __init__(self, data: Path, *flags: str, port: int = 0) -> None:
+        self.data = data
+        self.flags = flags
+        self.port = port
+        self.metrics = ""
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> Self:
+        """Start and wait until it serves."""
+        command = [sys.executable, "-m", "lowwater_authority", "--data", str(self.data), *self.flags]
+        command += ["--listen", self.address, "--metrics", "127.0.0.1:0"]
+        with (self.data.parent / "serve.log").open("a") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = READY.match(line)
+        assert found, f"no ready line but {line!r}:\n{(self.data.parent / 'serve.log').read_text()}"
+        self.port = int(found[1].rpartition(":")[2])
+        self.metrics = found[2]
+        return self
+
+    def kill(self) -> None:
+        """Kill -9."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def stop(self) -> int:
+        """Ask it to stop; returns its exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        assert self.process is not None
+        os.kill(self.process.pid, number)
+
+    def wait(self) -> int:
+        """Wait for its end; returns its exit code."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        code = self.process.wait(30)
+        self.process.stdout.close()
+        return code
+
+    def channel(self) -> grpc.Channel:
+        """Open a channel to it."""
+        return grpc.insecure_channel(self.address)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[Serving]:
+    """Serve a fresh data folder."""
+    with Serving(folder / "data", *flags) as server:
+        yield server

@@ -1,0 +1,315 @@
+"""The authority as a process, driven by raw gRPC: what any client in any language meets."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from lowwater._pb.lowwater.v1 import (
+    errors_pb2,
+    topology_pb2,
+    topology_pb2_grpc,
+    watermarks_pb2,
+    watermarks_pb2_grpc,
+    workers_pb2,
+    workers_pb2_grpc,
+)
+from tests.process.serving import Serving, serving
+
+MIN, MAX = -(2**63), 2**63 - 1
+HOUR = 3_600_000_000
+
+
+class Peer:
+    """Stubs over one channel, and one report stream."""
+
+    def __init__(self, server: Serving) -> None:
+        self.channel = server.channel()
+        self.topology = topology_pb2_grpc.TopologyServiceStub(self.channel)
+        self.workers = workers_pb2_grpc.WorkerServiceStub(self.channel)
+        self.watermarks = watermarks_pb2_grpc.WatermarkServiceStub(self.channel)
+        self.sender = os.urandom(16)
+        self.sent: queue.Queue[workers_pb2.ReportRequest | None] = queue.Queue()
+
+    def register(self, name: str, *inputs: str) -> topology_pb2.RegisterResponse:
+        return self.topology.Register(topology_pb2.RegisterRequest(name=name, inputs=inputs, heuristics_ppm=[990_000]))
+
+    def claim(self, name: str, *bounds: bytes, **fields: object) -> workers_pb2.ClaimResponse:
+        request = workers_pb2.ClaimRequest(
+            computation=name,
+            bounds=bounds or (b"", b""),
+            worker="w",
+            host="h",
+            request_id=os.urandom(16),
+            **fields,  # type: ignore[arg-type]
+        )
+        return self.workers.Claim(request)
+
+    def open(self, stream: int = 1, **fields: object) -> Iterator[workers_pb2.ReportResponse]:
+        opening = workers_pb2.ReportOpen(sender=self.sender, stream=stream, **fields)  # type: ignore[arg-type]
+        self.sent.put(workers_pb2.ReportRequest(open=opening))
+        return self.workers.Report(iter(self.sent.get, None))
+
+    def report(
+        self, number: int, claim: workers_pb2.ClaimResponse, *hours: int, name: str = "a", **fields: object
+    ) -> None:
+        values = [hour if hour in (MIN, MAX) else hour * HOUR for hour in hours]
+        group = workers_pb2.GroupReport(
+            computation=name,
+            sequencer=claim.sequencer,
+            watermarks_micros=values,
+            **fields,  # type: ignore[arg-type]
+        )
+        self.sent.put(workers_pb2.ReportRequest(report=workers_pb2.Report(number=number, groups=[group])))
+
+    def low(self, name: str = "a") -> int:
+        request = watermarks_pb2.GetWatermarksRequest(computations=[name])
+        return self.watermarks.GetWatermarks(request).watermarks[0].low_micros
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Serving]:
+    with serving(tmp_path, "--reflection") as one:
+        yield one
+
+
+@pytest.fixture
+def peer(server: Serving) -> Iterator[Peer]:
+    one = Peer(server)
+    yield one
+    one.sent.put(None)
+    one.channel.close()
+
+
+def reason(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, dict[str, str]]:
+    """What a refused call says."""
+    (details,) = (value for key, value in error.trailing_metadata() if key == "grpc-status-details-bin")
+    status = errors_pb2.RpcStatus.FromString(details)
+    info = errors_pb2.ErrorInfo()
+    assert status.details[0].type_url == "type.googleapis.com/google.rpc.ErrorInfo"
+    info.ParseFromString(status.details[0].value)
+    assert status.message == error.details()
+    return error.code(), info.reason, dict(info.metadata)
+
+
+def test_a_report_becomes_a_watermark_that_survives_kill_and_restart(server: Serving, peer: Peer) -> None:
+    peer.register("a")
+    claim = peer.claim("a", b"", b"m", b"")
+    down = peer.open()
+    assert next(down).opened.server_token
+    peer.report(1, claim, 14, 15)
+    assert next(down).ack.number == 1
+    assert peer.low() == 14 * HOUR
+    server.kill()
+    peer.sent.put(None)
+    server.start()
+    after = Peer(server)
+    assert after.low() == 14 * HOUR
+    check = after.watermarks.CheckComplete(watermarks_pb2.CheckCompleteRequest(computation="a", until_micros=15 * HOUR))
+    assert not check.complete
+    (holder,) = check.holders
+    assert (holder.start, holder.end, holder.worker, holder.host) == (b"", b"m", "w", "h")
+    after.channel.close()
+
+
+def test_rule9_another_deployment_is_refused_on_every_path(peer: Peer) -> None:
+    peer.register("a")
+    calls = [
+        lambda: peer.claim("a", server_token="other"),
+        lambda: peer.watermarks.GetWatermarks(watermarks_pb2.GetWatermarksRequest(server_token="other")),
+        lambda: next(peer.watermarks.Watch(watermarks_pb2.WatchRequest(server_token="other"))),
+        lambda: next(peer.open(server_token="other")),
+        lambda: peer.workers.StageTask(workers_pb2.StageTaskRequest(server_token="other", computation="a")),
+        lambda: peer.watermarks.CheckComplete(
+            watermarks_pb2.CheckCompleteRequest(server_token="other", computation="a")
+        ),
+    ]
+    for call in calls:
+        with pytest.raises(grpc.RpcError) as refused:
+            call()
+        code, why, facts = reason(refused.value)
+        assert (code, why) == (grpc.StatusCode.FAILED_PRECONDITION, "SERVER_TOKEN_MISMATCH")
+        assert facts["expected"] == "other"
+
+
+def test_rule8_an_older_stream_is_refused_and_a_newer_one_closes_it(peer: Peer) -> None:
+    peer.register("a")
+    older = peer.open(stream=5)
+    assert next(older).HasField("opened")
+    again = peer.workers.Report(
+        iter([workers_pb2.ReportRequest(open=workers_pb2.ReportOpen(sender=peer.sender, stream=4))])
+    )
+    with pytest.raises(grpc.RpcError) as refused:
+        next(again)
+    assert reason(refused.value)[1] == "OLD_STREAM"
+    newer = Peer.__new__(Peer)
+    newer.__dict__.update(peer.__dict__, sent=queue.Queue())
+    assert next(newer.open(stream=6)).HasField("opened")
+    with pytest.raises(grpc.RpcError) as closed:
+        list(older)
+    assert reason(closed.value)[1] == "OLD_STREAM"
+    newer.sent.put(None)
+
+
+def test_a_worker_is_told_what_a_newer_claim_took(peer: Peer) -> None:
+    peer.register("a")
+    claim = peer.claim("a", b"", b"m", b"")
+    down = peer.open()
+    next(down)
+    peer.report(1, claim, 14, 15)
+    assert next(down).ack.number == 1
+    peer.claim("a", b"m", b"")
+    fenced = next(down).fenced
+    assert (fenced.sequencer, list(fenced.handles)) == (claim.sequencer, [1])
+    peer.report(2, claim, 16, 17)
+    ack = next(down).ack
+    assert [(refused.reason, list(refused.handles)) for refused in ack.refused] == [("STALE_SEQUENCER", [1])]
+    assert peer.low() == 15 * HOUR, "the rest of the message counts, and the lost range holds its last value"
+
+
+BAD_CALLS = {
+    "name": (lambda p: p.register("no spaces"), "INVALID_ARGUMENT", "name"),
+    "input name": (lambda p: p.register("b", "a", "no spaces"), "INVALID_ARGUMENT", "inputs[1]"),
+    "unknown computation": (lambda p: p.claim("nobody"), "UNKNOWN_COMPUTATION", None),
+    "other inputs": (lambda p: p.register("a", "x"), "REGISTRATION_CONFLICT", None),
+    "cycle": (lambda p: (p.register("c", "d"), p.register("d", "c")), "CYCLE", "inputs"),
+    "one bound": (lambda p: p.claim("a", b"x"), "INVALID_ARGUMENT", "bounds"),
+    "empty range": (lambda p: p.claim("a", b"x", b"x"), "INVALID_ARGUMENT", "bounds[1]"),
+    "reversed range": (lambda p: p.claim("a", b"x", b"b"), "INVALID_ARGUMENT", "bounds[1]"),
+    "empty bound inside": (lambda p: p.claim("a", b"x", b"", b"y"), "INVALID_ARGUMENT", "bounds[1]"),
+    "long key": (lambda p: p.claim("a", b"x" * 2000, b""), "INVALID_ARGUMENT", "bounds"),
+    "starting bounds": (lambda p: p.claim("a", bound_micros=[1, 2, 3]), "INVALID_ARGUMENT", "bound_micros"),
+    "long identity": (lambda p: p.claim("a", identity="i" * 300), "INVALID_ARGUMENT", "identity"),
+    "stale release": (
+        lambda p: p.workers.Release(workers_pb2.ReleaseRequest(computation="a", sequencer=7)),
+        "STALE_SEQUENCER",
+        None,
+    ),
+    "commit without prepare": (
+        lambda p: p.workers.CommitBatch(
+            workers_pb2.CommitBatchRequest(computation="a", sequencer=p.claim("a").sequencer, batch=3)
+        ),
+        "NOT_PREPARED",
+        None,
+    ),
+    "retire what is owned": (
+        lambda p: (p.claim("a"), p.topology.Retire(topology_pb2.RetireRequest(computation="a"))),
+        "OWNED_RANGES",
+        None,
+    ),
+    "too many holders": (
+        lambda p: p.watermarks.CheckComplete(
+            watermarks_pb2.CheckCompleteRequest(computation="a", until_micros=1, max_holders=5000)
+        ),
+        "INVALID_ARGUMENT",
+        "max_holders",
+    ),
+    "sender": (
+        lambda p: next(
+            p.workers.Report(iter([workers_pb2.ReportRequest(open=workers_pb2.ReportOpen(sender=b"x", stream=1))]))
+        ),
+        "INVALID_ARGUMENT",
+        "open.sender",
+    ),
+    "report first": (
+        lambda p: next(p.workers.Report(iter([workers_pb2.ReportRequest(report=workers_pb2.Report(number=1))]))),
+        "INVALID_ARGUMENT",
+        "kind",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
+    with serving(tmp_path_factory.mktemp("shared")) as one:
+        peer = Peer(one)
+        peer.register("a")
+        yield peer
+        peer.channel.close()
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_bad_input_names_the_field_and_changes_nothing(shared: Peer, case: str) -> None:
+    call, expected, field = BAD_CALLS[case]
+    with pytest.raises(grpc.RpcError) as refused:
+        call(shared)
+    _, why, facts = reason(refused.value)
+    assert why == expected
+    assert facts.get("field") == field
+    assert shared.low() == MIN
+
+
+def test_a_bad_report_is_refused_range_by_range_and_the_rest_counts(peer: Peer) -> None:
+    peer.register("a")
+    claim = peer.claim("a", b"", b"h", b"p", b"")
+    down = peer.open()
+    next(down)
+    peer.report(1, claim, 14, 15, 10**6)
+    (ahead,) = next(down).ack.refused
+    assert (ahead.reason, list(ahead.handles)) == ("TOO_FAR_AHEAD", [2])
+    peer.report(2, claim, 14, 15, MAX)
+    (finish,) = next(down).ack.refused
+    assert (finish.reason, list(finish.handles)) == ("FINISH_REQUIRED", [2])
+    peer.report(3, claim, 14, 15)
+    (length,) = next(down).ack.refused
+    assert (length.reason, list(length.handles)) == ("INVALID_ARGUMENT", [])
+    peer.report(4, claim, 14, handles=[7])
+    (handle,) = next(down).ack.refused
+    assert handle.reason == "INVALID_ARGUMENT"
+    assert peer.low() == MIN
+    peer.report(5, claim, 14, 15, MAX, finish=True)
+    assert not next(down).ack.refused
+    assert peer.low() == 14 * HOUR
+
+
+def test_a_planned_stop_tells_clients_first(server: Serving, peer: Peer) -> None:
+    peer.register("a")
+    down = peer.open()
+    next(down)
+    watching = peer.watermarks.Watch(watermarks_pb2.WatchRequest())
+    assert next(watching).watermarks
+    server.signal(signal.SIGTERM)
+    assert next(down).HasField("go_away")
+    assert [message.go_away.retry_after_millis > 0 for message in watching if message.HasField("go_away")] == [True]
+    assert server.wait() == 0
+
+
+def test_health_reflection_and_metrics(server: Serving, peer: Peer) -> None:
+    health = health_pb2_grpc.HealthStub(peer.channel)
+    for service in ("", "lowwater.v1.WatermarkService"):
+        assert (
+            health.Check(health_pb2.HealthCheckRequest(service=service)).status
+            == health_pb2.HealthCheckResponse.SERVING
+        )
+    from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+    assert "lowwater.v1.WorkerService" in ProtoReflectionDescriptorDatabase(peer.channel).get_services()
+    peer.register("a")
+    claim = peer.claim("a")
+    down = peer.open()
+    next(down)
+    peer.report(1, claim, 14)
+    next(down)
+    with urllib.request.urlopen(server.metrics) as response:
+        text = response.read().decode()
+    assert 'lowwater_low_watermark_timestamp_seconds{computation="a"} 50400.0' in text
+    families = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert len([family for family in families if family.startswith("lowwater_")]) >= 12
+
+
+def test_a_second_server_on_the_same_data_is_refused(server: Serving) -> None:
+    command = [sys.executable, "-m", "lowwater_authority", "--data", str(server.data), "--listen", "127.0.0.1:0"]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert second.returncode == 1
+    assert str(server.process.pid) in second.stderr  # type: ignore[union-attr]
+    assert "Traceback" not in second.stderr

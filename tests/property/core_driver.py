@@ -1,0 +1,222 @@
+"""A computation with a journal in memory: what tests of the core drive."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater_authority.core import recovery
+from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.mass import Mass
+from lowwater_authority.core.requests import (
+    NO_FOLD,
+    ClaimRequest,
+    Fold,
+    Grant,
+    GroupReport,
+    Prepare,
+    Refused,
+    TaskAttempt,
+    TaskPart,
+)
+from lowwater_authority.core.topology import Spec
+
+MIN = -(2**63)
+MAX = 2**63 - 1
+SECOND = 1_000_000
+NOW = 1_000_000 * SECOND
+"""Processing time at which a driver starts."""
+
+
+def column(values: Iterable[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """A column of watermarks."""
+    return np.array(list(values), dtype=np.int64)
+
+
+def mass(pending: Iterable[int] = (), recent: int = 0, frontiers: Mapping[int, int] | None = None) -> Mass:
+    """A mass of single records."""
+    counted = sorted(Counter(pending).items())
+    return Mass(column(t for t, _ in counted), column(n for _, n in counted), recent, dict(frontiers or {}))
+
+
+def request(
+    bounds: Sequence[bytes],
+    *,
+    generation: int = 0,
+    ordinal: int = 0,
+    identity: str = "",
+    request_id: bytes = b"",
+    bound: Sequence[int] = (),
+    digest: bytes = b"",
+    worker: str = "w",
+) -> ClaimRequest:
+    """A claim."""
+    return ClaimRequest(bounds, worker, "host", identity, generation, ordinal, request_id, column(bound), digest)
+
+
+def part(oldest: Mapping[int, int], pending: Iterable[int] = (), finished: int = 0) -> TaskPart:
+    """What a task holds, by handle."""
+    records = mass(pending)
+    handles = np.array(list(oldest), dtype=np.uint32)
+    return TaskPart(handles, column(oldest.values()), records.starts, records.counts, finished)
+
+
+def flat(refused: Iterable[Refused]) -> set[tuple[str, int | None]]:
+    """(reason, handle) of all refusals; no handle: all of the report."""
+    found: set[tuple[str, int | None]] = set()
+    for refusal in refused:
+        handles = [None] if refusal.handles is None else refusal.handles.tolist()
+        found |= {(refusal.reason, handle) for handle in handles}
+    stale = {handle for reason, handle in found if reason == "STALE_SEQUENCER" and handle is not None}
+    # A range that is somebody else's may be refused for its value as well: the first reason is enough.
+    return {(reason, handle) for reason, handle in found if handle not in stale or reason == "STALE_SEQUENCER"}
+
+
+class Driver:
+    """Runs rounds as a shard does; :meth:`settle` makes one durable and visible.
+
+    ``made`` is the class of the computation, so that a test can drive one whose rule is switched off.
+    """
+
+    def __init__(self, spec: Spec | None = None, *, made: type[Computation] = Computation) -> None:
+        self.spec = spec or Spec("c", max_skew=1000 * SECOND)
+        self.core = made(self.spec, epoch_base=0)
+        self.now = NOW
+        self.records: list[bytes] = []
+        self.strong: list[bool] = []
+        self._numbers = 0
+
+    @property
+    def low(self) -> int:
+        """What readers see."""
+        return self.core.published.low
+
+    def high(self, share: int) -> int:
+        """What readers see of a share."""
+        return dict(self.core.published.heuristics)[share]
+
+    def values(self) -> list[tuple[bytes, int]]:
+        """Start and staged value of every range, in key order."""
+        ranges, _ = self.core.map.all_ranges(10**6)
+        return sorted((r.start, r.value) for r in ranges)
+
+    def claim(self, *bounds: bytes, settle: bool = True, **more: object) -> Grant:
+        """Claim, and by default make it durable."""
+        grant = self.core.claim(request(bounds, **more), self.now)  # type: ignore[arg-type]  # as request names them
+        if settle:
+            self.settle()
+        return grant
+
+    def report(
+        self,
+        sequencer: int,
+        *values: int,
+        handles: Sequence[int] | None = None,
+        number: tuple[int, int] | None = None,
+        sender: bytes = b"s",
+        finish: bool = False,
+        fold: Fold = NO_FOLD,
+        required: Fold = NO_FOLD,
+        mass: Mass | None = None,
+        settle: bool = True,
+    ) -> set[tuple[str, int | None]]:
+        """Report, by default under the next number, and make it durable. Returns (reason, handle) of refusals."""
+        self._numbers += 1
+        report = GroupReport(
+            sequencer,
+            column(values),
+            None if handles is None else np.array(handles, dtype=np.uint32),
+            finish,
+            fold,
+            0,
+            mass,
+        )
+        refused = self.core.report(
+            report, sender=sender, number=number or (1, self._numbers), required=required, now=self.now
+        )
+        if settle:
+            self.settle()
+        return flat(refused)
+
+    def stage(
+        self, sequencer: int, batch: int, task: int, oldest: Mapping[int, int], *, attempt: int = 0, stage: int = 0
+    ) -> TaskAttempt:
+        """Stage a task's part without records; returns its name."""
+        name = TaskAttempt(stage, task, attempt)
+        self.core.stage_task(sequencer, batch, name, part(oldest))
+        return name
+
+    def prepare(
+        self,
+        sequencer: int,
+        batch: int,
+        tasks: Sequence[TaskAttempt],
+        bound: int,
+        *,
+        covers_all: bool = False,
+        digest: bytes = b"",
+        fold: Fold = NO_FOLD,
+        frontiers: Mapping[int, int] | None = None,
+    ) -> list[TaskAttempt]:
+        """Prepare a batch; returns the missing attempts."""
+        asked = Prepare(sequencer, batch, digest, tasks, bound, covers_all, fold, 0, dict(frontiers or {}))
+        return list(self.core.prepare(asked))
+
+    def commit(self, sequencer: int, batch: int, required: Fold = NO_FOLD) -> set[tuple[str, int | None]]:
+        """Commit a batch and make it durable."""
+        refused = self.core.commit(sequencer, batch, required, self.now)
+        self.settle()
+        return flat(refused)
+
+    def release(self, sequencer: int) -> None:
+        """Release a claim, durably."""
+        self.core.release(sequencer)
+        self.settle()
+
+    def retire(self, start: bytes = b"", end: bytes = b"", *, force: bool = False) -> int:
+        """Retire an interval, durably; returns how many ranges went."""
+        ranges, _ = self.core.retire(start, end, force=force, now=self.now)
+        self.settle()
+        return ranges
+
+    def settle(self) -> bool | None:
+        """End the round: journal it, then publish. Returns whether the record is claim-class, None without one."""
+        taken = self.core.take_record(self.now)
+        if taken is not None:
+            self.records.append(taken[0])
+            self.strong.append(taken[1])
+        self.core.publish()
+        self.core._check()
+        self.now += SECOND
+        return None if taken is None else taken[1]
+
+    def reset(self) -> None:
+        """Start a new life, as one topology record does."""
+        self.spec = Spec(
+            self.spec.name, self.spec.inputs, self.spec.heuristics, max_skew=self.spec.max_skew, incarnation=self.core.incarnation + 1
+        )
+        self.core = recovery.restarted(self.core, self.spec)
+        self.core.publish()
+
+    def crash(self, *, lose: int = 0, snapshot: bytes | None = None) -> None:
+        """Lose everything but the journal, or all but its last ``lose`` records too, and recover."""
+        records = self.records[: len(self.records) - lose]
+        self.core = recovery.recover(self.spec, snapshot, records, epoch_base=self.core.epoch_base + 1000)
+        self.records = records
+        self.core._check()
+
+
+def durable(snapshot: bytes) -> bytes:
+    """A snapshot without what a round may leave out of its record.
+
+    A report that changes no value and no mass is not journaled; it leaves its number and its times behind, which
+    nothing else depends on: what it said again is as harmless as what it said first.
+    """
+    message = pb.Snapshot.FromString(snapshot)
+    for group in message.groups:
+        del group.senders[:]
+        group.oldest_operation_micros = group.last_report_micros = 0
+    return message.SerializeToString(deterministic=True)

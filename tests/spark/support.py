@@ -1,0 +1,54 @@
+"""What the Spark tests share: settings, feeds, and waiting for a condition."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+SETTINGS = {
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.fileSource.log.compactInterval": "3",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+T = TypeVar("T")
+
+
+class Feed:
+    """A directory of JSON lines; each file appears whole, by a rename."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._count = 0
+
+    def put(self, rows: Iterable[Mapping[str, Any]], name: str | None = None, *, mtime: float | None = None) -> Path:
+        self._count += 1
+        path = self.folder / (name or f"{self._count:05}.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.folder.parent / f".{self._count}.{self.folder.name}.tmp"
+        beside.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        if mtime is not None:
+            os.utime(beside, (mtime, mtime))
+        beside.rename(path)
+        return path
+
+
+def until(condition: Callable[[], T], what: str, seconds: float = 40.0) -> T:
+    """Poll a real condition until it is true and return its value."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)

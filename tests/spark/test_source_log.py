@@ -1,0 +1,313 @@
+"""head(W) and the checkpoint's logs, against what real queries write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lowwater_spark.errors import Unsupported
+from lowwater_spark.head import Candidates, FileSource, list_head
+from lowwater_spark.plan import check_plan
+from lowwater_spark.sourcelog import CheckpointLog, SourceLog
+from lowwater_spark.ticks import Ticks, with_ticks
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.spark.support import Feed, until
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "key string, t long"
+ODD_NAMES = [
+    "plain.json",
+    "a b.json",
+    "a%20b.json",
+    "ü+#;=.json",
+    "pct%.json",
+    "back\\slash.json",
+    "line\nbreak.json",
+    "line\u2028break.json",
+    "_a=1.json",
+    "deep/batch=3/y.json",
+    "_s=2/z.json",
+    "_metadata_x/z.json",
+    "_common_metadata_x/z.json",
+]
+HIDDEN_NAMES = ["_metadata", "_common_metadata.json", "_common_metadata", "_tmp.json", ".dot.json", "c.json._COPYING_", "_SUCCESS", "_sub/z.json", ".h/z.json", "deep/_x/z.json"]
+
+
+class Batches:
+    """Runs a query and keeps the keys of each batch."""
+
+    def __init__(self, frame: DataFrame, checkpoint: Path) -> None:
+        self.keys: dict[int, list[str]] = {}
+        self.log = CheckpointLog(checkpoint)
+        self.query = frame.writeStream.foreachBatch(self._take).option("checkpointLocation", str(checkpoint)).start()
+
+    def _take(self, batch: DataFrame, number: int) -> None:
+        self.keys[number] = sorted(row.key for row in batch.collect())
+
+
+@pytest.fixture
+def stream(spark: SparkSession) -> Callable[..., DataFrame]:
+    def load(feed: Feed, **options: str) -> DataFrame:
+        return spark.readStream.schema(SCHEMA).options(recursiveFileLookup="true", **options).json(str(feed.folder))
+
+    return load
+
+
+def test_the_listing_and_the_log_agree_with_spark_on_every_name(
+    stream: Callable[..., DataFrame], feed: Callable[[str], Feed], tmp_path: Path
+) -> None:
+    source = feed("in dir+x%20")
+    for name in ODD_NAMES + HIDDEN_NAMES:
+        source.put([{"key": name, "t": 1}], name)
+    source.put([], "empty.json")
+    run = Batches(stream(source), tmp_path / "ck")
+    run.query.processAllAvailable()
+    run.query.stop()
+
+    head = list_head(FileSource(str(source.folder), recursive=True))
+    plan = run.log.plan(0)
+    assert plan is not None
+    log = SourceLog(tmp_path / "ck/sources/0")
+    log.read_to(plan.offsets[0])
+    assert head == {str(source.folder / name) for name in [*ODD_NAMES, "empty.json"]}
+    summaries = {path for path in log.taken if Path(path).name in HIDDEN_NAMES}
+    assert set(log.taken) == head | summaries, "Spark logs summary files, and reads no rows from them"
+    assert run.keys[0] == sorted(ODD_NAMES)
+
+
+def test_a_rate_limit_takes_older_files_later_and_the_set_knows(
+    stream: Callable[..., DataFrame], feed: Callable[[str], Feed], tmp_path: Path
+) -> None:
+    source = feed("in")
+    for i in range(7):
+        source.put([{"key": f"{i}", "t": i}], mtime=1_000_000_000 + i)
+    log = SourceLog(tmp_path / "ck/sources/0")
+    waiting = Candidates[str]([log])
+    waiting.add("W", [list_head(FileSource(str(source.folder), recursive=True))])
+    run = Batches(stream(source, maxFilesPerTrigger="1", latestFirst="true"), tmp_path / "ck")
+    run.query.processAllAvailable()
+    run.query.stop()
+
+    assert [run.keys[n] for n in range(7)] == [["6"], ["5"], ["4"], ["3"], ["2"], ["1"], ["0"]]
+    for number in range(7):
+        plan = run.log.plan(number)
+        assert plan is not None
+        log.read_to(plan.offsets[0])
+        reached = waiting.newest_reached(plan.offsets, forget=False)
+        assert (reached == "W") == (number == 6), "only the last of the limited batches has read all that was there"
+    # A log that has been compacted says the same to somebody who reads it for the first time.
+    again = SourceLog(tmp_path / "ck/sources/0")
+    again.read_to(6)
+    assert dict(again.taken) == dict(log.taken)
+    assert sorted(again.taken.values()) == list(range(7))
+
+
+def test_a_planned_batch_is_not_a_committed_one(
+    stream: Callable[..., DataFrame], feed: Callable[[str], Feed], tmp_path: Path
+) -> None:
+    source = feed("in")
+    source.put([{"key": "a", "t": 1}])
+    checkpoint = tmp_path / "ck"
+    log = CheckpointLog(checkpoint)
+    seen = []
+
+    def look(batch: DataFrame, number: int) -> None:
+        plan = log.plan(number)
+        assert plan is not None
+        taken = SourceLog(checkpoint / "sources/0")
+        taken.read_to(plan.offsets[0])
+        seen.append((number, log.last_committed(), log.committed(number), len(taken.taken), plan.digest, batch.count()))
+
+    def start() -> None:
+        query = stream(source).writeStream.foreachBatch(look).option("checkpointLocation", str(checkpoint)).start()
+        query.processAllAvailable()
+        query.stop()
+
+    start()
+    assert [entry[:4] for entry in seen] == [(0, None, False, 1)]
+    assert log.last_committed() == 0
+    # The commit is taken away: Spark replays the batch, from the same plan, although more has arrived.
+    for name in ("0", ".0.crc"):
+        (checkpoint / "commits" / name).unlink()
+    source.put([{"key": "b", "t": 2}])
+    start()
+    assert [entry[:4] for entry in seen[1:]] == [(0, None, False, 1), (1, 0, False, 2)]
+    assert seen[1][4:] == seen[0][4:], "a replay has the digest, and the rows, of the first run"
+    assert seen[2][4] != seen[1][4]
+
+
+def test_a_tick_makes_an_empty_batch_and_leaves_the_data_where_it_was(
+    spark: SparkSession, stream: Callable[..., DataFrame], feed: Callable[[str], Feed], tmp_path: Path
+) -> None:
+    source = feed("in")
+    source.put([{"key": "a", "t": 1}])
+    checkpoint = tmp_path / "ck"
+    frame = with_ticks(spark, stream(source), checkpoint)
+    log = SourceLog(checkpoint / "sources/1")
+
+    def tick_offset(number: int) -> int:
+        plan = run.log.plan(number)
+        assert plan is not None
+        log.read_to(plan.offsets[1])
+        return plan.offsets[1]
+
+    run = Batches(frame, checkpoint)
+    run.query.processAllAvailable()
+    assert (run.keys, tick_offset(0)) == ({0: ["a"]}, -1)
+    ticks = Ticks(checkpoint, 7, log)
+    assert ticks.force(-1)
+    assert not ticks.force(-1), "at most one that is not committed"
+    until(lambda: run.log.committed(1), "an empty batch")
+    assert (run.keys[1], tick_offset(1)) == ([], 0)
+    plans = [run.log.plan(n) for n in (0, 1)]
+    assert [plan.offsets[0] for plan in plans if plan] == [0, 0]
+    assert ticks.force(0)
+    until(lambda: run.log.committed(2), "another one")
+    ticks.clean(tick_offset(2))
+    run.query.stop()
+    assert [path.name for path in (checkpoint / "lowwater/ticks").iterdir()] == ["7-2"]
+
+    # A restarted query goes on with the tick files deleted, and the names of another run are new to Spark.
+    run = Batches(frame, checkpoint)
+    source.put([{"key": "b", "t": 2}])
+    until(lambda: run.log.committed(3), "the restarted query goes on")
+    assert Ticks(checkpoint, 8, log).force(1)
+    until(lambda: run.log.committed(4), "a tick of the new run")
+    run.query.stop()
+    assert run.keys == {3: ["b"], 4: []}
+
+
+def test_without_recursive_lookup_a_later_sub_directory_holds(
+    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
+) -> None:
+    source = feed("in")
+    source.put([{"key": "a", "t": 1}])
+    run = Batches(spark.readStream.schema(SCHEMA).json(str(source.folder)), tmp_path / "ck")
+    run.query.processAllAvailable()
+    source.put([{"key": "b", "t": 1}], "sub/b.json")
+    source.put([{"key": "c", "t": 1}])
+    run.query.processAllAvailable()
+    run.query.stop()
+    assert run.keys == {0: ["a"], 1: ["c"]}, "Spark passes over the sub-directory, silently"
+    log = SourceLog(tmp_path / "ck/sources/0")
+    log.read_to(1)
+    waiting = Candidates[str]([log])
+    waiting.add("W", [list_head(FileSource(str(source.folder), recursive=False))])
+    assert waiting.newest_reached([1], forget=True) is None
+    assert waiting.missing() == [f"{source.folder}/sub/"]
+
+
+def test_a_file_that_spark_finds_too_old_holds_and_is_named(
+    stream: Callable[..., DataFrame], feed: Callable[[str], Feed], tmp_path: Path
+) -> None:
+    source = feed("in")
+    source.put([{"key": "new", "t": 1}], mtime=1_700_000_000)
+    run = Batches(stream(source), tmp_path / "ck")
+    run.query.processAllAvailable()
+    eight_days = 8 * 24 * 3600
+    old = source.put([{"key": "old", "t": 1}], mtime=1_700_000_000 - eight_days)
+    source.put([{"key": "newer", "t": 1}], mtime=1_700_000_001)
+    run.query.processAllAvailable()
+    run.query.stop()
+    assert run.keys == {0: ["new"], 1: ["newer"]}
+    log = SourceLog(tmp_path / "ck/sources/0")
+    log.read_to(1)
+    waiting = Candidates[str]([log])
+    waiting.add("W", [list_head(FileSource(str(source.folder), recursive=True))])
+    assert waiting.newest_reached([1], forget=True) is None
+    assert waiting.missing() == [str(old)]
+
+
+class Refusals:
+    """What check_plan refuses, each with a frame that has just that in it."""
+
+    @staticmethod
+    def rate(spark: SparkSession, _: Feed) -> DataFrame:
+        return spark.readStream.format("rate").load()
+
+    @staticmethod
+    def batch_frame(spark: SparkSession, _: Feed) -> DataFrame:
+        return spark.range(3).toDF("key")
+
+    @staticmethod
+    def glob(spark: SparkSession, feed: Feed) -> DataFrame:
+        return spark.readStream.schema(SCHEMA).json(f"{feed.folder}*")
+
+    @staticmethod
+    def path_glob_filter(spark: SparkSession, feed: Feed) -> DataFrame:
+        return spark.readStream.schema(SCHEMA).option("pathGlobFilter", "*.json").json(str(feed.folder))
+
+    @staticmethod
+    def modified_after(spark: SparkSession, feed: Feed) -> DataFrame:
+        return spark.readStream.schema(SCHEMA).option("maxFileAge", "1d").json(str(feed.folder))
+
+    @staticmethod
+    def sub_directories(spark: SparkSession, feed: Feed) -> DataFrame:
+        feed.put([], "sub/a.json")
+        return spark.readStream.schema(SCHEMA).json(str(feed.folder))
+
+    @staticmethod
+    def sink_log(spark: SparkSession, feed: Feed) -> DataFrame:
+        (feed.folder / "_spark_metadata").mkdir()
+        return spark.readStream.schema(SCHEMA).json(str(feed.folder))
+
+    @staticmethod
+    def aggregate(spark: SparkSession, feed: Feed) -> DataFrame:
+        return spark.readStream.schema(SCHEMA).json(str(feed.folder)).groupBy("key").count()
+
+    @staticmethod
+    def watermark(spark: SparkSession, feed: Feed) -> DataFrame:
+        stream = spark.readStream.schema("key string, t timestamp").json(str(feed.folder))
+        return stream.withWatermark("t", "1 hour").dropDuplicatesWithinWatermark(["key"])
+
+    @staticmethod
+    def stream_join(spark: SparkSession, feed: Feed) -> DataFrame:
+        stream = spark.readStream.schema(SCHEMA).json(str(feed.folder))
+        return stream.join(spark.readStream.schema("key string, u long").json(str(feed.folder)), "key")
+
+    @staticmethod
+    def limit(spark: SparkSession, feed: Feed) -> DataFrame:
+        return spark.readStream.schema(SCHEMA).json(str(feed.folder)).limit(3)
+
+
+REASONS = {
+    "rate": "The source rate",
+    "batch_frame": "not streaming",
+    "glob": "pattern",
+    "path_glob_filter": "pathglobfilter",
+    "modified_after": "maxfileage",
+    "sub_directories": "recursiveFileLookup",
+    "sink_log": "file sink",
+    "aggregate": "The streaming operator Aggregate",
+    "watermark": "withWatermark|DeduplicateWithinWatermark",
+    "stream_join": "A join of two streams",
+    "limit": "Limit",
+}
+
+
+@pytest.mark.parametrize("what", list(REASONS))
+def test_what_cannot_be_exact_is_refused_with_the_way_out(
+    what: str, spark: SparkSession, feed: Callable[[str], Feed]
+) -> None:
+    with pytest.raises(Unsupported, match=REASONS[what]) as refusal:
+        check_plan(spark, getattr(Refusals, what)(spark, feed("in")))
+    assert refusal.value.fix
+
+
+def test_what_emits_on_arrival_is_taken_and_sources_come_in_order(
+    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
+) -> None:
+    one, two = feed("one"), feed("two")
+    left = spark.readStream.schema(SCHEMA).json(str(one.folder))
+    right = spark.readStream.schema(SCHEMA).option("recursiveFileLookup", "true").json(f"file:{two.folder}/../two/")
+    names = spark.createDataFrame([("a", "Anna")], "key string, name string")
+    frame = left.union(right).where("t > 0").dropDuplicates(["key", "t"]).join(names, "key", "left")
+    sources = check_plan(spark, with_ticks(spark, frame, tmp_path / "ck"))
+    assert [(source.root, source.recursive) for source in sources] == [
+        (str(one.folder), False),
+        (str(two.folder), True),
+        (str(tmp_path / "ck/lowwater/ticks"), False),
+    ]
