@@ -4,8 +4,8 @@
 
     replay clock  9 Jan 2013 22:15 UTC
     computation   low watermark   behind   99 % watermark   behind   held by
-    flights       9 Jan 14:00     8h 15m   9 Jan 17:55      4h 20m   injector [JFK, LGA)
-    enriched      9 Jan 14:00     8h 15m   9 Jan 17:40      4h 35m   exec-1 [B6, EV)
+    flights       9 Jan 14:00     8h 15m   9 Jan 17:55      4h 20m   JFK [JFK, LGA)
+    enriched      9 Jan 14:00     8h 15m   9 Jan 17:40      4h 35m   enriched-1 [B6, EV)
     hourly        9 Jan 13:00     9h 15m   9 Jan 17:00      5h 15m   hourly [JFK, LGA)
 """
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final, TextIO
 
 from examples.flights.data import MINUTE, moment
+from lowwater.views import RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
 _BOLD: Final = "\x1b[1m"
@@ -47,6 +48,25 @@ class Snapshot:
     lines: tuple[Line, ...]
     note: str = ""
     """One more line of text; empty for none."""
+
+
+def line_of(view: WatermarkView, share: float = 0.99) -> Line:
+    """Return where a computation stands, as ``Client.get`` and ``Inputs.each`` tell it."""
+    heuristic = view.heuristic.get(share, view.low)
+    return Line(view.computation, view.low, heuristic, "" if view.holder is None else holder(view.holder))
+
+
+def holder(held: RangeView) -> str:
+    """Return who holds a watermark: the worker, if any, and the key range."""
+    end = _key(held.end) if held.end else "…"
+    owner = held.worker if held.state is RangeState.OWNED else held.state.value
+    return f"{owner} [{_key(held.start)}, {end})"
+
+
+def _key(key: bytes) -> str:
+    """Return a key as text if it is some, else the first of its bytes in hexadecimal."""
+    text = key.decode("ascii", "replace")
+    return text if text.isprintable() and text.isascii() else key[:4].hex()
 
 
 def when(mark: Watermark) -> str:

@@ -30,7 +30,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import lowwater
 from examples.flights import compare, data, expected, table
@@ -63,6 +63,7 @@ PAUSE_SECONDS: Final = 0.01
 """How long a worker waits when it can do nothing but look again."""
 PROGRESS_SECONDS: Final = 0.5
 FLUSH_SECONDS: Final = 30.0
+STALE_SECONDS: Final = 60.0
 
 
 class Claimed(Protocol):
@@ -201,21 +202,20 @@ def _feed(flights: Sequence[Flight], origin: str, start: int, step: int) -> Iter
 class _Worker:
     """One worker of the real authority."""
 
-    def __init__(self, worker: Any, lease: Any) -> None:
+    def __init__(self, worker: lowwater.Worker, bounds: Sequence[bytes]) -> None:
         self._worker = worker
-        self.lease: Lease = lease
+        self._claimed = worker.claim(bounds=bounds)
+        self.lease: Lease = self._claimed
 
     def read(self) -> Seen:
-        seen: Seen = self._worker.inputs()
-        return seen
+        return self._worker.inputs()
 
     def flush(self) -> None:
-        flush: Callable[[float], Any] = self.lease.flush  # type: ignore[attr-defined]
-        flush(FLUSH_SECONDS)
+        self._claimed.flush(FLUSH_SECONDS)
 
 
 class LowwaterAuthority:
-    """The real one, through a :class:`lowwater.Client`. Registers the three computations."""
+    """The real one, through a client. Registers the three computations."""
 
     def __init__(self, client: lowwater.Client) -> None:
         self._client = client
@@ -225,20 +225,24 @@ class LowwaterAuthority:
 
     def claim(self, computation: str, worker: str, bounds: Sequence[bytes]) -> Claimed:
         """Claim the ranges between these bounds for a worker."""
-        made = self._client.worker(computation, name=worker)
-        return _Worker(made, made.claim(bounds=bounds))
+        return _Worker(self._client.worker(computation, name=worker), bounds)
 
     def low(self, computation: str) -> Watermark:
         """Return the published low watermark as it is known now: no request, the client is subscribed."""
         return self._readers[computation].read().low
 
     def lines(self) -> tuple[table.Line, ...]:
-        """Return where the three computations stand."""
+        """Return where the three computations stand.
+
+        Raises:
+            ConnectionError: The authority was not heard for a minute. A pipeline would go on without it; this run, whose
+                injectors wait for its watermarks, would wait for ever.
+        """
         seen = {name: reader.read() for name, reader in self._readers.items()}
-        return tuple(
-            table.Line(name, each.low, each.heuristic.get(SHARE, Watermark.UNKNOWN), each.held_by or "")
-            for name, each in seen.items()
-        )
+        for name, each in seen.items():
+            if each.stale_for > STALE_SECONDS:
+                raise ConnectionError(f"no word of {name} for {each.stale_for:.0f} s: is lowwater serve still running?")
+        return tuple(table.line_of(each.each[name], SHARE) for name, each in seen.items())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

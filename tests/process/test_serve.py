@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import grpc
 import pytest
@@ -93,7 +94,8 @@ def peer(server: Serving) -> Iterator[Peer]:
 
 def reason(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, dict[str, str]]:
     """What a refused call says."""
-    (details,) = (value for key, value in error.trailing_metadata() if key == "grpc-status-details-bin")
+    trailers = dict(cast(list[tuple[str, bytes]], error.trailing_metadata()))
+    details = trailers["grpc-status-details-bin"]
     status = errors_pb2.RpcStatus.FromString(details)
     info = errors_pb2.ErrorInfo()
     assert status.details[0].type_url == "type.googleapis.com/google.rpc.ErrorInfo"
@@ -124,7 +126,7 @@ def test_a_report_becomes_a_watermark_that_survives_kill_and_restart(server: Ser
 
 def test_rule9_another_deployment_is_refused_on_every_path(peer: Peer) -> None:
     peer.register("a")
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: peer.claim("a", server_token="other"),
         lambda: peer.watermarks.GetWatermarks(watermarks_pb2.GetWatermarksRequest(server_token="other")),
         lambda: next(peer.watermarks.Watch(watermarks_pb2.WatchRequest(server_token="other"))),
@@ -177,7 +179,7 @@ def test_a_worker_is_told_what_a_newer_claim_took(peer: Peer) -> None:
     assert peer.low() == 15 * HOUR, "the rest of the message counts, and the lost range holds its last value"
 
 
-BAD_CALLS = {
+BAD_CALLS: dict[str, tuple[Callable[[Peer], object], str, str | None]] = {
     "name": (lambda p: p.register("no spaces"), "INVALID_ARGUMENT", "name"),
     "input name": (lambda p: p.register("b", "a", "no spaces"), "INVALID_ARGUMENT", "inputs[1]"),
     "unknown computation": (lambda p: p.claim("nobody"), "UNKNOWN_COMPUTATION", None),

@@ -196,7 +196,11 @@ class Driver:
     def reset(self) -> None:
         """Start a new life, as one topology record does."""
         self.spec = Spec(
-            self.spec.name, self.spec.inputs, self.spec.heuristics, max_skew=self.spec.max_skew, incarnation=self.core.incarnation + 1
+            self.spec.name,
+            self.spec.inputs,
+            self.spec.heuristics,
+            max_skew=self.spec.max_skew,
+            incarnation=self.core.incarnation + 1,
         )
         self.core = recovery.restarted(self.core, self.spec)
         self.core.publish()
@@ -213,10 +217,12 @@ def durable(snapshot: bytes) -> bytes:
     """A snapshot without what a round may leave out of its record.
 
     A report that changes no value and no mass is not journaled; it leaves its number and its times behind, which
-    nothing else depends on: what it said again is as harmless as what it said first.
+    nothing else depends on: what it said again is as harmless as what it said first. A value that moves and comes back
+    within a round has moved for the living alone.
     """
     message = pb.Snapshot.FromString(snapshot)
     for group in message.groups:
         del group.senders[:]
         group.oldest_operation_micros = group.last_report_micros = 0
+        group.since = b""
     return message.SerializeToString(deterministic=True)

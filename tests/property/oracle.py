@@ -10,11 +10,9 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import NamedTuple
 
-MIN = -(2**63)
-MAX = 2**63 - 1
+from tests.property.second_opinion import MAX, MIN, Told, heuristic
+
 CELLS = 16
 MINUTE = 60 * 1_000_000
 
@@ -30,14 +28,6 @@ class Refusal(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-class Told(NamedTuple):
-    """A mass as an owner tells it: one event time per unfinished record, and where the finished ones stand."""
-
-    pending: tuple[int, ...]
-    recent: int
-    frontiers: Mapping[int, int]
 
 
 @dataclass
@@ -120,6 +110,7 @@ class Oracle:
         self.order = (0, 0)
         self.committed: tuple[int, bytes] | None = None
         self.committed_by = 0
+        self.knows_repeats = True
         self.changed = self.strong = False
         self.dirty: set[int] = set()
         self.forget_batches()
@@ -350,8 +341,8 @@ class Oracle:
         if self.committed is not None:
             if batch.number < self.committed[0]:
                 return list(tasks)  # long past: nothing is prepared
-            if key == (self.committed_by, self.committed[0]):
-                return []  # a repeat
+            if self.knows_repeats and key == (self.committed_by, self.committed[0]):
+                return []
         if self.prepared is not None and key < (self.prepared.sequencer, self.prepared.number):
             return list(tasks)
         have = self.parts if self.parts_of == key else {}
@@ -405,6 +396,7 @@ class Oracle:
                 refused |= self.take_value(claim, handle, value, finish=batch.bound == MAX, now=now)
         if self.committed is None or batch.number >= self.committed[0]:
             self.committed, self.committed_by = (batch.number, batch.digest), batch.sequencer
+            self.knows_repeats = True
         self.changed = self.strong = True
         return refused
 
@@ -443,38 +435,3 @@ class Oracle:
             if not self.finished(claim):
                 told.append(claim.masses)
         return told
-
-
-def heuristic(share: int, unfinished: Sequence[list[Told] | None]) -> int | None:
-    """Section 6's formula but for L and the ratchet, with every record counted by itself; None: it does not move."""
-    if any(masses is None for masses in unfinished):
-        return None
-    told = [mass for masses in unfinished for mass in masses or ()]
-    frontiers = [mass.frontiers[share] for mass in told if share in mass.frontiers]
-    if not frontiers:
-        return None
-    records: list[int] = []
-    for mass in told:
-        records += mass.pending
-        records += [mass.frontiers.get(share, MIN)] * mass.recent
-    if not records:
-        return max(frontiers) if max(frontiers) != MAX else None
-    reached = [
-        time
-        for time in records
-        if Fraction(sum(1 for other in records if other >= time), len(records)) >= Fraction(share, 1_000_000)
-    ]
-    value = min(max(frontiers), max(reached))
-    if value != MAX:
-        return value
-    # Only L may say MAX: what is left is the progress of the records that are somewhere.
-    return max((time for time in records if time != MAX), default=None)
-
-
-def beam_low(old: int, values: Sequence[int]) -> int:
-    """Beam's in-memory runner, a second opinion on L: new = max(old, min(everything that holds))."""
-    new = MAX
-    for value in values:
-        if value < new:
-            new = value
-    return new if new > old else old

@@ -6,6 +6,7 @@ import functools
 
 from examples.flights import data
 from examples.flights.data import Flight
+from examples.flights.simulate import Result, simulate
 
 START = data.micros(data.SLICE_START)
 END = data.micros(data.SLICE_END)
@@ -21,3 +22,9 @@ def year() -> tuple[Flight, ...]:
 def demo_slice() -> tuple[Flight, ...]:
     """The flights of 8 to 11 January."""
     return tuple(flight for flight in year() if START <= flight.sched_dep < END)
+
+
+@functools.cache
+def simulated() -> Result:
+    """The demo's run without Spark and without a server."""
+    return simulate(demo_slice(), START)

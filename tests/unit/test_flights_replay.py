@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -130,7 +132,7 @@ def test_a_file_holds_the_beat_and_only_it(tmp_path: Path) -> None:
 
 
 def _micros(value: object) -> int | None:
-    return data.micros(value) if isinstance(value, data.datetime) else None
+    return data.micros(value) if isinstance(value, datetime) else None
 
 
 def test_a_reader_never_sees_a_file_that_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,12 +170,11 @@ def test_beats_are_written_at_the_rate_and_lost_time_is_caught_up(tmp_path: Path
     clock = Clock()
     steps = feed()[:6]
 
-    def slowly() -> list[Beat]:
+    def slowly() -> Iterator[Beat]:
         for beat in steps:
             if beat.number == 2:
                 clock.now += 0.2
-            yield beat  # type: ignore[misc]
-        return []
+            yield beat
 
     count = replay.run(slowly(), tmp_path, start=START, rate=2.0, now=lambda: clock.now, wait=clock.wait)
     assert count == len(list(tmp_path.iterdir())) == 6

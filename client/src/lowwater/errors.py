@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import ClassVar
 
 __all__ = [
     "BY_REASON",
@@ -57,12 +56,10 @@ BY_REASON: dict[str, type[LowwaterError]] = {}
 class LowwaterError(Exception):
     """The root. Raised itself only for a reason that this version of the client does not know.
 
-    ``metadata`` holds every changing part of the message. ``code`` is the name of the gRPC status code that carries the
-    error, empty for errors that arise in the client alone.
+    ``metadata`` holds every changing part of the message.
     """
 
     reason: str = "UNKNOWN"
-    code: ClassVar[str] = ""
 
     def __init__(self, message: str, *, reason: str | None = None, metadata: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -88,79 +85,53 @@ def _rebuild(cls: type[LowwaterError], message: str, reason: str, metadata: dict
 class InvalidArgument(LowwaterError, ValueError):
     """A field is malformed. ``metadata`` has ``field``, its path, and ``fix``, what to send instead."""
 
-    code = "INVALID_ARGUMENT"
-
 
 class UnknownComputation(LowwaterError):
     """The name is not registered. Register it, or correct the spelling."""
-
-    code = "NOT_FOUND"
 
 
 class RegistrationConflict(LowwaterError):
     """The name is registered with other inputs or options. Use ``set_inputs``, or another name."""
 
-    code = "ALREADY_EXISTS"
-
 
 class Cycle(LowwaterError):
     """The inputs would make a computation wait for itself, for ever."""
-
-    code = "FAILED_PRECONDITION"
 
 
 class StaleSequencer(LowwaterError):
     """The claim was superseded: another worker owns the ranges. Stop writing for them; do not claim again by yourself."""
 
-    code = "FAILED_PRECONDITION"
-
 
 class OlderClaim(LowwaterError):
     """A newer run has claimed already. This run has been replaced and must stop."""
-
-    code = "FAILED_PRECONDITION"
 
 
 class IdentityMismatch(LowwaterError):
     """The computation belongs to another identity. Use another name, or ``adopt`` to start a new life of it."""
 
-    code = "FAILED_PRECONDITION"
-
 
 class Rewound(LowwaterError):
     """The run starts before the last committed batch: its checkpoint is older than what was published."""
-
-    code = "FAILED_PRECONDITION"
 
 
 class TooFarAhead(LowwaterError):
     """A report was further ahead of the clock than the computation's ``max_skew`` and was not taken over."""
 
-    code = "INVALID_ARGUMENT"
-
 
 class FinishRequired(LowwaterError):
     """MAX was reported without meaning it. Only ``Lease.finish()`` ends a range."""
-
-    code = "INVALID_ARGUMENT"
 
 
 class InputVersion(LowwaterError):
     """The inputs changed since the claim. Claim again, and fold the new ones."""
 
-    code = "FAILED_PRECONDITION"
-
 
 class IncarnationChanged(LowwaterError):
     """The computation was reset: what was waited for belongs to an earlier life of it."""
 
-    code = "FAILED_PRECONDITION"
-
 
 class ServerTokenMismatch(LowwaterError):
     """Another deployment answered under this address. Nothing it says is mixed with what was seen before."""
-
-    code = "FAILED_PRECONDITION"
 
 
 class StaleEpoch(LowwaterError):
@@ -170,43 +141,29 @@ class StaleEpoch(LowwaterError):
 class OldStream(LowwaterError):
     """The process opened a newer report stream in the meantime. The reporter reconnects by itself."""
 
-    code = "FAILED_PRECONDITION"
-
 
 class NotPrepared(LowwaterError):
     """A micro-batch was committed without a whole prepared set; the stage holds until a later batch is prepared."""
-
-    code = "FAILED_PRECONDITION"
 
 
 class OwnedRanges(LowwaterError):
     """Workers own part of what should be retired. Stop them first, or force it."""
 
-    code = "FAILED_PRECONDITION"
-
 
 class WouldRegress(LowwaterError):
     """A new input is behind what the computation has published; it needs a new life to read it."""
-
-    code = "FAILED_PRECONDITION"
 
 
 class Overloaded(LowwaterError):
     """The authority's admission bound is reached. Nothing was changed; try later."""
 
-    code = "RESOURCE_EXHAUSTED"
-
 
 class JournalFailed(LowwaterError):
     """The journal surely refused the write, for example because its disk is full. Nothing was changed."""
 
-    code = "UNAVAILABLE"
-
 
 class ShuttingDown(LowwaterError):
     """The server is stopping. Calls that may be repeated are, at the next server."""
-
-    code = "UNAVAILABLE"
 
 
 class Unavailable(LowwaterError):

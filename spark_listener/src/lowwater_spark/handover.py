@@ -8,7 +8,6 @@ both; overwriting would be seen by no reader, since Spark never re-reads a path.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Callable
@@ -35,7 +34,7 @@ def hand_over(frame: DataFrame, path: Path, batch: int, digest: str, *, format: 
     """
 
     def write(folder: Path) -> None:
-        frame.write.format(format).save(os.fspath(folder / "rows"))
+        frame.write.format(format).save(f"file://{folder / 'rows'}")
         for file in (folder / "rows").iterdir():
             if not file.name.startswith((".", "_")) and not _is_empty(file, format):
                 file.rename(folder / file.name)

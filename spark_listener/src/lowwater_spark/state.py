@@ -42,6 +42,8 @@ class RangeEntry:
     """Name of the file with the rows it emitted; empty when there are none."""
     oldest: int | None = None
     """The oldest stamp that it still holds, microseconds."""
+    records: int = 0
+    """How many records it still holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ def _entry(manifest: Manifest) -> dict[str, Any]:
         "batch": manifest.batch,
         "digest": manifest.digest,
         "low": manifest.low,
-        "ranges": [[entry.state, entry.emitted, entry.oldest] for entry in manifest.ranges],
+        "ranges": [[entry.state, entry.emitted, entry.oldest, entry.records] for entry in manifest.ranges],
         "pending": [list(manifest.pending[0]), list(manifest.pending[1])],
         "finished": manifest.finished,
         "late": manifest.late,

@@ -74,7 +74,14 @@ class BatchStage:
         return True
 
     def prepare(self, request: Prepare, ranges: int) -> Sequence[TaskAttempt]:
-        """Prepare the named attempts and return those whose part never came; with any, nothing is prepared."""
+        """Prepare the named attempts and return those whose part never came; with any, nothing is prepared.
+
+        A delayed repeat of an older batch's leaves the newer one as it is.
+        """
+        if self.prepared is not None:
+            newest = self.prepared.request
+            if (request.sequencer, request.batch) < (newest.sequencer, newest.batch):
+                return list(request.tasks)
         parts = self._parts if self._key == (request.sequencer, request.batch) else {}
         missing = [task for task in request.tasks if task not in parts]
         if missing:

@@ -10,7 +10,7 @@ A round is: any number of staging calls, :meth:`take_record`, an append of its r
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 GRANTS_KEPT: Final = 4096
 """Request ids remembered, so that a repeated claim gets its first answer even after it was superseded."""
+
+MOST_RECORDS: Final = 2**40
+"""Of one claim's mass, so that sums over all claims stay exact in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,8 @@ class Computation:
         self.identity: str | None = None
         self.order = (0, 0)
         self.last_batch: tuple[int, bytes] | None = None
+        self.committed_by = 0
+        """The claim that committed it; 0: not known, for a snapshot does not say."""
         self.granted: OrderedDict[bytes, int] = OrderedDict()
         self._ops: list[pb.Op] = []
         self._changes: dict[int, _Changes] = {}
@@ -131,7 +136,10 @@ class Computation:
         if group is None or group.state is not GroupState.OWNED:
             msg = "this claim was granted and has been superseded since; make a new one if this worker is the owner"
             raise errors.StaleSequencer(msg, metadata=self._about(sequencer=sequencer))
-        return Grant(sequencer, self.map.columns.values[group.slots()].copy(), self.reference())
+        watermarks = self.map.columns.values[group.slots()].copy()
+        if group.live is not None:
+            watermarks[~group.live] = MIN  # somebody else's by now: nothing is known of them
+        return Grant(sequencer, watermarks, self.reference())
 
     def _check_order(self, request: ClaimRequest) -> None:
         if self.identity is not None and request.identity != self.identity:
@@ -168,7 +176,7 @@ class Computation:
             request_id=op.request_id,
         )
         taken = self.map.claim(group, codec.int64s(op.bound_micros), now)
-        self._hand_over_masses(group, taken)
+        self._hand_over_masses(group, taken, bounded=bool(op.bound_micros))
         group.finished = bool((self.map.columns.values[group.slots()] == MAX).all())
         self.last_sequencer = op.sequencer
         self.identity = op.identity
@@ -180,17 +188,25 @@ class Computation:
         self._mass_changed = True
         return group, taken
 
-    def _hand_over_masses(self, group: Group | None, taken: Iterable[Taken]) -> None:
-        """Let a claim stand on the masses of the groups it replaced as a whole; of a part, nobody knows the mass."""
+    def _hand_over_masses(self, group: Group | None, taken: Iterable[Taken], *, bounded: bool = False) -> None:
+        """Let a claim stand on the masses of the groups it replaced as a whole; of a part, nobody knows the mass.
+
+        Nor of what had none any more, being finished or retired, and comes back by a claim (``bounded``: with a bound).
+        """
         stand_ins: list[Mass] = []
         known = True
         for lost in taken:
-            if lost.group.state is GroupState.RETIRED or lost.group.finished:
-                continue
-            if lost.group.live_count or lost.remainder or not lost.group.mass_known:
-                lost.group.mass_known = known = False
+            partly = bool(lost.group.live_count) or lost.remainder
+            if lost.group.state is GroupState.RETIRED:
+                known = False
+            elif lost.group.finished:
+                known = known and not bounded
+            elif partly or not lost.group.mass_known:
+                known = False
             else:
                 stand_ins.extend(lost.group.masses())
+            if partly:
+                lost.group.mass_known = False
             if lost.group.live_count:
                 self._settle_finished(lost.group)
         if group is not None:
@@ -284,12 +300,13 @@ class Computation:
         group.senders[sender] = number
         group.last_report = now
         group.oldest_operation = report.oldest_operation
-        values = report.watermarks
+        values, mass = report.watermarks, report.mass
         if report.fold.input_incarnations != required.input_incarnations:
             values = np.full(len(values), MIN, dtype=np.int64)
+            mass = mass and replace(mass, frontiers=dict.fromkeys(mass.frontiers, MIN))
         refused: list[Refused] = []
-        if report.mass is not None:
-            refused.extend(self._take_mass(group, report.mass, now))
+        if mass is not None:
+            refused.extend(self._take_mass(group, mass, now))
         refused.extend(self._take_values(group, report.handles, values, finish=report.finish, now=now))
         return refused
 
@@ -300,6 +317,8 @@ class Computation:
             problem = f"watermarks_micros has {len(report.watermarks)} values for {ranges} ranges; send one a range, or one for all"
         elif report.handles is not None and ranges and int(report.handles.max()) >= group.count:
             problem = f"handles names {int(report.handles.max())}, but the claim has the handles 0 to {group.count - 1}"
+        elif report.handles is not None and not _distinct(report.handles):
+            problem = "handles names a range twice; send one value a range"
         if problem:
             return Refused(group.sequencer, errors.InvalidArgument.reason, problem, report.handles)
         if report.fold.input_version != required.input_version:
@@ -379,6 +398,8 @@ class Computation:
             problem = f"mass.pending has {len(mass.starts)} starts and {len(mass.counts)} counts; send as many of each"
         elif (mass.counts < 0).any() or (mass.starts[1:] <= mass.starts[:-1]).any():
             problem = "mass.pending must have ascending starts and counts below 2^63"
+        elif float(mass.counts.sum(dtype=np.float64)) + mass.recent > MOST_RECORDS:
+            problem = f"mass counts more than {MOST_RECORDS} records; no claim has that many"
         if problem:
             return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
         for share, micros in mass.frontiers.items():
@@ -413,6 +434,12 @@ class Computation:
     def prepare(self, request: Prepare) -> Sequence[TaskAttempt]:
         """Fix the accepted attempts of a batch; returns those that never came, in which case nothing is prepared."""
         group = self._owned(request.sequencer)
+        if self.last_batch is not None:
+            # A delayed repeat: committing it once more would put the older batch's values over the newer one's.
+            if request.batch < self.last_batch[0]:
+                return list(request.tasks)
+            if (request.sequencer, request.batch) == (self.committed_by, self.last_batch[0]):
+                return []
         return self.batches.prepare(request, group.count)
 
     def commit(self, sequencer: int, batch: int, required: Fold, now: int) -> list[Refused]:
@@ -462,7 +489,7 @@ class Computation:
 
     def _apply_batch(self, op: pb.Batch) -> None:
         if self.last_batch is None or op.number >= self.last_batch[0]:
-            self.last_batch = (op.number, op.digest)
+            self.last_batch, self.committed_by = (op.number, op.digest), op.sequencer
 
     # -- rounds --------------------------------------------------------------------------------------------
 
@@ -528,6 +555,11 @@ class Computation:
         group = self.map.groups[op.sequencer]
         values = codec.int64s(op.micros)
         handles = codec.handles(op.handles)
+        if group.state is not GroupState.OWNED or (
+            len(values) and group.live is not None and not (len(handles) and group.live[handles].all())
+        ):
+            msg = f"values for ranges that the claim {op.sequencer} does not own"
+            raise ValueError(msg)
         if len(values):
             self._store(group, handles if len(handles) else None, values, now)
         if op.HasField("mass"):
@@ -614,6 +646,10 @@ _NONE: Final = np.zeros(0, dtype=np.intp)
 def _shortened(values: Int64s) -> Int64s:
     """Return one value for all when they are equal: most reports say the same of all ranges."""
     return values[:1] if len(values) and bool((values == values[0]).all()) else values
+
+
+def _distinct(handles: npt.NDArray[np.uint32]) -> bool:
+    return bool((handles[1:] > handles[:-1]).all()) or len(np.unique(handles)) == len(handles)
 
 
 def _named(handles: npt.NDArray[np.intp] | None, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:

@@ -31,7 +31,7 @@ class ReplayError(Exception):
 def recover(spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, epoch_base: int) -> Computation:
     """Rebuild a computation. Records of an older life only leave their request ids and sequencers behind.
 
-    Raises ReplayError when a record names a claim that its predecessors do not know.
+    Raises ReplayError when a record names a claim that its predecessors do not know, or a life that the graph does not.
     """
     computation = Computation(spec, epoch_base=epoch_base)
     computation.incarnation = 0
@@ -46,7 +46,10 @@ def recover(spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, epo
             computation = restarted(computation, spec)
             computation.incarnation = record.incarnation
         _replay(computation, record)
-    if computation.incarnation != spec.incarnation:
+    if computation.incarnation > spec.incarnation:
+        msg = f"{spec.name} has records of its life {computation.incarnation}, but the graph knows only {spec.incarnation}"
+        raise ReplayError(msg)
+    if computation.incarnation < spec.incarnation:
         computation = restarted(computation, spec)
     computation.publish()
     return computation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -165,6 +166,8 @@ class MemoryJournal(Journal):
     async def _run(self, operation: Operation, write: Callable[[bool], None]) -> None:
         """One write, with the fate that the plan has for it. Owner and positions are checked with the write."""
         life = self._life
+        # Every other store lets the event loop run during a write, and callers come to rely on it.
+        await asyncio.sleep(0)
         outcome = await self._faults.before(operation)
         if life != self._disk.life:
             raise JournalClosed

@@ -21,7 +21,7 @@ BEAT: Final = 3.0
 """Seconds after which a claim that has nothing new repeats itself, so that its last report stays fresh."""
 
 MESSAGE_WORDS: Final = 1_000_000
-"""64-bit words in one message, about: half of the 16 MiB that the server accepts."""
+"""64-bit words in one message, about: 8 MB, which holds nobody up for long."""
 
 
 @dataclass(frozen=True, slots=True)

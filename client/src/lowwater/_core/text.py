@@ -46,14 +46,17 @@ def describe_key(key: bytes) -> str:
 
 
 def describe_range(start: bytes, end: bytes) -> str:
-    """Return a half-open key range in words.
+    """Return a half-open key range in words: both ends as text, or both in hexadecimal.
 
-    >>> describe_range(b"", b""), describe_range(b"A", b"N")
-    ('all keys', '[A, N)')
+    >>> describe_range(b"", b""), describe_range(b"A", b"N"), describe_range(b"@", bytes([0x80])), describe_range(b"A", b"")
+    ('all keys', '[A, N)', '[0x40, 0x80)', '[A, ..)')
     """
     if not start and not end:
         return "all keys"
-    return f"[{describe_key(start) if start else '..'}, {describe_key(end) if end else '..'})"
+    names = [describe_key(key) if key else ".." for key in (start, end)]
+    if any(name.startswith("0x") for name in names):
+        names = [f"0x{key.hex()}" if key else ".." for key in (start, end)]
+    return f"[{names[0]}, {names[1]})"
 
 
 def describe_owner(view: RangeView) -> str:

@@ -30,10 +30,12 @@ __all__ = [
     "completeness",
     "computation",
     "error_from_details",
-    "error_to_details",
+    "error_of",
+    "fenced",
     "frontiers",
     "histogram",
     "ppm",
+    "range_view",
     "ranges",
     "refusal",
     "report_request",
@@ -235,11 +237,3 @@ def error_from_details(details: bytes) -> errors.LowwaterError | None:
 def error_of(reason: str, message: str, metadata: dict[str, str]) -> errors.LowwaterError:
     """Return the error of a wire reason; the root for one that this client does not know."""
     return errors.BY_REASON.get(reason, errors.LowwaterError)(message, reason=reason, metadata=metadata)
-
-
-def error_to_details(error: errors.LowwaterError, code: int) -> bytes:
-    """Return the trailer ``grpc-status-details-bin`` for an error and the number of its gRPC status code."""
-    info = errors_pb2.ErrorInfo(reason=error.reason, domain=_DOMAIN, metadata=error.metadata)
-    status = errors_pb2.RpcStatus(code=code, message=error.message)
-    status.details.add(type_url=_ERROR_INFO, value=info.SerializeToString())
-    return status.SerializeToString()

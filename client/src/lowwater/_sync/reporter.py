@@ -148,8 +148,10 @@ class Reporter:
                 delay = self._answered(response)
                 backoff.reset()
                 if delay is not None:
-                    return delay
+                    return delay + backoff.next()
         except grpc.RpcError as failure:
+            if self._connection.closed.is_set():
+                return 0.0
             error = error_of_call(failure, self._connection.settings.address)
             if isinstance(error, errors.ServerTokenMismatch):
                 raise error from None

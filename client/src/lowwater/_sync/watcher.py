@@ -204,9 +204,9 @@ class Watcher:
                 backoff.reset()
                 if response.HasField("go_away"):
                     logger.info("the authority goes away: %s", response.go_away.reason)
-                    return response.go_away.retry_after_millis / 1e3
+                    return response.go_away.retry_after_millis / 1e3 + backoff.next()
         except grpc.RpcError as failure:
-            if self._renewing:
+            if self._renewing or self._connection.closed.is_set():
                 return 0.0
             error = error_of_call(failure, self._connection.settings.address)
             if isinstance(error, errors.ServerTokenMismatch):

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Self, SupportsIndex, TypeGuard
+from typing import Final, Self, SupportsIndex, TypeGuard, cast
 
 from lowwater import errors
 from lowwater._core.columns import Column
@@ -376,7 +376,7 @@ class Lease:
             return {self._handle(h): MAX if v is None else to_micros(v) for h, v in oldest.items()}
         if _is_one(oldest):
             return to_micros(oldest)
-        column = Column.of(oldest)
+        column = Column.of(cast(Sequence[EventTime | None], oldest))
         if column.count != len(self):
             msg = f"oldest has {column.count} values, but the lease has {len(self)} ranges; pass one a range, or a mapping"
             raise errors.InvalidArgument(msg, metadata={"field": "oldest", "fix": f"{len(self)} values"})
@@ -412,7 +412,7 @@ def _starting_bounds(bound: EventTime | Sequence[EventTime] | None, ranges: int)
         return []
     if _is_one(bound):
         return [to_micros(bound)]
-    values = list(Column.of(bound).values())
+    values = list(Column.of(cast(Sequence[EventTime], bound)).values())
     if len(values) != ranges:
         msg = f"bound has {len(values)} values for {ranges} ranges; pass one for all, or one a range"
         raise errors.InvalidArgument(msg, metadata={"field": "bound", "fix": f"{ranges} values"})

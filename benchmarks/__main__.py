@@ -1,0 +1,74 @@
+"""The command: ``python -m benchmarks [NAME ...]``."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from benchmarks import ingest, latency, result, scale
+
+BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
+    "ingest": ingest.run,
+    "latency": latency.run,
+    "scale": scale.run,
+}
+
+ABOUT: Final = """\
+Measure lowwater against what else could do the same work. A benchmark and its baselines run side by side on this
+machine, take turns by rounds, and the median round counts: read the ratio, not the figure.
+
+  ingest    durable interval updates a second on one shard of 1 M ranges, against a Redis sorted set
+            (ZADD + ZRANGE) and against bare gRPC + numpy that journals nothing          about 1 minute
+  latency   report sent -> subscriber holds the new watermark, journaled, 1 M ranges,
+            against a bare two-hop gRPC relay                                            about half a minute
+  scale     the same latency at 1 k, 100 k, 500 k and 10 M ranges, and bytes a range     about 2 minutes, 4 GB
+"""
+
+MORE: Final = """\
+Each line has: benchmark, metric, value, unit, baseline, baseline_value, ratio (value / baseline_value); low and high
+are the least and greatest round. A baseline that cannot run here has the value null, and the reason.
+--quick proves that the benchmarks work; its figures mean nothing.
+
+examples: python -m benchmarks latency
+          python -m benchmarks --json > docs/results/benchmarks.jsonl
+"""
+
+
+def main() -> int:
+    """Run what was asked for."""
+    parse = argparse.ArgumentParser(
+        "python -m benchmarks", description=ABOUT, epilog=MORE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parse.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}; all when left out")
+    parse.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parse.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
+    parse.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        default=Path(tempfile.gettempdir()),
+        help="where journals go: on a real disk, or a sync costs nothing (default: %(default)s)",
+    )
+    args = parse.parse_args()
+    for name in args.names:
+        if name not in BENCHMARKS:
+            parse.error(f"there is no benchmark {name!r}; choose from {', '.join(BENCHMARKS)}")
+    # A terminated benchmark stops its servers like an interrupted one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for name in dict.fromkeys(args.names or BENCHMARKS):
+        machine = result.machine(args.data)
+        print(f"{name}: running", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(prefix="lowwater-benchmark-", dir=args.data) as folder:
+            found = BENCHMARKS[name](Path(folder), quick=args.quick)
+        for one in found:
+            result.write(one, machine, as_json=args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Server processes: started, waited for, and never left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server."""
+
+    address: str
+    pid: int
+
+    def resident_bytes(self) -> int | None:
+        """Return the memory that the process holds; None where /proc does not tell."""
+        try:
+            lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        except OSError:
+            return None
+        return next(int(line.split()[1]) * PAGE for line in lines if line.startswith("VmRSS:"))
+
+
+@contextmanager
+def authority(data: Path) -> Iterator[Server]:
+    """Run ``lowwater serve`` with its journal in ``data``."""
+    code = "from lowwater_authority.server import main; raise SystemExit(main())"
+    arguments = ["--data", str(data), "--listen", "127.0.0.1:0", "--metrics", "off"]
+    with _running([sys.executable, "-c", code, *arguments], data) as (process, line):
+        # lowwater: serving on HOST:PORT (metrics off)
+        yield Server(line.split()[3], process.pid)
+
+
+@contextmanager
+def bare(data: Path, ranges: int) -> Iterator[Server]:
+    """Run the baselines over gRPC (:mod:`benchmarks.bare`)."""
+    with _running([sys.executable, "-m", "benchmarks.bare", str(ranges)], data) as (process, line):
+        yield Server(f"127.0.0.1:{line.strip()}", process.pid)
+
+
+@contextmanager
+def _running(command: Sequence[str], folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a process and wait for its first line. It is killed in the end: its data is thrown away anyhow."""
+    folder.mkdir(parents=True, exist_ok=True)
+    root = Path(__file__).parent.parent
+    with (folder / "stderr").open("w+") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=root)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                errors.seek(0)
+                msg = f"{' '.join(command[:3])} ended before it served: {errors.read()[-2000:]}"
+                raise RuntimeError(msg)
+            yield process, line
+        finally:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()

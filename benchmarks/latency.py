@@ -1,0 +1,76 @@
+"""From the report to the subscriber that holds the new watermark, through the journal."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks import child, workload
+from benchmarks.owner import Hop, JournaledHop, Owner, RelayHop
+from benchmarks.result import Result, Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is done."""
+
+    ranges: int
+    rounds: int
+    samples: int
+    """In one round."""
+
+
+FULL: Final = Size(1_000_000, rounds=10, samples=300)
+QUICK: Final = Size(10_000, rounds=2, samples=20)
+
+RANGES_PER_CLAIM: Final = 10_000
+
+PAUSE: Final = 0.002
+"""Seconds between samples, give or take a half: every queue is empty again, the acknowledgement is in."""
+
+WARM_UP: Final = 10
+"""Messages at the start of a round that do not count: what ran before has the caches."""
+
+RELAY: Final = "bare two-hop gRPC relay"
+
+
+def run(folder: Path, *, quick: bool) -> list[Result]:
+    """Measure."""
+    size = QUICK if quick else FULL
+    with ExitStack() as stack:
+        server = stack.enter_context(child.authority(folder / "latency"))
+        owner = stack.enter_context(closing(claimed(server, size.ranges)))
+        relay = stack.enter_context(closing(RelayHop(stack.enter_context(child.bare(folder / "relay", 1)).address)))
+        ours, theirs = take_turns((JournaledHop(owner), relay), size.rounds, size.samples)
+    facts = {"ranges": size.ranges, "n": size.rounds * size.samples}
+    p50, p99 = Spread.percentile(ours, 50), Spread.percentile(ours, 99)
+    relay50, relay99 = Spread.percentile(theirs, 50), Spread.percentile(theirs, 99)
+    return [
+        Result("latency", "p50", p50, "ms", f"{RELAY}, p50", relay50, facts),
+        Result("latency", "p99", p99, "ms", f"{RELAY}, p50", relay50, facts),
+        Result("latency", "p99", p99, "ms", f"{RELAY}, p99", relay99, facts),
+    ]
+
+
+def claimed(server: child.Server, ranges: int) -> Owner:
+    """Claim all ranges of a server, by claims of moderate size."""
+    return Owner(server.address, workload.keys(ranges), claims=max(1, ranges // RANGES_PER_CLAIM))
+
+
+def take_turns(hops: Iterable[Hop], rounds: int, samples: int) -> tuple[list[list[float]], ...]:
+    """Return the milliseconds of every sample of each hop, by round."""
+    pause = random.Random(workload.SEED)
+    found: dict[Hop, list[list[float]]] = {hop: [] for hop in hops}
+    for _ in range(rounds):
+        for hop, taken in found.items():
+            milliseconds = []
+            for _ in range(WARM_UP + samples):
+                milliseconds.append(1e3 * hop.sample())
+                time.sleep(PAUSE * pause.uniform(0.5, 1.5))
+            taken.append(milliseconds[WARM_UP:])
+    return tuple(found.values())

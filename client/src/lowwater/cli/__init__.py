@@ -1,0 +1,45 @@
+"""The command ``lowwater``: what a person or a script asks of the authority.
+
+Exit codes: 0 done, 1 not yet, 2 error, 3 nobody could tell (the authority is unreachable or silent).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from lowwater import errors
+from lowwater.cli.arguments import parser
+from lowwater.cli.commands import COMMANDS, CannotTell, open_client
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["serve"]:
+        return _serve(arguments[1:])
+    args = parser().parse_args(arguments)
+    try:
+        with open_client(args) as lw:
+            return COMMANDS[args.command](lw, args)
+    except CannotTell as error:
+        print(f"lowwater {args.command}: {error}", file=sys.stderr)
+        return 3
+    except (errors.LowwaterError, OSError, ValueError) as error:
+        print(f"lowwater {args.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _serve(arguments: list[str]) -> int:
+    try:
+        from lowwater_authority.server import main as serve
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("lowwater_authority"):
+            raise
+        print("lowwater serve: the server is a package of its own: pip install lowwater-authority", file=sys.stderr)
+        return 2
+    return serve(arguments)

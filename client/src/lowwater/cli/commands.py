@@ -1,0 +1,182 @@
+"""What each command does; each returns its exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from lowwater import errors
+from lowwater._core.text import duration
+from lowwater._sync.client import Client, connect
+from lowwater.cli import render
+from lowwater.cli.render import to_json
+
+__all__ = ["COMMANDS", "CannotTell", "open_client"]
+
+_AWAY: Final = (
+    errors.JournalFailed,
+    errors.Overloaded,
+    errors.ShuttingDown,
+    errors.StaleEpoch,
+    errors.Timeout,
+    errors.Unavailable,
+)
+"""Answers that are none: asking later may help."""
+
+_SILENT_SECONDS: Final = 5.0
+"""A healthy authority is heard every second or so."""
+
+_REDRAW_SECONDS: Final = 1.0
+
+_CLEAR: Final = "\x1b[H\x1b[2J"
+
+
+class CannotTell(Exception):
+    """The authority is unreachable or silent."""
+
+
+def open_client(args: argparse.Namespace) -> Client:
+    """Return the client that the arguments and the environment describe."""
+    return connect(
+        args.address,
+        token=os.environ.get("LOWWATER_TOKEN"),
+        root_certificates=_read(args.ca),
+        private_key=_read(args.key),
+        certificate_chain=_read(args.cert),
+        server_token=args.server_token,
+        namespace=args.namespace,
+        timeout=args.answer_within,
+    )
+
+
+def _read(path: Path | None) -> bytes | None:
+    return None if path is None else path.read_bytes()
+
+
+def _now_micros() -> int:
+    return time.time_ns() // 1_000
+
+
+def status(lw: Client, args: argparse.Namespace) -> int:
+    """Where computations stand."""
+    views, now = list(lw.get(*args.names).values()), _now_micros()
+    if args.json:
+        print(
+            to_json(
+                {"server_token": lw.server_token, "computations": [render.view_record(each, now) for each in views]}
+            )
+        )
+    else:
+        print(render.status_table(views, now))
+    return 0
+
+
+def watch(lw: Client, args: argparse.Namespace) -> int:
+    """Follow watermarks, until interrupted."""
+    if sys.stdout.isatty() and not args.json:
+        return _live_table(lw, args)
+    for view in lw.watch(*args.names):
+        now = _now_micros()
+        print(to_json(render.view_record(view, now)) if args.json else render.line(view, now), flush=True)
+    return 0
+
+
+def _live_table(lw: Client, args: argparse.Namespace) -> int:
+    clock = threading.Event()
+    body, heard = "no answer yet", time.monotonic()
+    while True:
+        try:
+            body = render.status_table(lw.get(*args.names).values(), _now_micros())
+            heard, note = time.monotonic(), "Ctrl-C ends this."
+        except _AWAY as error:
+            note = f"No answer for {duration(time.monotonic() - heard)}: {error}"
+        print(f"{_CLEAR}{body}\n\n{note}", flush=True)
+        clock.wait(_REDRAW_SECONDS)
+
+
+def why(lw: Client, args: argparse.Namespace) -> int:
+    """Who holds a computation."""
+    found = lw.why(args.name)
+    print(to_json(render.why_record(found)) if args.json else found)
+    return 0
+
+
+def wait(lw: Client, args: argparse.Namespace) -> int:
+    """Wait until a computation is complete to a time."""
+    try:
+        view = lw.wait(args.name, args.until, args.timeout)
+    except errors.Timeout as error:
+        if float(error.metadata["stale_for"]) > _SILENT_SECONDS:
+            raise CannotTell(str(error)) from None
+        print(f"lowwater wait: {error}", file=sys.stderr)
+        return 1
+    now = _now_micros()
+    print(to_json(render.view_record(view, now)) if args.json else f"{view.computation} is complete to {view.low}")
+    return 0
+
+
+def complete(lw: Client, args: argparse.Namespace) -> int:
+    """Tell by the exit code whether a computation is complete to a time."""
+    try:
+        found = lw.complete(args.name, args.until)
+    except _AWAY as error:
+        raise CannotTell(str(error)) from None
+    name, low, now = found.watermark.computation, found.watermark.low, _now_micros()
+    if args.json:
+        print(to_json(render.completeness_record(found, args.until, now)))
+    elif found.complete:
+        print(f"complete: {name} is at {low}, and nothing before {args.until} will come")
+    else:
+        print(f"not yet: {name} is at {low}, and {found.holding} key ranges are before {args.until}")
+        for holder in found.holders:
+            print(f"  {render.holder(holder)}, at {holder.watermark}")
+    return 0 if found.complete else 1
+
+
+def ranges(lw: Client, args: argparse.Namespace) -> int:
+    """List key ranges."""
+    found = lw.ranges(args.name, args.below, args.limit)
+    if args.json:
+        print(to_json({"total": found.total, "ranges": [render.range_record(each) for each in found]}))
+    else:
+        print(render.ranges_table(found, _now_micros()))
+    return 0
+
+
+def reset(lw: Client, args: argparse.Namespace) -> int:
+    """Start a new life."""
+    if not args.yes:
+        question = f"{args.name} and all that reads it start anew, and their workers must claim again."
+        if not sys.stdin.isatty():
+            print(f"lowwater reset: {question} Pass --yes to do it.", file=sys.stderr)
+            return 2
+        if input(f"{question} Go on? [y/N] ").strip().lower() not in {"y", "yes"}:
+            return 1
+    for each in lw.reset(args.name):
+        print(f"{each.name} is in life {each.incarnation}")
+    return 0
+
+
+def retire(lw: Client, args: argparse.Namespace) -> int:
+    """Take a key range out."""
+    count = lw.retire(args.name, args.start, args.end, args.force)
+    print(f"retired {count} key ranges of {args.name}")
+    return 0
+
+
+COMMANDS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
+    "status": status,
+    "watch": watch,
+    "why": why,
+    "wait": wait,
+    "complete": complete,
+    "ranges": ranges,
+    "reset": reset,
+    "retire": retire,
+}

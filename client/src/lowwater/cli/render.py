@@ -1,0 +1,186 @@
+"""Answers as tables, lines and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from lowwater._core.text import describe_key, describe_owner, describe_range, duration, lag
+from lowwater._core.why import Why
+from lowwater.views import Completeness, Ranges, RangeView, WatermarkView
+from lowwater.watermark import Watermark
+
+__all__ = [
+    "completeness_record",
+    "holder",
+    "line",
+    "range_record",
+    "ranges_table",
+    "status_table",
+    "table",
+    "to_json",
+    "view_record",
+    "why_record",
+]
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows, the first of them headings, in columns.
+
+    >>> print(table([("NAME", "LAG"), ("flights", "2 s")]))
+    NAME     LAG
+    flights  2 s
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def status_table(views: Iterable[WatermarkView], now_micros: int) -> str:
+    """Return where computations stand."""
+    known = list(views)
+    if not known:
+        return "no computation is registered yet; lw.register(...) does it"
+    shares = sorted({share for view in known for share, _ in view.shares}, reverse=True)
+    rows = [
+        ("COMPUTATION", "LOW WATERMARK", "LAG", *(f"{share / 10_000:g} %" for share in shares), "RANGES", "HELD BY")
+    ]
+    for view in known:
+        heuristics = dict(view.shares)
+        rows.append(
+            (
+                view.computation,
+                str(view.low) if view.registered else "not registered",
+                lag(view.low, now_micros),
+                *(_behind(view, heuristics.get(share), now_micros) for share in shares),
+                str(view.ranges),
+                holder(view.holder),
+            )
+        )
+    return table(rows)
+
+
+def _behind(view: WatermarkView, heuristic: Watermark | None, now_micros: int) -> str:
+    """Return a heuristic watermark as its own lag, which compares at a glance to that of the low one."""
+    if heuristic is None:
+        return ""
+    return "=" if heuristic == view.low else lag(heuristic, now_micros)
+
+
+def holder(each: RangeView | None) -> str:
+    """Return a key range and who answers for it; nothing for none."""
+    return "" if each is None else f"{describe_range(each.start, each.end)}, {describe_owner(each)}"
+
+
+def line(view: WatermarkView, now_micros: int) -> str:
+    """Return one change as a line."""
+    parts = [_time(now_micros), view.computation, str(view.low) if view.registered else "not registered"]
+    if not (view.low.unknown or view.low.finished):
+        parts.append(f"lag {lag(view.low, now_micros)}")
+    parts += [f"{share / 10_000:g} % {watermark}" for share, watermark in view.shares if watermark != view.low]
+    if view.holder is not None:
+        parts.append(f"held by {holder(view.holder)}")
+    return "  ".join(parts)
+
+
+def ranges_table(ranges: Ranges, now_micros: int) -> str:
+    """Return key ranges as a table."""
+    rows = [("START", "END", "WATERMARK", "LAG", "STATE", "WORKER", "HOST", "LAST REPORT")]
+    for each in ranges:
+        silent = (now_micros - each.last_report_micros) / 1e6
+        rows.append(
+            (
+                describe_key(each.start) if each.start else "..",
+                describe_key(each.end) if each.end else "..",
+                str(each.watermark),
+                lag(each.watermark, now_micros),
+                each.state.value,
+                each.worker,
+                each.host,
+                f"{duration(silent)} ago" if each.last_report_micros else "never",
+            )
+        )
+    more = ranges.total - len(ranges)
+    return table(rows) + (f"\nand {more} more; --limit shows them" if more > 0 else "")
+
+
+def _time(micros: int) -> str:
+    return datetime.fromtimestamp(micros // 1_000_000, UTC).isoformat().replace("+00:00", "Z")
+
+
+def to_json(value: Any) -> str:
+    """Return an answer as one line of JSON."""
+    return json.dumps(value, separators=(", ", ": "))
+
+
+def _times(name: str, watermark: Watermark) -> dict[str, Any]:
+    """Return an event time as text and as a number, which the two unbounded ones do not have."""
+    bounded = not (watermark.unknown or watermark.finished)
+    return {name: str(watermark), f"{name}_micros": watermark.micros if bounded else None}
+
+
+def _moment(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat().replace("+00:00", "Z")
+
+
+def view_record(view: WatermarkView, now_micros: int) -> dict[str, Any]:
+    """Return the watermarks of a computation for JSON."""
+    low = view.low
+    return {
+        "computation": view.computation,
+        "registered": view.registered,
+        **_times("low", low),
+        "lag_seconds": None if low.unknown or low.finished else (now_micros - low.micros) / 1e6,
+        "heuristic": {f"{share / 1e6:g}": str(watermark) for share, watermark in view.shares},
+        "incarnation": view.incarnation,
+        "epoch": view.epoch,
+        "since": _moment(view.since),
+        "oldest_operation": _moment(view.oldest_operation),
+        "ranges": view.ranges,
+        "inputs": list(view.inputs),
+        "holder": None if view.holder is None else range_record(view.holder),
+    }
+
+
+def range_record(each: RangeView) -> dict[str, Any]:
+    """Return a key range for JSON; keys in hexadecimal."""
+    return {
+        "start": each.start.hex(),
+        "end": each.end.hex(),
+        **_times("watermark", each.watermark),
+        "state": each.state.value,
+        "worker": each.worker,
+        "host": each.host,
+        "sequencer": each.sequencer,
+        "since": _moment(each.since),
+        "last_report": _moment(each.last_report),
+    }
+
+
+def completeness_record(found: Completeness, until: Watermark, now_micros: int) -> dict[str, Any]:
+    """Return the answer of ``complete`` for JSON."""
+    return {
+        "complete": found.complete,
+        **_times("until", until),
+        "watermark": view_record(found.watermark, now_micros),
+        "holding": found.holding,
+        "holders": [range_record(each) for each in found.holders],
+    }
+
+
+def why_record(why: Why) -> list[dict[str, Any]]:
+    """Return the hops of ``why`` for JSON."""
+    return [
+        {
+            "computation": hop.computation,
+            **_times("low", hop.watermark),
+            "behind_seconds": hop.behind,
+            "upstream": hop.upstream,
+            "holders": [range_record(each) for each in hop.holders],
+            "sentence": hop.sentence,
+        }
+        for hop in why
+    ]

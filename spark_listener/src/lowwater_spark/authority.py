@@ -1,0 +1,277 @@
+"""The driver's calls on the authority: claim, prepare, commit, renew. They degrade: a pipeline goes on without it.
+
+Two kinds of refusal are kept apart. *Replaced*: this run, or what it has read, is not the stage's any more; it must stop, and the
+error is raised. *Away*: everything else; the stage holds until the authority answers again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import lowwater
+from lowwater import errors
+from lowwater.watermark import MAX
+
+from lowwater_spark.ranges import KEY_HASH, range_bounds
+from lowwater_spark.reading import Reading
+from lowwater_spark.staging import Destination
+
+__all__ = ["REPLACED", "Authority", "Registration"]
+
+logger = logging.getLogger("lowwater.spark")
+
+REPLACED: Final = (
+    errors.IdentityMismatch,
+    errors.IncarnationChanged,
+    errors.InvalidArgument,
+    errors.OlderClaim,
+    errors.RegistrationConflict,
+    errors.Rewound,
+    errors.ServerTokenMismatch,
+    errors.StaleSequencer,
+)
+"""After these the query stops, with the error."""
+
+CALL_TIMEOUT: Final = 3.0
+"""Seconds that a task or a batch waits for the authority at most; afterwards it goes on without."""
+
+PROBE_INTERVAL: Final = 1.0
+"""Seconds between attempts to reach an authority that was away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What the stage is registered as, and which run claims it."""
+
+    name: str
+    inputs: Sequence[str]
+    heuristics: Sequence[float]
+    ranges: int
+    identity: str
+    generation: int
+    ordinal: int
+    digest: bytes
+    """Of the first batch of the run, when it was planned already."""
+    adopt: bool
+
+
+@dataclass(slots=True)
+class Authority:
+    """One run's claim, and whether the authority can be reached. Used by the batch's thread and the driver's, one at a time."""
+
+    client: lowwater.Client
+    registration: Registration
+    clock: Callable[[], float] = time.monotonic
+    lease: lowwater.Lease | None = field(default=None, init=False)
+    registered: lowwater.Computation | None = field(default=None, init=False)
+    problem: str = field(default="", init=False)
+    """Why it cannot be reached; empty while it can."""
+    _quick: lowwater.Client = field(init=False)
+    _worker: lowwater.Worker | None = field(default=None, init=False)
+    _probed: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        settings = self.client.settings
+        self._quick = lowwater.Client(dataclasses.replace(settings, timeout=min(settings.timeout, CALL_TIMEOUT)))
+
+    # -- claiming ---------------------------------------------------------------------------------------------------
+
+    def register(self) -> lowwater.Computation:
+        """Register the stage. Raises LowwaterError."""
+        asked = self.registration
+        self.registered = self._quick.register(
+            asked.name, inputs=asked.inputs, heuristics=asked.heuristics, key_hash=KEY_HASH
+        )
+        return self.registered
+
+    def claim(self, values: Sequence[int]) -> None:
+        """Claim the whole key space, each range starting from at most its value. Raises LowwaterError."""
+        asked = self.registration
+        if self._worker is None:
+            self._worker = self.client.worker(
+                asked.name,
+                name=f"{asked.name}-{asked.ordinal}",
+                identity=asked.identity,
+                generation=asked.generation,
+                ordinal=asked.ordinal,
+            )
+        self.lease = self._worker.claim(
+            bounds=range_bounds(asked.ranges), bound=list(values), batch_digest=asked.digest, adopt=asked.adopt
+        )
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def read(self) -> Reading | None:
+        """Return what is known of the inputs now; None for an injector, and before the claim. Never waits long."""
+        if self._worker is None or self.lease is None or not self.registration.inputs:
+            return None
+        seen = self._worker.inputs()
+        return Reading(
+            seen.low.micros,
+            {round(share * 1_000_000): mark.micros for share, mark in seen.heuristic.items()},
+            seen.input_version,
+            tuple(seen.incarnations),
+        )
+
+    def _snapshot(self, reading: Reading) -> lowwater.Inputs | None:
+        """Return a reading in the form in which the client wants it back."""
+        if self.registered is None or not self.registered.inputs:
+            return None
+        return lowwater.Inputs(
+            low=lowwater.Watermark(reading.low),
+            heuristic={share / 1_000_000: lowwater.Watermark(t) for share, t in reading.heuristics.items()},
+            stale_for=0.0,
+            held_by=None,
+            each={name: lowwater.WatermarkView(name) for name in self.registered.inputs},
+            computation=self.registered.name,
+            input_version=reading.input_version,
+            incarnations=reading.input_incarnations,
+        )
+
+    # -- batches ----------------------------------------------------------------------------------------------------
+
+    def destination(self, batch: int) -> Destination:
+        """Return where the tasks of a batch stage their parts."""
+        reachable = self.lease is not None and not self.problem
+        return Destination(
+            self._quick.settings if reachable else None,
+            self.registration.name,
+            0 if self.lease is None else self.lease.sequencer,
+            batch,
+        )
+
+    def prepare(
+        self,
+        batch: int,
+        digest: str,
+        tasks: Sequence[lowwater.TaskAttempt],
+        reading: Reading,
+        bound: int,
+        *,
+        covers_all: bool,
+    ) -> str:
+        """Name the accepted attempts of a batch. Returns why the stage must hold, or nothing. Raises what replaced the run."""
+        lease = self.lease
+        if lease is None or self.problem:
+            return self.problem or "the stage has not been claimed yet"
+        heuristics: Mapping[int, int] = reading.heuristics
+
+        def call() -> str:
+            missing = self._quick.prepare_batch(
+                self.registration.name,
+                lease.sequencer,
+                batch,
+                digest=bytes.fromhex(digest),
+                tasks=tasks,
+                bound=bound,
+                seen=self._snapshot(reading),
+                covers_all=covers_all,
+                frontiers=[(share / 1_000_000, t) for share, t in heuristics.items()],
+            )
+            if missing:
+                return f"the reports of {len(missing)} of {len(tasks)} tasks of batch {batch} never arrived"
+            return ""
+
+        return self._degrade(call)
+
+    def commit(self, batch: int) -> str:
+        """Apply a prepared batch. Returns why the stage must hold, or nothing. Raises what replaced the run."""
+        lease = self.lease
+        if lease is None or self.problem:
+            return self.problem or "the stage has not been claimed yet"
+
+        def call() -> str:
+            refused = self._quick.commit_batch(self.registration.name, lease.sequencer, batch)
+            return "; ".join(f"{each.reason}: {each.message}" for each in refused)
+
+        return self._degrade(call)
+
+    def renew(
+        self,
+        reading: Reading,
+        values: Sequence[int],
+        *,
+        pending: tuple[Sequence[int], Sequence[int]] | None = None,
+        finished: int = 0,
+        since: float | None = None,
+    ) -> None:
+        """Stage what the ranges are at for the reporter; costs nothing on the network. Raises what replaced the run.
+
+        ``pending`` only when it changed; ``since`` is the wall clock at which the running batch began, seconds.
+        """
+        lease = self.lease
+        assert lease is not None
+        shares = list(reading.heuristics.values())
+        reference = max([t for t in (reading.low, *shares) if t != MAX], default=0)
+        histogram = None if pending is None else lowwater.Histogram.from_columns(reference, *pending)
+        operation = None if since is None else int(since * 1_000_000)
+        snapshot = self._snapshot(reading)
+        if snapshot is not None:
+            lease.advance(
+                snapshot, oldest=list(values), pending=histogram, finished=finished, oldest_operation=operation
+            )
+            return
+        if reading.low == MAX:
+            done = [handle for handle, value in enumerate(values) if value == MAX]
+            if len(done) == len(values):
+                lease.finish()
+                return
+            lease.finish(done)
+        frontier = reading.low if reading.low != MAX else max(value for value in values if value != MAX)
+        lease.advance(
+            None,
+            oldest=list(values),
+            frontier=frontier,
+            pending=histogram,
+            finished=finished,
+            oldest_operation=operation,
+        )
+
+    # -- away and back ----------------------------------------------------------------------------------------------
+
+    def _degrade(self, call: Callable[[], str]) -> str:
+        try:
+            return call()
+        except REPLACED:
+            raise
+        except (errors.NotPrepared, errors.InputVersion) as refusal:
+            return str(refusal)
+        except errors.LowwaterError as failure:
+            self.lost(failure)
+            return self.problem
+
+    def lost(self, failure: errors.LowwaterError) -> None:
+        """Remember that the authority is away; tasks and batches do not wait for it until :meth:`probe` finds it."""
+        if not self.problem:
+            logger.warning("%s goes on without the authority, and holds: %s", self.registration.name, failure)
+        self.problem = f"{failure.reason}: {failure}"
+        self._probed = self.clock()
+
+    def probe(self) -> bool:
+        """Return whether the authority answers, asking it at most once a second while it is away."""
+        if not self.problem:
+            return True
+        if self.clock() - self._probed < PROBE_INTERVAL:
+            return False
+        self._probed = self.clock()
+        try:
+            self._quick.get(self.registration.name)
+        except REPLACED:
+            raise
+        except errors.LowwaterError as failure:
+            self.problem = f"{failure.reason}: {failure}"
+            return False
+        logger.info("%s reaches the authority again", self.registration.name)
+        self.problem = ""
+        return True
+
+    def close(self) -> None:
+        """Stop reporting; the ranges hold where they stand."""
+        if self._worker is not None:
+            self._worker.close()
+        self._quick.close()

@@ -1,0 +1,242 @@
+"""What the user's function gets beside the rows: the W of the batch, the hand-over, and the keyed state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lowwater
+from lowwater.watermark import MAX, MIN
+
+from lowwater_spark import stateful
+from lowwater_spark.batchlog import BatchEntry, BatchLog
+from lowwater_spark.handover import hand_over, sweep
+from lowwater_spark.staging import Destination, Receipt
+from lowwater_spark.state import Manifest, StateStore
+from lowwater_spark.tracking import track_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["Batch", "Keyed", "Outcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """How a stage's rows get their key range and their event time."""
+
+    key: Sequence[str | Column]
+    event_time: str | Column
+    ranges: int
+    injector: bool
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a batch leaves behind, for the driver's side of the protocol."""
+
+    receipts: list[Receipt] = field(default_factory=list)
+    manifest: Manifest | None = None
+    """The state version it made; None for a stage without state."""
+    finished: int = 0
+    late: int = 0
+    late_example: int | None = None
+
+
+class Batch:
+    """One micro-batch of a tracked stage. Valid while the function runs."""
+
+    def __init__(
+        self,
+        entry: BatchEntry,
+        keyed: Keyed,
+        checkpoint: Path,
+        log: BatchLog,
+        destination: Destination,
+        *,
+        replayed: bool,
+        previous_frontier: int,
+        swept: set[Path],
+        probe: Callable[[str, int], None],
+    ) -> None:
+        self.id = entry.batch
+        """Its number, growing by one."""
+        self.replayed = replayed
+        """Whether an earlier run had begun it: same rows, same watermark."""
+        self._entry = entry
+        self._keyed = keyed
+        self._checkpoint = checkpoint
+        self._log = log
+        self._destination = destination
+        self._previous = previous_frontier
+        self._frontier: int | None = None
+        self._swept = swept
+        self._written: set[Path] = set()
+        self._outcome = Outcome()
+        self._probe = probe
+
+    @property
+    def low(self) -> lowwater.Watermark:
+        """The low watermark that the batch runs with: rows below it are complete, those of this batch included.
+
+        Durable, and the same in every replay. For an injector it is the frontier, once the batch has told it.
+        """
+        return lowwater.Watermark(self._low())
+
+    @property
+    def heuristic(self) -> Mapping[float, lowwater.Watermark]:
+        """The heuristic watermarks by share, read together with :attr:`low`. A share of records, not a promise."""
+        return {share / 1_000_000: lowwater.Watermark(t) for share, t in self._entry.reading.heuristics.items()}
+
+    @property
+    def previous_frontier(self) -> lowwater.Watermark:
+        """The frontier that the batch before has told; for injectors."""
+        return lowwater.Watermark(self._previous)
+
+    def frontier(self, value: lowwater.EventTime) -> None:
+        """Say, for an injector, that nothing older will be injected after this batch.
+
+        Compute it from the batch's rows and :attr:`previous_frontier` alone, never from a clock: a replay must find the same, and
+        CheckpointMismatch is raised when it does not. Call it before :meth:`stateful`. Not called: it stays where it was.
+        Raises ValueError when it goes back, or says finished (that is what :meth:`finish` is for).
+        """
+        micros = lowwater.Watermark.of(value).micros
+        if micros == MAX:
+            msg = "the frontier cannot be finished by its value; call batch.finish() to say that nothing will ever come"
+            raise ValueError(msg)
+        self._set_frontier(micros)
+
+    def finish(self) -> None:
+        """Say, for an injector, that nothing will ever come after this batch."""
+        self._set_frontier(MAX)
+
+    def _set_frontier(self, micros: int) -> None:
+        if not self._keyed.injector:
+            msg = "this stage has inputs, so it has no frontier of its own; lws.injector(...) makes a stage that has"
+            raise ValueError(msg)
+        if micros < self._previous:
+            msg = (
+                f"the frontier went back from {lowwater.Watermark(self._previous)} to {lowwater.Watermark(micros)}; "
+                "what was promised stays promised: pass max(value, batch.previous_frontier)"
+            )
+            raise ValueError(msg)
+        if self._outcome.manifest is not None:
+            msg = "tell the frontier before batch.stateful(): the state is updated with it"
+            raise ValueError(msg)
+        self._frontier = micros
+
+    def write(self, frame: DataFrame, path: str | os.PathLike[str], *, format: str = "parquet") -> bool:
+        """Hand rows over to the readers of a directory, as ``path/batch=N``, once and whole; False if a replay found it done.
+
+        ``path`` is an absolute directory on a local or NFS file system, of this checkpoint alone; readers set
+        recursiveFileLookup. Durable when it returns. Raises CheckpointMismatch when it holds another checkpoint's batch N.
+        """
+        folder = Path(path)
+        if not folder.is_absolute():
+            msg = f"{path} is not an absolute path of a local directory; batch.write renames in it"
+            raise ValueError(msg)
+        if folder in self._written:
+            msg = f"batch {self.id} has been written to {folder} already; a second write would be skipped. Unite the rows first."
+            raise ValueError(msg)
+        self._written.add(folder)
+        if folder not in self._swept:
+            sweep(folder)
+            self._swept.add(folder)
+        return hand_over(frame, folder, self.id, self._entry.digest, format=format)
+
+    def stateful(
+        self,
+        frame: DataFrame,
+        update: stateful.Update,
+        schema: StructType | str,
+        path: str | os.PathLike[str] | None = None,
+    ) -> DataFrame:
+        """Update the state of every key range with the batch's rows, and return the rows that the updates emit.
+
+        ``update(handle, state, rows, low)`` is called for every range in every batch, also without rows, in executor tasks, as
+
+        * ``handle``: the range, 0 to ranges - 1;
+        * ``state``: the pyarrow Table it returned in the batch before, None for nothing;
+        * ``rows``: the range's rows of this batch, a pyarrow Table with the frame's columns;
+        * ``low``: :attr:`low`.
+
+        It returns ``(state, emitted, oldest, pending)``: the new state (the same object when it did not change), a Table with
+        ``schema``'s columns or None, the oldest stamp that the range still holds (None: it holds nothing), and the event
+        times of the records it still holds. It must depend on nothing else: an interrupted batch calls it again.
+
+        The new version is durable when this returns. Call it once per batch, in every batch, with the same ``path`` (an absolute
+        directory; by default in the checkpoint). Raises StateLost, CheckpointMismatch.
+        """
+        from pyspark.sql.types import StructType
+
+        if self._outcome.manifest is not None:
+            msg = "batch.stateful() was called before in this batch; keep what belongs together in one state"
+            raise ValueError(msg)
+        root = self._checkpoint / "lowwater" / "state" if path is None else Path(path)
+        if not root.is_absolute():
+            msg = f"{path} is not an absolute path of a local directory"
+            raise ValueError(msg)
+        columns = schema if isinstance(schema, StructType) else StructType.fromDDL(schema)
+        self._fix_frontier()
+        store = StateStore.opened(self._checkpoint, root, self._keyed.ranges, self.id)
+        if root not in self._swept:
+            store.sweep()
+            self._swept.add(root)
+        manifest, receipts = stateful.build_version(
+            store,
+            frame,
+            update,
+            columns,
+            key=self._keyed.key,
+            event_time=self._keyed.event_time,
+            digest=self._entry.digest,
+            low=self._low(),
+            promised=self._entry.promised,
+            reference=self._reference(),
+            destination=self._destination,
+        )
+        self._probe("state", self.id)
+        if not receipts:
+            receipts = stateful.restage(frame.sparkSession, manifest, self._reference(), self._destination)
+        self._outcome = Outcome(receipts, manifest, manifest.finished, manifest.late, manifest.late_example)
+        return stateful.rows_of(frame.sparkSession, store, manifest, columns)
+
+    def _low(self) -> int:
+        if not self._keyed.injector:
+            return self._entry.reading.low
+        return self._previous if self._frontier is None else self._frontier
+
+    def _reference(self) -> int:
+        """Return the event time that the ages of held records count from."""
+        known = [t for t in (self._low(), *self._entry.reading.heuristics.values()) if t != MAX]
+        return max(known, default=MIN)
+
+    def _fix_frontier(self) -> None:
+        """Make the frontier durable before anything is made from it."""
+        if self._keyed.injector:
+            self._log.set_frontier(self.id, self._low())
+
+    def _close(self, frame: DataFrame) -> Outcome:
+        """End the batch: fix the frontier, and count the rows of a stage that keeps nothing."""
+        self._fix_frontier()
+        if self._outcome.manifest is None:
+            receipts = track_rows(
+                frame,
+                self._keyed.key,
+                self._keyed.event_time,
+                self._keyed.ranges,
+                self._entry.promised,
+                self._destination,
+            )
+            examples = [r.detail["late_example"] for r in receipts if r.detail["late_example"] is not None]
+            self._outcome = Outcome(
+                receipts,
+                finished=sum(r.detail["finished"] for r in receipts),
+                late=sum(r.detail["late"] for r in receipts),
+                late_example=min(examples, default=None),
+            )
+        return self._outcome

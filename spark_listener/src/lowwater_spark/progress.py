@@ -1,0 +1,120 @@
+"""What a tracked stage may claim, and when it needs a batch. Pure: no I/O, no clock, no threads.
+
+Two questions are kept apart:
+
+* Which W may batch N *use*, for example to close windows? The newest one whose head lies within what is planned up to N.
+* Which W may the stage *report*? The newest one whose head lies within what is committed.
+
+A report made from an older committed batch stays true for ever: with head(W) in committed batches, everything that comes later is at
+or after W, so min(what was held then, the lowest stamp at or after W) bounds all that the stage will emit. That is why reports may be
+renewed while the next batch runs, and why a late or repeated one harms nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from lowwater.watermark import MAX, MIN
+
+from lowwater_spark.head import Candidates
+from lowwater_spark.reading import UNREAD, Reading, floor_stamp
+from lowwater_spark.sourcelog import NOTHING, SourceLog
+
+__all__ = ["Committed", "Progress"]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A committed batch: how far it reaches, the W it ran with, and what the stage holds after it."""
+
+    batch: int = NOTHING
+    offsets: Sequence[int] = ()
+    reading: Reading = UNREAD
+    held: Sequence[int | None] = ()
+    """The oldest stamp that each range holds; empty: no range holds anything."""
+    pending: tuple[Sequence[int], Sequence[int]] = field(default=((), ()))
+    """Histogram of the records held."""
+
+
+class Progress:
+    """The stage's side of the protocol, fed with what was read from files and from the authority.
+
+    ``ranges`` is the number of key ranges; ``window`` the length of the windows by whose start the stage stamps what it emits, None when
+    it stamps by event time. Costs: O(ranges), beside what :class:`~lowwater_spark.head.Candidates` says.
+    """
+
+    def __init__(self, ranges: int, window: timedelta | None, logs: Sequence[SourceLog], committed: Committed) -> None:
+        self.committed = committed
+        self.holding = ""
+        """Why the stage renews nothing: the last committed batch did not reach the authority whole. Empty: it does."""
+        self._ranges = ranges
+        self._window = window
+        self._observed = UNREAD
+        self._candidates = Candidates[Reading](logs)
+        self._reading = committed.reading
+
+    @property
+    def reading(self) -> Reading:
+        """The newest reading that counts for the committed state."""
+        return self._reading
+
+    def is_news(self, reading: Reading) -> bool:
+        """Return whether a reading says more than the last one that was observed: only then the sources must be listed."""
+        return reading != self._observed
+
+    def observe(self, reading: Reading, heads: Sequence[set[str]]) -> None:
+        """Take a reading of the inputs, and the heads of all sources, listed after it."""
+        self._observed = reading
+        self._candidates.add(reading, heads)
+
+    def choose(self, offsets: Sequence[int]) -> Reading:
+        """Return the reading that a batch planned up to these offsets may use. Never below one that was used before."""
+        return _later(self._reading, self._candidates.newest_reached(offsets, forget=False))
+
+    def settle(self, committed: Committed, holding: str) -> None:
+        """A batch is committed. ``holding`` says why the authority does not know it whole; empty: it does."""
+        self.committed = committed
+        self.holding = holding
+        self._reading = _later(self._reading, committed.reading)
+
+    def renew(self) -> Reading:
+        """Return the newest reading that counts now."""
+        self._reading = _later(self._reading, self._candidates.newest_reached(self.committed.offsets, forget=True))
+        return self._reading
+
+    def values(self, reading: Reading) -> list[int]:
+        """Return where each range stands, microseconds: what it holds, or the lowest stamp that a later row can produce."""
+        bound = floor_stamp(reading.low, self._window)
+        held = self.committed.held
+        if not held:
+            return [bound] * self._ranges
+        return [bound if oldest is None else min(oldest, bound) for oldest in held]
+
+    def would_close(self) -> bool:
+        """Return whether a batch with the newest reading would close something that the stage holds.
+
+        Only a reading that the last batch did not have can: what that one left open stays open until W moves on.
+        """
+        low = self._reading.low
+        if low <= self.committed.reading.low:
+            return False
+        oldest = min((stamp for stamp in self.committed.held if stamp is not None), default=MAX)
+        if oldest == MAX:
+            return False
+        length = 0 if self._window is None else self._window // timedelta(microseconds=1)
+        return oldest + length <= low if length else oldest < low
+
+    def waiting_for(self) -> list[str]:
+        """Return some of the paths that keep the oldest waiting reading from counting."""
+        return self._candidates.missing()
+
+    def waiting(self) -> int:
+        """Return how many readings wait for their head."""
+        return len(self._candidates)
+
+
+def _later(old: Reading, new: Reading | None) -> Reading:
+    """Return the later of two readings: the new one unless it is behind, as when an input became unknown."""
+    return old if new is None or new.low < old.low or new.low == MIN else new

@@ -1,0 +1,285 @@
+"""Runs a user's update function over every key range of a batch, in executor tasks, and builds the next state version from it.
+
+Rows are sent to one of the tasks by key range and sorted by it, so that a task holds one range's rows at a time. One seed row per
+range makes every range run, also without input: a window closes because time has passed, not because a row came.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import lowwater
+from lowwater.watermark import all_to_micros
+
+from lowwater_spark.ranges import range_column
+from lowwater_spark.staging import RECEIPT, Destination, Part, Receipt, receipt_of, stage_part
+from lowwater_spark.state import Manifest, RangeEntry, StateStore
+from lowwater_spark.tracking import event_micros
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["Update", "UpdateResult", "build_version", "restage", "rows_of"]
+
+UpdateResult = tuple["pa.Table | None", "pa.Table | None", "lowwater.EventTime | None", Iterable["lowwater.EventTime"]]
+"""(new state, rows to emit, oldest stamp still held, event times of the records still held)."""
+
+Update = Callable[[int, "pa.Table | None", "pa.Table", lowwater.Watermark], UpdateResult]
+"""update(handle, state, rows, low): see :meth:`lowwater_spark.Batch.stateful`."""
+
+_HANDLE: Final = "__lowwater_handle"
+_TIME: Final = "__lowwater_time"
+_SEED: Final = "__lowwater_seed"
+_DETAIL: Final = ("finished", "late")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What a task needs to know. Travels in the closure."""
+
+    update: Update
+    destination: Destination
+    folder: str
+    """Where the version is being made."""
+    before: Sequence[RangeEntry]
+    """Per range, what it builds on; the state's name is a whole path here."""
+    schema: Any
+    """pyarrow schema of the rows to emit."""
+    low: int
+    promised: int
+    reference: int
+
+
+def build_version(
+    store: StateStore,
+    frame: DataFrame,
+    update: Update,
+    schema: StructType,
+    *,
+    key: Sequence[str | Column],
+    event_time: str | Column,
+    digest: str,
+    low: int,
+    promised: int,
+    reference: int,
+    destination: Destination,
+) -> tuple[Manifest, list[Receipt]]:
+    """Return version N of the state and the receipts of the job that made it; no receipts when it had been made before."""
+    batch = destination.batch
+    before = store.before(batch)
+    receipts: list[Receipt] = []
+
+    def fill(folder: Path) -> Manifest:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        job = _Job(
+            update=update,
+            destination=destination,
+            folder=os.fspath(folder),
+            before=[replace(entry, state=entry.state and store.file(batch - 1, entry.state)) for entry in before.ranges]
+            if before is not None
+            else [RangeEntry()] * store.ranges,
+            schema=to_arrow_schema(schema),
+            low=low,
+            promised=promised,
+            reference=reference,
+        )
+        receipts.extend(_run(job, frame, key, event_time, store.ranges))
+        return _manifest_of(receipts, job, digest, store.ranges)
+
+    return store.build(batch, digest, fill), receipts
+
+
+def _run(
+    job: _Job, frame: DataFrame, key: Sequence[str | Column], event_time: str | Column, ranges: int
+) -> list[Receipt]:
+    from pyspark.sql import functions as F
+
+    session = frame.sparkSession
+    rows = frame.select(
+        "*",
+        range_column(key, ranges).alias(_HANDLE),
+        event_micros(frame, event_time).alias(_TIME),
+        F.lit(False).alias(_SEED),
+    )
+    nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema.fields[:-3]]
+    seeds = session.range(0, ranges, 1, 1).select(
+        *nulls, F.col("id").cast("int").alias(_HANDLE), F.lit(None).cast("long").alias(_TIME), F.lit(True).alias(_SEED)
+    )
+    tasks = min(ranges, int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200))
+    spread = rows.union(seeds).repartitionById(tasks, F.col(_HANDLE)).sortWithinPartitions(_HANDLE)
+    return [receipt_of(row) for row in spread.mapInArrow(partial(_update_ranges, job), RECEIPT).collect()]
+
+
+def _manifest_of(receipts: Sequence[Receipt], job: _Job, digest: str, ranges: int) -> Manifest:
+    entries: dict[int, RangeEntry] = {}
+    pending: dict[int, int] = {}
+    examples: list[int] = []
+    totals = dict.fromkeys(_DETAIL, 0)
+    for receipt in receipts:
+        detail = receipt.detail
+        entries.update((handle, RangeEntry(*columns)) for handle, *columns in detail["ranges"])
+        for start, count in zip(*detail["pending"], strict=True):
+            pending[start] = pending.get(start, 0) + count
+        for name in _DETAIL:
+            totals[name] += detail[name]
+        if detail["late_example"] is not None:
+            examples.append(detail["late_example"])
+    assert len(entries) == ranges, "every range has a seed row, so every range was run"
+    starts = sorted(pending)
+    return Manifest(
+        batch=job.destination.batch,
+        digest=digest,
+        low=job.low,
+        ranges=[entries[handle] for handle in range(ranges)],
+        pending=(starts, [pending[start] for start in starts]),
+        finished=totals["finished"],
+        late=totals["late"],
+        late_example=min(examples, default=None),
+    )
+
+
+def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Update the ranges of one task, then stage them together. The task's body, in a Python worker."""
+    import pyarrow.compute as pc
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    pending = lowwater.Histogram(job.reference)
+    made: dict[int, RangeEntry] = {}
+    rows_in = late = 0
+    examples: list[int] = []
+    for handle, table in _by_handle(batches):
+        data = table.filter(pc.invert(table.column(_SEED)))
+        times = data.column(_TIME)
+        low_time = pc.min(times).as_py()
+        if low_time is not None and low_time < job.promised:
+            late += pc.sum(pc.less(times, job.promised)).as_py()
+            examples.append(low_time)
+        rows_in += data.num_rows
+        entry, held = _update_range(job, handle, data.drop_columns([_HANDLE, _TIME, _SEED]), context.taskAttemptId())
+        pending.add_many(held)
+        made[handle] = entry
+    starts, counts = pending.columns()
+    held_before = sum(job.before[handle].records for handle in made)
+    part = Part(
+        handles=list(made),
+        oldest=[entry.oldest for entry in made.values()],
+        starts=starts,
+        counts=counts,
+        reference=job.reference,
+        finished=max(0, held_before + rows_in - pending.total),
+    )
+    detail = {
+        "ranges": [[handle, entry.state, entry.emitted, entry.oldest, entry.records] for handle, entry in made.items()],
+        "pending": [starts, counts],
+        "finished": part.finished,
+        "late": late,
+        "late_example": min(examples, default=None),
+    }
+    if made:
+        yield stage_part(job.destination, part, detail)
+
+
+def _update_range(
+    job: _Job, handle: int, rows: pa.Table, attempt: int
+) -> tuple[RangeEntry, list[int]]:
+    import pyarrow as pa
+
+    state = _load(job.before[handle].state)
+    new_state, emitted, oldest, held = job.update(handle, state, rows, lowwater.Watermark(job.low))
+    pending = all_to_micros(held.to_pylist() if isinstance(held, pa.Array | pa.ChunkedArray) else held)
+    name = f"{handle:05}-{attempt}"
+    entry = RangeEntry(oldest=None if oldest is None else lowwater.Watermark.of(oldest).micros, records=len(pending))
+    if new_state is not None and new_state.num_rows:
+        entry = replace(entry, state=f"{name}.state")
+        path = os.path.join(job.folder, entry.state)
+        if new_state is state:
+            os.link(job.before[handle].state, path)
+        else:
+            _save(new_state, path)
+    if emitted is not None and emitted.num_rows:
+        import pyarrow.parquet
+
+        entry = replace(entry, emitted=f"{name}.parquet")
+        pyarrow.parquet.write_table(emitted.select(job.schema.names).cast(job.schema), os.path.join(job.folder, entry.emitted))
+    return entry, pending
+
+
+def _load(path: str) -> pa.Table | None:
+    import pyarrow as pa
+
+    if not path:
+        return None
+    with pa.OSFile(path) as file:
+        return pa.ipc.open_file(file).read_all()
+
+
+def _save(table: pa.Table, path: str) -> None:
+    import pyarrow as pa
+
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _by_handle(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
+    """Cut a stream that is sorted by handle into one table per handle."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    parts: list[pa.RecordBatch] = []
+    current: int | None = None
+    for batch in batches:
+        handles = batch.column(_HANDLE)
+        at = 0
+        while at < batch.num_rows:
+            handle = handles[at].as_py()
+            end = at + pc.sum(pc.equal(handles, handle)).as_py()
+            if handle != current and parts:
+                assert current is not None
+                yield current, pa.Table.from_batches(parts)
+                parts = []
+            current = handle
+            parts.append(batch.slice(at, end - at))
+            at = end
+    if parts:
+        assert current is not None
+        yield current, pa.Table.from_batches(parts)
+
+
+def restage(session: Any, manifest: Manifest, reference: int, destination: Destination) -> list[Receipt]:
+    """Stage a version again that an interrupted run has made, in one task, and return its receipt."""
+    part = Part(
+        handles=range(len(manifest.ranges)),
+        oldest=manifest.held,
+        starts=manifest.pending[0],
+        counts=manifest.pending[1],
+        reference=reference,
+        finished=manifest.finished,
+    )
+    one = session.range(0, 1, 1, 1).mapInArrow(partial(_stage_again, destination, part), RECEIPT)
+    return [receipt_of(row) for row in one.collect()]
+
+
+def _stage_again(destination: Destination, part: Part, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if sum(batch.num_rows for batch in batches):
+        yield stage_part(destination, part, {})
+
+
+def rows_of(session: Any, store: StateStore, manifest: Manifest, schema: StructType) -> DataFrame:
+    """Return the rows that a version's batch emitted, as a static DataFrame. They stay readable while the version is kept."""
+    files = [store.file(manifest.batch, entry.emitted) for entry in manifest.ranges if entry.emitted]
+    frame: DataFrame
+    if files:
+        frame = session.read.schema(schema).parquet(*(f"file://{file}" for file in files))
+    else:
+        frame = session.createDataFrame([], schema)
+    return frame

@@ -1,0 +1,140 @@
+"""Random histories of appends, retries, snapshots, crashes and take-overs, against a dict of lists."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from lowwater_authority.journal import Entry, JournalFenced, JournalPosition
+from tests.contract.journal_stores import MemoryStore, SqliteStore, Store
+
+T = TypeVar("T")
+
+LOGS = st.sampled_from(["", "a", "b"])
+PAYLOADS = st.binary(max_size=20)
+
+
+class JournalMachine(RuleBasedStateMachine):
+    """What the store must hold: every acknowledged payload of each log, and where its snapshot stands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.payloads: dict[str, list[bytes]] = {}
+        self.snapshots: dict[str, tuple[int, bytes]] = {}
+        self.epoch = 0
+        self.last_call: list[Entry] = []
+
+    def make_store(self) -> Store:
+        raise NotImplementedError
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(call)
+
+    @initialize()
+    def begin(self) -> None:
+        self.store = self.make_store()
+        self.take_over()
+
+    def take_over(self) -> None:
+        self.journal = self.run(self.store.open())
+        assert self.journal.epoch == self.epoch + 1
+        self.epoch = self.journal.epoch
+        self.last_call = []
+
+    @rule(call=st.lists(st.tuples(LOGS, PAYLOADS), max_size=5))
+    def append(self, call: list[tuple[str, bytes]]) -> None:
+        entries = []
+        for log, payload in call:
+            stored = self.payloads.setdefault(log, [])
+            stored.append(payload)
+            entries.append(Entry(log, len(stored), payload, strong=True))
+        self.run(self.journal.append(entries))
+        self.last_call = entries or self.last_call
+
+    @rule()
+    def repeat(self) -> None:
+        self.run(self.journal.append(self.last_call))
+
+    @rule(log=LOGS, offset=st.sampled_from([-1, 0, 2]), other=LOGS)
+    def misplace(self, log: str, offset: int, other: str) -> None:
+        last = len(self.payloads.get(log, []))
+        entries = [Entry(log, last + offset, b"in a wrong place", strong=True)]
+        if other != log:
+            entries.insert(0, Entry(other, len(self.payloads.get(other, [])) + 1, b"right, but in vain", strong=True))
+        with pytest.raises(JournalPosition):
+            self.run(self.journal.append(entries))
+
+    @rule(log=LOGS, share=st.floats(0, 1), payload=PAYLOADS)
+    def snapshot(self, log: str, share: float, payload: bytes) -> None:
+        last = len(self.payloads.get(log, []))
+        position = round(share * last)
+        if position == 0:
+            return
+        self.run(self.journal.snapshot(log, position, payload))
+        if position > self.snapshots.get(log, (0, b""))[0]:
+            self.snapshots[log] = position, payload
+
+    @rule()
+    def crash(self) -> None:
+        self.store.crash()
+        self.take_over()
+
+    @rule()
+    def usurp(self) -> None:
+        old = self.journal
+        self.store.break_lock()
+        self.take_over()
+        with pytest.raises(JournalFenced):
+            self.run(old.append([]))
+
+    @rule()
+    def restart(self) -> None:
+        self.run(self.journal.close())
+        self.take_over()
+
+    @invariant()
+    def holds_what_was_acknowledged(self) -> None:
+        if not hasattr(self, "journal"):
+            return
+        assert self.run(self.journal.logs()) == sorted(log for log, payloads in self.payloads.items() if payloads)
+        for log, payloads in self.payloads.items():
+            found = self.run(self.journal.load(log))
+            position, snapshot = self.snapshots.get(log, (0, None))
+            assert (found.snapshot_position, found.snapshot) == (position, snapshot)
+            assert found.records == list(enumerate(payloads, 1))[position:]
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.run(self.store.close())
+        self.runner.close()
+
+
+class MemoryMachine(JournalMachine):
+    def make_store(self) -> Store:
+        return MemoryStore()
+
+
+class SqliteMachine(JournalMachine):
+    def make_store(self) -> Store:
+        self.directory = tempfile.TemporaryDirectory()
+        return SqliteStore(Path(self.directory.name))
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "directory"):
+            self.directory.cleanup()
+
+
+TestMemoryModel = MemoryMachine.TestCase
+TestMemoryModel.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestSqliteModel = SqliteMachine.TestCase
+TestSqliteModel.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)

@@ -1,0 +1,452 @@
+"""The core and the oracle side by side, through claims, reports, batches, crashes and resets, one step at a time."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from lowwater import errors
+from lowwater_authority.core import recovery
+from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.requests import Fold, GroupReport, Prepare, TaskAttempt
+from lowwater_authority.core.topology import Spec
+from tests.property.core_driver import MAX, MIN, NOW, SECOND, column, durable, flat, mass, part, request
+from tests.property.oracle import CELLS, Batch, Oracle, Part, Refusal, edge
+from tests.property.second_opinion import Told, beam_low
+
+SKEW = 50
+SHARES = (990_000, 500_000)
+KINDS = ("claim", "release", "revoke", "retire", "report", "stage", "prepare", "commit", "take", "arrive", "snapshot")
+KINDS += ("crash", "reset")
+REFUSALS = ("STALE_SEQUENCER", "IDENTITY_MISMATCH", "OLDER_CLAIM", "REWOUND", "OWNED_RANGES", "NOT_PREPARED")
+REFUSALS += ("INCARNATION_CHANGED", "TOO_FAR_AHEAD", "FINISH_REQUIRED", "INPUT_VERSION")
+MOMENTS = ("low moved", "high moved", "stand-ins", "batch committed", "batch committed by a claim")
+
+# Small numbers meet each other often. The last four stand for MIN, MAX, and both sides of the largest accepted lead.
+times = st.integers(0, 24)
+values = st.lists(times, min_size=1, max_size=3)
+inner = st.lists(st.integers(0, CELLS), min_size=2, max_size=5, unique=True).map(lambda e: tuple(sorted(e)))
+whole = st.lists(st.integers(1, CELLS - 1), max_size=3, unique=True).map(lambda e: (0, *sorted(e), CELLS))
+edges = whole | inner
+picks = st.integers(0, 5)
+coins = st.booleans()
+masses = st.none() | st.tuples(st.lists(times, max_size=3), st.integers(0, 3), st.lists(times, min_size=2, max_size=2))
+
+
+class CoreMachine(RuleBasedStateMachine):
+    """Every rule does the same to both, compares what they answer, and then all they hold."""
+
+    made: type[Computation] = Computation
+    steps: Counter[str] = Counter()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = NOW
+        self.epoch = 0
+        self.spec = Spec("c", ("a",), SHARES, max_skew=SKEW)
+        self.fold = (1, (1,))
+        self.core = self.made(self.spec)
+        self.oracle = Oracle(SHARES, SKEW, 0)
+        self.records: list[bytes] = []
+        self.images = [recovery.snapshot(self.core)]
+        self.snapshots: list[tuple[int, bytes]] = []
+        self.durable = self.published = self.oracle.image()
+        self.flying: bytes | None = None
+        self.sequencers = [1]
+        self.requests: list[dict[str, Any]] = []
+        self.reports: list[tuple[GroupReport, dict[str, Any], bytes, tuple[int, int]]] = []
+        self.numbers = 0
+        self.seen_low = MIN
+        self.turn = 0
+        self.tide = 0
+
+    # -- what is compared ----------------------------------------------------------------------------------
+
+    def same(self, what: str, ours: Any, theirs: Any) -> Any:
+        """Run both; they must answer the same, or refuse for the same reason."""
+        self.steps[what] += 1
+        self.turn += 1
+        expected: Any
+        got: Any
+        try:
+            expected = theirs()
+        except Refusal as refusal:
+            expected = refusal.reason
+            self.steps[refusal.reason] += 1
+        try:
+            got = ours()
+        except errors.LowwaterError as error:
+            got = error.reason
+        assert got == expected, f"{what}: the core says {got}, the oracle {expected}"
+        if isinstance(got, set):
+            self.steps.update(str(reason) for reason, _ in (found for found in got if isinstance(found, tuple)))
+        return got
+
+    def teardown(self) -> None:
+        self.settle()
+
+    def check(self) -> None:
+        self.core._check()
+        self.core.map._check()
+        oracle = self.oracle
+        runs = {}
+        for run in self.core.map.runs():
+            for handle in range(run.low, run.high):
+                start, end = run.group.bounds[handle], run.group.bounds[handle + 1]
+                runs[start] = (end, run.group, handle)
+        for index, cell in enumerate(oracle.cells):
+            if edge(index) in runs:
+                end, group, handle = runs[edge(index)]
+            value = int(self.core.map.columns.values[group.base + handle])
+            assert value == cell.value, f"cell {index} stands at {value}, not {cell.value}"
+            assert group.state.name == cell.state, f"cell {index} is {group.state.name}, not {cell.state}"
+            if cell.claim is not None:
+                assert (group.sequencer, handle) == (cell.claim.sequencer, cell.handle)
+                self.steps["stand-ins"] += bool(cell.claim.masses and cell.claim.told is None)
+                assert group.finished == oracle.finished(cell.claim)
+            if end == edge(index + 1):
+                group = None
+        assert self.core.map.minimum() == oracle.minimum()
+        published: Oracle = pickle.loads(self.published)
+        self.turn += 1
+        view = self.core.published
+        assert (view.low, dict(view.heuristics)) == (published.low, published.heuristics)
+        assert view.low >= self.seen_low, "rule 3: what was published never goes down"
+        self.seen_low = view.low
+
+    # -- owners --------------------------------------------------------------------------------------------
+
+    @rule(edges=edges, bounds=st.lists(times | st.just(MAX), max_size=2), pick=picks, generation=picks)
+    def claim(self, edges: tuple[int, ...], bounds: list[int], pick: int, generation: int) -> None:
+        newest, past, next_ = self.oracle.order[0], self.oracle.committed, self.oracle.prepared
+        batch = past[0] if past else newest
+        generations = (newest, batch, batch, batch + 1, next_.number + 1 if next_ else newest + 1, max(0, newest - 1))
+        asked = {
+            "edges": edges,
+            "worker": f"w{pick}",
+            "identity": "other" if pick == 5 else "q",
+            "order": (generations[generation], pick // 2),
+            "request": b"%d" % len(self.requests),
+            "bounds": bounds[:1] if len(bounds) != len(edges) - 1 else bounds,
+            "digest": past[1] if past and pick % 2 else b"",
+        }
+        self.requests.append(asked)
+        self.ask(asked)
+
+    @initialize(edges=whole, bounds=st.lists(times, max_size=1))
+    def first_claim(self, edges: tuple[int, ...], bounds: list[int]) -> None:
+        self.claim(edges, bounds, 0, 1)
+
+    @precondition(lambda self: self.requests)
+    @rule(pick=picks)
+    def repeat_claim(self, pick: int) -> None:
+        self.ask(self.requests[-1 - pick % len(self.requests)])
+
+    def ask(self, asked: dict[str, Any]) -> None:
+        def ours() -> Any:
+            grant = self.core.claim(
+                request(
+                    [edge(e) for e in asked["edges"]],
+                    worker=asked["worker"],
+                    identity=asked["identity"],
+                    generation=asked["order"][0],
+                    ordinal=asked["order"][1],
+                    request_id=asked["request"],
+                    bound=asked["bounds"],
+                    digest=asked["digest"],
+                ),
+                self.now,
+            )
+            self.sequencers.append(grant.sequencer)
+            lost = {}
+            for fenced in grant.fenced:
+                all_of_it = range(len(self.oracle.claims[fenced.sequencer].edges) - 1)
+                lost[fenced.sequencer] = set(all_of_it if fenced.handles is None else fenced.handles)
+            return grant.sequencer, grant.watermarks.tolist(), lost
+
+        past = self.oracle.committed
+        self.same("claim", ours, lambda: self.oracle.claim(**asked, now=self.now))
+        self.steps["batch committed by a claim"] += self.oracle.committed != past
+        self.check()
+
+    def sequencer(self, pick: int) -> int:
+        """A sequencer that was granted lately, live or not."""
+        live = [c.sequencer for c in self.oracle.claims.values() if c.owned and c.live]
+        known = live if live and pick < 4 else self.sequencers
+        return known[-1 - pick % len(known)]
+
+    @precondition(lambda self: self.turn % 5 == 4)
+    @rule(pick=picks)
+    def release(self, pick: int) -> None:
+        sequencer = self.sequencer(pick)
+        self.same("release", lambda: self.core.release(sequencer), lambda: self.oracle.release(sequencer))
+        self.check()
+
+    @precondition(lambda self: self.oracle.last_sequencer % 4 == 3)
+    @rule()
+    def revoke(self) -> None:
+        self.fold = (self.fold[0] + 1, self.fold[1])
+        self.same("revoke", lambda: {f.sequencer for f in self.core.revoke(self.fold[0])}, self.oracle.revoke)
+        self.check()
+
+    @precondition(lambda self: self.turn % 5 == 3)
+    @rule(edges=inner, force=coins)
+    def retire(self, edges: tuple[int, ...], force: bool) -> None:
+        start, end = edges[0], edges[1]
+
+        def ours() -> Any:
+            _, fenced = self.core.retire(edge(start), edge(end), force=force, now=self.now)
+            return {f.sequencer for f in fenced}
+
+        self.same("retire", ours, lambda: set(self.oracle.retire(start, end, force=force)))
+        self.check()
+
+    # -- reports -------------------------------------------------------------------------------------------
+
+    @rule(
+        pick=picks,
+        values=values,
+        whole=coins,
+        special=st.integers(0, 9),
+        mass_=masses,
+    )
+    def report(self, pick: int, values: list[int], whole: bool, special: int, mass_: Any) -> None:
+        self.say(self.sequencer(pick), values, whole, special, mass_)
+
+    @rule(values=values, mass_=masses)
+    def tick(self, values: list[int], mass_: Any) -> None:
+        """Every owner tells all of its state, further on than before."""
+        self.tide += 5
+        for sequencer in [c.sequencer for c in self.oracle.claims.values() if c.owned and c.live]:
+            self.say(sequencer, values, True, -1, mass_)
+
+    def say(self, sequencer: int, values: list[int], whole: bool, special: int, mass_: Any) -> None:
+        values = [self.tide + t for t in values]
+        claim = self.oracle.claims.get(sequencer)
+        count = len(claim.edges) - 1 if claim else 1
+        handles = None if whole else sorted({v % count for v in values}, reverse=bool(special % 2))
+        limit = self.now + SKEW
+        extra = {0: MIN, 1: MAX, 2: MAX, 3: limit, 4: limit + 1, 5: MAX}.get(special)
+        said = [*values[1:], extra] if extra is not None else values
+        wanted = count if handles is None else len(handles)
+        said = [said[i % len(said)] for i in range(wanted if wanted != 1 and len(said) > 1 else 1)]
+        self.numbers += 1
+        frontiers = {p: self.tide + t for p, t in zip(SHARES, mass_[2], strict=True)} if mass_ else {}
+        if special == 6 and frontiers:
+            frontiers = {SHARES[0]: limit + 1}
+        elif special == 7 and frontiers:
+            frontiers = {SHARES[1]: MAX}
+        told = Told(tuple(sorted(self.tide + t for t in mass_[0])), mass_[1], frontiers) if mass_ else None
+        version, lives = self.fold
+        fold = (version - (special == 8), lives if special != 9 else (lives[0] + 1,))
+        report = GroupReport(
+            sequencer,
+            column(said),
+            None if handles is None else np.array(handles, dtype=np.uint32),
+            special in (1, 2),
+            Fold(*fold),
+            0,
+            mass(told.pending, told.recent, told.frontiers) if told else None,
+        )
+        asked = {"sequencer": sequencer, "handles": handles, "values": said, "finish": report.finish}
+        asked |= {"fold": fold, "mass": told}
+        self.reports.append((report, asked, b"%d" % (len(values) % 2), (1 + self.epoch, self.numbers)))
+        self.send(*self.reports[-1])
+
+    @precondition(lambda self: self.reports)
+    @rule(pick=st.integers(0, 30))
+    def repeat_report(self, pick: int) -> None:
+        """The network repeats and reorders."""
+        self.send(*self.reports[-1 - pick % len(self.reports)])
+
+    def send(self, report: GroupReport, asked: dict[str, Any], sender: bytes, number: tuple[int, int]) -> None:
+        required = Fold(*self.fold)
+        self.same(
+            "report",
+            lambda: flat(self.core.report(report, sender=sender, number=number, required=required, now=self.now)),
+            lambda: self.oracle.report(**asked, required=self.fold, sender=sender, number=number, now=self.now),
+        )
+        self.check()
+
+    # -- micro-batches -------------------------------------------------------------------------------------
+
+    @rule(pick=picks, number=st.integers(0, 2), task=picks, oldest=values, finished=st.integers(0, 2))
+    def stage(self, pick: int, number: int, task: int, oldest: list[int], finished: int) -> None:
+        number += self.oracle.committed[0] if self.oracle.committed else 0
+        self.put(self.sequencer(pick // 5), number, (task % 2, task // 2, 0), oldest, finished)
+
+    def put(self, sequencer: int, number: int, name: tuple[int, int, int], oldest: list[int], finished: int) -> None:
+        claim = self.oracle.claims.get(sequencer)
+        count = len(claim.edges) - 1 if claim else 1
+        held = {t % count: self.tide + t if t < 20 else MAX for t in oldest}
+        pending = [self.tide + t for t in oldest if t > 5]
+        self.same(
+            "stage",
+            lambda: self.core.stage_task(sequencer, number, TaskAttempt(*name), part(held, pending, finished)),
+            lambda: self.oracle.stage(sequencer, number, name, Part(held, pending, finished)),
+        )
+
+    @precondition(lambda self: self.oracle.parts or self.turn % 7 == 1)
+    @rule(
+        pick=st.integers(0, 3),
+        back=st.integers(0, 2),
+        wanted=st.integers(0, 3),
+        bound=times | st.just(MAX),
+        covers_all=coins,
+    )
+    def prepare(self, pick: int, back: int, wanted: int, bound: int, covers_all: bool) -> None:
+        """Mostly the batch whose parts are here; at times an older one, as a delayed repeat would."""
+        sequencer, number = self.oracle.parts_of if pick else (self.sequencer(0), self.oracle.parts_of[1] - back)
+        tasks = sorted(self.oracle.parts)[:wanted] if wanted < 3 else [(0, 9, 9)]
+        fold = self.fold if pick != 1 or back else (self.fold[0], (7,))
+        self.fix(sequencer, max(0, number), tasks, bound, covers_all, fold)
+
+    @rule(pick=picks, parts=st.lists(values, max_size=3), bound=times | st.just(MAX), covers_all=coins)
+    def batch(self, pick: int, parts: list[list[int]], bound: int, covers_all: bool) -> None:
+        """A micro-batch as it should be, up to its commit."""
+        self.tide += 2
+        sequencer = self.sequencer(pick % 3)
+        number = 1 + max(self.oracle.parts_of[1], self.oracle.committed[0] if self.oracle.committed else 0)
+        names = [(index % 2, index, 0) for index in range(len(parts))]
+        for name, oldest in zip(names, parts, strict=True):
+            self.put(sequencer, number, name, oldest, len(oldest) % 2)
+        self.fix(sequencer, number, names, bound, covers_all, self.fold)
+
+    def fix(
+        self,
+        sequencer: int,
+        number: int,
+        tasks: list[tuple[int, int, int]],
+        bound: int,
+        covers_all: bool,
+        fold: tuple[int, tuple[int, ...]],
+    ) -> None:
+        digest = b"%d" % number
+        bound = bound if bound == MAX else self.tide + bound
+        frontiers = {SHARES[0]: min(bound, self.tide + 9), SHARES[1]: bound}
+        named = [TaskAttempt(*task) for task in tasks]
+        asked = Prepare(sequencer, number, digest, named, bound, covers_all, Fold(*fold), 0, frontiers)
+        batch = Batch(sequencer, number, digest, bound, covers_all, frontiers, fold, {}, [], 0)
+        self.same("prepare", lambda: list(self.core.prepare(asked)), lambda: self.oracle.prepare(batch, tasks))
+
+    @precondition(lambda self: self.oracle.prepared or self.turn % 7 == 0)
+    @rule(other=st.integers(0, 5))
+    def commit(self, other: int) -> None:
+        """Mostly what is prepared; at times something else, or once more."""
+        prepared, past = self.oracle.prepared, self.oracle.committed
+        sequencer, number = (prepared.sequencer, prepared.number) if prepared else (self.sequencer(0), 0)
+        if not other and past:
+            sequencer, number = self.oracle.committed_by, past[0]
+        self.steps["batch committed"] += prepared is not None and prepared.sequencer == sequencer
+        self.same(
+            "commit",
+            lambda: flat(self.core.commit(sequencer, number, Fold(*self.fold), self.now)),
+            lambda: self.oracle.commit(sequencer, number, self.fold, self.now),
+        )
+        self.check()
+
+    # -- rounds, crashes, lives ----------------------------------------------------------------------------
+
+    @precondition(lambda self: self.flying is None)
+    @rule(later=st.sampled_from([0, 1, SECOND, 70 * SECOND]))
+    def take(self, later: int) -> None:
+        """End a round: its record is on the way to the journal, and nothing is visible yet."""
+        low, high, minimum = self.oracle.low, self.oracle.heuristics, self.oracle.minimum()
+        high = dict(high)
+        taken = self.core.take_record(self.now)
+        strong = self.oracle.record()
+        self.steps["take"] += 1
+        assert (None if taken is None else taken[1]) == strong
+        assert self.core.low == self.oracle.low
+        assert self.core.heuristics == self.oracle.heuristics
+        assert self.core.low == (low if strong is None else beam_low(low, [minimum]))
+        if taken is not None:
+            self.records.append(taken[0])
+            self.images.append(recovery.snapshot(self.core))
+            self.flying = self.oracle.image()
+        self.steps["low moved"] += self.oracle.low != low
+        self.steps["high moved"] += (
+            self.oracle.heuristics != high and max(self.oracle.heuristics.values()) > self.oracle.low
+        )
+        self.now += later
+        self.check()
+
+    @precondition(lambda self: self.flying is not None)
+    @rule()
+    def arrive(self) -> None:
+        """The append returns."""
+        assert self.flying is not None
+        self.durable = self.published = self.flying
+        self.flying = None
+        # With an append in flight the shard stages nothing that publishing shows: only the watermarks are compared.
+        self.core.publish()
+        self.steps["arrive"] += 1
+        self.check()
+
+    def settle(self) -> None:
+        if self.flying is not None:
+            self.arrive()
+        self.take(0)
+        if self.flying is not None:
+            self.arrive()
+
+    @precondition(lambda self: self.turn % 5 == 2)
+    @rule()
+    def snapshot(self) -> None:
+        self.settle()
+        self.steps["snapshot"] += 1
+        self.snapshots.append((len(self.records), recovery.snapshot(self.core)))
+
+    @precondition(lambda self: self.turn % 5 == 1)
+    @rule(arrived=coins, pick=picks)
+    def crash(self, arrived: bool, pick: int) -> None:
+        """Lose all but the journal, with or without the record in flight, and recover from any snapshot or none."""
+        self.steps["crash"] += 1
+        if self.flying is not None:
+            if arrived:
+                self.durable = self.flying
+            else:
+                self.records.pop()
+                self.images.pop()
+        self.flying = None
+        kept = [(0, None), *self.snapshots]
+        position, snapshot = kept[-1 - pick % len(kept)]
+        self.epoch += 1
+        base = 1000 * self.epoch
+        core = recovery.recover(self.spec, snapshot, self.records[position:], epoch_base=base)
+        core.__class__ = self.made
+        assert durable(recovery.snapshot(core)) == durable(self.images[-1])
+        oracle: Oracle = pickle.loads(self.durable)
+        for group in core.map.groups.values():
+            claim = oracle.claims[group.sequencer]
+            for sender, number in claim.numbers.items():
+                assert claim.durable_numbers.get(sender, (0, 0)) <= group.senders.get(sender, (0, 0)) <= number
+            claim.numbers = dict(group.senders)
+        # Which claim committed the last batch is known from the batch's record, not from a snapshot.
+        assert core.committed_by in (oracle.committed_by, 0)
+        oracle.knows_repeats = core.committed_by != 0
+        oracle.crash(base)
+        self.core, self.oracle = core, oracle
+        self.durable = self.published = oracle.image()
+        self.sequencers.append(oracle.last_sequencer)
+        self.check()
+
+    @precondition(lambda self: self.oracle.last_sequencer % 4 == 2)
+    @rule()
+    def reset(self) -> None:
+        self.settle()
+        self.steps["reset"] += 1
+        self.oracle.restart()
+        self.spec = Spec("c", ("a",), SHARES, max_skew=SKEW, incarnation=self.oracle.life)
+        self.core = recovery.restarted(self.core, self.spec)
+        self.core.__class__ = self.made
+        self.core.publish()
+        self.images.append(recovery.snapshot(self.core))
+        self.durable = self.published = self.oracle.image()
+        self.seen_low = MIN
+        self.check()

@@ -1,0 +1,53 @@
+"""What the watermarks must be, worked out the slow way: one record and one key at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+MIN = -(2**63)
+MAX = 2**63 - 1
+
+
+class Told(NamedTuple):
+    """A mass as an owner tells it: one event time per unfinished record, and where the finished ones stand."""
+
+    pending: tuple[int, ...]
+    recent: int
+    frontiers: Mapping[int, int]
+
+
+def heuristic(share: int, unfinished: Sequence[list[Told] | None]) -> int | None:
+    """Section 6's formula but for L and the ratchet, with every record counted by itself; None: it does not move."""
+    if any(masses is None for masses in unfinished):
+        return None
+    told = [mass for masses in unfinished for mass in masses or ()]
+    frontiers = [mass.frontiers[share] for mass in told if share in mass.frontiers]
+    if not frontiers:
+        return None
+    records: list[int] = []
+    for mass in told:
+        records += mass.pending
+        records += [mass.frontiers.get(share, MIN)] * mass.recent
+    if not records:
+        return max(frontiers) if max(frontiers) != MAX else None
+    reached = [
+        time
+        for time in records
+        if Fraction(sum(1 for other in records if other >= time), len(records)) >= Fraction(share, 1_000_000)
+    ]
+    value = min(max(frontiers), max(reached))
+    if value != MAX:
+        return value
+    # Only L may say MAX: what is left is the progress of the records that are somewhere.
+    return max((time for time in records if time != MAX), default=None)
+
+
+def beam_low(old: int, values: Sequence[int]) -> int:
+    """Beam's in-memory runner, a second opinion on L: new = max(old, min(everything that holds))."""
+    new = MAX
+    for value in values:
+        if value < new:
+            new = value
+    return new if new > old else old

@@ -1,0 +1,324 @@
+"""What a lease reports: min(what it holds, the snapshot), and only what changed."""
+
+from array import array
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowwater import MAX, MIN, Histogram, Refusal
+from lowwater._core import wire
+from lowwater._core.columns import Column
+from lowwater._core.fold import Fold
+from lowwater._core.lease import GroupState, LeaseState
+from lowwater._core.recent import RecentSlots
+from lowwater._core.reports import MESSAGE_WORDS, Report, ReporterState
+
+
+def lease_of(count: int, watermarks: int | list[int] = MIN) -> LeaseState:
+    column = Column(count, watermarks) if isinstance(watermarks, int) else Column.of(watermarks)
+    return LeaseState("c", 7, column, input_version=2, input_incarnations=(4,), reference=MIN)
+
+
+def fold_at(low: int) -> Fold:
+    return Fold(low, ((990_000, low + 1),), 2, (4,))
+
+
+def spread(group: GroupState, count: int) -> dict[int, int]:
+    """Return the handles of a group with their values."""
+    handles = range(count) if group.handles is None else group.handles
+    values = [group.values] * len(handles) if isinstance(group.values, int) else group.values
+    return dict(zip(handles, values, strict=True))
+
+
+def taken(lease: LeaseState) -> GroupState:
+    group = lease.take()
+    assert group is not None
+    return group
+
+
+def test_rule5_a_tick_never_uses_a_newer_fold_than_the_snapshot() -> None:
+    """The inputs go on after the snapshot; whatever makes the reporter speak, it repeats what the worker folded."""
+    reporter = ReporterState(b"s" * 16, interval=0.05)
+    lease = lease_of(3)
+    reporter.add(lease)
+    said: list[int] = []
+
+    def tick(now: float) -> None:
+        for report in reporter.take(now):
+            for group in report.groups:
+                said.extend(spread(group, 3).values())
+                assert dict(group.mass.frontiers) == {990_000: 11} if group.mass else True
+            reporter.acknowledged(report.number, (), [("c", 1_000_000)])
+
+    lease.advance(fold_at(10), {0: MAX, 1: MAX, 2: 5}, now=0.0)
+    reporter.staged(lease)
+    fold_at(20)  # what the watch thread knows by now, and the worker has not read
+    reporter.open()
+    reporter.accepted(0.0)
+    for second in range(60):
+        tick(float(second))
+    reporter.disconnected()
+    reporter.open()
+    reporter.accepted(60.0)
+    lease.finish([0])
+    reporter.staged(lease)
+    for second in range(60, 120):
+        tick(float(second))
+    assert len(said) > 30
+    assert {value for value in said if value != MAX} <= {MIN, 5, 10}
+
+
+def test_a_range_stands_at_the_lesser_of_what_it_holds_and_the_fold() -> None:
+    lease = lease_of(3)
+    lease.advance(fold_at(10), Column.of([5, 10, MAX]), now=0.0)
+    group = taken(lease)
+    assert spread(group, 3) == {0: 5, 1: 10, 2: 10}
+    assert (group.finish, group.input_version, group.input_incarnations) == (False, 2, (4,))
+    assert lease.take() is None
+
+
+def test_one_value_for_all_is_sent_as_one_value() -> None:
+    lease = lease_of(1_000_000)
+    lease.advance(fold_at(10), MAX, now=0.0)
+    group = taken(lease)
+    assert (group.handles, group.values, group.count) == (None, 10, 1)
+    lease.advance(fold_at(11), MAX, now=0.0)
+    assert (taken(lease).values, lease.take()) == (11, None)
+
+
+def test_few_changes_of_many_ranges_are_few_on_the_wire() -> None:
+    lease = lease_of(1_000_000)
+    lease.advance(fold_at(10), MAX, now=0.0)
+    taken(lease)
+    lease.advance(fold_at(10), {5: 3, 999_999: 4, 7: 12}, now=0.0)
+    assert spread(taken(lease), 0) == {5: 3, 999_999: 4}
+    lease.advance(fold_at(11), {}, now=0.0)
+    group = taken(lease)
+    assert group.values == 11
+    assert group.handles is not None
+    assert len(group.handles) == 1_000_000 - 2
+
+
+def test_a_full_column_with_few_changes_is_few_on_the_wire() -> None:
+    lease = lease_of(100_000)
+    column = array("q", range(100_000))
+    lease.advance(fold_at(MAX - 1), Column.of(column), now=0.0)
+    assert taken(lease).handles is None
+    column[17] = 5
+    lease.advance(fold_at(MAX - 1), Column.of(column), now=0.0)
+    assert spread(taken(lease), 0) == {17: 5}
+
+
+def test_ranges_not_spoken_of_hold_where_the_claim_found_them() -> None:
+    lease = lease_of(3, [8, MIN, 30])
+    lease.advance(fold_at(20), {1: 9}, now=0.0)
+    assert spread(taken(lease), 3) == {0: 8, 1: 9, 2: 20}
+
+
+def test_nothing_is_said_before_the_worker_has() -> None:
+    lease = lease_of(3)
+    assert lease.take() is None
+    assert lease.beat() is None
+
+
+def test_a_beat_is_one_range_and_changes_nothing() -> None:
+    lease = lease_of(1_000, list(range(1_000)))
+    lease.advance(fold_at(10_000), {}, now=0.0)
+    state = spread(taken(lease), 1_000)
+    beat = lease.beat()
+    assert beat is not None
+    assert (beat.count, beat.mass) == (1, None)
+    assert spread(beat, 0).items() <= state.items()
+
+
+def test_finish_is_the_only_way_to_the_end() -> None:
+    lease = lease_of(3)
+    lease.advance(fold_at(10), MAX, now=0.0)
+    assert not taken(lease).finish
+    lease.finish([1])
+    group = taken(lease)
+    assert (spread(group, 3), group.finish) == ({1: MAX}, True)
+    lease.advance(fold_at(11), MAX, now=0.0)
+    assert spread(taken(lease), 3) == {0: 11, 2: 11}
+    lease.finish(None)
+    group = taken(lease)
+    assert (set(spread(group, 3).values()), group.finish, lease.beat()) == ({MAX}, True, None)
+
+
+def test_a_stage_that_holds_nothing_passes_a_finish_on() -> None:
+    lease = lease_of(2)
+    lease.advance(fold_at(MAX - 1), MAX, now=0.0)
+    taken(lease)
+    lease.advance(Fold(MAX, ((990_000, MAX),), 2, (4,)), {0: 5}, now=0.0)
+    group = taken(lease)
+    assert (spread(group, 2), group.finish) == ({0: 5, 1: MAX}, True)
+    lease.advance(Fold(MAX, ((990_000, MAX),), 2, (4,)), MAX, now=0.0)
+    assert (spread(taken(lease), 2), lease.finished_all) == ({0: MAX}, False)
+
+
+def test_lost_ranges_are_not_reported_any_more() -> None:
+    lease = lease_of(4)
+    lease.advance(fold_at(10), MAX, now=0.0)
+    lease.lose([1, 2], "a newer claim")
+    assert spread(taken(lease), 4) == {0: 10, 3: 10}
+    lease.lose([0], "another")
+    assert spread(lease.beat() or taken(lease), 4) == {3: 10}
+    lease.lose([3], "the last")
+    assert lease.lost_all == "the last"
+    lease.advance(fold_at(11), MAX, now=0.0)
+    assert lease.take() is None
+    assert lease.beat() is None
+
+
+def test_refused_ranges_come_again_with_the_next_state_or_beat() -> None:
+    lease = lease_of(3)
+    lease.advance(fold_at(10), MAX, now=0.0)
+    taken(lease)
+    lease.refuse(Refusal("TOO_FAR_AHEAD", "", (1,)))
+    assert lease.take() is None
+    assert spread(lease.beat() or taken(lease), 3) == {1: 10}
+    lease.advance(fold_at(10), {2: 7}, now=0.0)
+    assert spread(taken(lease), 3) == {1: 10, 2: 7}
+    lease.accept()
+    lease.advance(fold_at(10), {2: 8}, now=0.0)
+    assert spread(taken(lease), 3) == {2: 8}
+
+
+def test_a_mass_goes_out_when_it_changed() -> None:
+    lease = lease_of(2)
+    lease.reference = 20_000
+    lease.advance(fold_at(10_000), {0: 5_000}, now=0.0)
+    assert taken(lease).mass is None, "the worker has not told what is pending, and nobody guesses"
+    pending = Histogram(20_000)
+    pending.add(5_000, 3)
+    lease.advance(fold_at(10_000), {}, pending=pending, finished=4, now=0.0)
+    mass = taken(lease).mass
+    assert mass is not None
+    assert (mass.starts, mass.counts, mass.recent, mass.frontiers) == ((5_000,), (3,), 4, ((990_000, 10_001),))
+    lease.advance(fold_at(10_000), {}, now=0.0)
+    assert lease.take() is None
+    lease.reconnect()
+    assert taken(lease).mass == mass
+    lease.advance(fold_at(10_000), MAX, now=0.0)
+    mass = taken(lease).mass
+    assert mass is not None
+    assert (mass.starts, mass.recent) == ((), 4), "nothing is held anywhere, so nothing is pending"
+
+
+def test_the_oldest_operation_is_told_with_any_range() -> None:
+    lease = lease_of(1_000)
+    lease.advance(fold_at(10), MAX, oldest_operation=5, now=0.0)
+    taken(lease)
+    lease.advance(fold_at(10), MAX, oldest_operation=6, now=0.0)
+    group = taken(lease)
+    assert (group.oldest_operation, group.count) == (6, 1)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 8),
+            st.none() | st.integers(0, 9) | st.dictionaries(st.integers(0, 39), st.integers(0, 9), max_size=3),
+            st.sampled_from(["", "take", "reconnect"]),
+        )
+    )
+)
+def test_the_reports_of_a_stream_add_up_to_the_newest_state(
+    steps: list[tuple[int, int | dict[int, int] | None, str]],
+) -> None:
+    count = 40
+    lease = lease_of(count, 3)
+    model = dict.fromkeys(range(count), 3)
+    known: dict[int, int] = {}
+    for low, oldest, then in steps:
+        staged: int | Mapping[int, int] = MAX if oldest is None else oldest
+        lease.advance(fold_at(low), staged, now=0.0)
+        model |= staged if isinstance(staged, Mapping) else dict.fromkeys(range(count), staged)
+        if then == "reconnect":
+            lease.reconnect()
+            known.clear()
+        if then:
+            group = lease.take()
+            if group is not None:
+                known |= spread(group, count)
+            assert known == {handle: min(oldest, low) for handle, oldest in model.items()}
+
+
+def test_a_report_survives_the_wire() -> None:
+    lease = lease_of(5)
+    pending = Histogram(100_000)
+    pending.add(50_000, 2)
+    lease.advance(fold_at(9), {0: 1, 3: 2}, pending=pending, finished=3, oldest_operation=77, now=0.0)
+    lease.lose([4], "gone")
+    group = taken(lease)
+    message = wire.report_request(Report(12, (group,)))
+    parsed = type(message).FromString(message.SerializeToString())
+    [sent] = parsed.report.groups
+    assert (parsed.report.number, sent.computation, sent.sequencer) == (12, "c", 7)
+    assert list(sent.handles) == [0, 1, 2, 3]
+    assert list(sent.watermarks_micros) == [1, MIN, MIN, 2]
+    assert (sent.finish, sent.input_version, list(sent.input_incarnations)) == (False, 2, [4])
+    assert sent.oldest_operation_micros == 77
+    assert list(sent.mass.pending.starts_micros) == [50_000]
+    assert list(sent.mass.pending.counts) == [2]
+    assert [(each.share_ppm, each.micros) for each in sent.mass.frontiers] == [(990_000, 10)]
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_a_state_beyond_one_message_is_divided(dense: bool) -> None:
+    count = 2 * MESSAGE_WORDS + 3
+    reporter = ReporterState(b"s" * 16, interval=0.0)
+    lease = lease_of(count)
+    reporter.add(lease)
+    lease.advance(fold_at(10), Column.of(array("q", range(count))) if dense else MAX, pending=Histogram(0), now=0.0)
+    if not dense:
+        lease.lose([1], "gone")
+    reporter.staged(lease)
+    reporter.open()
+    reporter.accepted(0.0)
+    reports = reporter.take(0.0)
+    assert [report.number for report in reports] == list(range(1, len(reports) + 1))
+    assert all(sum(group.count for group in report.groups) <= MESSAGE_WORDS for report in reports)
+    assert [report.groups[0].mass is not None for report in reports] == [False] * (len(reports) - 1) + [True]
+    told: dict[int, int] = {}
+    for report in reports:
+        told |= spread(report.groups[0], count)
+    assert len(told) == count - (not dense)
+    reporter.acknowledged(len(reports) - 1)
+    assert lease.durable == 0
+    reporter.acknowledged(len(reports))
+    assert lease.durable == lease.version
+
+
+def test_idleness_changes_no_weight_and_old_slots_leave() -> None:
+    recent = RecentSlots()
+    recent.add(5, now=10.0)
+    recent.add(7, now=59.0)
+    recent.add(0, now=60.0)
+    assert recent.total == 12
+    for minute in range(100, 109):
+        recent.add(1, now=minute * 60.0)
+    assert recent.total == 21
+    recent.add(1, now=10_000.0)
+    assert recent.total == 10
+    recent.add(2, now=0.0)
+    assert recent.total == 12, "a clock that goes back counts into the newest slot"
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 5))))
+def test_recent_against_a_list_of_minutes(adds: list[tuple[int, int]]) -> None:
+    recent, minutes = RecentSlots(), dict[int, int]()
+    now = 0
+    for step, finished in adds:
+        now += step
+        recent.add(finished, now=float(now))
+        if finished:
+            minutes[now // 60] = minutes.get(now // 60, 0) + finished
+        assert recent.total == sum(minutes[minute] for minute in sorted(minutes)[-10:])
+
+
+def test_negative_counts_are_refused() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        RecentSlots().add(-1, now=0.0)

@@ -1,0 +1,368 @@
+"""The report stream against a naive authority, with lost, repeated, delayed messages and reconnects."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from lowwater import MAX, Refusal
+from lowwater._core.columns import Column
+from lowwater._core.fold import Fold
+from lowwater._core.lease import GroupState, LeaseState
+from lowwater._core.reports import BEAT, WINDOW, Report, ReporterState
+
+COUNT = 40
+INTERVAL = 0.05
+FAR = 100
+"""The authority refuses values beyond its limit, which starts here and grows."""
+
+
+@dataclass
+class Authority:
+    """What design.md says of the other end: takes newer numbers only, range by range, and acknowledges what it took."""
+
+    values: dict[int, dict[int, int]] = field(default_factory=dict)
+    newest: tuple[int, int] = (0, 0)
+    lost: dict[int, set[int]] = field(default_factory=dict)
+    limit: int = FAR
+
+    def take(self, stream: int, report: Report) -> list[tuple[str, int, Refusal]]:
+        if (stream, report.number) <= self.newest:
+            return []
+        self.newest = (stream, report.number)
+        refused = []
+        for group in report.groups:
+            ahead, stale = [], []
+            for handle, value in spread(group):
+                if handle in self.lost.get(group.sequencer, ()):
+                    stale.append(handle)
+                elif self.limit < value < MAX:
+                    ahead.append(handle)
+                else:
+                    assert value < MAX or group.finish
+                    self.values.setdefault(group.sequencer, {})[handle] = value
+            for reason, handles in (("TOO_FAR_AHEAD", ahead), ("STALE_SEQUENCER", stale)):
+                if handles:
+                    named = None if len(handles) == COUNT else tuple(handles)
+                    refused.append((group.computation, group.sequencer, Refusal(reason, reason, named)))
+        return refused
+
+
+def spread(group: GroupState) -> list[tuple[int, int]]:
+    handles = range(COUNT) if group.handles is None else group.handles
+    values = [group.values] * len(handles) if isinstance(group.values, int) else list(group.values)
+    return list(zip(handles, values, strict=True))
+
+
+class Model:
+    """A worker's claim, told naively: what each range holds, one snapshot, and every state that was ever staged."""
+
+    def __init__(self, sequencer: int) -> None:
+        self.sequencer = sequencer
+        self.held = dict.fromkeys(range(COUNT), 0)
+        self.low = 0
+        self.ended: set[int] = set()
+        self.states: list[dict[int, int]] = [{}]
+
+    def stage(self) -> None:
+        self.states.append(
+            {h: MAX if h in self.ended else min(held, self.low) for h, held in self.held.items()},
+        )
+
+
+class ReportStream(RuleBasedStateMachine):
+    """Any order of staging, ticking, delivering, losing and reconnecting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.reporter = ReporterState(b"s" * 16, INTERVAL)
+        self.authority = Authority()
+        self.leases: list[LeaseState] = []
+        self.models: list[Model] = []
+        self.wire: list[tuple[int, Report]] = []
+        self.delayed: list[tuple[int, Report]] = []
+        self.answers: list[tuple[int, int, list[tuple[str, int, Refusal]]]] = []
+        self.carried: dict[tuple[int, int], list[int]] = {}
+
+    @property
+    def stream(self) -> int:
+        return self.reporter.stream
+
+    @rule()
+    @precondition(lambda self: len(self.leases) < 3)
+    def claim(self) -> None:
+        sequencer = len(self.leases) + 1
+        lease = LeaseState("c", sequencer, Column(COUNT, 0), input_version=1, reference=0)
+        self.leases.append(lease)
+        self.models.append(Model(sequencer))
+        self.reporter.add(lease)
+
+    @rule(
+        which=st.integers(0, 2),
+        low=st.integers(0, 110) | st.just(MAX),
+        oldest=st.none() | st.integers(0, 110) | st.dictionaries(st.integers(0, COUNT - 1), st.integers(0, 110), max_size=4),
+        dense=st.booleans(),
+    )
+    @precondition(lambda self: self.leases)
+    def advance(self, which: int, low: int, oldest: int | dict[int, int] | None, dense: bool) -> None:
+        lease, model = self.pick(which)
+        if lease.finished_all:
+            return
+        staged = MAX if oldest is None else oldest
+        model.low = low
+        model.held |= staged if isinstance(staged, dict) else dict.fromkeys(range(COUNT), staged)
+        model.stage()
+        column = Column.of([model.held[h] for h in range(COUNT)])
+        lease.advance(Fold(low, (), 1, ()), column if dense else staged, now=self.now)
+        self.reporter.staged(lease)
+
+    @rule(which=st.integers(0, 2), handles=st.none() | st.sets(st.integers(0, COUNT - 1), min_size=1, max_size=3))
+    @precondition(lambda self: self.leases)
+    def finish(self, which: int, handles: set[int] | None) -> None:
+        lease, model = self.pick(which)
+        if not lease.version:
+            return
+        model.ended |= set(range(COUNT)) if handles is None else handles
+        model.stage()
+        lease.finish(handles)
+        self.reporter.staged(lease)
+
+    @rule(which=st.integers(0, 2), handles=st.none() | st.sets(st.integers(0, COUNT - 1), min_size=1), told=st.booleans())
+    @precondition(lambda self: self.leases)
+    def newer_claim(self, which: int, handles: set[int] | None, told: bool) -> None:
+        """Somebody else claims; the notice may be lost with the stream."""
+        lease, _ = self.pick(which)
+        self.authority.lost.setdefault(lease.sequencer, set()).update(range(COUNT) if handles is None else handles)
+        if told and self.reporter.opened:
+            self.reporter.fenced("c", lease.sequencer, None if handles is None else tuple(handles), "newer")
+
+    @rule(step=st.sampled_from([0.0, 0.01, INTERVAL, BEAT]))
+    def tick(self, step: float) -> None:
+        self.now += step
+        before = {lease.sequencer: lease.version for lease in self.leases}
+        reports = self.reporter.take(self.now)
+        assert not reports or self.reporter.opened
+        for report in reports:
+            self.wire.append((self.stream, report))
+        if reports:
+            self.carried[self.stream, reports[-1].number] = [before[model.sequencer] for model in self.models]
+
+    @rule()
+    @precondition(lambda self: not self.reporter.opened)
+    def connect(self) -> None:
+        stream = self.reporter.open()
+        assert stream > 1 or not self.wire
+        self.reporter.accepted(self.now)
+
+    @rule(late=st.booleans())
+    def disconnect(self, late: bool) -> None:
+        """What is on the wire is lost, or comes late, after the next stream was opened."""
+        if late:
+            self.delayed += self.wire
+        self.wire, self.answers = [], []
+        self.reporter.disconnected()
+
+    @rule()
+    @precondition(lambda self: self.wire)
+    def deliver(self) -> None:
+        stream, report = self.wire.pop(0)
+        self.answers.append((stream, report.number, self.authority.take(stream, report)))
+        self.applied_is_what_was_staged(stream, report)
+
+    @rule()
+    @precondition(lambda self: self.delayed)
+    def deliver_late(self) -> None:
+        """An old stream's message is taken over only while the new stream has said nothing."""
+        stream, report = self.delayed.pop(0)
+        if stream == self.stream:
+            self.delayed.insert(0, (stream, report))
+            return
+        self.authority.take(stream, report)
+
+    @rule(repeat=st.booleans(), merge=st.booleans())
+    @precondition(lambda self: self.answers)
+    def answer(self, repeat: bool, merge: bool) -> None:
+        """Acknowledgements are cumulative, may merge, and may come twice."""
+        if merge:
+            number, refused = self.answers[-1][1], list(itertools.chain(*(each[2] for each in self.answers)))
+            self.answers.clear()
+        else:
+            _, number, refused = self.answers.pop(0)
+        for _ in range(2 if repeat else 1):
+            self.reporter.acknowledged(number, refused, [("c", 5)])
+
+    @rule()
+    def time_passes_at_the_authority(self) -> None:
+        self.authority.limit += 5
+
+    def pick(self, which: int) -> tuple[LeaseState, Model]:
+        which %= len(self.leases)
+        return self.leases[which], self.models[which]
+
+    def applied_is_what_was_staged(self, stream: int, report: Report) -> None:
+        """After the last message of a tick, the authority holds exactly what was staged by then, but for what it refused."""
+        versions = self.carried.get((stream, report.number))
+        if versions is None:
+            return
+        for model, version in zip(self.models, versions, strict=False):
+            if not any(group.sequencer == model.sequencer for group in report.groups):
+                continue
+            known, lost = self.authority.values.get(model.sequencer, {}), self.authority.lost.get(model.sequencer, set())
+            for handle, value in model.states[version].items():
+                if handle not in lost and not (self.authority.limit < value < MAX):
+                    lease = self.leases[self.models.index(model)]
+                    if lease.refusal is None and not self.answers_refuse(model.sequencer):
+                        assert known[handle] == value
+
+    def answers_refuse(self, sequencer: int) -> bool:
+        return any(refusal[1] == sequencer for _, _, refused in self.answers for refusal in refused)
+
+    @invariant()
+    def bounded_and_consistent(self) -> None:
+        self.reporter._check()
+        assert self.reporter.statistics().in_flight <= WINDOW
+        for lease in self.leases:
+            lease._oldest._check()
+
+    @invariant()
+    def every_value_was_staged_once(self) -> None:
+        """Nothing is made up: each range stands where some staged state put it."""
+        for model in self.models:
+            for handle, value in self.authority.values.get(model.sequencer, {}).items():
+                assert any(state.get(handle) == value for state in model.states)
+
+    @invariant()
+    def durable_means_taken_over(self) -> None:
+        for lease, model in zip(self.leases, self.models, strict=True):
+            known, lost = self.authority.values.get(lease.sequencer, {}), self.authority.lost.get(lease.sequencer, set())
+            if lease.durable == lease.version > 0 and lease.refusal is None:
+                for handle, value in model.states[-1].items():
+                    assert handle in lost or known[handle] == value
+
+    def teardown(self) -> None:
+        """Once everything is delivered, the authority knows the newest state of all that is still owned."""
+        self.authority.limit = 10_000
+        if not self.reporter.opened:
+            self.connect()
+        for _ in range(12):
+            while self.wire:
+                self.deliver()
+            while self.answers:
+                self.answer(repeat=False, merge=False)
+            self.now += BEAT
+            self.tick(0.0)
+        for lease, model in zip(self.leases, self.models, strict=True):
+            lost = self.authority.lost.get(lease.sequencer, set())
+            known = self.authority.values.get(lease.sequencer, {})
+            assert set(lease.lost) <= lost
+            for handle, value in model.states[-1].items():
+                assert handle in lost or known[handle] == value
+            if lease.version and not lease.lost_all:
+                assert lease.durable == lease.version
+                assert lease.refusal is None
+        super().teardown()
+
+
+ReportStream.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestReportStream = ReportStream.TestCase
+
+
+def staged_reporter(interval: float = INTERVAL) -> tuple[ReporterState, LeaseState]:
+    reporter = ReporterState(b"s" * 16, interval)
+    lease = LeaseState("c", 1, Column(2, 0), reference=0)
+    reporter.add(lease)
+    lease.advance(Fold(1, ()), MAX, now=0.0)
+    reporter.staged(lease)
+    return reporter, lease
+
+
+def test_nothing_is_sent_before_the_server_opened_the_stream() -> None:
+    reporter, _ = staged_reporter()
+    assert reporter.due() is None
+    assert reporter.open() == 1
+    assert reporter.take(0.0) == []
+    reporter.accepted(0.0)
+    assert [report.number for report in reporter.take(0.0)] == [1]
+
+
+def test_an_idle_reporter_sends_at_once_and_a_busy_one_on_the_clock() -> None:
+    reporter, lease = staged_reporter()
+    reporter.open()
+    reporter.accepted(10.0)
+    assert reporter.take(10.0)
+    lease.advance(Fold(2, ()), MAX, now=0.0)
+    assert reporter.staged(lease)
+    assert not reporter.staged(lease), "one wake-up a tick is enough"
+    assert reporter.due() == 10.0 + INTERVAL
+    assert reporter.take(10.0 + INTERVAL / 2) == []
+    reporter.hurry()
+    assert reporter.take(10.0 + INTERVAL / 2)
+
+
+def test_a_slow_authority_is_not_flooded() -> None:
+    reporter, lease = staged_reporter(interval=0.0)
+    reporter.open()
+    reporter.accepted(0.0)
+    sent = 0
+    for low in range(2, 50):
+        lease.advance(Fold(low, ()), MAX, now=0.0)
+        reporter.staged(lease)
+        sent += len(reporter.take(float(low)))
+    assert sent == WINDOW
+    assert reporter.due() is None
+    reporter.acknowledged(WINDOW)
+    [report] = reporter.take(50.0)
+    assert report.groups[0].values == 49, "the newest replaces those that waited"
+
+
+def test_quiet_claims_repeat_themselves() -> None:
+    reporter, _ = staged_reporter()
+    reporter.open()
+    reporter.accepted(0.0)
+    reporter.take(0.0)
+    reporter.acknowledged(1)
+    assert reporter.due() == BEAT
+    [beat] = reporter.take(BEAT)
+    assert (beat.number, beat.groups[0].count) == (2, 1)
+
+
+def test_a_state_that_changes_nothing_is_durable_with_what_went_before() -> None:
+    reporter, lease = staged_reporter()
+    reporter.open()
+    reporter.accepted(0.0)
+    reporter.take(0.0)
+    lease.advance(Fold(1, ()), MAX, now=0.0)
+    reporter.staged(lease)
+    assert reporter.take(1.0) == []
+    assert lease.durable == 0
+    reporter.acknowledged(1)
+    assert lease.durable == lease.version == 2
+    lease.advance(Fold(1, ()), MAX, now=0.0)
+    reporter.staged(lease)
+    assert reporter.take(2.0) == []
+    assert lease.durable == 3
+
+
+def test_references_go_to_their_computation_and_never_back() -> None:
+    reporter, lease = staged_reporter()
+    reporter.open()
+    reporter.accepted(0.0)
+    reporter.take(0.0)
+    reporter.acknowledged(1, (), [("c", 50), ("other", 99)])
+    reporter.acknowledged(1, (), [("c", 40)])
+    assert lease.reference == 50
+
+
+def test_a_removed_lease_is_forgotten() -> None:
+    reporter, lease = staged_reporter()
+    reporter.remove(lease)
+    reporter.open()
+    reporter.accepted(0.0)
+    assert reporter.take(BEAT) == []
+    assert not reporter.staged(lease)
+    assert reporter.statistics().leases == 0

@@ -1,0 +1,266 @@
+"""What only the SQLite journal does: its file, its errors, its parts of snapshots."""
+
+# ruff: noqa: ASYNC240  (a test may block its own loop)
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from lowwater_authority.journal import (
+    Entry,
+    JournalCorrupt,
+    JournalFailed,
+    JournalLocked,
+    JournalVersion,
+    LoadedLog,
+    SqliteJournal,
+)
+from lowwater_authority.journal import sqlite as module
+from lowwater_authority.journal.sqlite_schema import APPLICATION_ID, FORMAT
+from tests.contract.journal_stores import SqliteStore, entry, turn
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.db"
+
+
+async def opened(path: Path) -> SqliteJournal:
+    journal = SqliteJournal(path)
+    await journal.open()
+    return journal
+
+
+def execute(path: Path, sql: str, *parameters: object) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        return connection.execute(sql, parameters).fetchall()
+
+
+@pytest.mark.asyncio
+async def test_the_file_says_what_it_is(path: Path) -> None:
+    journal = await opened(path)
+    assert execute(path, "PRAGMA application_id") == [(APPLICATION_ID,)]
+    assert execute(path, "SELECT format, epoch FROM meta") == [(FORMAT, 1)]
+    assert execute(path, "PRAGMA journal_mode") == [("wal",)]
+    # FULL; NORMAL would sync at checkpoints only, OFF never.
+    connection = journal._database._connection
+    synchronous = await journal._run(lambda: connection.execute("PRAGMA synchronous").fetchone())
+    assert synchronous == (2,)
+    await journal.close()
+    assert sorted(name.name for name in path.parent.iterdir()) == ["journal.db", "journal.db.lock"]
+
+
+@pytest.mark.asyncio
+async def test_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(JournalFailed, match="mount the volume"):
+        await opened(tmp_path / "volume" / "journal.db")
+    assert not (tmp_path / "volume").exists()
+
+
+@pytest.mark.asyncio
+async def test_a_database_of_another_program_is_left_alone(path: Path) -> None:
+    execute(path, "CREATE TABLE theirs (x)")
+    before = path.read_bytes()
+    for _ in range(2):
+        with pytest.raises(JournalFailed, match="of another program: give the journal a file of its own"):
+            await opened(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_is_no_database_is_left_alone(path: Path) -> None:
+    path.write_bytes(b"no database at all" * 500)
+    with pytest.raises(JournalCorrupt, match="not a database"):
+        await opened(path)
+    assert path.read_bytes() == b"no database at all" * 500
+
+
+@pytest.mark.asyncio
+async def test_a_newer_format_asks_for_an_upgrade(path: Path) -> None:
+    await (await opened(path)).close()
+    execute(path, "UPDATE meta SET format = ?", FORMAT + 1)
+    before = path.read_bytes()
+    with pytest.raises(JournalVersion, match=r"has format 2, this release reads up to 1: upgrade lowwater-authority"):
+        await opened(path)
+    assert path.read_bytes() == before
+    execute(path, "UPDATE meta SET format = ?", FORMAT)
+    journal = await opened(path)
+    assert journal.epoch == 2
+    await journal.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("change", ["epoch = 0", "nonce = nonce + 1", "server_token = 'x'", "checksum = 1"])
+async def test_a_damaged_owner_is_refused(path: Path, change: str) -> None:
+    """A lower epoch would let an old owner in again."""
+    await (await opened(path)).close()
+    execute(path, f"UPDATE meta SET {change}")
+    with pytest.raises(JournalCorrupt, match="the row that names the owner"):
+        await opened(path)
+
+
+@pytest.mark.asyncio
+async def test_an_old_page_that_came_back_is_refused(path: Path) -> None:
+    """A write that the disk lost: the record before the last one is whole, but not the one written last."""
+    journal = await opened(path)
+    await journal.append([entry("a", 1), entry("a", 2)])
+    execute(path, "UPDATE logs SET last = 1")
+    with pytest.raises(JournalCorrupt, match="a record behind"):
+        await journal.load("a")
+    execute(path, "DELETE FROM records WHERE position = 2")
+    with pytest.raises(JournalCorrupt, match="not the record that was written last") as refused:
+        await journal.load("a")
+    assert (refused.value.log, refused.value.position) == ("a", 1)
+    await journal.close()
+
+
+@pytest.mark.asyncio
+async def test_a_damaged_page_is_refused(path: Path) -> None:
+    journal = await opened(path)
+    await journal.append([entry("a", n, b"x" * 3000) for n in range(1, 101)])
+    await journal.close()
+    content = bytearray(path.read_bytes())
+    for page in range(20, 40):
+        content[page * 4096 : page * 4096 + 8] = b"\xff" * 8
+    path.write_bytes(content)
+    journal = await opened(path)
+    with pytest.raises(JournalCorrupt) as refused:
+        await journal.load("a")
+    assert refused.value.log == "a"
+    await journal.close()
+
+
+@pytest.mark.asyncio
+async def test_a_full_disk_is_a_sure_failure(path: Path) -> None:
+    journal = await opened(path)
+    await journal.append([entry("a", 1)])
+    connection = journal._database._connection
+
+    async def allow(pages: int) -> None:
+        await journal._run(lambda: connection.execute(f"PRAGMA max_page_count = {pages}").fetchall())
+
+    await allow(20)
+    for _ in range(2):
+        with pytest.raises(JournalFailed, match="full; nothing was written: free space on its disk"):
+            await journal.append([entry("b", 1), entry("a", 2, bytes(100_000))])
+        with pytest.raises(JournalFailed, match="full"):
+            await journal.snapshot("a", 1, bytes(100_000))
+    assert await journal.load("a") == LoadedLog(0, None, [(1, b"a:1")])
+    assert await journal.logs() == ["a"]
+    await allow(1_000_000)
+    await journal.append([entry("b", 1), entry("a", 2, bytes(100_000))])
+    await journal.snapshot("a", 1, bytes(100_000))
+    assert (await journal.load("a")).last == 2
+    assert journal.statistics().failed == 4
+    await journal.close()
+
+
+@pytest.mark.asyncio
+async def test_a_locked_database_is_a_sure_failure(path: Path) -> None:
+    journal = await opened(path)
+    connection = journal._database._connection
+    await journal._run(lambda: connection.execute("PRAGMA busy_timeout = 0").fetchall())
+    with closing(sqlite3.connect(path, isolation_level=None)) as stranger:
+        stranger.execute("BEGIN IMMEDIATE")
+        with pytest.raises(JournalFailed, match="end the program that has it locked"):
+            await journal.append([entry("a", 1)])
+    await journal.append([entry("a", 1)])
+    await journal.close()
+
+
+@pytest.mark.asyncio
+async def test_a_read_only_database_is_a_sure_failure(path: Path) -> None:
+    journal = await opened(path)
+    connection = journal._database._connection
+    await journal._run(lambda: connection.execute("PRAGMA query_only = 1").fetchall())
+    with pytest.raises(JournalFailed, match="make the file and its directory writable"):
+        await journal.append([entry("a", 1)])
+    await journal._run(lambda: connection.execute("PRAGMA query_only = 0").fetchall())
+    await journal.append([entry("a", 1)])
+    await journal.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("victim", ["journal.db", "journal.db-wal"])
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_files_taken_away_under_the_journal(path: Path, victim: str, replaced: bool) -> None:
+    """SQLite would go on writing to a file that no restart finds."""
+    journal = await opened(path)
+    await journal.append([entry("a", 1)])
+    file = path.with_name(victim)
+    aside = file.rename(file.with_name("aside"))
+    if replaced:
+        shutil.copy(aside, file)
+    with pytest.raises(JournalFailed, match="was moved, deleted or replaced while in use"):
+        await journal.append([entry("a", 2)])
+    aside.rename(file)
+    await journal.append([entry("a", 2)])
+    await journal.close()
+
+
+@pytest.mark.asyncio
+async def test_parts_of_an_unfinished_snapshot_are_removed(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    journal = await store.open()
+    assert isinstance(journal, SqliteJournal)
+    await journal.append([entry("a", n) for n in range(1, 301)])
+    await journal.snapshot("a", 100, b"old")
+    key = await journal._run(journal._database.begin_snapshot, "a", 200)
+    assert key is not None
+    for part in range(150):
+        await journal._run(journal._stage, key, "a", 200, b"new", part, 200)
+    store.crash()
+    journal = await store.open()
+    assert store.execute("SELECT position, count(*) FROM snapshots") == [(100, 1)]
+    assert store.execute("SELECT min(position), count(*) FROM records") == [(101, 200)]
+    assert (await journal.load("a")).snapshot == b"old"
+    await store.close()
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_leaves_nothing_behind(path: Path) -> None:
+    journal = await opened(path)
+    await journal.append([entry("a", n) for n in range(1, 301)])
+    for position in (100, 299):
+        await journal.snapshot("a", position, b"s" * (3 * module.PART_BYTES))
+    assert execute(path, "SELECT position, count(*) FROM snapshots") == [(299, 3)]
+    assert execute(path, "SELECT position FROM records") == [(300,)]
+    await journal.close()
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_open_frees_the_lock(path: Path) -> None:
+    for turns in range(5):
+        task = asyncio.create_task(opened(path))
+        for _ in range(turns):
+            await turn()
+        task.cancel()
+        (ended,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(ended, SqliteJournal):
+            await ended.close()
+    # The thread of a cancelled open may still be at it; it lets go of the lock as soon as it is done.
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                journal = await opened(path)
+                break
+            except JournalLocked:
+                await turn()
+    await journal.close()
+
+
+@pytest.mark.asyncio
+async def test_a_large_record_and_snapshot(path: Path) -> None:
+    journal = await opened(path)
+    payload = os.urandom(1 << 20) * 40
+    await journal.append([Entry("a", 1, payload, strong=False)])
+    assert (await journal.load("a")).records == [(1, payload)]
+    await journal.snapshot("a", 1, payload)
+    assert await journal.load("a") == LoadedLog(1, payload, [])
+    await journal.close()
