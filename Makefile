@@ -33,6 +33,7 @@ demo-year: setup
 	@$(RUN) python -m examples.flights.year $(ARGS)
 
 test: lint
+	@scripts/setup.sh --tests
 	$(RUN) pytest $(ARGS)
 
 lint: setup

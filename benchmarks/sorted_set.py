@@ -60,7 +60,7 @@ class SortedSet:
     def take(self, messages: Sequence[bytes]) -> None:
         """Send commands, a window of them ahead of their answers, and return when all are answered."""
         for sent, commands in enumerate(messages):
-            self._connection.send_packed_command(commands)
+            self._connection.send_packed_command([commands])
             if sent >= WINDOW:
                 self._answer()
         for _ in range(min(WINDOW, len(messages))):
@@ -84,7 +84,7 @@ def sorted_set(folder: Path, keys: list[bytes], durability: tuple[str, ...]) -> 
     command = ["redis-server", *options, "--auto-aof-rewrite-percentage", "0", "--daemonize", "no"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
-    connection = redis.UnixDomainSocketConnection(path=str(socket))
+    connection = redis.UnixDomainSocketConnection(path=str(socket), protocol=2)
     try:
         deadline = time.monotonic() + STARTS_WITHIN
         while True:

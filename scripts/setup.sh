@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Brings what `make` needs: uv, a Python 3.11+, a Java 17+ runtime, and the environment in .venv.
+# Brings what `make` needs: uv, a Python 3.11+, a Java 17+ runtime, and the environment in .venv; with --tests a C compiler.
 #
 # What the system lacks is installed by apt as root or by password-less sudo, after saying so. Without those rights, or
 # without apt, it stops and prints the command to run. A second run finds its stamp and returns at once.
@@ -126,6 +126,7 @@ install_packages() {
         [[ $name == java ]] && name=$(java_package)
         packages+=("$name")
     done
+    mkdir -p "$TOOLS"
     say "installing with apt: ${packages[*]}"
     "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" \
         >"$TOOLS/apt.log" 2>&1 || { cat "$TOOLS/apt.log" >&2; stop "apt-get failed: its output stands above"; }
@@ -166,8 +167,14 @@ ready() {
     )
 }
 
+# What only the tests need: a C compiler, for the small shim that watches the journal's disk.
+install_test_tools() {
+    command -v cc >/dev/null || install_packages gcc libc6-dev
+}
+
 main() {
     local uv java python
+    [[ ${1:-} != --tests ]] || install_test_tools
     ready && return
     mkdir -p "$TOOLS/bin"
     rm -f "$STAMP"

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 HERE = Path(__file__).parent
 
 # Cheap first: a broken rule shows before any process or JVM is started.
-ORDER = ("unit", "property", "simulation", "process", "spark")
+ORDER = ("unit", "property", "contract", "simulation", "process", "spark")
 # A folder whose tests all start something expensive marks them by itself.
 MARKED = ("process", "spark")
 

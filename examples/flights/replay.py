@@ -205,6 +205,7 @@ def run(
     rate: float,
     now: Callable[[], float] = time.monotonic,
     wait: Callable[[float], object] = time.sleep,
+    hold: Callable[[], object] | None = None,
 ) -> int:
     """Write each beat when its time has come and return how many there were.
 
@@ -218,6 +219,7 @@ def run(
         rate: Above 0; ``inf`` writes all at once.
         now: Seconds, monotonic.
         wait: Called with the seconds until the next beat is due, when above 0.
+        hold: Called when the first beat is written; the replay clock runs on from there when it returns.
 
     Raises:
         FileExistsError: The folder holds a feed: two in one folder would be read as one.
@@ -236,6 +238,9 @@ def run(
             wait(remaining)
         write_beat(folder, beat)
         count += 1
+        if count == 1 and hold is not None:
+            hold()
+            began = now() - (beat.clock - start) / HOUR / rate
     return count
 
 
@@ -249,13 +254,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--step", type=int, default=STEP // MINUTE, help="minutes of event time a beat")
     parser.add_argument("--duplicates", type=float, default=DUPLICATES, help="share of records that come twice")
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--hold", action="store_true", help="wait for a line on standard input behind the first beat")
     options = parser.parse_args(arguments)
     flights = data.load(options.start, options.end)
     if not flights:
         parser.error("no flight is scheduled between --start and --end")
     start = data.micros(options.start)
     feed = beats(flights, start=start, step=options.step * MINUTE, duplicates=options.duplicates, seed=options.seed)
-    count = run(feed, options.out, start=start, rate=options.rate)
+    hold = sys.stdin.readline if options.hold else None
+    count = run(feed, options.out, start=start, rate=options.rate, hold=hold)
     print(
         json.dumps({"flights": len(flights), "beats": count, "clock": str(data.moment(replay_clock(options.out) or 0))})
     )

@@ -86,7 +86,7 @@ def test_everything_acknowledged_is_there_after_kill_9(tmp_path: Path) -> None:
             begun = line(process)
             assert begun["epoch"] == kill + 1
             assert acknowledged <= begun["last"] <= acknowledged + 1
-            # Some die while they open the journal, hardly begun.
+            # Some die with their first append under way.
             for _ in range(source.choice([0, 1, source.randrange(300)])):
                 acknowledged = line(process)["acknowledged"]
             process.kill()

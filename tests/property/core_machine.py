@@ -1,31 +1,18 @@
-"""The core and the oracle side by side, through claims, reports, batches, crashes and resets, one step at a time."""
+"""What owners do, at random, to the core and to its oracle."""
 
 from __future__ import annotations
 
-import pickle
-from collections import Counter
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
-from lowwater import errors
-from lowwater_authority.core import recovery
-from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.requests import Fold, GroupReport, Prepare, TaskAttempt
-from lowwater_authority.core.topology import Spec
-from tests.property.core_driver import MAX, MIN, NOW, SECOND, column, durable, flat, mass, part, request
-from tests.property.oracle import CELLS, Batch, Oracle, Part, Refusal, edge
-from tests.property.second_opinion import Told, beam_low
-
-SKEW = 50
-SHARES = (990_000, 500_000)
-KINDS = ("claim", "release", "revoke", "retire", "report", "stage", "prepare", "commit", "take", "arrive", "snapshot")
-KINDS += ("crash", "reset")
-REFUSALS = ("STALE_SEQUENCER", "IDENTITY_MISMATCH", "OLDER_CLAIM", "REWOUND", "OWNED_RANGES", "NOT_PREPARED")
-REFUSALS += ("INCARNATION_CHANGED", "TOO_FAR_AHEAD", "FINISH_REQUIRED", "INPUT_VERSION")
-MOMENTS = ("low moved", "high moved", "stand-ins", "batch committed", "batch committed by a claim")
+from tests.property.core_driver import MAX, MIN, column, flat, mass, part, request
+from tests.property.core_pair import SHARES, SKEW, Pair
+from tests.property.oracle_words import CELLS, Batch, Part, edge
+from tests.property.second_opinion import Told
 
 # Small numbers meet each other often. The last four stand for MIN, MAX, and both sides of the largest accepted lead.
 times = st.integers(0, 24)
@@ -38,86 +25,8 @@ coins = st.booleans()
 masses = st.none() | st.tuples(st.lists(times, max_size=3), st.integers(0, 3), st.lists(times, min_size=2, max_size=2))
 
 
-class CoreMachine(RuleBasedStateMachine):
+class CoreMachine(Pair):
     """Every rule does the same to both, compares what they answer, and then all they hold."""
-
-    made: type[Computation] = Computation
-    steps: Counter[str] = Counter()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = NOW
-        self.epoch = 0
-        self.spec = Spec("c", ("a",), SHARES, max_skew=SKEW)
-        self.fold = (1, (1,))
-        self.core = self.made(self.spec)
-        self.oracle = Oracle(SHARES, SKEW, 0)
-        self.records: list[bytes] = []
-        self.images = [recovery.snapshot(self.core)]
-        self.snapshots: list[tuple[int, bytes]] = []
-        self.durable = self.published = self.oracle.image()
-        self.flying: bytes | None = None
-        self.sequencers = [1]
-        self.requests: list[dict[str, Any]] = []
-        self.reports: list[tuple[GroupReport, dict[str, Any], bytes, tuple[int, int]]] = []
-        self.numbers = 0
-        self.seen_low = MIN
-        self.turn = 0
-        self.tide = 0
-
-    # -- what is compared ----------------------------------------------------------------------------------
-
-    def same(self, what: str, ours: Any, theirs: Any) -> Any:
-        """Run both; they must answer the same, or refuse for the same reason."""
-        self.steps[what] += 1
-        self.turn += 1
-        expected: Any
-        got: Any
-        try:
-            expected = theirs()
-        except Refusal as refusal:
-            expected = refusal.reason
-            self.steps[refusal.reason] += 1
-        try:
-            got = ours()
-        except errors.LowwaterError as error:
-            got = error.reason
-        assert got == expected, f"{what}: the core says {got}, the oracle {expected}"
-        if isinstance(got, set):
-            self.steps.update(str(reason) for reason, _ in (found for found in got if isinstance(found, tuple)))
-        return got
-
-    def teardown(self) -> None:
-        self.settle()
-
-    def check(self) -> None:
-        self.core._check()
-        self.core.map._check()
-        oracle = self.oracle
-        runs = {}
-        for run in self.core.map.runs():
-            for handle in range(run.low, run.high):
-                start, end = run.group.bounds[handle], run.group.bounds[handle + 1]
-                runs[start] = (end, run.group, handle)
-        for index, cell in enumerate(oracle.cells):
-            if edge(index) in runs:
-                end, group, handle = runs[edge(index)]
-            value = int(self.core.map.columns.values[group.base + handle])
-            assert value == cell.value, f"cell {index} stands at {value}, not {cell.value}"
-            assert group.state.name == cell.state, f"cell {index} is {group.state.name}, not {cell.state}"
-            if cell.claim is not None:
-                assert (group.sequencer, handle) == (cell.claim.sequencer, cell.handle)
-                self.steps["stand-ins"] += bool(cell.claim.masses and cell.claim.told is None)
-                assert group.finished == oracle.finished(cell.claim)
-            if end == edge(index + 1):
-                group = None
-        assert self.core.map.minimum() == oracle.minimum()
-        published: Oracle = pickle.loads(self.published)
-        self.turn += 1
-        view = self.core.published
-        assert (view.low, dict(view.heuristics)) == (published.low, published.heuristics)
-        assert view.low >= self.seen_low, "rule 3: what was published never goes down"
-        self.seen_low = view.low
 
     # -- owners --------------------------------------------------------------------------------------------
 
@@ -173,12 +82,6 @@ class CoreMachine(RuleBasedStateMachine):
         self.same("claim", ours, lambda: self.oracle.claim(**asked, now=self.now))
         self.steps["batch committed by a claim"] += self.oracle.committed != past
         self.check()
-
-    def sequencer(self, pick: int) -> int:
-        """A sequencer that was granted lately, live or not."""
-        live = [c.sequencer for c in self.oracle.claims.values() if c.owned and c.live]
-        known = live if live and pick < 4 else self.sequencers
-        return known[-1 - pick % len(known)]
 
     @precondition(lambda self: self.turn % 5 == 4)
     @rule(pick=picks)
@@ -253,8 +156,8 @@ class CoreMachine(RuleBasedStateMachine):
             0,
             mass(told.pending, told.recent, told.frontiers) if told else None,
         )
-        asked = {"sequencer": sequencer, "handles": handles, "values": said, "finish": report.finish}
-        asked |= {"fold": fold, "mass": told}
+        asked: dict[str, Any] = {"sequencer": sequencer, "handles": handles, "values": said}
+        asked |= {"finish": report.finish, "fold": fold, "mass": told}
         self.reports.append((report, asked, b"%d" % (len(values) % 2), (1 + self.epoch, self.numbers)))
         self.send(*self.reports[-1])
 
@@ -348,105 +251,4 @@ class CoreMachine(RuleBasedStateMachine):
             lambda: flat(self.core.commit(sequencer, number, Fold(*self.fold), self.now)),
             lambda: self.oracle.commit(sequencer, number, self.fold, self.now),
         )
-        self.check()
-
-    # -- rounds, crashes, lives ----------------------------------------------------------------------------
-
-    @precondition(lambda self: self.flying is None)
-    @rule(later=st.sampled_from([0, 1, SECOND, 70 * SECOND]))
-    def take(self, later: int) -> None:
-        """End a round: its record is on the way to the journal, and nothing is visible yet."""
-        low, high, minimum = self.oracle.low, self.oracle.heuristics, self.oracle.minimum()
-        high = dict(high)
-        taken = self.core.take_record(self.now)
-        strong = self.oracle.record()
-        self.steps["take"] += 1
-        assert (None if taken is None else taken[1]) == strong
-        assert self.core.low == self.oracle.low
-        assert self.core.heuristics == self.oracle.heuristics
-        assert self.core.low == (low if strong is None else beam_low(low, [minimum]))
-        if taken is not None:
-            self.records.append(taken[0])
-            self.images.append(recovery.snapshot(self.core))
-            self.flying = self.oracle.image()
-        self.steps["low moved"] += self.oracle.low != low
-        self.steps["high moved"] += (
-            self.oracle.heuristics != high and max(self.oracle.heuristics.values()) > self.oracle.low
-        )
-        self.now += later
-        self.check()
-
-    @precondition(lambda self: self.flying is not None)
-    @rule()
-    def arrive(self) -> None:
-        """The append returns."""
-        assert self.flying is not None
-        self.durable = self.published = self.flying
-        self.flying = None
-        # With an append in flight the shard stages nothing that publishing shows: only the watermarks are compared.
-        self.core.publish()
-        self.steps["arrive"] += 1
-        self.check()
-
-    def settle(self) -> None:
-        if self.flying is not None:
-            self.arrive()
-        self.take(0)
-        if self.flying is not None:
-            self.arrive()
-
-    @precondition(lambda self: self.turn % 5 == 2)
-    @rule()
-    def snapshot(self) -> None:
-        self.settle()
-        self.steps["snapshot"] += 1
-        self.snapshots.append((len(self.records), recovery.snapshot(self.core)))
-
-    @precondition(lambda self: self.turn % 5 == 1)
-    @rule(arrived=coins, pick=picks)
-    def crash(self, arrived: bool, pick: int) -> None:
-        """Lose all but the journal, with or without the record in flight, and recover from any snapshot or none."""
-        self.steps["crash"] += 1
-        if self.flying is not None:
-            if arrived:
-                self.durable = self.flying
-            else:
-                self.records.pop()
-                self.images.pop()
-        self.flying = None
-        kept = [(0, None), *self.snapshots]
-        position, snapshot = kept[-1 - pick % len(kept)]
-        self.epoch += 1
-        base = 1000 * self.epoch
-        core = recovery.recover(self.spec, snapshot, self.records[position:], epoch_base=base)
-        core.__class__ = self.made
-        assert durable(recovery.snapshot(core)) == durable(self.images[-1])
-        oracle: Oracle = pickle.loads(self.durable)
-        for group in core.map.groups.values():
-            claim = oracle.claims[group.sequencer]
-            for sender, number in claim.numbers.items():
-                assert claim.durable_numbers.get(sender, (0, 0)) <= group.senders.get(sender, (0, 0)) <= number
-            claim.numbers = dict(group.senders)
-        # Which claim committed the last batch is known from the batch's record, not from a snapshot.
-        assert core.committed_by in (oracle.committed_by, 0)
-        oracle.knows_repeats = core.committed_by != 0
-        oracle.crash(base)
-        self.core, self.oracle = core, oracle
-        self.durable = self.published = oracle.image()
-        self.sequencers.append(oracle.last_sequencer)
-        self.check()
-
-    @precondition(lambda self: self.oracle.last_sequencer % 4 == 2)
-    @rule()
-    def reset(self) -> None:
-        self.settle()
-        self.steps["reset"] += 1
-        self.oracle.restart()
-        self.spec = Spec("c", ("a",), SHARES, max_skew=SKEW, incarnation=self.oracle.life)
-        self.core = recovery.restarted(self.core, self.spec)
-        self.core.__class__ = self.made
-        self.core.publish()
-        self.images.append(recovery.snapshot(self.core))
-        self.durable = self.published = self.oracle.image()
-        self.seen_low = MIN
         self.check()

@@ -48,6 +48,5 @@ def beam_low(old: int, values: Sequence[int]) -> int:
     """Beam's in-memory runner, a second opinion on L: new = max(old, min(everything that holds))."""
     new = MAX
     for value in values:
-        if value < new:
-            new = value
-    return new if new > old else old
+        new = min(new, value)
+    return max(old, new)

@@ -4,17 +4,50 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from lowwater_authority.core import columns
-from tests.property.core_machine import KINDS, MOMENTS, REFUSALS, CoreMachine
+from lowwater_authority.core.computation import Computation
+from tests.property import switches
+from tests.property.core_machine import CoreMachine
+from tests.property.switches import off
 
 STEPS = 60
-EXAMPLES = 600
+EXAMPLES = 420
 PROMISED = 20_000
+
+KINDS = [
+    "claim",
+    "release",
+    "revoke",
+    "retire",
+    "report",
+    "stage",
+    "prepare",
+    "commit",
+    "take",
+    "arrive",
+    "snapshot",
+    "crash",
+    "reset",
+]
+REFUSALS = [
+    "STALE_SEQUENCER",
+    "IDENTITY_MISMATCH",
+    "OLDER_CLAIM",
+    "REWOUND",
+    "OWNED_RANGES",
+    "NOT_PREPARED",
+    "INCARNATION_CHANGED",
+    "TOO_FAR_AHEAD",
+    "FINISH_REQUIRED",
+    "INPUT_VERSION",
+]
+MOMENTS = ("low moved", "high moved", "stand-ins", "batch committed", "batch committed by a claim")
 
 
 def walk(machine: type[CoreMachine], monkeypatch: pytest.MonkeyPatch, *, examples: int, seed_: int) -> Counter[str]:
@@ -43,3 +76,40 @@ def test_the_core_does_what_the_oracle_says(monkeypatch: pytest.MonkeyPatch) -> 
     print(f"seed {seed_}: {total} steps: {dict(steps)}")
     assert total >= PROMISED * min(1, examples / EXAMPLES)
     assert all(steps[kind] for kind in (*KINDS, *REFUSALS, *MOMENTS)), "everything that can happen happened"
+
+
+CLASSES = (
+    (1, switches.SilenceCountsAsIdle),
+    (3, switches.NoRatchet),
+    (4, switches.ChecksPublishedOwners),
+    (4, switches.NoClaimOrder),
+    (8, switches.NumbersIgnored),
+    (8, switches.ClaimsNotRepeatable),
+    (9, switches.AnyLife),
+    (10, switches.AllWeak),
+    ("C2", switches.PartOfABatch),
+    ("H2", switches.BatchesRepeat),
+    ("H5b", switches.NoHandOver),
+    ("H9", switches.AnySkew),
+)
+PATCHES = (
+    (1, switches.merge_takes_the_greatest),
+    (1, switches.split_forgets),
+    (1, switches.recovery_skips_lowering),
+    (9, switches.reset_keeps_owners),
+    ("S7", switches.finished_claims_keep_their_mass),
+    ("H", switches.unknown_masses_count_as_none),
+)
+
+
+@pytest.mark.parametrize("made", [pytest.param(c, marks=off(rule), id=c.__name__) for rule, c in CLASSES])
+def test_the_oracle_notices_a_broken_core(made: type[Computation], monkeypatch: pytest.MonkeyPatch) -> None:
+    walk(type("Broken", (CoreMachine,), {"made": made}), monkeypatch, examples=EXAMPLES, seed_=1)
+
+
+@pytest.mark.parametrize("patch", [pytest.param(p, marks=off(rule), id=p.__name__) for rule, p in PATCHES])
+def test_the_oracle_notices_a_broken_function(
+    patch: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch(monkeypatch)
+    walk(type("Broken", (CoreMachine,), {}), monkeypatch, examples=EXAMPLES, seed_=1)

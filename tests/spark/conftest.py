@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.support import SETTINGS, Feed
+import lowwater
+from tests.process.serving import Serving, serving
+from tests.spark.support import SETTINGS, Feed, Upstream
 
 
 @pytest.fixture(scope="module")
@@ -31,4 +33,26 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture
 def feed(tmp_path: Path) -> Callable[[str], Feed]:
     """Makes directories that records are dropped into, as files that appear whole."""
-    return lambda name="in": Feed(tmp_path / name)
+
+    def make(name: str) -> Feed:
+        return Feed(tmp_path / name)
+
+    return make
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Iterator[Serving]:
+    (tmp_path / "authority").mkdir()
+    with serving(tmp_path / "authority") as server:
+        yield server
+
+
+@pytest.fixture
+def lw(authority: Serving) -> Iterator[lowwater.Client]:
+    with lowwater.connect(authority.address) as client:
+        yield client
+
+
+@pytest.fixture
+def upstream(lw: lowwater.Client) -> Upstream:
+    return Upstream(lw)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
+import lowwater
 
 SETTINGS = {
     "spark.driver.memory": "1g",
@@ -41,6 +44,35 @@ class Feed:
             os.utime(beside, (mtime, mtime))
         beside.rename(path)
         return path
+
+
+def at(hour: int, minute: int = 0, second: int = 0) -> dt.datetime:
+    """A time of the tests' day."""
+    return dt.datetime(2013, 1, 9, tzinfo=dt.UTC) + dt.timedelta(hours=hour, minutes=minute, seconds=second)
+
+
+def row(key: str, hour: int, minute: int = 0) -> dict[str, str]:
+    """A record with a key and an event time."""
+    return {"key": key, "t": at(hour, minute).isoformat()}
+
+
+class Upstream:
+    """An injector in plain Python: what the stages under test read from."""
+
+    def __init__(self, lw: lowwater.Client, name: str = "source") -> None:
+        lw.register(name, heuristics=[0.99])
+        self.name = name
+        self.lease = lw.worker(name, identity="tests").claim()
+
+    def at(self, hour: int, minute: int = 0) -> None:
+        """Say that nothing older will come; durable when it returns."""
+        self.lease.advance(None, oldest=None, frontier=at(hour, minute))
+        self.lease.flush(20)
+
+
+def low(lw: lowwater.Client, name: str) -> lowwater.Watermark:
+    """The published low watermark."""
+    return lw.get(name)[name].low
 
 
 def until(condition: Callable[[], T], what: str, seconds: float = 40.0) -> T:

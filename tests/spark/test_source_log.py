@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
+
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.head import Candidates, FileSource, list_head
 from lowwater_spark.plan import check_plan
 from lowwater_spark.sourcelog import CheckpointLog, SourceLog
 from lowwater_spark.ticks import Ticks, with_ticks
-from pyspark.sql import DataFrame, SparkSession
-
 from tests.spark.support import Feed, until
 
 pytestmark = pytest.mark.spark
@@ -33,7 +33,18 @@ ODD_NAMES = [
     "_metadata_x/z.json",
     "_common_metadata_x/z.json",
 ]
-HIDDEN_NAMES = ["_metadata", "_common_metadata.json", "_common_metadata", "_tmp.json", ".dot.json", "c.json._COPYING_", "_SUCCESS", "_sub/z.json", ".h/z.json", "deep/_x/z.json"]
+HIDDEN_NAMES = [
+    "_metadata",
+    "_common_metadata.json",
+    "_common_metadata",
+    "_tmp.json",
+    ".dot.json",
+    "c.json._COPYING_",
+    "_SUCCESS",
+    "_sub/z.json",
+    ".h/z.json",
+    "deep/_x/z.json",
+]
 
 
 class Batches:

@@ -19,6 +19,7 @@ COUNT = 40
 INTERVAL = 0.05
 FAR = 100
 """The authority refuses values beyond its limit, which starts here and grows."""
+TIMES = st.integers(0, 6) | st.integers(98, 112)
 
 
 @dataclass
@@ -104,8 +105,8 @@ class ReportStream(RuleBasedStateMachine):
 
     @rule(
         which=st.integers(0, 2),
-        low=st.integers(0, 110) | st.just(MAX),
-        oldest=st.none() | st.integers(0, 110) | st.dictionaries(st.integers(0, COUNT - 1), st.integers(0, 110), max_size=4),
+        low=st.sampled_from([3, 50, 105, 110, MAX]),
+        oldest=st.none() | TIMES | st.dictionaries(st.integers(0, COUNT - 1), TIMES, max_size=4),
         dense=st.booleans(),
     )
     @precondition(lambda self: self.leases)
@@ -268,7 +269,7 @@ class ReportStream(RuleBasedStateMachine):
         super().teardown()
 
 
-ReportStream.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+ReportStream.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 TestReportStream = ReportStream.TestCase
 
 
@@ -366,3 +367,21 @@ def test_a_removed_lease_is_forgotten() -> None:
     assert reporter.take(BEAT) == []
     assert not reporter.staged(lease)
     assert reporter.statistics().leases == 0
+
+
+def test_a_refusal_stands_until_what_was_refused_was_sent_again() -> None:
+    """The acknowledgement of a report that did not carry the refused range says nothing of it."""
+    reporter, lease = staged_reporter(interval=0.0)
+    reporter.open()
+    reporter.accepted(0.0)
+    reporter.take(0.0)
+    lease.advance(Fold(1, ()), {1: 0}, now=0.0)
+    reporter.staged(lease)
+    reporter.take(1.0)
+    reporter.acknowledged(1, [("c", 1, Refusal("TOO_FAR_AHEAD", "", (0,)))])
+    reporter.acknowledged(2)
+    assert lease.refusal is not None
+    [again] = reporter.take(BEAT)
+    assert dict(spread(again.groups[0])) == {0: 1}
+    reporter.acknowledged(3)
+    assert lease.refusal is None

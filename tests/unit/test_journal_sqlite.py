@@ -244,15 +244,17 @@ async def test_a_cancelled_open_frees_the_lock(path: Path) -> None:
         (ended,) = await asyncio.gather(task, return_exceptions=True)
         if isinstance(ended, SqliteJournal):
             await ended.close()
-    # The thread of a cancelled open may still be at it; it lets go of the lock as soon as it is done.
     async with asyncio.timeout(30):
-        while True:
-            try:
-                journal = await opened(path)
-                break
-            except JournalLocked:
-                await turn()
-    await journal.close()
+        await (await opened_when_free(path)).close()
+
+
+async def opened_when_free(path: Path) -> SqliteJournal:
+    """The thread of a cancelled open may still be at it; it lets go of the lock as soon as it is done."""
+    while True:
+        try:
+            return await opened(path)
+        except JournalLocked:
+            await turn()
 
 
 @pytest.mark.asyncio

@@ -1,1 +1,30 @@
-"""Low watermarks of Spark Structured Streaming queries."""
+"""Exact low watermarks of Spark Structured Streaming queries.
+
+    import lowwater_spark as lws
+
+    stage = lws.stage(spark, "enriched", inputs=["flights"], key="tailnum", event_time="sched_dep")
+    query = stage.foreach_batch(stream, write_batch, checkpoint="/data/checkpoints/enriched")
+
+    def write_batch(rows, batch):                    # batch.low: complete up to there, this batch included
+        batch.write(rows.join(airlines, "carrier"), "/data/enriched")
+
+This release tracks queries over file sources on a local (or NFS) file system; what it cannot track exactly it refuses, before the
+query starts, with the reason. Importing it starts nothing and needs no PySpark.
+"""
+
+from lowwater_spark.batch import Batch
+from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
+from lowwater_spark.query import Status, TrackedQuery
+from lowwater_spark.stages import Stage, injector, stage
+
+__all__ = [
+    "Batch",
+    "CheckpointMismatch",
+    "Stage",
+    "StateLost",
+    "Status",
+    "TrackedQuery",
+    "Unsupported",
+    "injector",
+    "stage",
+]

@@ -16,7 +16,6 @@ from typing import Final
 import lowwater
 from lowwater import errors
 from lowwater.watermark import MAX
-
 from lowwater_spark.ranges import KEY_HASH, range_bounds
 from lowwater_spark.reading import Reading
 from lowwater_spark.staging import Destination
@@ -74,6 +73,7 @@ class Authority:
     _quick: lowwater.Client = field(init=False)
     _worker: lowwater.Worker | None = field(default=None, init=False)
     _probed: float = field(default=0.0, init=False)
+    _finished: set[int] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         settings = self.client.settings
@@ -217,20 +217,29 @@ class Authority:
             )
             return
         if reading.low == MAX:
-            done = [handle for handle, value in enumerate(values) if value == MAX]
-            if len(done) == len(values):
-                lease.finish()
-                return
-            lease.finish(done)
-        frontier = reading.low if reading.low != MAX else max(value for value in values if value != MAX)
-        lease.advance(
-            None,
-            oldest=list(values),
-            frontier=frontier,
-            pending=histogram,
-            finished=finished,
-            oldest_operation=operation,
-        )
+            self._finish(lease, [handle for handle, value in enumerate(values) if value == MAX])
+        if len(self._finished) < len(values):
+            lease.advance(
+                None,
+                oldest=list(values),
+                # Beyond all that is held: the finished ranges are finished, the others stand at what they hold.
+                frontier=reading.low if reading.low != MAX else max(value for value in values if value != MAX),
+                pending=histogram,
+                finished=finished,
+                oldest_operation=operation,
+            )
+
+    def _finish(self, lease: lowwater.Lease, handles: Sequence[int]) -> None:
+        new = set(handles) - self._finished
+        if not new:
+            return
+        try:
+            lease.finish(new)
+        except REPLACED:
+            raise
+        except errors.LowwaterError as failure:
+            self.lost(failure)  # it stays staged
+        self._finished |= new
 
     # -- away and back ----------------------------------------------------------------------------------------------
 

@@ -6,11 +6,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import lowwater
 from lowwater.watermark import MAX, MIN
-
 from lowwater_spark import stateful
 from lowwater_spark.batchlog import BatchEntry, BatchLog
 from lowwater_spark.handover import hand_over, sweep
@@ -129,7 +128,7 @@ class Batch:
             raise ValueError(msg)
         self._frontier = micros
 
-    def write(self, frame: DataFrame, path: str | os.PathLike[str], *, format: str = "parquet") -> bool:
+    def write(self, frame: DataFrame, path: str | os.PathLike[str], *, file_format: str = "parquet") -> bool:
         """Hand rows over to the readers of a directory, as ``path/batch=N``, once and whole; False if a replay found it done.
 
         ``path`` is an absolute directory on a local or NFS file system, of this checkpoint alone; readers set
@@ -146,7 +145,7 @@ class Batch:
         if folder not in self._swept:
             sweep(folder)
             self._swept.add(folder)
-        return hand_over(frame, folder, self.id, self._entry.digest, format=format)
+        return hand_over(frame, folder, self.id, self._entry.digest, file_format=file_format)
 
     def stateful(
         self,
@@ -180,7 +179,7 @@ class Batch:
         if not root.is_absolute():
             msg = f"{path} is not an absolute path of a local directory"
             raise ValueError(msg)
-        columns = schema if isinstance(schema, StructType) else StructType.fromDDL(schema)
+        columns = schema if isinstance(schema, StructType) else cast(StructType, StructType.fromDDL(schema))
         self._fix_frontier()
         store = StateStore.opened(self._checkpoint, root, self._keyed.ranges, self.id)
         if root not in self._swept:

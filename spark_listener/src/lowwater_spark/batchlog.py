@@ -11,7 +11,6 @@ batch has been read, is a second file, equally written once.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -99,10 +98,10 @@ class BatchLog:
 
     def purge(self, before: int) -> None:
         """Delete the entries of batches before this one."""
-        for name in os.listdir(self._folder):
-            number = name.removesuffix(".json").removesuffix(_FRONTIER)
+        for entry in self._folder.iterdir():
+            number = entry.name.removesuffix(".json").removesuffix(_FRONTIER)
             if number.isdecimal() and int(number) < before:
-                (self._folder / name).unlink(missing_ok=True)
+                entry.unlink(missing_ok=True)
 
     def _path(self, batch: int, kind: str = "") -> Path:
         return self._folder / f"{batch}{kind}.json"

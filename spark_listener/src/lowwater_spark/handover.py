@@ -26,7 +26,7 @@ _MARK: Final = ".lowwater.json"
 _HIDDEN: Final = ".lowwater-"
 
 
-def hand_over(frame: DataFrame, path: Path, batch: int, digest: str, *, format: str = "parquet") -> bool:
+def hand_over(frame: DataFrame, path: Path, batch: int, digest: str, *, file_format: str = "parquet") -> bool:
     """Write the rows to ``path/batch=N``, durable when it returns; False when that had been done before.
 
     ``digest`` is the plan's: a directory left by another plan of the same batch number raises CheckpointMismatch, since skipping
@@ -34,9 +34,9 @@ def hand_over(frame: DataFrame, path: Path, batch: int, digest: str, *, format: 
     """
 
     def write(folder: Path) -> None:
-        frame.write.format(format).save(f"file://{folder / 'rows'}")
+        frame.write.format(file_format).save(f"file://{folder / 'rows'}")
         for file in (folder / "rows").iterdir():
-            if not file.name.startswith((".", "_")) and not _is_empty(file, format):
+            if not file.name.startswith((".", "_")) and not _is_empty(file, file_format):
                 file.rename(folder / file.name)
         shutil.rmtree(folder / "rows")
 
@@ -94,8 +94,8 @@ def _must_match(target: Path, digest: str) -> None:
         raise CheckpointMismatch(msg)
 
 
-def _is_empty(file: Path, format: str) -> bool:
-    if format != "parquet":
+def _is_empty(file: Path, file_format: str) -> bool:
+    if file_format != "parquet":
         return file.stat().st_size == 0
     import pyarrow.parquet
 

@@ -12,9 +12,11 @@ shown.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from lowwater_spark.sourcelog import NOTHING, SourceLog
@@ -62,9 +64,9 @@ def list_head(source: FileSource) -> set[str]:
     nothing is known, and no watermark counts.
     """
     found = set(_list(source.root, recursive=source.recursive, root=True))
-    sink_log = os.path.join(source.root, _SINK_LOG)
-    if os.path.exists(sink_log):
-        found.add(sink_log)
+    sink_log = Path(source.root, _SINK_LOG)
+    if sink_log.exists():
+        found.add(os.fspath(sink_log))
     return found
 
 
@@ -109,7 +111,9 @@ class _Candidate(Generic[T]):
             self.needs[i] = max([self.needs[i], *(taken[path] for path in found)])
 
     def reached(self, offsets: Sequence[int]) -> bool:
-        return not any(self.missing) and all(n <= offset for n, offset in zip(self.needs, offsets, strict=False))
+        # Before the first batch there are no offsets: then only an empty head is reached.
+        known = itertools.chain(offsets, itertools.repeat(NOTHING))
+        return not any(self.missing) and all(n <= offset for n, offset in zip(self.needs, known, strict=False))
 
 
 class Candidates(Generic[T]):

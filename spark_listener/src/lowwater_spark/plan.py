@@ -70,7 +70,9 @@ def check_session(spark: SparkSession) -> None:
         )
     for name in _SETTINGS:
         if str(spark.conf.get(name, "false")).lower() == "true":
-            raise Unsupported(f"A session with {name}", "rows of a file that is passed over would count as read", "Set it to false.")
+            raise Unsupported(
+                f"A session with {name}", "rows of a file that is passed over would count as read", "Set it to false."
+            )
     evolution = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
     if str(spark.conf.get(evolution, "false")).lower() == "true":
         raise Unsupported(
@@ -164,7 +166,7 @@ def _file_source(spark: SparkSession, relation: Any) -> FileSource:
         )
     root = local_directory(spark, path, "The path")
     recursive = options.get("recursivefilelookup", "false").lower() == "true"
-    if os.path.exists(os.path.join(root, "_spark_metadata")):
+    if Path(root, "_spark_metadata").exists():
         raise Unsupported(
             f"The path {path}",
             "it is the output of Spark's file sink, which is read by its log and not by its listing",
@@ -189,7 +191,7 @@ def _refuse_folders(root: str) -> None:
 def local_directory(spark: SparkSession, path: str, what: str) -> str:
     """Return the absolute local path that Spark makes of a path. Raises Unsupported when it is on another file system."""
     jvm: Any = spark._jvm
-    hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()  # type: ignore[attr-defined]
+    hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()
     raw = jvm.org.apache.hadoop.fs.Path(path)
     scheme = raw.toUri().getScheme() or raw.getFileSystem(hadoop).getUri().getScheme()
     if scheme != "file":

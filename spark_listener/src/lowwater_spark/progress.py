@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from lowwater.watermark import MAX, MIN
-
 from lowwater_spark.head import Candidates
 from lowwater_spark.reading import UNREAD, Reading, floor_stamp
 from lowwater_spark.sourcelog import NOTHING, SourceLog
@@ -59,6 +58,11 @@ class Progress:
     def reading(self) -> Reading:
         """The newest reading that counts for the committed state."""
         return self._reading
+
+    def restart(self, committed: Committed) -> None:
+        """Begin from a durable state, forgetting what was counted before."""
+        self.committed = committed
+        self._reading = committed.reading
 
     def is_news(self, reading: Reading) -> bool:
         """Return whether a reading says more than the last one that was observed: only then the sources must be listed."""

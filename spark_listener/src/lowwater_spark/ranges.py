@@ -55,9 +55,9 @@ def range_column(key: Sequence[str | Column], count: int) -> Column:
     64 bits hold no product of 64 bits, so the place is taken apart: for u = high * 2**32 + low the handle is
     ``(high * count + (low * count >> 32)) >> 32``, exact since floors of floors by whole divisors nest.
     """
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions as sf
 
-    place = F.xxhash64(*key).bitwiseXOR(F.lit(-_SIGN))
-    low = place.bitwiseAND(F.lit(0xFFFF_FFFF))
-    carried = F.shiftrightunsigned(low * F.lit(count), 32)
-    return F.shiftrightunsigned(F.shiftrightunsigned(place, 32) * F.lit(count) + carried, 32).cast("int")
+    place = sf.xxhash64(*key).bitwiseXOR(sf.lit(-_SIGN))
+    low = place.bitwiseAND(sf.lit(0xFFFF_FFFF))
+    carried = sf.shiftrightunsigned(low * sf.lit(count), 32)
+    return sf.shiftrightunsigned(sf.shiftrightunsigned(place, 32) * sf.lit(count) + carried, 32).cast("int")

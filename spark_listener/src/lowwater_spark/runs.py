@@ -7,7 +7,6 @@ first batch that is not committed, and then the ordinal: the number of a file th
 
 from __future__ import annotations
 
-import os
 import uuid
 from pathlib import Path
 from typing import Final
@@ -33,7 +32,7 @@ def new_ordinal(checkpoint: Path) -> int:
     runs = checkpoint / "lowwater" / "runs"
     make_directory(runs)
     while True:
-        taken = sorted(int(name) for name in os.listdir(runs) if name.isdecimal())
+        taken = sorted(int(entry.name) for entry in runs.iterdir() if entry.name.isdecimal())
         ordinal = taken[-1] + 1 if taken else 1
         try:
             (runs / str(ordinal)).open("x").close()

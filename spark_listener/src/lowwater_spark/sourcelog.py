@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +92,7 @@ def _log_offset(line: str) -> int:
 
 def _numbers(log: Path) -> list[int]:
     try:
-        return [int(name) for name in os.listdir(log) if name.isdecimal()]
+        return [int(entry.name) for entry in log.iterdir() if entry.name.isdecimal()]
     except FileNotFoundError:
         return []
 
@@ -146,10 +145,14 @@ class SourceLog:
 
     def _compacted(self) -> list[int]:
         try:
-            names = os.listdir(self._log)
+            names = [entry.name for entry in self._log.iterdir()]
         except FileNotFoundError:
             return []
-        return [int(name.removesuffix(".compact")) for name in names if name.removesuffix(".compact").isdecimal() and "." in name]
+        return [
+            int(name.removesuffix(".compact"))
+            for name in names
+            if name.removesuffix(".compact").isdecimal() and "." in name
+        ]
 
     def _read_entry(self, number: int) -> bool:
         for name in (f"{number}", f"{number}.compact"):

@@ -103,6 +103,7 @@ class StateStore:
         store = cls.existing(checkpoint)
         if store is None:
             make_directory(root)
+            make_directory(checkpoint / "lowwater")
             entry = {"root": os.fspath(root), "ranges": ranges, "first": batch}
             write_once(checkpoint / "lowwater" / "state.json", json.dumps(entry).encode())
             store = cls.existing(checkpoint)

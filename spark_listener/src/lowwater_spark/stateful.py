@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import lowwater
 from lowwater.watermark import all_to_micros
-
 from lowwater_spark.ranges import range_column
 from lowwater_spark.staging import RECEIPT, Destination, Part, Receipt, receipt_of, stage_part
 from lowwater_spark.state import Manifest, RangeEntry, StateStore
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Update", "UpdateResult", "build_version", "restage", "rows_of"]
 
-UpdateResult = tuple["pa.Table | None", "pa.Table | None", "lowwater.EventTime | None", Iterable["lowwater.EventTime"]]
+UpdateResult = tuple["pa.Table | None", "pa.Table | None", "lowwater.EventTime | None", Iterable[Any]]
 """(new state, rows to emit, oldest stamp still held, event times of the records still held)."""
 
 Update = Callable[[int, "pa.Table | None", "pa.Table", lowwater.Watermark], UpdateResult]
@@ -86,7 +85,7 @@ def build_version(
             before=[replace(entry, state=entry.state and store.file(batch - 1, entry.state)) for entry in before.ranges]
             if before is not None
             else [RangeEntry()] * store.ranges,
-            schema=to_arrow_schema(schema),
+            schema=to_arrow_schema(schema, timezone="UTC"),
             low=low,
             promised=promised,
             reference=reference,
@@ -100,21 +99,24 @@ def build_version(
 def _run(
     job: _Job, frame: DataFrame, key: Sequence[str | Column], event_time: str | Column, ranges: int
 ) -> list[Receipt]:
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions as sf
 
     session = frame.sparkSession
     rows = frame.select(
         "*",
         range_column(key, ranges).alias(_HANDLE),
         event_micros(frame, event_time).alias(_TIME),
-        F.lit(False).alias(_SEED),
+        sf.lit(col=False).alias(_SEED),
     )
-    nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema.fields[:-3]]
+    nulls = [sf.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema.fields[:-3]]
     seeds = session.range(0, ranges, 1, 1).select(
-        *nulls, F.col("id").cast("int").alias(_HANDLE), F.lit(None).cast("long").alias(_TIME), F.lit(True).alias(_SEED)
+        *nulls,
+        sf.col("id").cast("int").alias(_HANDLE),
+        sf.lit(None).cast("long").alias(_TIME),
+        sf.lit(col=True).alias(_SEED),
     )
     tasks = min(ranges, int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200))
-    spread = rows.union(seeds).repartitionById(tasks, F.col(_HANDLE)).sortWithinPartitions(_HANDLE)
+    spread = rows.union(seeds).repartitionById(tasks, sf.col(_HANDLE)).sortWithinPartitions(_HANDLE)
     return [receipt_of(row) for row in spread.mapInArrow(partial(_update_ranges, job), RECEIPT).collect()]
 
 
@@ -189,9 +191,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         yield stage_part(job.destination, part, detail)
 
 
-def _update_range(
-    job: _Job, handle: int, rows: pa.Table, attempt: int
-) -> tuple[RangeEntry, list[int]]:
+def _update_range(job: _Job, handle: int, rows: pa.Table, attempt: int) -> tuple[RangeEntry, list[int]]:
     import pyarrow as pa
 
     state = _load(job.before[handle].state)
@@ -201,7 +201,7 @@ def _update_range(
     entry = RangeEntry(oldest=None if oldest is None else lowwater.Watermark.of(oldest).micros, records=len(pending))
     if new_state is not None and new_state.num_rows:
         entry = replace(entry, state=f"{name}.state")
-        path = os.path.join(job.folder, entry.state)
+        path = Path(job.folder, entry.state)
         if new_state is state:
             os.link(job.before[handle].state, path)
         else:
@@ -210,7 +210,7 @@ def _update_range(
         import pyarrow.parquet
 
         entry = replace(entry, emitted=f"{name}.parquet")
-        pyarrow.parquet.write_table(emitted.select(job.schema.names).cast(job.schema), os.path.join(job.folder, entry.emitted))
+        pyarrow.parquet.write_table(emitted.select(job.schema.names).cast(job.schema), Path(job.folder, entry.emitted))
     return entry, pending
 
 
@@ -223,10 +223,10 @@ def _load(path: str) -> pa.Table | None:
         return pa.ipc.open_file(file).read_all()
 
 
-def _save(table: pa.Table, path: str) -> None:
+def _save(table: pa.Table, path: Path) -> None:
     import pyarrow as pa
 
-    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+    with pa.OSFile(os.fspath(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
 
 

@@ -28,12 +28,12 @@ def tick_directory(checkpoint: Path) -> Path:
 
 def with_ticks(spark: SparkSession, frame: DataFrame, checkpoint: Path) -> DataFrame:
     """Return the stream with the tick source as its last source. It adds no rows."""
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions as sf
 
     folder = tick_directory(checkpoint)
     make_directory(folder)
-    nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
-    ticks = spark.readStream.text(os.fspath(folder)).select(*nulls).where(F.lit(False))
+    nulls = [sf.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
+    ticks = spark.readStream.text(os.fspath(folder)).select(*nulls).where(sf.lit(col=False))
     return frame.union(ticks)
 
 
@@ -69,8 +69,7 @@ class Ticks:
 
     def clean(self, offset: int) -> None:
         """Delete the ticks of committed batches, but for the newest entry: a restarted query looks at that one again."""
-        for name in os.listdir(self._folder):
-            path = self._folder / name
+        for path in self._folder.iterdir():
             if self._log.taken.get(os.fspath(path), offset) < offset:
                 path.unlink(missing_ok=True)
         sync_directory(self._folder)

@@ -21,17 +21,17 @@ __all__ = ["event_micros", "track_rows"]
 
 def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
     """Return a column of event times in microseconds. Raises TypeError when it is no timestamp with time zone."""
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions as sf
     from pyspark.sql.types import TimestampType
 
     field = frame.select(event_time).schema.fields[0]
     if not isinstance(field.dataType, TimestampType):
         msg = (
             f"event_time {field.name} is of type {field.dataType.simpleString()}; an event time is a point on the time line: "
-            "use a timestamp column, for example F.timestamp_micros(...)"
+            "use a timestamp column, for example sf.timestamp_micros(...)"
         )
         raise TypeError(msg)
-    return F.unix_micros(event_time)
+    return sf.unix_micros(event_time)
 
 
 def track_rows(
@@ -47,16 +47,16 @@ def track_rows(
     Each receipt tells ``finished`` (rows), ``late`` (rows with an event time below ``promised``) and ``late_example`` (the
     oldest of them). Re-reads the source and re-runs what the frame computes.
     """
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions as sf
 
     time = event_micros(frame, event_time)
-    late = time < F.lit(promised)
+    late = time < sf.lit(promised)
     counted = (
         frame.groupBy(range_column(key, ranges).alias("handle"))
         .agg(
-            F.count(F.lit(1)).alias("rows"),
-            F.count_if(late).alias("late"),
-            F.min(F.when(late, time)).alias("late_example"),
+            sf.count(sf.lit(1)).alias("rows"),
+            sf.count_if(late).alias("late"),
+            sf.min(sf.when(late, time)).alias("late_example"),
         )
         .mapInArrow(partial(_stage_counts, destination), RECEIPT)
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
@@ -98,20 +99,21 @@ class Topology:
         return Topology(self.version + 1, {**self.computations, **fresh}), names
 
     def downstream(self, name: str) -> list[str]:
-        """Return a computation and all that reads it, directly or not, in topological order."""
+        """Return a computation and all that reads it, directly or not, in topological order. O(graph)."""
         self.get(name)
-        order: list[str] = []
-        seen: set[str] = set()
-
-        def visit(current: str) -> None:
-            seen.add(current)
-            for reader in sorted(n for n, spec in self.computations.items() if current in spec.inputs):
-                if reader not in seen:
-                    visit(reader)
-            order.append(current)
-
-        visit(name)
-        return order[::-1]
+        readers: dict[str, list[str]] = {}
+        for reader, spec in self.computations.items():
+            for input_name in spec.inputs:
+                readers.setdefault(input_name, []).append(reader)
+        reached = {name: None}
+        waiting = [name]
+        while waiting:
+            for reader in sorted(readers.get(waiting.pop(), ())):
+                if reader not in reached:
+                    reached[reader] = None
+                    waiting.append(reader)
+        inputs = {n: [i for i in self.computations[n].inputs if i in reached] for n in reached}
+        return list(TopologicalSorter(inputs).static_order())
 
     def _with(self, spec: Spec) -> Topology:
         changed = Topology(self.version + 1, {**self.computations, spec.name: spec})

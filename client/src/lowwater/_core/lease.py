@@ -131,7 +131,7 @@ class LeaseState:
             self._oldest.update(oldest)
             if self._dirty is not None:
                 self._dirty.update(oldest)
-        if fold.low != self._fold.low or not self.version:
+        if not self.version:
             self._dirty = None
         self._fold = fold
         self._recent.add(finished, now)
@@ -150,7 +150,7 @@ class LeaseState:
             self._dirty = None
         else:
             self.finished.update(handles)
-            self.finished_all = len(self.finished) == self.count
+            self.finished_all = self.finished_all or len(self.finished) == self.count
             if self._dirty is not None:
                 self._dirty.update(self.finished)
         self._stage()

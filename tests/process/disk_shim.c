@@ -1,0 +1,146 @@
+/* What a process does to the files of one directory, in order, and a disk that fails when it is told to.
+ *
+ * Preloaded (LD_PRELOAD), it wraps the system calls that write, sync, cut and remove files. Each successful one under
+ * LOWWATER_TRACE_DIR is appended to LOWWATER_TRACE as
+ *
+ *     char call; uint32 length of the path; uint64 offset; uint64 length of the data; path; data
+ *
+ * with call W (write), T (truncate to offset), S (sync; of a directory, too) or U (unlink). The tracing process appends
+ * marks of its own to the same file. disk_fail("sync" or "write", code) makes the next such call on a write-ahead log
+ * fail with that errno: a sync before it reaches the disk, a write after its first half.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int trace = -1;
+static const char *directory;
+static char failing_call;
+static int failing_code;
+
+__attribute__((constructor)) static void begin(void) {
+    const char *path = getenv("LOWWATER_TRACE");
+    directory = getenv("LOWWATER_TRACE_DIR");
+    if (path != NULL && directory != NULL)
+        trace = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+}
+
+void disk_fail(const char *call, int code) {
+    failing_code = code;
+    failing_call = call[0];
+}
+
+/* Whether the path is one to trace. */
+static int ours(const char *path) { return trace >= 0 && strncmp(path, directory, strlen(directory)) == 0; }
+
+static int path_of(int fd, char *path, size_t size) {
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, size - 1);
+    if (length < 0)
+        return 0;
+    path[length] = 0;
+    return ours(path);
+}
+
+static void note(char call, const char *path, uint64_t offset, const void *data, uint64_t size) {
+    char head[21];
+    uint32_t length = strlen(path);
+    head[0] = call;
+    memcpy(head + 1, &length, 4);
+    memcpy(head + 5, &offset, 8);
+    memcpy(head + 13, &size, 8);
+    struct iovec parts[3] = {{head, sizeof head}, {(void *)path, length}, {(void *)data, size}};
+    if (syscall(SYS_writev, trace, parts, 3) != (ssize_t)(sizeof head + length + size))
+        abort(); /* a trace with a hole proves nothing */
+}
+
+/* Whether this call on this file is the one that has to fail. */
+static int fails(char call, const char *path) {
+    size_t length = strlen(path);
+    if (failing_call != call || length < 4 || strcmp(path + length - 4, "-wal") != 0)
+        return 0;
+    failing_call = 0;
+    errno = failing_code;
+    return 1;
+}
+
+static ssize_t traced_write(int fd, const void *data, size_t size, off_t offset) {
+    char path[4096];
+    if (!path_of(fd, path, sizeof path))
+        return syscall(SYS_pwrite64, fd, data, size, offset);
+    pthread_mutex_lock(&lock);
+    int failed = fails('w', path);
+    ssize_t done = syscall(SYS_pwrite64, fd, data, failed ? size / 2 : size, offset);
+    if (done > 0)
+        note('W', path, offset, data, done);
+    if (failed) {
+        errno = failing_code;
+        done = -1;
+    }
+    pthread_mutex_unlock(&lock);
+    return done;
+}
+
+ssize_t pwrite(int fd, const void *data, size_t size, off_t offset) { return traced_write(fd, data, size, offset); }
+ssize_t pwrite64(int fd, const void *data, size_t size, off_t offset) { return traced_write(fd, data, size, offset); }
+
+ssize_t write(int fd, const void *data, size_t size) {
+    char path[4096];
+    if (!path_of(fd, path, sizeof path))
+        return syscall(SYS_write, fd, data, size);
+    off_t offset = lseek(fd, 0, fcntl(fd, F_GETFL) & O_APPEND ? SEEK_END : SEEK_CUR);
+    ssize_t done = traced_write(fd, data, size, offset);
+    if (done > 0)
+        lseek(fd, offset + done, SEEK_SET);
+    return done;
+}
+
+static int traced_sync(int fd, long number) {
+    char path[4096];
+    if (!path_of(fd, path, sizeof path))
+        return syscall(number, fd);
+    pthread_mutex_lock(&lock);
+    int done = fails('s', path) ? -1 : syscall(number, fd);
+    if (done == 0)
+        note('S', path, 0, NULL, 0);
+    pthread_mutex_unlock(&lock);
+    return done;
+}
+
+int fsync(int fd) { return traced_sync(fd, SYS_fsync); }
+int fdatasync(int fd) { return traced_sync(fd, SYS_fdatasync); }
+
+static int traced_truncate(int fd, off_t size) {
+    char path[4096];
+    if (!path_of(fd, path, sizeof path))
+        return syscall(SYS_ftruncate, fd, size);
+    pthread_mutex_lock(&lock);
+    int done = syscall(SYS_ftruncate, fd, size);
+    if (done == 0)
+        note('T', path, size, NULL, 0);
+    pthread_mutex_unlock(&lock);
+    return done;
+}
+
+int ftruncate(int fd, off_t size) { return traced_truncate(fd, size); }
+int ftruncate64(int fd, off_t size) { return traced_truncate(fd, size); }
+
+int unlink(const char *path) {
+    pthread_mutex_lock(&lock);
+    int done = syscall(SYS_unlinkat, AT_FDCWD, path, 0);
+    if (done == 0 && ours(path))
+        note('U', path, 0, NULL, 0);
+    pthread_mutex_unlock(&lock);
+    return done;
+}

@@ -1,0 +1,161 @@
+"""What was acknowledged is on the disk: shown by the calls that SQLite makes, and by cutting the power between them.
+
+``kill -9`` shows none of this, because the page cache outlives the process. A small library (disk_shim.c), preloaded
+into a process that appends, traces its writes and syncs; needs a C compiler, but no rights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lowwater_authority.journal import JournalError, SqliteJournal
+from tests.process.disk_trace import Disk, Event, read
+from tests.process.journal_child import LOGS, payload
+
+APPENDS = 400
+CUTS = 60
+BROKEN = pytest.mark.xfail(
+    strict=True, raises=(AssertionError, JournalError), reason="rule 2 is broken on purpose: synchronous = OFF"
+)
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler for the disk shim: apt-get install gcc libc6-dev")
+    library = tmp_path_factory.mktemp("shim") / "disk_shim.so"
+    source = Path(__file__).with_name("disk_shim.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+class Traced:
+    """A process that has run over a traced directory."""
+
+    def __init__(self, shim: Path, root: Path, *arguments: str) -> None:
+        self.files = root / "files"
+        self.files.mkdir()
+        self.path = self.files / "journal.db"
+        mode, *rest = arguments
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.process.journal_child", mode, str(self.path), *rest],
+            env={
+                **os.environ,
+                "LD_PRELOAD": str(shim),
+                "LOWWATER_TRACE": str(root / "trace"),
+                "LOWWATER_TRACE_DIR": f"{self.files}",
+            },
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        self.said: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+        self.events = read((root / "trace").read_bytes())
+
+
+@pytest.fixture(scope="module", params=["full", pytest.param("unsafe", marks=BROKEN)])
+def traced(request: pytest.FixtureRequest, shim: Path, tmp_path_factory: pytest.TempPathFactory) -> Traced:
+    """APPENDS appends to two logs with some snapshots: several checkpoints, several rounds through the file."""
+    return Traced(shim, tmp_path_factory.mktemp("traced"), "trace", str(APPENDS), request.param)
+
+
+def acknowledgements(events: list[Event]) -> list[int]:
+    """Where in the trace appends were acknowledged."""
+    return [place for place, event in enumerate(events) if event.call == "A"]
+
+
+def test_the_trace_has_everything(shim: Path, tmp_path: Path) -> None:
+    """Replaying all writes gives the very files: the shim missed none. Checkpoints are among them."""
+    traced = Traced(shim, tmp_path, "trace", str(APPENDS), "full")
+    replayed = Disk(traced.events).everything()
+    found = {str(path): path.read_bytes() for path in traced.files.iterdir() if not path.name.endswith("-shm")}
+    assert replayed == found
+    assert len(acknowledgements(traced.events)) == APPENDS
+    rounds = [event for event in traced.events if event.path.endswith("-wal") and event.offset == 0 and event.data]
+    assert len(rounds) >= 3, "the write-ahead log never started over"
+
+
+def test_a_sync_stands_between_each_append_and_its_acknowledgement(traced: Traced) -> None:
+    begin = 0
+    for place in acknowledgements(traced.events):
+        during = [event for event in traced.events[begin:place] if event.path.endswith("-wal")]
+        calls = "".join(event.call for event in during)
+        assert "W" in calls, f"acknowledgement {traced.events[place].offset}: nothing was written"
+        assert calls.endswith("S"), f"acknowledgement {traced.events[place].offset}: written, but not synced ({calls})"
+        begin = place
+
+
+def test_a_power_cut_at_any_time_keeps_what_was_acknowledged(traced: Traced, tmp_path: Path) -> None:
+    source = random.Random(4)
+    acknowledged = acknowledgements(traced.events)
+    first = acknowledged[0]
+    syncs = [place for place, event in enumerate(traced.events) if event.call == "S" and place > first]
+    # Right behind an acknowledgement, right before and behind a sync (checkpoints have several), and anywhere.
+    cuts = source.choices(acknowledged, k=CUTS // 3) + source.choices(syncs or [first], k=CUTS // 3)
+    cuts += [source.randrange(first, len(traced.events)) for _ in range(CUTS // 3)]
+    disk, begin = Disk(), 0
+    for cut in sorted(cuts):
+        disk.apply(traced.events[begin : cut + 1])
+        begin = cut + 1
+        directory = tmp_path / str(cut)
+        directory.mkdir()
+        for name, content in disk.after_power_cut(source).items():
+            (directory / Path(name).name).write_bytes(content)
+        promised = sum(place <= cut for place in acknowledged)
+        last = asyncio.run(check(directory / "journal.db"))
+        assert promised <= last <= promised + 1, f"cut behind event {cut}: {promised} acknowledged, {last} found"
+        shutil.rmtree(directory)
+
+
+async def check(path: Path) -> int:
+    """The last position of all logs; 0 when there is nothing. Everything found is what was appended."""
+    journal = SqliteJournal(path)
+    await journal.open()
+    loaded = {log: await journal.load(log) for log in LOGS}
+    await journal.close()
+    for log, found in loaded.items():
+        assert found.records == [(n, payload(log, n)) for n in range(found.snapshot_position + 1, found.last + 1)]
+        if found.snapshot_position:
+            assert found.snapshot == payload("snapshot", found.snapshot_position)
+    assert len({found.last for found in loaded.values()}) == 1
+    return loaded[LOGS[0]].last
+
+
+@pytest.mark.parametrize(("call", "code"), [("sync", "EIO"), ("write", "EIO"), ("sync", "ENOSPC")])
+def test_a_commit_that_fails_is_unknown_and_may_be_repeated(shim: Path, tmp_path: Path, call: str, code: str) -> None:
+    failed, repeated = Traced(shim, tmp_path, "fail", call, code).said
+    assert failed["error"] == "JournalUnknown"
+    assert "repeat the call" in failed["text"]
+    assert (failed["found"], failed["unknown"]) == ([1, 1], 1)
+    assert repeated["found"] == [3, 3]
+
+
+def test_an_unknown_commit_may_have_happened(shim: Path, tmp_path: Path) -> None:
+    """The sync failed, the process died, the next one finds the record: treating it as failed would be wrong."""
+    traced = Traced(shim, tmp_path, "fail", "sync", "EIO", "and-die")
+    assert traced.said[0]["error"] == "JournalUnknown"
+    assert asyncio.run(check(traced.path)) == 2
+
+
+def test_a_disk_that_fills_up_in_the_commit_is_a_sure_failure(shim: Path, tmp_path: Path) -> None:
+    failed, repeated = Traced(shim, tmp_path, "fail", "write", "ENOSPC").said
+    assert failed["error"] == "JournalFailed"
+    assert "free space on its disk" in failed["text"]
+    assert failed["found"] == [1, 1]
+    assert repeated["found"] == [3, 3]
+
+
+def test_a_disk_that_fills_up_in_the_commit_leaves_nothing(shim: Path, tmp_path: Path) -> None:
+    traced = Traced(shim, tmp_path, "fail", "write", "ENOSPC", "and-die")
+    assert traced.said[0]["error"] == "JournalFailed"
+    assert asyncio.run(check(traced.path)) == 1

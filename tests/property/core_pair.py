@@ -1,0 +1,207 @@
+"""A computation and its oracle: what is compared after each step, and what a round, a crash and a reset do to both."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from lowwater import errors
+from lowwater_authority.core import recovery
+from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.requests import GroupReport
+from lowwater_authority.core.topology import Spec
+from tests.property.core_driver import MIN, NOW, SECOND, durable
+from tests.property.oracle import Oracle
+from tests.property.oracle_words import Refusal, edge
+from tests.property.second_opinion import beam_low
+
+SKEW = 50
+SHARES = (990_000, 500_000)
+
+
+class Pair(RuleBasedStateMachine):
+    """The core and its oracle; the rules here are those of rounds, crashes and lives."""
+
+    made: type[Computation] = Computation
+    steps: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = NOW
+        self.epoch = 0
+        self.spec = Spec("c", ("a",), SHARES, max_skew=SKEW)
+        self.fold = (1, (1,))
+        self.core = self.made(self.spec)
+        self.oracle = Oracle(SHARES, SKEW, 0)
+        self.records: list[bytes] = []
+        self.images = [recovery.snapshot(self.core)]
+        self.snapshots: list[tuple[int, bytes]] = []
+        self.durable = self.oracle.image()
+        self.shown = (self.oracle.low, dict(self.oracle.heuristics))
+        self.flying: bytes | None = None
+        self.coming = self.shown
+        self.sequencers = [1]
+        self.requests: list[dict[str, Any]] = []
+        self.reports: list[tuple[GroupReport, dict[str, Any], bytes, tuple[int, int]]] = []
+        self.numbers = 0
+        self.seen_low = MIN
+        self.turn = 0
+        self.tide = 0
+
+    # -- what is compared ----------------------------------------------------------------------------------
+
+    def same(self, what: str, ours: Any, theirs: Any) -> Any:
+        """Run both; they must answer the same, or refuse for the same reason."""
+        self.steps[what] += 1
+        self.turn += 1
+        expected: Any
+        got: Any
+        try:
+            expected = theirs()
+        except Refusal as refusal:
+            expected = refusal.reason
+            self.steps[refusal.reason] += 1
+        try:
+            got = ours()
+        except errors.LowwaterError as error:
+            got = error.reason
+        assert got == expected, f"{what}: the core says {got}, the oracle {expected}"
+        if isinstance(got, set):
+            self.steps.update(str(reason) for reason, _ in (found for found in got if isinstance(found, tuple)))
+        return got
+
+    def teardown(self) -> None:
+        self.settle()
+
+    def check(self) -> None:
+        """Compare all they hold, and the invariants of the core."""
+        self.turn += 1
+        self.core._check()
+        ranges = [(run.group, handle) for run in self.core.map.runs() for handle in range(run.low, run.high)]
+        starts = {group.bounds[handle]: (group, handle) for group, handle in ranges}
+        group, handle = starts[b""]
+        for index, cell in enumerate(self.oracle.cells):
+            group, handle = starts.get(edge(index), (group, handle))
+            value = int(self.core.map.columns.values[group.base + handle])
+            assert value == cell.value, f"cell {index} stands at {value}, not {cell.value}"
+            assert group.state.name == cell.state, f"cell {index} is {group.state.name}, not {cell.state}"
+            if cell.claim is not None:
+                assert (group.sequencer, handle) == (cell.claim.sequencer, cell.handle)
+                assert group.finished == self.oracle.finished(cell.claim)
+                self.steps["stand-ins"] += bool(cell.claim.masses and cell.claim.told is None)
+        assert self.core.map.minimum() == self.oracle.minimum()
+        view = self.core.published
+        assert (view.low, dict(view.heuristics)) == self.shown
+        assert view.low >= self.seen_low, "rule 3: what was published never goes down"
+        self.seen_low = view.low
+
+    def sequencer(self, pick: int) -> int:
+        """A sequencer that was granted lately, live or not."""
+        live = [c.sequencer for c in self.oracle.claims.values() if c.owned and c.live]
+        known = live if live and pick < 4 else self.sequencers
+        return known[-1 - pick % len(known)]
+
+    # -- rounds, crashes, lives ----------------------------------------------------------------------------
+
+    @precondition(lambda self: self.flying is None)
+    @rule(later=st.sampled_from([0, 1, SECOND, 70 * SECOND]))
+    def take(self, later: int) -> None:
+        """End a round: its record is on the way to the journal, and nothing is visible yet."""
+        low, high, minimum = self.oracle.low, self.oracle.heuristics, self.oracle.minimum()
+        high = dict(high)
+        taken = self.core.take_record(self.now)
+        strong = self.oracle.record()
+        self.steps["take"] += 1
+        assert (None if taken is None else taken[1]) == strong
+        assert self.core.low == self.oracle.low
+        assert self.core.heuristics == self.oracle.heuristics
+        assert self.core.low == (low if strong is None else beam_low(low, [minimum]))
+        if taken is not None:
+            self.records.append(taken[0])
+            self.images.append(recovery.snapshot(self.core))
+            self.flying = self.oracle.image()
+            self.coming = (self.oracle.low, dict(self.oracle.heuristics))
+        self.steps["low moved"] += self.oracle.low != low
+        self.steps["high moved"] += (
+            self.oracle.heuristics != high and max(self.oracle.heuristics.values()) > self.oracle.low
+        )
+        self.now += later
+        self.check()
+
+    @precondition(lambda self: self.flying is not None)
+    @rule()
+    def arrive(self) -> None:
+        """The append returns."""
+        assert self.flying is not None
+        self.durable, self.flying, self.shown = self.flying, None, self.coming
+        # With an append in flight the shard stages nothing that publishing shows: only the watermarks are compared.
+        self.core.publish()
+        self.steps["arrive"] += 1
+        self.check()
+
+    def settle(self) -> None:
+        if self.flying is not None:
+            self.arrive()
+        self.take(0)
+        if self.flying is not None:
+            self.arrive()
+
+    @precondition(lambda self: self.turn % 5 == 2)
+    @rule()
+    def snapshot(self) -> None:
+        self.settle()
+        self.steps["snapshot"] += 1
+        self.snapshots.append((len(self.records), recovery.snapshot(self.core)))
+
+    @precondition(lambda self: self.turn % 5 == 1)
+    @rule(arrived=coins, pick=picks)
+    def crash(self, arrived: bool, pick: int) -> None:
+        """Lose all but the journal, with or without the record in flight, and recover from any snapshot or none."""
+        self.steps["crash"] += 1
+        if self.flying is not None:
+            if arrived:
+                self.durable = self.flying
+            else:
+                self.records.pop()
+                self.images.pop()
+        self.flying = None
+        kept = [(0, None), *self.snapshots]
+        position, snapshot = kept[-1 - pick % len(kept)]
+        self.epoch += 1
+        base = 1000 * self.epoch
+        core = recovery.recover(self.spec, snapshot, self.records[position:], epoch_base=base)
+        core.__class__ = self.made
+        assert durable(recovery.snapshot(core)) == durable(self.images[-1])
+        oracle: Oracle = pickle.loads(self.durable)
+        for group in core.map.groups.values():
+            claim = oracle.claims[group.sequencer]
+            for sender, number in claim.numbers.items():
+                assert claim.durable_numbers.get(sender, (0, 0)) <= group.senders.get(sender, (0, 0)) <= number
+            claim.numbers = dict(group.senders)
+        # Which claim committed the last batch is known from the batch's record, not from a snapshot.
+        assert core.committed_by in (oracle.committed_by, 0)
+        oracle.knows_repeats = core.committed_by != 0
+        oracle.crash(base)
+        self.core, self.oracle = core, oracle
+        self.durable, self.shown = oracle.image(), (oracle.low, dict(oracle.heuristics))
+        self.sequencers.append(oracle.last_sequencer)
+        self.check()
+
+    @precondition(lambda self: self.oracle.last_sequencer % 4 == 2)
+    @rule()
+    def reset(self) -> None:
+        self.settle()
+        self.steps["reset"] += 1
+        self.oracle.restart()
+        self.spec = Spec("c", ("a",), SHARES, max_skew=SKEW, incarnation=self.oracle.life)
+        self.core = recovery.restarted(self.core, self.spec)
+        self.core.__class__ = self.made
+        self.core.publish()
+        self.images.append(recovery.snapshot(self.core))
+        self.durable, self.shown = self.oracle.image(), (MIN, dict.fromkeys(SHARES, MIN))
+        self.seen_low = MIN
+        self.check()

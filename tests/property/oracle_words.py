@@ -1,0 +1,83 @@
+"""What the oracle is made of: sixteen cells of keys, claims, and micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.property.second_opinion import MIN, Told
+
+CELLS = 16
+MINUTE = 60 * 1_000_000
+
+
+def edge(index: int) -> bytes:
+    """The key at which a cell starts; both ends of the key space are the empty key."""
+    return bytes([index]) if 0 < index < CELLS else b""
+
+
+class Refusal(Exception):
+    """A request is refused; nothing has changed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass
+class Claim:
+    """A granted claim. ``masses`` stand for the records of its ranges; None: nobody knows which those are."""
+
+    sequencer: int
+    edges: tuple[int, ...]
+    worker: str
+    owned: bool = True
+    live: set[int] = field(default_factory=set)
+    numbers: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    durable_numbers: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    masses: list[Told] | None = None
+    told: Told | None = None
+    minutes: dict[int, int] = field(default_factory=dict)
+
+    def cells(self, handle: int) -> range:
+        """The cells of a handle."""
+        return range(self.edges[handle], self.edges[handle + 1])
+
+
+@dataclass
+class Cell:
+    """One key's worth of the key space. ``claim`` is who last owned it, unless a newer claim cut its range."""
+
+    value: int = MIN
+    state: str = "NEVER"
+    claim: Claim | None = None
+    handle: int = 0
+
+
+@dataclass
+class Part:
+    """What one task staged."""
+
+    oldest: dict[int, int]
+    pending: list[int]
+    finished: int
+
+    @property
+    def records(self) -> int:
+        return len(self.pending) + self.finished
+
+
+@dataclass
+class Batch:
+    """A prepared micro-batch."""
+
+    sequencer: int
+    number: int
+    digest: bytes
+    bound: int
+    covers_all: bool
+    frontiers: Mapping[int, int]
+    fold: tuple[int, tuple[int, ...]]
+    oldest: dict[int, int]
+    pending: list[int]
+    finished: int

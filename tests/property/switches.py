@@ -1,0 +1,256 @@
+"""Each of these breaks one sentence of the rules, in tests only, to show that a test would notice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater_authority.core import computation, heuristics, interval_map, recovery
+from lowwater_authority.core.computation import Computation, View
+from lowwater_authority.core.group import Group, GroupState
+from lowwater_authority.core.interval_map import IntervalMap, Taken
+from lowwater_authority.core.requests import ClaimRequest, GroupReport, Prepare, Refused, TaskAttempt
+from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.core.topology import Spec
+
+
+def off(rule: int | str) -> pytest.MarkDecorator:
+    """Marks a test that runs with a rule switched off: it must fail, in an assertion."""
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"breaks when rule {rule} is switched off")
+
+
+# -- rule 1 ------------------------------------------------------------------------------------------------
+
+
+def merge_takes_the_greatest(monkeypatch: pytest.MonkeyPatch) -> None:
+    least = interval_map._merge
+
+    def greatest(bounds: Any, starts: Any, values: Any, *more: Any) -> Any:
+        found, since = least(bounds, starts, ~values, *more)  # ~ turns the order around, without overflow
+        return ~found, since
+
+    monkeypatch.setattr(interval_map, "_merge", greatest)
+
+
+def split_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a claim cuts off holds nothing back."""
+    stretch = IntervalMap._stretch
+
+    def forgetful(self: IntervalMap, start: bytes, end: bytes, value: int, since: int, state: GroupState) -> Group:
+        return stretch(self, start, end, MAX if state is GroupState.UNOWNED else value, since, state)
+
+    monkeypatch.setattr(IntervalMap, "_stretch", forgetful)
+
+
+class SilenceCountsAsIdle(Computation):
+    """Ranges without a living owner hold nothing back."""
+
+    def _apply_release(self, op: pb.Release) -> None:
+        super()._apply_release(op)
+        self._idle(self.map.groups[op.sequencer])
+
+    def _apply_revoke(self) -> None:
+        super()._apply_revoke()
+        for group in self.map.groups.values():
+            self._idle(group)
+
+    def _idle(self, group: Group) -> None:
+        self.map.columns.set(group.slots(), MAX)
+        self._settle_finished(group)
+
+
+def recovery_skips_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another function than the live one, on the path of recovery."""
+    apply = Computation._apply_values
+
+    def ratchet(self: Computation, op: pb.Values, now: int) -> None:
+        if not op.lowers:
+            apply(self, op, now)
+
+    monkeypatch.setattr(Computation, "_apply_values", ratchet)
+
+
+# -- rule 3 ------------------------------------------------------------------------------------------------
+
+
+class NoRatchet(Computation):
+    """Publishes the minimum as it is."""
+
+    def take_record(self, now: int) -> tuple[bytes, bool] | None:
+        if self._ops or self._changes:
+            self.low, self._mass_changed = MIN, True
+            self.heuristics = dict.fromkeys(self.heuristics, MIN)
+        return super().take_record(now)
+
+
+# -- rule 4 ------------------------------------------------------------------------------------------------
+
+
+class Unfenced(Computation):
+    """A report moves the keys it names, whoever owns them now."""
+
+    def __init__(self, spec: Spec, *, epoch_base: int = 0) -> None:
+        super().__init__(spec, epoch_base=epoch_base)
+        self.bounds: dict[int, Sequence[bytes]] = {}
+
+    def _apply_claim(self, op: pb.Claim, now: int) -> tuple[Group, list[Taken]]:
+        self.bounds[op.sequencer] = list(op.bounds)
+        return super()._apply_claim(op, now)
+
+    def accepts(self, sequencer: int) -> bool:
+        return sequencer in self.bounds
+
+    def report(self, report: GroupReport, **more: Any) -> list[Refused]:
+        refused = super().report(report, **more)
+        if not refused or not self.accepts(report.sequencer):
+            return refused
+        bounds = self.bounds[report.sequencer]
+        for position, handle in enumerate(range(len(bounds) - 1) if report.handles is None else report.handles):
+            value = report.watermarks[position % len(report.watermarks) :][:1]
+            for group, low, high in list(self.map.overlapping(bounds[handle], bounds[handle + 1])):
+                if group.sequencer:
+                    self._store(group, np.arange(low, high), value, more["now"])
+        return []
+
+
+class ChecksPublishedOwners(Unfenced):
+    """Reports are checked against what is durable, not against what is staged (H3)."""
+
+    visible: frozenset[int] = frozenset()
+
+    def publish(self) -> View:
+        self.visible = frozenset(self.map.groups)
+        return super().publish()
+
+    def accepts(self, sequencer: int) -> bool:
+        return sequencer in self.visible
+
+
+class NoClaimOrder(Computation):
+    """Claims win in order of arrival, whoever makes them."""
+
+    def _check_order(self, request: ClaimRequest) -> None:
+        pass
+
+
+# -- rule 8 ------------------------------------------------------------------------------------------------
+
+
+class NumbersIgnored(Computation):
+    """Every report counts, whenever it arrives."""
+
+    later = count(2)
+
+    def report(self, report: GroupReport, **more: Any) -> list[Refused]:
+        return super().report(report, **more | {"number": (2**40, next(self.later))})
+
+
+class ClaimsNotRepeatable(Computation):
+    """A repeat of a claim is a new claim."""
+
+    def claim(self, request: ClaimRequest, now: int) -> Any:
+        return super().claim(replace(request, request_id=b""), now)
+
+
+# -- rule 9 ------------------------------------------------------------------------------------------------
+
+
+class AnyLife(Computation):
+    """A fold over any life of the inputs counts."""
+
+    def report(self, report: GroupReport, **more: Any) -> list[Refused]:
+        return super().report(replace(report, fold=more["required"]), **more)
+
+
+def reset_keeps_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+    restarted = recovery.restarted
+
+    def kept(old: Computation, spec: Spec) -> Computation:
+        new = restarted(old, spec)
+        for sequencer, group in old.map.groups.items():
+            new._apply_claim(pb.Claim(sequencer=sequencer, bounds=group.bounds), 0)
+        return new
+
+    monkeypatch.setattr(recovery, "restarted", kept)
+
+
+# -- rule 10 -----------------------------------------------------------------------------------------------
+
+
+class AllWeak(Computation):
+    """Nothing waits for the strongest write."""
+
+    def take_record(self, now: int) -> tuple[bytes, bool] | None:
+        taken = super().take_record(now)
+        return None if taken is None else (taken[0], False)
+
+
+# -- micro-batches, skew -----------------------------------------------------------------------------------
+
+
+class PartOfABatch(Computation):
+    """What came of a batch is taken for all of it (C2)."""
+
+    def prepare(self, request: Prepare) -> Sequence[TaskAttempt]:
+        missing = super().prepare(request)
+        if missing:
+            super().prepare(replace(request, tasks=[task for task in request.tasks if task not in missing]))
+        return []
+
+
+class BatchesRepeat(Computation):
+    """A delayed prepare counts."""
+
+    def prepare(self, request: Prepare) -> Sequence[TaskAttempt]:
+        self.batches.prepared = None
+        return self.batches.prepare(request, self._owned(request.sequencer).count)
+
+
+class NoHandOver(Computation):
+    """A newer run's claim forgets what the run before had prepared (H5b)."""
+
+    def claim(self, request: ClaimRequest, now: int) -> Any:
+        self.batches.prepared = None
+        return super().claim(request, now)
+
+
+class AnySkew(Computation):
+    """However far ahead of the clock (H9)."""
+
+    def __init__(self, spec: Spec, *, epoch_base: int = 0) -> None:
+        super().__init__(replace(spec, max_skew=2**61), epoch_base=epoch_base)
+
+
+# -- heuristics --------------------------------------------------------------------------------------------
+
+
+def unknown_masses_count_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates = heuristics.candidates
+
+    def careless(groups: Any, shares: Any) -> dict[int, int]:
+        return candidates([group for group in groups if group.mass_known], shares)
+
+    monkeypatch.setattr(computation, "candidates", careless)
+
+
+def finished_claims_keep_their_mass(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates = heuristics.candidates
+
+    def careless(groups: Any, shares: Any) -> dict[int, int]:
+        groups = list(groups)
+        was = [group.finished for group in groups]
+        for group in groups:
+            group.finished = False
+        try:
+            return candidates([group for group in groups if group.mass_known], shares)
+        finally:
+            for group, finished in zip(groups, was, strict=True):
+                group.finished = finished
+
+    monkeypatch.setattr(computation, "candidates", careless)

@@ -1,0 +1,213 @@
+"""The interval map against a dict over six hundred keys, with many claims, many blocks, and compaction."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowwater_authority.core import columns, interval_map
+from lowwater_authority.core.group import Group, GroupState, before, earlier_end
+from lowwater_authority.core.interval_map import IntervalMap
+from tests.property import switches
+from tests.property.core_driver import MAX, MIN, column
+from tests.property.switches import off
+
+KEYS = 600
+
+
+def key(index: int) -> bytes:
+    return index.to_bytes(2, "big") if 0 < index < KEYS else b""
+
+
+class Walk:
+    """A map and, for each key, its value, and the edges between ranges."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.map = IntervalMap()
+        self.values = [MIN] * KEYS
+        self.retired = [False] * KEYS
+        self.edges = {0, KEYS}
+        self.sequencer = 0
+        self.compactions = 0
+
+    def interval(self) -> tuple[int, int]:
+        width = self.rng.choice([1, 5, 60, KEYS])
+        start = self.rng.randrange(KEYS)
+        return max(0, start - width // 2), min(KEYS, start + width // 2 + 1)
+
+    def claim(self) -> None:
+        start, end = self.interval()
+        inner = sorted(self.rng.sample(range(start + 1, end), min(self.rng.choice([0, 3, 200]), end - start - 1)))
+        bounds = [start, *inner, end]
+        kind = self.rng.randrange(3)
+        micros = [self.rng.randrange(100) for _ in range((0, 1, len(bounds) - 1)[kind])]
+        for position, (low, high) in enumerate(pairwise(bounds)):
+            revived = MAX if micros else MIN
+            least = min(revived if self.retired[i] else self.values[i] for i in range(low, high))
+            value = min(least, micros[position % len(micros)]) if micros else least
+            self.values[low:high] = [value] * (high - low)
+        self.retired[start:end] = [False] * (end - start)
+        self.edges = {e for e in self.edges if not start < e < end} | set(bounds)
+        self.sequencer += 1
+        group = Group(self.sequencer, [key(b) for b in bounds], 0, GroupState.OWNED)
+        self.change(lambda: self.map.claim(group, column(micros), now=self.sequencer))
+
+    def retire(self) -> None:
+        start, end = self.interval()
+        self.values[start:end] = [MAX] * (end - start)
+        self.retired[start:end] = [True] * (end - start)
+        self.edges = {e for e in self.edges if not start < e < end} | {start, end}
+        self.change(lambda: self.map.retire(key(start), key(end), now=0))
+
+    def change(self, call: object) -> None:
+        old = self.map.columns
+        assert callable(call)
+        call()
+        self.compactions += self.map.columns is not old
+
+    def report(self) -> None:
+        if not self.map.groups:
+            return
+        group = self.rng.choice(list(self.map.groups.values()))
+        handles = group.live_handles()
+        handles = handles[np.array([self.rng.random() < 0.5 for _ in handles], dtype=np.bool_)]
+        news = column(self.rng.randrange(100) for _ in handles)
+        self.map.columns.set(group.base + handles, news)
+        for handle, value in zip(handles.tolist(), news.tolist(), strict=True):
+            low, high = (int.from_bytes(group.bounds[handle + i], "big") for i in (0, 1))
+            high = high or KEYS
+            self.values[low:high] = [value] * (high - low)
+
+    def restore(self) -> None:
+        groups = self.map.run_groups()
+        held = self.map.columns
+        self.map = IntervalMap.restore([(g, held.values[g.slots()].copy(), held.since[g.slots()]) for g in groups])
+
+    def check(self) -> None:
+        map_ = self.map
+        map_._check()
+        edges = sorted(self.edges)
+        assert len(map_) == len(edges) - 1
+        assert map_.minimum() == min(self.values)
+        expected = {key(low): (key(high), self.values[low]) for low, high in pairwise(edges)}
+        ranges, total = map_.all_ranges(KEYS)
+        assert {r.start: (r.end, r.value) for r in ranges} == expected
+        assert total == len(expected)
+        assert [r.value for r in ranges] == sorted(r.value for r in ranges)
+        holder = map_.holder()
+        if holder is None:
+            assert min(self.values) == MAX
+        else:
+            assert expected[holder.start] == (holder.end, min(self.values))
+        below, limit = self.rng.randrange(100), self.rng.choice([0, 1, 7, KEYS])
+        held, total = map_.held_below(below, limit)
+        wanted = sorted(value for _, value in expected.values() if value < below)
+        assert total == len(wanted)
+        assert [r.value for r in held] == wanted[:limit]
+        assert all(expected[r.start] == (r.end, r.value) for r in held)
+        start, end = self.interval()
+        touched = [edges[bisect_right(edges, start) - 1], *(e for e in edges if start < e < end)]
+        overlapping = [
+            group.bounds[handle]
+            for group, low, high in map_.overlapping(key(start), key(end))
+            for handle in range(low, high)
+        ]
+        assert overlapping == [key(e) for e in touched]
+
+
+def walk(seed: int, steps: int) -> Walk:
+    walk = Walk(seed)
+    walk.check()
+    for _ in range(steps):
+        walk.rng.choice([walk.claim, walk.claim, walk.report, walk.report, walk.retire, walk.restore])()
+        walk.check()
+    return walk
+
+
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "BLOCK", 8)
+    walks = [walk(seed, 60) for seed in range(20)]
+    assert sum(w.compactions for w in walks) > 20
+    assert max(len(w.map.columns.values) // 8 for w in walks) > 20, "many blocks"
+
+
+def test_the_map_is_a_dict(monkeypatch: pytest.MonkeyPatch) -> None:
+    many(monkeypatch)
+
+
+@off(1)
+@pytest.mark.parametrize("patch", [switches.merge_takes_the_greatest, switches.split_forgets])
+def test_rule1_off(patch: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert callable(patch)
+    patch(monkeypatch)
+    many(monkeypatch)
+
+
+def test_more_ranges_than_a_block_holds() -> None:
+    """The real block: 20,000 ranges, a few of them moved at a time."""
+    rng = random.Random(7)
+    map_ = IntervalMap()
+    bounds = [b"", *(i.to_bytes(3, "big") for i in range(1, 20_000)), b""]
+    group = Group(1, bounds, 0, GroupState.OWNED)
+    map_.claim(group, column([]), now=0)
+    values = dict.fromkeys(range(20000), 1000)
+    map_.columns.set(group.slots(), 1000)
+    for _ in range(60):
+        for handle in rng.sample(range(20_000), 5):
+            values[handle] = rng.randrange(2000)
+            map_.columns.set(np.array([group.base + handle]), values[handle])
+        assert map_.minimum() == min(values.values())
+        holder = map_.holder()
+        assert holder is not None
+        assert values[group.handle_at(holder.start)] == min(values.values())
+    map_.columns.set(slice(0, 0), 5)
+    map_._check()
+
+
+def test_claims_over_and_over_do_not_fill_memory() -> None:
+    map_ = IntervalMap()
+    bounds = [b"", *(bytes([i]) for i in range(1, 200)), b""]
+    most = 0
+    for sequencer in range(1, 1000):
+        map_.claim(Group(sequencer, bounds, 0, GroupState.OWNED), column([sequencer]), now=0)
+        most = max(most, len(map_.columns.values))
+    assert most <= 4 * columns.BLOCK
+    assert len(map_.run_groups()) == len(map_.groups) == 1
+    map_._check()
+
+
+@given(
+    old=st.lists(st.integers(1, 254), max_size=12, unique=True).map(sorted),
+    new=st.lists(st.integers(1, 254), min_size=1, max_size=12, unique=True).map(sorted),
+    data=st.randoms(use_true_random=False),
+)
+@settings(max_examples=150, database=None)
+def test_merge_takes_the_least_of_every_key(old: list[int], new: list[int], data: random.Random) -> None:
+    """Any old cuts under any new cuts, where the first old range may start before the first new one."""
+    olds, bounds = [0, *old], [*new, 255]
+    while len(olds) > 1 and olds[1] <= bounds[0]:
+        olds.pop(0)
+    olds[0] = data.randrange(bounds[0] + 1)
+    values = [data.choice([MIN, MAX, data.randrange(9)]) for _ in olds]
+    found, since = interval_map._merge(
+        [bytes([b]) for b in bounds], [bytes([o]) for o in olds], column(values), column([5] * len(olds)), 7
+    )
+    by_key = [values[bisect_right(olds, k) - 1] for k in range(bounds[0], 255)]
+    cuts = [b - bounds[0] for b in bounds]
+    assert found.tolist() == [min(by_key[low:high]) for low, high in pairwise(cuts)]
+    assert len(since) == len(found)
+
+
+def test_ends_of_the_key_space() -> None:
+    assert before(b"z", b"")
+    assert before(b"", b"a")
+    assert not before(b"a", b"a")
+    assert earlier_end(b"", b"a") == earlier_end(b"a", b"") == earlier_end(b"a", b"b") == b"a"
+    assert earlier_end(b"", b"") == b""

@@ -1,0 +1,161 @@
+"""The pipeline graph: cycles, order, resets, versions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowwater import errors
+from lowwater_authority.core.requests import NO_FOLD, Fold
+from lowwater_authority.core.topology import MAX_HEURISTICS, MAX_INPUTS, Spec, Topology
+
+NAMES = "abcdefgh"
+edits = st.lists(
+    st.tuples(st.sampled_from(NAMES), st.lists(st.sampled_from(NAMES), max_size=3, unique=True).map(tuple)), max_size=16
+)
+
+
+def reaches(inputs: dict[str, tuple[str, ...]], start: str, goal: str) -> bool:
+    """Whether goal is an input of start, directly or not: one step at a time until nothing is new."""
+    known: set[str] = set()
+    new = set(inputs.get(start, ()))
+    while new - known:
+        known |= new
+        new = {i for name in known for i in inputs.get(name, ())}
+    return goal in known
+
+
+def graph(*edges: tuple[str, tuple[str, ...]]) -> Topology:
+    found = Topology()
+    for name, inputs in edges:
+        found = found.register(Spec(name, inputs))
+    return found
+
+
+@given(edits=edits)
+@settings(max_examples=200, database=None)
+def test_no_cycle_ever_and_nothing_else_is_refused(edits: list[tuple[str, tuple[str, ...]]]) -> None:
+    found, inputs = Topology(), dict[str, tuple[str, ...]]()
+    for name, wanted in edits:
+        cyclic = reaches(inputs | {name: wanted}, name, name)
+        before = found
+        try:
+            found = found.set_inputs(name, wanted) if name in inputs else found.register(Spec(name, wanted))
+        except errors.Cycle as error:
+            assert cyclic
+            path = error.metadata["cycle"].split(" -> ")
+            assert path[0] == path[-1] == name
+            assert all(b in (inputs | {name: wanted})[a] for a, b in pairwise(path))
+            assert found is before
+            continue
+        assert not cyclic
+        inputs[name] = wanted
+        assert found.version == before.version + 1
+    assert {name: spec.inputs for name, spec in found.computations.items()} == inputs
+    assert Topology.decode(found.encode()) == found
+
+
+@given(edits=edits, root=st.sampled_from(NAMES))
+@settings(max_examples=200, database=None)
+def test_a_reset_takes_all_that_reads_it_inputs_first(edits: list[tuple[str, tuple[str, ...]]], root: str) -> None:
+    found = Topology()
+    for name, wanted in [*edits, (root, ())]:
+        if name not in found.computations:
+            try:
+                found = found.register(Spec(name, wanted))
+            except errors.Cycle:
+                continue
+    if root not in found.computations:
+        return
+    inputs = {name: spec.inputs for name, spec in found.computations.items()}
+    changed, names = found.reset(root)
+    assert set(names) == {root} | {name for name in inputs if reaches(inputs, name, root)}
+    assert len(set(names)) == len(names)
+    assert names == found.downstream(root)
+    for position, name in enumerate(names):
+        assert not set(inputs[name]) & set(names[position:]), "inputs come before their readers"
+    for name, spec in found.computations.items():
+        assert changed.get(name) == replace(spec, incarnation=spec.incarnation + (name in names))
+    assert changed.version == found.version + 1
+
+
+def test_S13_one_record_resets_the_consumers_too() -> None:
+    found = graph(("a", ()), ("b", ("a",)), ("c", ("b", "x")), ("d", ("x",)))
+    changed, names = found.reset("a")
+    assert names == ["a", "b", "c"]
+    assert changed.required("c") == Fold(1, (2, 0))
+    assert changed.required("d") == Fold(1, (0,))
+
+
+def test_a_long_pipeline_may_be_reset() -> None:
+    specs = {f"c{i}": Spec(f"c{i}", (f"c{i - 1}",) if i else ()) for i in range(3000)}
+    changed, names = Topology(1, specs).reset("c0")
+    assert names == [f"c{i}" for i in range(3000)]
+    assert changed.get("c2999").incarnation == 2
+
+
+def test_H4_a_cycle_through_a_computation_registered_later() -> None:
+    found = graph(("b", ("a",)))
+    with pytest.raises(errors.Cycle, match="a -> b -> a"):
+        found.register(Spec("a", ("b",)))
+    with pytest.raises(errors.Cycle, match="a -> a"):
+        Topology().register(Spec("a", ("a",)))
+
+
+def test_a_fold_names_the_inputs_as_they_are_now() -> None:
+    found = graph(("b", ("a",)), ("a", ()))
+    assert found.required("a") == NO_FOLD
+    assert found.required("b") == Fold(1, (1,))
+    found = found.set_inputs("b", ("a", "z"))
+    assert found.required("b") == Fold(2, (1, 0))
+    assert found.set_inputs("b", ()).required("b") == NO_FOLD
+    assert found.set_inputs("b", ()).set_inputs("b", ("a",)).required("b") == Fold(4, (1,)), "never a version twice"
+
+
+def test_registering_again_changes_nothing_or_is_refused() -> None:
+    found = graph(("a", ()), ("b", ("a",)))
+    assert found.register(Spec("b", ("a",))) is found
+    later, _ = found.set_inputs("b", ("a",)).reset("b")
+    assert later.register(Spec("b", ("a",))) is later, "its life and its input version are not the caller's to name"
+    for other in (Spec("b"), Spec("b", ("a",), (1,)), Spec("b", ("a",), key_hash="h"), Spec("b", ("a",), max_skew=1)):
+        with pytest.raises(errors.RegistrationConflict):
+            found.register(other)
+    with pytest.raises(errors.UnknownComputation):
+        found.downstream("z")
+    with pytest.raises(errors.UnknownComputation):
+        found.set_inputs("z", ())
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        (Spec(""), "name"),
+        (Spec("a b"), "name"),
+        (Spec("a/b/c"), "name"),
+        (Spec("a\n"), "name"),
+        (Spec("x" * 129), "name"),
+        (Spec("a", ("b", "c d")), "inputs[1]"),
+        (Spec("a", ("b", "b")), "inputs"),
+        (Spec("a", tuple(f"i{i}" for i in range(MAX_INPUTS + 1))), "inputs"),
+        (Spec("a", (), (0,)), "heuristics_ppm"),
+        (Spec("a", (), (1_000_000,)), "heuristics_ppm"),
+        (Spec("a", (), (5, 5)), "heuristics_ppm"),
+        (Spec("a", (), tuple(range(1, MAX_HEURISTICS + 2))), "heuristics_ppm"),
+        (Spec("a", key_hash="h" * 65), "key_hash"),
+        (Spec("a", max_skew=0), "max_skew_micros"),
+        (Spec("a", max_skew=2**62), "max_skew_micros"),
+    ],
+)
+def test_a_bad_registration_names_its_field(spec: Spec, field: str) -> None:
+    with pytest.raises(errors.InvalidArgument) as caught:
+        Topology().register(spec)
+    assert caught.value.metadata["field"] == field
+    assert caught.value.metadata["fix"]
+
+
+def test_names_may_have_a_namespace() -> None:
+    assert graph(("team-1/orders.v2", ("other/x_1",))).get("team-1/orders.v2").inputs == ("other/x_1",)

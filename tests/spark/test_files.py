@@ -1,0 +1,146 @@
+"""What the stage keeps on disk: written once, whole, and tied to the plan it was made from. No Spark here."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from lowwater.watermark import MIN
+from lowwater_spark.batchlog import BatchEntry, BatchLog
+from lowwater_spark.durable import write_once
+from lowwater_spark.errors import CheckpointMismatch, StateLost
+from lowwater_spark.handover import publish_directory, sweep
+from lowwater_spark.reading import Reading
+from lowwater_spark.runs import identity, new_ordinal
+from lowwater_spark.state import Manifest, RangeEntry, StateStore
+
+READING = Reading(14, {990_000: 15, 500_000: 16}, 3, (1, 7))
+
+
+def test_a_file_is_written_once_by_whoever_is_first(tmp_path: Path) -> None:
+    won: list[bytes] = []
+
+    def race(mine: bytes) -> None:
+        if write_once(tmp_path / "x", mine):
+            won.append(mine)
+
+    threads = [threading.Thread(target=race, args=(f"{i}".encode(),)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [(tmp_path / "x").read_bytes()] == won
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_checkpoint_has_one_identity_and_its_runs_count_up(tmp_path: Path) -> None:
+    assert identity(tmp_path) == identity(tmp_path)
+    assert identity(tmp_path) != identity(tmp_path / "other")
+    ordinals: list[int] = []
+    threads = [threading.Thread(target=lambda: ordinals.append(new_ordinal(tmp_path))) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ordinals) == list(range(1, 21))
+    assert new_ordinal(tmp_path) == 21
+    assert len(list((tmp_path / "lowwater/runs").iterdir())) <= 18
+
+
+def test_s5_a_replay_runs_with_the_w_of_the_first_run(tmp_path: Path) -> None:
+    log = BatchLog(tmp_path)
+    first = BatchEntry(7, "aa", READING, promised=9)
+    assert log.begin(first) == (first, False)
+    newer = BatchEntry(7, "aa", Reading(99), promised=50)
+    assert log.begin(newer) == (first, True)
+    with pytest.raises(CheckpointMismatch, match="batch 7 was planned otherwise"):
+        log.begin(BatchEntry(7, "bb", READING, promised=9))
+    log.begin(BatchEntry(8, "cc", Reading(MIN), promised=MIN))
+    log.purge(before=8)
+    assert log.read(7) is None
+    assert log.read(8) == BatchEntry(8, "cc", Reading(MIN), promised=MIN)
+
+
+def test_an_injectors_frontier_must_be_found_again(tmp_path: Path) -> None:
+    log = BatchLog(tmp_path)
+    assert log.frontier(3) is None
+    log.set_frontier(3, 10)
+    log.set_frontier(3, 10)
+    with pytest.raises(CheckpointMismatch, match="never from a clock"):
+        log.set_frontier(3, 11)
+    log.purge(before=4)
+    assert log.frontier(3) is None
+
+
+def test_s6_a_directory_is_handed_over_once_and_whole(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def fill(folder: Path) -> None:
+        assert folder.name.startswith("."), "hidden until it is whole"
+        assert not (out / "batch=0").exists()
+        (folder / "rows").write_text("1")
+
+    assert publish_directory(out, "batch=0", "aa", fill)
+    assert not publish_directory(out, "batch=0", "aa", lambda _: pytest.fail("written twice"))
+    with pytest.raises(CheckpointMismatch, match="was not made from this batch"):
+        publish_directory(out, "batch=0", "bb", fill)
+
+    def crash(folder: Path) -> None:
+        (folder / "rows").write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        publish_directory(out, "batch=1", "cc", crash)
+    assert [path.name for path in out.iterdir()] == ["batch=0"]
+
+
+def test_s6_the_slower_of_two_runs_changes_nothing(tmp_path: Path) -> None:
+    def fast(folder: Path) -> None:
+        (folder / "rows").write_text("theirs")
+
+    def slow(folder: Path) -> None:
+        (folder / "rows").write_text("mine")
+        assert publish_directory(tmp_path, "batch=0", "aa", fast)
+
+    assert not publish_directory(tmp_path, "batch=0", "aa", slow)
+    assert (tmp_path / "batch=0/rows").read_text() == "theirs"
+    (tmp_path / ".lowwater-batch=1-left").mkdir()
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["batch=0"]
+
+
+def version(batch: int) -> Manifest:
+    entries = [RangeEntry(f"{batch}.state", "", 5, 2), RangeEntry()]
+    return Manifest(batch, f"digest{batch}", 14, entries, pending=([1, 3], [1, 1]), finished=3, late=1, late_example=-4)
+
+
+def made(batch: int, _: Path) -> Manifest:
+    return version(batch)
+
+
+def test_state_versions_build_on_each_other_and_are_never_changed(tmp_path: Path) -> None:
+    store = StateStore.opened(tmp_path, tmp_path / "state", 2, batch=4)
+    assert store.before(4) is None
+    built = store.build(4, "digest4", lambda _: version(4))
+    assert built == version(4) == StateStore.opened(tmp_path, tmp_path / "state", 2, batch=9).before(5)
+    assert built.held == [5, None]
+    assert store.build(4, "digest4", lambda _: pytest.fail("computed twice")) == built
+    with pytest.raises(CheckpointMismatch):
+        store.build(4, "other", lambda _: version(4))
+    with pytest.raises(StateLost, match="needs version 5"):
+        store.before(6)
+    for batch in range(5, 9):
+        store.build(batch, f"digest{batch}", partial(made, batch))
+    store.purge(committed=7)
+    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["6", "7", "8"]
+
+
+def test_state_that_moved_or_was_cut_otherwise_is_refused(tmp_path: Path) -> None:
+    StateStore.opened(tmp_path, tmp_path / "state", 2, batch=0)
+    with pytest.raises(CheckpointMismatch, match="ranges=2"):
+        StateStore.opened(tmp_path, tmp_path / "state", 4, batch=1)
+    with pytest.raises(CheckpointMismatch, match="pass the same path"):
+        StateStore.opened(tmp_path, tmp_path / "elsewhere", 2, batch=1)

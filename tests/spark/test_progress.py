@@ -1,0 +1,231 @@
+"""What a stage claims, against a small world in which everything that is still unread is known.
+
+No Spark here: files arrive, Spark plans and commits batches in any order its options allow, the driver reads W and lists at any
+moments. The oracle knows every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lowwater.watermark import MAX, MIN
+from lowwater_spark.head import KEPT, Candidates
+from lowwater_spark.progress import Committed, Progress
+from lowwater_spark.reading import UNREAD, Reading, floor_stamp
+from lowwater_spark.sourcelog import SourceLog
+
+WINDOW = timedelta(microseconds=4)
+
+
+class Log(SourceLog):
+    """A source's log that the test writes by itself."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("unused"))
+
+    def take(self, path: str, number: int) -> None:
+        self._taken[path] = number
+
+
+class World:
+    """Files with one row each, an input that promises, a Spark that plans and commits, a stage that reports.
+
+    ``newest_at_once``: the trap. A stage that counts W without asking for its head.
+    """
+
+    def __init__(self, sources: int, *, newest_at_once: bool = False) -> None:
+        self.rows: dict[str, int] = {}
+        self.where: dict[str, int] = {}
+        self.promise = 0
+        self.logs = [Log() for _ in range(sources)]
+        self.offsets = [-1] * sources
+        self.planned: dict[str, int] = {}
+        self.committed: set[str] = set()
+        self.batch = -1
+        self.running: tuple[list[int], Reading] | None = None
+        self.reading: Reading | None = None
+        self.trap = newest_at_once
+        self.progress = Progress(2, None, self.logs, Committed())
+
+    def put(self, source: int, ahead: int) -> None:
+        path = f"/in/{source}/{len(self.rows)}"
+        self.rows[path] = self.promise + ahead
+        self.where[path] = source
+
+    def promise_more(self, step: int) -> None:
+        self.promise += step
+
+    def read(self) -> None:
+        self.reading = Reading(self.promise)
+
+    def list_sources(self) -> None:
+        if self.reading is not None and self.progress.is_news(self.reading):
+            heads = [{p for p in self.rows if self.where[p] == i} for i in range(len(self.logs))]
+            self.progress.observe(self.reading, [set()] * len(self.logs) if self.trap else heads)
+
+    def plan(self, chosen: Sequence[int]) -> None:
+        """Spark plans a batch: of the files that are there, it takes what its limits and its order make it take."""
+        if self.running is not None:
+            return
+        unread = [p for p in self.rows if p not in self.planned]
+        taken = {unread[i % len(unread)] for i in chosen} if unread else set()
+        for source, log in enumerate(self.logs):
+            mine = [path for path in taken if self.where[path] == source]
+            if mine:
+                self.offsets[source] += 1
+            for path in mine:
+                log.take(path, self.offsets[source])
+                self.planned[path] = self.batch + 1
+        used = self.progress.choose(self.offsets)
+        self.running = (list(self.offsets), used)
+        self.check(used, set(self.planned), "used")
+
+    def commit(self) -> None:
+        if self.running is None:
+            return
+        offsets, used = self.running
+        self.running = None
+        self.batch += 1
+        self.committed = set(self.planned)
+        self.progress.settle(Committed(self.batch, offsets, used), "")
+
+    def look(self) -> None:
+        """The clock: what the stage reports now must be true of what is committed."""
+        self.check(self.progress.renew(), self.committed, "reported")
+
+    def check(self, reading: Reading, read: set[str], what: str) -> None:
+        unread = [t for path, t in self.rows.items() if path not in read]
+        assert reading.low <= min([*unread, MAX]), f"{what} {reading.low}, but a row of {min(unread)} is unread"
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(0, 1), st.integers(0, 5)),
+        st.tuples(st.just("promise_more"), st.integers(1, 4)),
+        st.tuples(st.just("read")),
+        st.tuples(st.just("list_sources")),
+        st.tuples(st.just("plan"), st.lists(st.integers(0, 50), max_size=3)),
+        st.tuples(st.just("commit")),
+        st.tuples(st.just("look")),
+    ),
+    max_size=60,
+)
+
+
+def live(world: World, steps: Sequence[tuple[Any, ...]]) -> None:
+    for name, *arguments in steps:
+        getattr(world, name)(*arguments)
+        world.look()
+
+
+@given(STEPS)
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
+def test_head_of_w_no_watermark_passes_a_row_that_is_not_read(steps: list[tuple[Any, ...]]) -> None:
+    live(World(2), steps)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the head is not asked for")
+def test_head_of_w_breaks_when_the_rule_is_off() -> None:
+    world = World(1, newest_at_once=True)
+    live(
+        world,
+        [("put", 0, 3), ("put", 0, 0), ("promise_more", 2), ("read",), ("list_sources",), ("plan", [0]), ("commit",)],
+    )
+
+
+@given(STEPS)
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+def test_when_everything_is_read_the_promise_arrives(steps: list[tuple[Any, ...]]) -> None:
+    """The rule only delays: it never sticks."""
+    world = World(2)
+    live(world, steps)
+    world.commit()
+    world.read()
+    world.list_sources()
+    while any(path not in world.planned for path in world.rows):
+        world.plan(range(50))
+        world.commit()
+    assert world.progress.renew().low == max(world.promise, MIN if world.reading is None else world.reading.low)
+
+
+def test_a_backlog_that_never_ends_keeps_few_readings_and_still_moves() -> None:
+    log = Log()
+    waiting = Candidates[int]([log])
+    for number in range(1000):
+        waiting.add(number, [{f"/in/{i}" for i in range(max(0, number - 50), number + 1)}])
+        assert len(waiting) <= KEPT
+        # Spark is forty files behind, for ever.
+        log.take(f"/in/{number - 40}", number)
+        reached = waiting.newest_reached([number], forget=True)
+        if reached is not None:
+            assert reached <= number - 40
+    assert waiting.newest_reached([1000], forget=True) is None
+    for i in range(1000):
+        log.take(f"/in/{i}", min(i, 1000))
+    assert waiting.newest_reached([1000], forget=True) == 999
+
+
+def test_before_the_first_batch_only_an_empty_source_is_reached() -> None:
+    log = Log()
+    progress = Progress(1, None, [log], Committed())
+    progress.observe(Reading(10), [{"/in/0"}])
+    log.take("/in/0", 0)  # planned, not committed
+    assert progress.choose([0]).low == 10, "the batch that reads it may use W"
+    assert progress.renew() == UNREAD, "the stage may not report it yet"
+    progress.settle(Committed(0, [0], Reading(10)), "")
+    assert progress.renew().low == 10
+
+
+def test_a_replay_that_was_planned_before_w_was_read_does_not_count_it() -> None:
+    log = Log()
+    log.take("/in/0", 0)
+    progress = Progress(1, None, [log], Committed())
+    progress.observe(Reading(14), [{"/in/0", "/in/1"}])
+    assert progress.choose([0]) == UNREAD
+    log.take("/in/1", 1)
+    assert progress.choose([1]).low == 14
+
+
+def test_stamps_of_windows_are_floored_also_where_nothing_is_held() -> None:
+    progress = Progress(3, WINDOW, [Log()], Committed(0, [0], Reading(14), held=[None, 4, 12]))
+    assert progress.values(Reading(14)) == [12, 4, 12]
+    assert progress.values(Reading(MAX)) == [MAX, 4, 12]
+    assert progress.values(UNREAD) == [MIN] * 3
+    assert [floor_stamp(t, WINDOW) for t in (-1, 0, 3, 4, MIN, MAX)] == [-4, 0, 0, 4, MIN, MAX]
+    assert floor_stamp(13, None) == 13
+
+
+@pytest.mark.parametrize(
+    ("window", "held", "low", "closes"),
+    [
+        (WINDOW, [8, None], 11, False),
+        (WINDOW, [8, None], 12, True),
+        (WINDOW, [None, None], 99, False),
+        (WINDOW, [], 99, False),
+        (WINDOW, [0], 10, False),  # the last batch ran with 10 and left it open
+        (None, [11], 11, False),
+        (None, [10], 11, True),
+        (WINDOW, [8], MAX, True),
+    ],
+)
+def test_a_batch_is_forced_only_when_it_closes_something(
+    window: timedelta | None, held: list[int | None], low: int, closes: bool
+) -> None:
+    progress = Progress(len(held) or 1, window, [Log()], Committed(0, [0], Reading(10), held=held))
+    progress.observe(Reading(low), [set()])
+    progress.renew()
+    assert progress.would_close() == closes
+
+
+def test_an_input_that_became_unknown_takes_nothing_back() -> None:
+    progress = Progress(1, None, [Log()], Committed(0, [0], Reading(10)))
+    progress.observe(UNREAD, [set()])
+    assert progress.renew().low == 10
+    assert progress.choose([0]).low == 10

@@ -1,0 +1,72 @@
+"""Key ranges: the column that runs in the JVM, and the bounds that the authority gets, are the same cut."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+
+from lowwater_spark.ranges import MAX_RANGES, handle_of, place_bytes, range_bounds, range_column
+
+HASHES = st.integers(-(2**63), 2**63 - 1)
+COUNTS = st.integers(1, MAX_RANGES)
+
+
+def by_bounds(xxhash64: int, bounds: list[bytes]) -> int:
+    """The oracle: the last range whose start is not above the key, as bytes compare."""
+    return bisect_right(bounds[:-1], place_bytes(xxhash64)) - 1
+
+
+@given(HASHES, COUNTS)
+def test_a_key_lies_in_the_range_that_its_bytes_say(xxhash64: int, count: int) -> None:
+    bounds = range_bounds(count)
+    assert len(bounds) == count + 1
+    assert bounds[0] == bounds[-1] == b""
+    assert bounds[:-1] == sorted(set(bounds[:-1]))
+    assert handle_of(xxhash64, count) == by_bounds(xxhash64, bounds)
+
+
+def test_the_column_agrees_to_the_bit(spark: SparkSession) -> None:
+    keys = spark.range(3000).select(
+        sf.concat(sf.lit("k"), "id").alias("a"),
+        (sf.col("id") % 7).alias("b"),
+        sf.lit(None).cast("string").alias("none"),
+    )
+    for count in (1, 2, 3, 64, 1000, MAX_RANGES):
+        bounds = range_bounds(count)
+        frame = keys.select(range_column(["a", "b"], count).alias("handle"), sf.xxhash64("a", "b").alias("hash"))
+        rows = frame.collect()
+        assert all(row.handle == by_bounds(row.hash, bounds) == handle_of(row.hash, count) for row in rows)
+        if count <= 64:
+            assert {row.handle for row in rows} == set(range(count))
+    [row] = (
+        keys.limit(1).select(range_column(["none"], 64).alias("handle"), sf.xxhash64("none").alias("hash")).collect()
+    )
+    assert (row.handle, row.hash) == (handle_of(42, 64), 42), "a null key has the seed for a hash"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 1000, MAX_RANGES])
+def test_the_column_at_the_borders(spark: SparkSession, count: int) -> None:
+    """The arithmetic on hashes of our choice: the lowest, the highest, and both sides of every few borders."""
+    starts = [int.from_bytes(bound, "big") for bound in range_bounds(count)[1:-1]]
+    chosen = {0, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1}
+    for start in starts[:: max(1, len(starts) // 50)]:
+        chosen |= {start - 1, start, start + 1}
+    hashes = sorted(place - 2**63 for place in chosen)
+    frame = spark.createDataFrame([(h,) for h in hashes], "hash long")
+    # The same expression over a hash that is given instead of computed.
+    column = range_column(["hash"], count)
+    expression = column._jc.toString()
+    assert expression.count("xxhash64(hash)") >= 1
+    given_hash = sf.expr(expression.replace("xxhash64(hash)", "hash"))
+    assert [row[0] for row in frame.select(given_hash).collect()] == [handle_of(h, count) for h in hashes]
+
+
+@pytest.mark.parametrize("count", [0, -1, MAX_RANGES + 1])
+def test_a_wrong_number_of_ranges_is_refused(count: int) -> None:
+    with pytest.raises(ValueError, match="ranges must be 1 to 65536"):
+        range_bounds(count)

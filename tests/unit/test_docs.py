@@ -1,0 +1,107 @@
+"""The documentation says what is there: commands, links, code, errors, rules."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lowwater import errors
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md")
+RULES = range(1, 12)
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+RULE = re.compile(r"^## (\d+)\. ([^\n]+)\n(.*?)(?=^## )", re.DOTALL | re.MULTILINE)
+LISTED = re.compile(r"`(tests/[^`]+\.py)`")
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def prose(page: Path) -> str:
+    """The text without its code blocks."""
+    return BLOCK.sub("", page.read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of the headings."""
+    return {
+        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in HEADING.findall(prose(page))
+    }
+
+
+def rules() -> dict[int, str]:
+    """The sections of the guarantees, by rule."""
+    text = (DOCS / "guarantees.md").read_text(encoding="utf-8")
+    return {int(number): body for number, _, body in RULE.findall(text)}
+
+
+def carriers(rule: int) -> set[str]:
+    """The test files in which a test carries the rule's name."""
+    named = re.compile(rf"def test_rule_?{rule}_|class TestRule{rule}[A-Z]")
+    return {name(path) for path in (ROOT / "tests").rglob("*.py") if named.search(path.read_text(encoding="utf-8"))}
+
+
+@pytest.mark.parametrize("command", ["make demo", "make test"])
+def test_the_readme_shows_the_two_commands(command: str) -> None:
+    commands = [block for language, block in BLOCK.findall((ROOT / "README.md").read_text()) if language == "sh"]
+    assert any(re.search(rf"^{command}\b", block, re.MULTILINE) for block in commands)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_and_pictures_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(prose(page)):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{name(page)} links to {target}, which does not exist"
+        if anchor:
+            assert anchor in anchors(found), f"{name(page)} links to {target}, but {name(found)} has no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_python_blocks_compile(page: Path) -> None:
+    for number, (language, block) in enumerate(BLOCK.findall(page.read_text(encoding="utf-8"))):
+        if language == "python":
+            compile(block, f"{name(page)}, block {number}", "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_code_block_is_closed_and_names_its_language(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.count("\n```") == 2 * len(BLOCK.findall(text)), f"{name(page)} has an open code block"
+
+
+def test_every_error_is_in_the_table_with_its_reason() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", (DOCS / "client.md").read_text(), re.MULTILINE))
+    assert rows == {kind.__name__: reason for reason, kind in errors.BY_REASON.items()}
+
+
+def test_the_guarantees_state_all_rules() -> None:
+    assert list(rules()) == list(RULES)
+    for rule, body in rules().items():
+        for part in ("**Promise.**", "**For you.**", "**How.**", "**Tests.**"):
+            assert part in body, f"rule {rule} does not say: {part}"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_has_tests_that_carry_its_name(rule: int) -> None:
+    listed = set(LISTED.findall(rules()[rule]))
+    assert listed, f"docs/guarantees.md lists no test of rule {rule}"
+    assert listed <= carriers(rule), f"listed for rule {rule}, but no test there carries its name"
+
+
+@pytest.mark.parametrize("picture", sorted((DOCS / "pictures").glob("*.svg")), ids=name)
+def test_pictures_stand_on_their_own(picture: Path) -> None:
+    text = picture.read_text(encoding="utf-8")
+    assert "<title" in text
+    assert "<desc" in text, "a picture needs a description for those who cannot see it"
+    assert not re.search(r"https?://(?!www\.w3\.org/)", text), "a picture loads nothing from elsewhere"
