@@ -90,14 +90,19 @@ class Owner:
 
     def take(self, reports: Sequence[bytes]) -> None:
         """Send reports as quickly as they are taken, and return when the last is acknowledged as durable."""
-        acknowledged = 0
-        for response in self._report(iter([self.opening(), *reports]), timeout=PATIENCE):
+        requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        for request in (self.opening(), *reports):
+            requests.put(request)
+        responses = self._report(iter(requests.get, None), timeout=PATIENCE)
+        for response in responses:
             if response.HasField("ack"):
                 _check(response.ack)
-                acknowledged = response.ack.number
-        if acknowledged != len(reports):
-            msg = f"the stream ended with {acknowledged} of {len(reports)} reports acknowledged"
-            raise RuntimeError(msg)
+                if response.ack.number == len(reports):
+                    break
+        # Only now: the stream has said all when everything is known to be durable.
+        requests.put(None)
+        for _ in responses:
+            pass
 
     def open(self, requests: Iterator[bytes]) -> Iterator[pb.ReportResponse]:
         """Open a stream for reports that are sent one by one."""

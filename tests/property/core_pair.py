@@ -158,7 +158,7 @@ class Pair(RuleBasedStateMachine):
         self.snapshots.append((len(self.records), recovery.snapshot(self.core)))
 
     @precondition(lambda self: self.turn % 5 == 1)
-    @rule(arrived=coins, pick=picks)
+    @rule(arrived=st.booleans(), pick=st.integers(0, 5))
     def crash(self, arrived: bool, pick: int) -> None:
         """Lose all but the journal, with or without the record in flight, and recover from any snapshot or none."""
         self.steps["crash"] += 1

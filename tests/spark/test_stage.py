@@ -2,141 +2,376 @@
 
 from __future__ import annotations
 
-import time
+import os
+import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
+from lowwater_spark.sourcelog import CheckpointLog
 from tests.process.serving import Serving
+from tests.spark.proxy import Proxy
 from tests.spark.support import Feed, Upstream, at, low, row, until
+from tests.spark.updates import HOURLY, hourly
 
-SCHEMA = "key string, t timestamp"
+HOUR = timedelta(hours=1)
+
+
+def mark(hour: int, minute: int = 0) -> lowwater.Watermark:
+    return lowwater.Watermark.of(at(hour, minute))
+
+
+def alive(query: lws.TrackedQuery) -> bool:
+    return query.query.isActive
+
+
+class Flow:
+    """One feed, and the stages over it."""
+
+    def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
+        self.spark = spark
+        self.address = address
+        self.folder = folder
+        self.feed = Feed(folder / "in")
+        self.out: list[tuple[int, str, str, int]] = []
+        self.batches: list[tuple[int, str, bool]] = []
+        self.queries: list[lws.TrackedQuery] = []
+
+    def read(self, schema: str = "key string, t timestamp", **options: str) -> DataFrame:
+        stream = self.spark.readStream.schema(schema).options(recursiveFileLookup="true", **options)
+        return stream.json(str(self.feed.folder))
+
+    def plain(self, rows: DataFrame, batch: lws.Batch) -> None:
+        self.batches.append((batch.id, str(batch.low), batch.replayed))
+        batch.write(rows, self.folder / "out")
+
+    def windows(self, rows: DataFrame, batch: lws.Batch) -> None:
+        self.batches.append((batch.id, str(batch.low), batch.replayed))
+        closed = batch.stateful(rows, hourly, HOURLY)
+        self.out.extend((batch.id, r.hour.isoformat()[11:16], r.key, r.n) for r in closed.collect())
+
+    def closed(self) -> list[tuple[str, str, int]]:
+        return sorted((hour, key, n) for _, hour, key, n in self.out)
+
+    def start(
+        self,
+        write_batch: Callable[[DataFrame, lws.Batch], object],
+        name: str = "stage",
+        *,
+        stream: DataFrame | None = None,
+        stamp: timedelta | str = "event",
+        checkpoint: str = "ck",
+        query_name: str | None = None,
+        **options: Any,
+    ) -> lws.TrackedQuery:
+        declared = {"inputs": ["source"], "key": "key", "event_time": "t", "ranges": 4, "stamp": stamp}
+        stage = lws.stage(self.spark, name, **declared, address=self.address)  # type: ignore[arg-type]
+        frame = self.read() if stream is None else stream
+        query = stage.foreach_batch(frame, write_batch, checkpoint=self.folder / checkpoint, name=query_name, **options)
+        self.queries.append(query)
+        return query
 
 
 @pytest.fixture
-def queries() -> Iterator[list[lws.TrackedQuery]]:
-    started: list[lws.TrackedQuery] = []
-    yield started
-    for query in started:
+def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
+    made = Flow(spark, authority.address, tmp_path)
+    yield made
+    for query in made.queries:
         query.stop()
 
 
-def read(spark: SparkSession, folder: Path, **options: str) -> DataFrame:
-    return spark.readStream.schema(SCHEMA).options(recursiveFileLookup="true", **options).json(str(folder))
-
-
-def test_a_stage_that_keeps_nothing_follows_its_inputs(
-    spark: SparkSession,
-    authority: Serving,
-    lw: lowwater.Client,
-    upstream: Upstream,
-    feed: Callable[[str], Feed],
-    tmp_path: Path,
-    queries: list[lws.TrackedQuery],
-) -> None:
-    source = feed("in")
-    source.put([row("a", 9), row("b", 9, 30)])
+def test_a_stage_that_keeps_nothing_follows_its_inputs(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+    flow.feed.put([row("a", 9), row("b", 9, 30)])
     upstream.at(10)
-    seen = []
-
-    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
-        seen.append((batch.id, batch.low, batch.replayed))
-        assert batch.write(rows, tmp_path / "out")
-
-    stage = lws.stage(
-        spark, "enriched", inputs=["source"], key="key", event_time="t", ranges=5, address=authority.address
-    )
-    query = stage.foreach_batch(read(spark, source.folder), write_batch, checkpoint=tmp_path / "ck")
-    queries.append(query)
-    until(lambda: low(lw, "enriched") == lowwater.Watermark.of(at(10)), "the stage has read all that 10:00 covers")
-    assert seen == [(0, lowwater.Watermark.of(at(10)), False)]
+    query = flow.start(flow.plain)
+    until(lambda: low(lw, "stage") == mark(10), "the stage has read all that 10:00 covers")
+    assert flow.batches == [(0, "2013-01-09T10:00:00Z", False)]
     # Idle: no batch comes, and the stage still follows within five seconds.
-    began = time.monotonic()
     upstream.at(11)
-    until(lambda: low(lw, "enriched") == lowwater.Watermark.of(at(11)), "idle", 5)
-    assert time.monotonic() - began < 5
-    assert len(seen) == 1
-    assert query.status().batch == 0
-    assert query.status().late_rows == 0
-    source.put([row("a", 10, 59)])
+    until(lambda: low(lw, "stage") == mark(11), "idle", 5)
+    assert len(flow.batches) == 1
+    assert (query.status().batch, query.status().ticks, query.status().late_rows) == (0, 0, 0)
+    flow.feed.put([row("a", 10, 59)])
     until(lambda: query.status().late_rows == 1, "a broken promise is seen")
     assert query.status().late_example == "2013-01-09T10:59:00Z in batch 1"
-    assert low(lw, "enriched").datetime() == at(11)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["batch=0", "batch=1"]
-    assert spark.read.option("recursiveFileLookup", "true").parquet(str(tmp_path / "out")).count() == 3
+    assert low(lw, "stage") == mark(11)
+    out = flow.folder / "out"
+    assert sorted(path.name for path in out.iterdir()) == ["batch=0", "batch=1"]
+    assert flow.spark.read.option("recursiveFileLookup", "true").parquet(str(out)).count() == 3
 
 
-def hourly(
-    handle: int, state: pa.Table | None, rows: pa.Table, low_watermark: lowwater.Watermark
-) -> tuple[pa.Table, pa.Table | None, Any, pa.Array]:
-    """Counts per hour, in windows that close when the low watermark passes their end."""
-    if state is not None:
-        rows = pa.concat_tables([state, rows])
-    if not rows.num_rows:
-        return rows, None, None, pa.array([])
-    starts = pc.floor_temporal(rows["t"], unit="hour")
-    ends = pc.add(starts, pa.scalar(timedelta(hours=1)))
-    if low_watermark.unknown:
-        closed = pa.array([False] * rows.num_rows)
-    elif low_watermark.finished:
-        closed = pa.array([True] * rows.num_rows)
-    else:
-        closed = pc.less_equal(ends, pa.scalar(low_watermark.datetime(), starts.type))
-    done = pa.table({"hour": starts, "key": rows["key"]}).filter(closed)
-    counted = done.group_by(["hour", "key"]).aggregate([([], "count_all")])
-    emitted = counted.rename_columns(["hour", "key", "n"]) if done.num_rows else None
-    rest = rows.filter(pc.invert(closed))
-    held = pc.min(starts.filter(pc.invert(closed))).as_py()
-    return rest, emitted, held, rest["t"]
-
-
-def test_windows_close_exactly_and_without_rows(
-    spark: SparkSession,
-    authority: Serving,
-    lw: lowwater.Client,
-    upstream: Upstream,
-    feed: Callable[[str], Feed],
-    tmp_path: Path,
-    queries: list[lws.TrackedQuery],
-) -> None:
-    source = feed("in")
-    out: list[tuple[int, str, str, int]] = []
-
-    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
-        closed = batch.stateful(rows, hourly, "hour timestamp, key string, n long")
-        out.extend((batch.id, r.hour.isoformat()[11:16], r.key, r.n) for r in closed.collect())
-
-    stage = lws.stage(
-        spark,
-        "hourly",
-        inputs=["source"],
-        key="key",
-        event_time="t",
-        ranges=4,
-        stamp=timedelta(hours=1),
-        address=authority.address,
-    )
-    query = stage.foreach_batch(read(spark, source.folder), write_batch, checkpoint=tmp_path / "ck")
-    queries.append(query)
-    source.put([row("a", 9), row("a", 9, 30), row("b", 9, 10), row("c", 10, 5)])
+def test_windows_close_exactly_and_without_rows(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+    flow.feed.put([row("a", 9), row("a", 9, 30), row("b", 9, 10), row("c", 10, 5)])
     upstream.at(9, 45)
-    until(lambda: low(lw, "hourly") == lowwater.Watermark.of(at(9)), "floored to the window start")
-    assert out == []
+    query = flow.start(flow.windows, stamp=HOUR)
+    until(lambda: low(lw, "stage") == mark(9), "floored to the start of the window, for empty ranges too")
+    assert flow.out == []
     # No more rows: the windows close because the watermark passes, in a batch that the stage asks for.
     upstream.at(10, 20)
-    until(lambda: low(lw, "hourly") == lowwater.Watermark.of(at(10)), "the window of nine is written")
-    assert sorted(entry[1:] for entry in out) == [("09:00", "a", 2), ("09:00", "b", 1)]
+    until(lambda: low(lw, "stage") == mark(10), "the window of nine is written")
+    assert flow.closed() == [("09:00", "a", 2), ("09:00", "b", 1)]
     upstream.at(12)
-    until(lambda: low(lw, "hourly") == lowwater.Watermark.of(at(12)), "nothing is held any more")
-    assert sorted(entry[1:] for entry in out)[2:] == [("10:00", "c", 1)]
-    assert query.status().ticks >= 1
-    heuristic = lw.get("hourly")["hourly"].heuristic[0.99]
-    assert heuristic.datetime() == at(12)
+    until(lambda: low(lw, "stage") == mark(12), "nothing is held any more")
+    assert flow.closed()[2:] == [("10:00", "c", 1)]
+    assert query.status().ticks == 2, "one batch per window that closes, none for a watermark that closes nothing"
+    assert lw.get("stage")["stage"].heuristic[0.99] == mark(12)
+
+
+def test_one_range_that_stalls_holds_the_whole_and_is_named(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    flow.feed.put([row("a", 9), row("stuck", 9, 30)])
+    upstream.at(11, 30)
+    flow.start(flow.windows, stamp=HOUR)
+    until(lambda: flow.closed() == [("09:00", "a", 1)], "the other range closes")
+    until(lambda: low(lw, "stage") == mark(9), "held by what is stuck")
+    values = sorted(str(each.watermark) for each in lw.ranges("stage"))
+    assert values == ["2013-01-09T09:00:00Z"] + ["2013-01-09T11:00:00Z"] * 3
+    held = lw.complete("stage", at(10))
+    assert not held
+    assert [str(each.watermark) for each in held.holders] == ["2013-01-09T09:00:00Z"]
+    # It goes on being the only one, without a batch for each step of the inputs that closes nothing new.
+    upstream.at(12, 30)
+    until(lambda: max(each.watermark for each in lw.ranges("stage")) == mark(12), "the others go on")
+    assert low(lw, "stage") == mark(9)
+    flow.feed.put([row("stuck", 12, 45)])
+    until(lambda: low(lw, "stage") == mark(12), "set free")
+    assert flow.closed() == [("09:00", "a", 1), ("09:00", "stuck", 1)]
+
+
+def test_backlog_latest_first_counts_w_only_when_all_is_read(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """C1a: each batch takes the newest file only, and W covers rows in all of them."""
+    for hour in (9, 10, 11, 8):
+        flow.feed.put([row("a", hour)], mtime=1_700_000_000 + hour)
+    upstream.at(12)
+    log = CheckpointLog(flow.folder / "ck")
+    seen: list[tuple[lowwater.Watermark, int | None]] = []
+    lw.register("stage", inputs=["source"], key_hash="xxhash64")
+
+    def follow() -> None:
+        with lowwater.connect(flow.address) as reader:
+            for view in reader.watch("stage"):
+                seen.append((view.low, log.last_committed()))
+                if view.low == mark(12):
+                    return
+
+    follower = threading.Thread(target=follow, daemon=True)
+    follower.start()
+    stream = flow.read(maxFilesPerTrigger="1", latestFirst="true")
+    query = flow.start(flow.plain, stream=stream)
+    follower.join(40)
+    assert not follower.is_alive(), query.status()
+    assert [lows for lows, committed in seen if not lows.unknown and (committed is None or committed < 3)] == []
+    assert [batch for batch, *_ in flow.batches] == [0, 1, 2, 3]
+    assert [lows for _, lows, _ in flow.batches] == ["unknown"] * 3 + ["2013-01-09T12:00:00Z"]
+
+
+def test_tasks_that_fail_die_or_are_cut_off(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
+) -> None:
+    """A failing and retried task; a killed Python worker; a task whose report never arrives (C2)."""
+
+    def once(name: str) -> bool:
+        try:
+            (tmp_path / name).open("x").close()
+        except FileExistsError:
+            return False
+        return True
+
+    def fragile(handle: int, state: pa.Table | None, rows: pa.Table, low: lowwater.Watermark) -> Any:
+        result = hourly(handle, state, rows, low)
+        keys = rows["key"].to_pylist()
+        if "fails" in keys and once("failed"):
+            msg = "the first attempt fails"
+            raise RuntimeError(msg)
+        if "dies" in keys and once("died"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    def windows(rows: DataFrame, batch: lws.Batch) -> None:
+        closed = batch.stateful(rows, fragile, HOURLY)
+        flow.out.extend((batch.id, r.hour.isoformat()[11:16], r.key, r.n) for r in closed.collect())
+
+    cutting = threading.Event()
+    with Proxy(flow.address, lambda request: cutting.is_set() and request.task.partition == 0) as proxy:
+        flow.address = proxy.address
+        upstream.at(9)
+        query = flow.start(windows, stamp=HOUR)
+        flow.feed.put([row("fails", 9)])
+        until(lambda: query.status().batch == 0, "the batch with a failing task")
+        flow.feed.put([row("dies", 9)])
+        until(lambda: query.status().batch == 1, "the batch with a dying worker")
+        assert (tmp_path / "failed").exists()
+        assert (tmp_path / "died").exists()
+        until(lambda: low(lw, "stage") == mark(9), "both were staged again by the attempt that succeeded")
+        assert query.status().holding == ""
+
+        cutting.set()
+        flow.feed.put([row("a", 9)])
+        until(lambda: query.status().holding, "the batch is committed, but one part is missing")
+        upstream.at(11)
+        assert "never arrived" in query.status().holding
+        assert low(lw, "stage") == mark(9)
+        assert len({(each.batch, each.task.attempt) for each in proxy.lost}) >= 1
+        cutting.clear()
+        until(lambda: low(lw, "stage") == mark(11), "an empty batch stages it again")
+        assert query.status().holding == ""
+        assert query.status().ticks >= 1
+        assert flow.closed() == [("09:00", "a", 1), ("09:00", "dies", 1), ("09:00", "fails", 1)]
+        query.stop()
+
+
+def test_the_pipeline_goes_on_without_the_authority(
+    flow: Flow, lw: lowwater.Client, authority: Serving, upstream: Upstream
+) -> None:
+    """Rule 11: batches go on, watermarks stop; afterwards they are right."""
+    flow.feed.put([row("a", 9)])
+    upstream.at(9, 30)
+    query = flow.start(flow.windows, stamp=HOUR)
+    until(lambda: low(lw, "stage") == mark(9), "tracked")
+    authority.kill()
+    flow.feed.put([row("b", 9)])
+    until(lambda: query.status().batch == 1, "a batch without the authority")
+    flow.feed.put([row("c", 9)])
+    until(lambda: query.status().batch == 2, "and another one")
+    assert query.status().holding
+    authority.start()
+    upstream.at(11)
+    until(lambda: low(lw, "stage") == mark(11), "it is found again")
+    assert flow.closed() == [("09:00", key, 1) for key in "abc"]
+    assert query.status().holding == ""
+
+
+def test_a_stage_starts_without_the_authority_and_claims_later(
+    flow: Flow, lw: lowwater.Client, authority: Serving, upstream: Upstream
+) -> None:
+    authority.kill()
+    flow.feed.put([row("a", 9)])
+    query = flow.start(flow.windows, stamp=HOUR)
+    until(lambda: query.status().batch == 0, "a batch of a stage that could not claim")
+    assert query.status().holding
+    authority.start()
+    upstream.at(10, 30)
+    until(lambda: low(lw, "stage") == mark(10), "claimed, tracked, closed")
+    assert flow.closed() == [("09:00", "a", 1)]
+
+
+def test_two_queries_of_one_name(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+    """C9c: the second is refused, unless it adopts the name; then the first stops."""
+    upstream.at(9)
+    first = flow.start(flow.plain)
+    until(lambda: low(lw, "stage") == mark(9), "the first runs")
+    with pytest.raises(ValueError, match="is running in this session"):
+        flow.start(flow.plain, checkpoint="ck2")
+    with pytest.raises(ValueError, match="is running in this process"):
+        flow.start(flow.plain, query_name="again")
+    with pytest.raises(lowwater.IdentityMismatch):
+        flow.start(flow.plain, checkpoint="ck2", query_name="again")
+    assert alive(first)
+    second = flow.start(lambda rows, batch: rows.count(), checkpoint="ck2", query_name="again", adopt=True)
+    with pytest.raises(lowwater.StaleSequencer):
+        first.await_termination(30)
+    assert not alive(first)
+    until(lambda: low(lw, "stage") == mark(9), "the second runs, in a new life")
+    assert lw.get("stage")["stage"].incarnation == 2
+    assert alive(second)
+
+
+def test_c9b_a_copy_of_an_older_checkpoint_is_refused(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+    flow.feed.put([row("a", 9)])
+    upstream.at(9)
+    query = flow.start(flow.plain)
+    until(lambda: low(lw, "stage") == mark(9), "batch 0")
+    query.stop()
+    shutil.copytree(flow.folder / "ck", flow.folder / "older")
+    flow.feed.put([row("a", 10)])
+    upstream.at(10)
+    query = flow.start(flow.plain)
+    until(lambda: low(lw, "stage") == mark(10), "batch 1")
+    query.stop()
+    with pytest.raises(lowwater.Rewound, match="batch 1 of stage is committed"):
+        flow.start(flow.plain, checkpoint="older")
+    # The true one goes on.
+    query = flow.start(flow.plain)
+    upstream.at(11)
+    until(lambda: low(lw, "stage") == mark(11), "restarted")
+    assert [batch for batch, *_ in flow.batches] == [0, 1]
+
+
+def test_a_restart_starts_from_what_its_state_holds(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+    flow.feed.put([row("stuck", 9)])
+    upstream.at(12)
+    query = flow.start(flow.windows, stamp=HOUR)
+    until(lambda: query.status().batch == 0, "batch 0")
+    until(lambda: low(lw, "stage") == mark(9), "held")
+    query.stop()
+    query = flow.start(flow.windows, stamp=HOUR)
+    assert query.status().reported == mark(9)
+    until(
+        lambda: (
+            sorted(str(each.watermark)[11:16] for each in lw.ranges("stage")) == ["09:00", "12:00", "12:00", "12:00"]
+        ),
+        "",
+    )
+    assert low(lw, "stage") == mark(9)
+
+
+def test_an_injector_reports_what_is_outstanding(flow: Flow, lw: lowwater.Client) -> None:
+    """Announced records hold the watermark until they arrive; the frontier comes from the rows alone."""
+
+    def update(handle: int, state: pa.Table | None, rows: pa.Table, low: lowwater.Watermark) -> Any:
+        outstanding = {} if state is None else dict(zip(state["id"].to_pylist(), state["t"].to_pylist(), strict=True))
+        arrived = []
+        for entry in rows.to_pylist():
+            if entry["kind"] == "board":
+                outstanding[entry["id"]] = entry["t"]
+            elif entry["kind"] == "flight":
+                outstanding.pop(entry["id"], None)
+                arrived.append({"id": entry["id"], "t": entry["t"]})
+        schema = pa.schema([("id", pa.string()), ("t", pa.timestamp("us", "UTC"))])
+        kept = pa.Table.from_pylist([{"id": i, "t": t} for i, t in outstanding.items()], schema)
+        return (
+            kept,
+            pa.Table.from_pylist(arrived, schema),
+            min(outstanding.values(), default=None),
+            outstanding.values(),
+        )
+
+    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
+        [last] = rows.where("kind = 'beat'").select(sf.unix_micros(sf.max("t"))).collect()
+        if last[0] is not None:
+            batch.frontier(max(lowwater.Watermark(last[0]), batch.previous_frontier))
+        flights = batch.stateful(rows.where("kind <> 'beat'"), update, "id string, t timestamp")
+        batch.write(flights, flow.folder / "flights")
+
+    def entry(kind: str, id_: str, hour: int) -> dict[str, str]:
+        return {"kind": kind, "id": id_, "t": at(hour).isoformat()}
+
+    declared = lws.injector(flow.spark, "flights", key="id", event_time="t", ranges=4, address=flow.address)
+    stream = flow.read("kind string, id string, t timestamp")
+    query = declared.foreach_batch(stream, write_batch, checkpoint=flow.folder / "ck")
+    flow.queries.append(query)
+    flow.feed.put([entry("board", "x", 9), entry("board", "y", 10), entry("beat", "", 11)])
+    until(lambda: low(lw, "flights") == mark(9), "x is outstanding")
+    flow.feed.put([entry("flight", "x", 9)])
+    until(lambda: low(lw, "flights") == mark(10), "y is outstanding")
+    flow.feed.put([entry("flight", "y", 10)])
+    until(lambda: low(lw, "flights") == mark(11), "the frontier")
+    query.stop()
+    query = declared.foreach_batch(stream, write_batch, checkpoint=flow.folder / "ck")
+    flow.queries.append(query)
+    flow.feed.put([entry("beat", "", 12)])
+    until(lambda: low(lw, "flights") == mark(12), "a restarted injector goes on from its last frontier")
+    assert query.status().batch == 3

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowwater import MAX, MIN, RangeState, RangeView, Watermark, WatermarkView
+from lowwater import MAX, MIN, FinishRequired, RangeState, RangeView, Watermark, WatermarkView
 from lowwater._core.fold import Reading, fold_inputs, fold_of, injector_fold
 
 SHARES = (500_000, 900_000, 990_000)
@@ -34,7 +34,8 @@ def test_the_fold_is_the_minimum_of_what_counts(
 ) -> None:
     reading = Reading("c", ("a", "b"), 7, lives, tuple(sorted(wanted, reverse=True)))
     seen = fold_inputs(("a", "b"), {"a": a, "b": b}, reading, stale_for=1.5)
-    lows, heuristics = [], {share: [] for share in wanted}  # type: dict[int, list[int]]
+    lows: list[int] = []
+    heuristics: dict[int, list[int]] = {share: [] for share in wanted}
     for view, life in ((a, lives[0]), (b, lives[1])):
         counts = view.registered and life in {0, view.incarnation}
         lows.append(view.low.micros if counts else MIN)
@@ -78,7 +79,9 @@ def test_an_input_in_another_life_is_told_apart() -> None:
 
 def test_an_input_registered_after_the_claim_counts_in_any_life() -> None:
     view = WatermarkView("flights", registered=True, incarnation=3, low=Watermark(5))
-    assert fold_inputs(("flights",), {"flights": view}, Reading("c", ("flights",), 1, (0,), ()), 0.0).low == Watermark(5)
+    assert fold_inputs(("flights",), {"flights": view}, Reading("c", ("flights",), 1, (0,), ()), 0.0).low == Watermark(
+        5
+    )
 
 
 def test_an_injector_folds_its_own_frontier() -> None:
@@ -87,5 +90,5 @@ def test_an_injector_folds_its_own_frontier() -> None:
 
 
 def test_an_injectors_frontier_is_never_the_end() -> None:
-    with pytest.raises(ValueError, match="finish"):
+    with pytest.raises(FinishRequired, match="finish"):
         injector_fold(MAX, ())

@@ -71,7 +71,9 @@ def test_ageing_only_merges_neighbours_and_keeps_the_total(reference: int, many:
         aged._check()
         after, _ = aged.columns()
         assert set(after) <= {bucket_start(start, reference) for start in before}
-        assert [bucket_start(start, reference) for start in before] == sorted(bucket_start(s, reference) for s in before)
+        assert [bucket_start(start, reference) for start in before] == sorted(
+            bucket_start(s, reference) for s in before
+        )
         assert aged.total == len(many)
 
 

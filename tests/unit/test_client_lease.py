@@ -163,6 +163,8 @@ def test_lost_ranges_are_not_reported_any_more() -> None:
     lease.advance(fold_at(10), MAX, now=0.0)
     lease.lose([1, 2], "a newer claim")
     assert spread(taken(lease), 4) == {0: 10, 3: 10}
+    lease.advance(fold_at(10), {0: 6, 1: 5}, now=0.0)
+    assert spread(taken(lease), 4) == {0: 6}
     lease.lose([0], "another")
     assert spread(lease.beat() or taken(lease), 4) == {3: 10}
     lease.lose([3], "the last")

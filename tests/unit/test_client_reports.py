@@ -133,7 +133,9 @@ class ReportStream(RuleBasedStateMachine):
         lease.finish(handles)
         self.reporter.staged(lease)
 
-    @rule(which=st.integers(0, 2), handles=st.none() | st.sets(st.integers(0, COUNT - 1), min_size=1), told=st.booleans())
+    @rule(
+        which=st.integers(0, 2), handles=st.none() | st.sets(st.integers(0, COUNT - 1), min_size=1), told=st.booleans()
+    )
     @precondition(lambda self: self.leases)
     def newer_claim(self, which: int, handles: set[int] | None, told: bool) -> None:
         """Somebody else claims; the notice may be lost with the stream."""
@@ -213,7 +215,10 @@ class ReportStream(RuleBasedStateMachine):
         for model, version in zip(self.models, versions, strict=False):
             if not any(group.sequencer == model.sequencer for group in report.groups):
                 continue
-            known, lost = self.authority.values.get(model.sequencer, {}), self.authority.lost.get(model.sequencer, set())
+            known, lost = (
+                self.authority.values.get(model.sequencer, {}),
+                self.authority.lost.get(model.sequencer, set()),
+            )
             for handle, value in model.states[version].items():
                 if handle not in lost and not (self.authority.limit < value < MAX):
                     lease = self.leases[self.models.index(model)]
@@ -240,7 +245,10 @@ class ReportStream(RuleBasedStateMachine):
     @invariant()
     def durable_means_taken_over(self) -> None:
         for lease, model in zip(self.leases, self.models, strict=True):
-            known, lost = self.authority.values.get(lease.sequencer, {}), self.authority.lost.get(lease.sequencer, set())
+            known, lost = (
+                self.authority.values.get(lease.sequencer, {}),
+                self.authority.lost.get(lease.sequencer, set()),
+            )
             if lease.durable == lease.version > 0 and lease.refusal is None:
                 for handle, value in model.states[-1].items():
                     assert handle in lost or known[handle] == value
@@ -269,7 +277,7 @@ class ReportStream(RuleBasedStateMachine):
         super().teardown()
 
 
-ReportStream.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+ReportStream.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestReportStream = ReportStream.TestCase
 
 

@@ -51,7 +51,7 @@ def test_unknown_and_finished_have_no_date() -> None:
     assert Watermark.FINISHED.finished
     assert (str(Watermark.UNKNOWN), str(Watermark.FINISHED)) == ("unknown", "finished")
     for timeless in (Watermark.UNKNOWN, Watermark.FINISHED, Watermark(MAX - 1)):
-        with pytest.raises(ValueError, match="."):
+        with pytest.raises(ValueError, match=r"date|years"):
             timeless.datetime()
     assert str(Watermark(MAX - 1)) == f"{MAX - 1} us"
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import lowwater
 from lowwater import errors
-from lowwater.watermark import MAX
+from lowwater.watermark import MAX, MIN
 from lowwater_spark.ranges import KEY_HASH, range_bounds
 from lowwater_spark.reading import Reading
 from lowwater_spark.staging import Destination
@@ -122,6 +122,8 @@ class Authority:
         """Return a reading in the form in which the client wants it back."""
         if self.registered is None or not self.registered.inputs:
             return None
+        # Nothing read is the same whatever the inputs are: it says no more than MIN.
+        unread = reading.low == MIN
         return lowwater.Inputs(
             low=lowwater.Watermark(reading.low),
             heuristic={share / 1_000_000: lowwater.Watermark(t) for share, t in reading.heuristics.items()},
@@ -129,8 +131,8 @@ class Authority:
             held_by=None,
             each={name: lowwater.WatermarkView(name) for name in self.registered.inputs},
             computation=self.registered.name,
-            input_version=reading.input_version,
-            incarnations=reading.input_incarnations,
+            input_version=self.registered.input_version if unread else reading.input_version,
+            incarnations=tuple(self.registered.input_incarnations) if unread else reading.input_incarnations,
         )
 
     # -- batches ----------------------------------------------------------------------------------------------------

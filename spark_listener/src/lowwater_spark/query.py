@@ -406,6 +406,7 @@ class TrackedQuery:
     def __init__(self, run: Run, query: StreamingQuery, *, interval: float, owned: lowwater.Client | None) -> None:
         self.query = query
         """Spark's own handle."""
+        self.checkpoint = run.checkpoint
         self._run = run
         self._interval = interval
         self._owned = owned

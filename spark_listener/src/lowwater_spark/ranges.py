@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["KEY_HASH", "MAX_RANGES", "handle_of", "place_bytes", "range_bounds", "range_column"]
+__all__ = ["KEY_HASH", "MAX_RANGES", "handle_of", "hash_range_column", "place_bytes", "range_bounds", "range_column"]
 
 KEY_HASH: Final = "xxhash64"
 """The name that the computation is registered with."""
@@ -50,14 +50,21 @@ def handle_of(xxhash64: int, count: int) -> int:
 
 
 def range_column(key: Sequence[str | Column], count: int) -> Column:
-    """Return the handle, 0 to count - 1, of each row's key: an integer column that runs in the JVM.
+    """Return the handle, 0 to count - 1, of each row's key: an integer column that runs in the JVM."""
+    from pyspark.sql import functions as sf
+
+    return hash_range_column(sf.xxhash64(*key), count)
+
+
+def hash_range_column(xxhash64: Column, count: int) -> Column:
+    """Return the handle of hash values.
 
     64 bits hold no product of 64 bits, so the place is taken apart: for u = high * 2**32 + low the handle is
     ``(high * count + (low * count >> 32)) >> 32``, exact since floors of floors by whole divisors nest.
     """
     from pyspark.sql import functions as sf
 
-    place = sf.xxhash64(*key).bitwiseXOR(sf.lit(-_SIGN))
+    place = xxhash64.bitwiseXOR(sf.lit(-_SIGN))
     low = place.bitwiseAND(sf.lit(0xFFFF_FFFF))
     carried = sf.shiftrightunsigned(low * sf.lit(count), 32)
     return sf.shiftrightunsigned(sf.shiftrightunsigned(place, 32) * sf.lit(count) + carried, 32).cast("int")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -111,6 +112,10 @@ def _declare(
     return Stage(spark, name, inputs, keyed, tuple(heuristics), window, address, client)
 
 
+_running: Final[weakref.WeakSet[TrackedQuery]] = weakref.WeakSet()
+"""The queries that this process has started."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """A declared stage; :func:`stage` and :func:`injector` make it."""
@@ -163,6 +168,7 @@ class Stage:
         sources = check_plan(self.spark, df)
         _check_columns(df, self.keyed)
         folder = absolute(checkpoint, self.spark)
+        self._check_running(folder, name or self.name)
         frame = with_ticks(self.spark, df, folder)
         client = lowwater.connect(self.address) if self.client is None else self.client
         authority = Authority(client, self._registration(folder, adopt=adopt))
@@ -176,7 +182,18 @@ class Stage:
             if self.client is None:
                 client.close()
             raise
-        return TrackedQuery(run, query, interval=self.interval, owned=client if self.client is None else None)
+        tracked = TrackedQuery(run, query, interval=self.interval, owned=client if self.client is None else None)
+        _running.add(tracked)
+        return tracked
+
+    def _check_running(self, checkpoint: Path, name: str) -> None:
+        """Find what Spark would refuse, before the claim fences a query that runs."""
+        if any(query.name == name for query in self.spark.streams.active):
+            msg = f"a query named {name!r} is running in this session; stop it first, or pass another name"
+            raise ValueError(msg)
+        if any(query.checkpoint == checkpoint and query.query.isActive for query in _running):
+            msg = f"the query of {checkpoint} is running in this process; stop it first"
+            raise ValueError(msg)
 
     def _registration(self, checkpoint: Path, *, adopt: bool) -> Registration:
         log = CheckpointLog(checkpoint)

@@ -150,13 +150,18 @@ def everything_but(count: int, handles: Collection[int]) -> Handles[int] | None:
     """Return the handles 0 to count - 1 without the given ones, ascending; None when none are given, for all."""
     if not handles:
         return None
-    every = _every(count)
-    made: Handles[int] = array("I")
+    # Whole stretches are copied as bytes: some milliseconds for a million handles, which one by one would take fifty.
+    every = memoryview(_every(count)).cast("B")
+    size = len(every) // count
+    stretches = []
     start = 0
     for handle in sorted(handles):
-        made += every[start:handle]
+        stretches.append(every[start * size : handle * size])
         start = handle + 1
-    return made + every[start:]
+    stretches.append(every[start * size :])
+    made: Handles[int] = array("I")
+    made.frombytes(b"".join(stretches))
+    return made
 
 
 @lru_cache(maxsize=4)

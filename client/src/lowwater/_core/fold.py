@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lowwater._core.text import describe_holder
+from lowwater.errors import FinishRequired
 from lowwater.views import PPM, Inputs, WatermarkView
 from lowwater.watermark import MAX, Watermark
 
@@ -79,9 +80,9 @@ def fold_of(seen: Inputs) -> Fold:
 def injector_fold(frontier: int, shares: Sequence[int]) -> Fold:
     """Return what an injector's report folds: its own frontier instead of inputs.
 
-    Raises ValueError for MAX, which only ``finish()`` may say.
+    Raises FinishRequired for MAX, which only ``finish()`` may say.
     """
     if frontier == MAX:
         msg = f"frontier={Watermark(frontier)}: only Lease.finish() says that nothing will ever come"
-        raise ValueError(msg)
+        raise FinishRequired(msg, metadata={"field": "frontier", "fix": "Lease.finish()"})
     return Fold(frontier, tuple((share, frontier) for share in shares))

@@ -131,7 +131,7 @@ class LeaseState:
             self._oldest.update(oldest)
             if self._dirty is not None:
                 self._dirty.update(oldest)
-        if not self.version:
+        if fold.low != self._fold.low or not self.version:
             self._dirty = None
         self._fold = fold
         self._recent.add(finished, now)

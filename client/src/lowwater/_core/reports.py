@@ -217,11 +217,13 @@ class ReporterState:
                         acknowledged.accept()
         self._acknowledged = max(self._acknowledged, self._reports - (self._number - number))
 
-    def fenced(self, computation: str, sequencer: int, handles: tuple[int, ...] | None, reason: str) -> None:
-        """Give up ranges that the authority took away; None: all of the claim."""
+    def fenced(self, computation: str, sequencer: int, handles: tuple[int, ...] | None, reason: str) -> bool:
+        """Give up ranges that the authority took away; None: all of the claim. Returns whether anybody reports for it."""
         lease = self._leases.get((computation, sequencer))
-        if lease is not None:
-            lease.lose(handles, reason)
+        if lease is None:
+            return False
+        lease.lose(handles, reason)
+        return True
 
     def statistics(self) -> ReporterStatistics:
         """Return what was done so far."""

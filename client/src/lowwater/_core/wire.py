@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+from google.protobuf.message import DecodeError
+
 from lowwater import errors
 from lowwater._core.lease import GroupState, Mass
 from lowwater._core.reports import Report
@@ -229,7 +231,7 @@ def error_from_details(details: bytes) -> errors.LowwaterError | None:
                 info = errors_pb2.ErrorInfo.FromString(packed.value)
                 if info.domain == _DOMAIN:
                     return error_of(info.reason, status.message, dict(info.metadata))
-    except ValueError:  # a proxy's trailer; protobuf's DecodeError is a ValueError
+    except DecodeError:  # somebody else's trailer
         return None
     return None
 

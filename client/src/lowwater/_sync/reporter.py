@@ -197,8 +197,8 @@ class Reporter:
                 self._state.acknowledged(response.ack.number, refused, references)
             elif kind == "fenced":
                 computation, sequencer, handles, reason = wire.fenced(response.fenced)
-                logger.warning("%s lost ranges: %s", computation, reason)
-                self._state.fenced(computation, sequencer, handles, reason)
+                if self._state.fenced(computation, sequencer, handles, reason):
+                    logger.warning("a claim on %s lost ranges: %s", computation, reason)
             self.changed.notify_all()
         if kind == "go_away":
             logger.info("the authority goes away: %s", response.go_away.reason)

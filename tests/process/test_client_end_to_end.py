@@ -1,0 +1,513 @@
+"""The client against a real ``lowwater serve``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lowwater
+from lowwater import RangeState, TaskAttempt, Watermark
+from lowwater.cli import main
+from tests.process.serving import Serving
+
+BOUNDS = [b"", b"\x40", b"\x80", b""]
+
+
+def at(hour: int, minute: int = 0) -> datetime:
+    return datetime(2013, 1, 9, hour, minute, tzinfo=UTC)
+
+
+def mark(hour: int, minute: int = 0) -> Watermark:
+    return Watermark.of(at(hour, minute))
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Poll a condition that the other process brings about."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        threading.Event().wait(0.01)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path / "data") as one:
+        yield one
+
+
+@pytest.fixture
+def lw(server: Serving) -> Iterator[lowwater.Client]:
+    with lowwater.connect(server.address) as client:
+        yield client
+
+
+def pipeline(lw: lowwater.Client) -> tuple[lowwater.Lease, lowwater.Worker, lowwater.Lease]:
+    """Register flights -> enriched, each with one worker."""
+    lw.register("flights")
+    lw.register("enriched", inputs=["flights"], heuristics=[0.5, 0.99])
+    flights = lw.worker("flights", name="injector").claim()
+    worker = lw.worker("enriched", name="exec-7")
+    return flights, worker, worker.claim(bounds=BOUNDS)
+
+
+def inputs_at(worker: lowwater.Worker, low: Watermark) -> lowwater.Inputs:
+    """Wait until a worker's inputs have come to a time."""
+    eventually(lambda: worker.inputs().low >= low)
+    return worker.inputs()
+
+
+def test_a_pipeline_from_registration_to_its_end(lw: lowwater.Client) -> None:
+    flights, worker, enriched = pipeline(lw)
+    assert lw.register("flights").incarnation == 1
+    assert lw.topology().computations["enriched"].input_incarnations == (1,)
+    assert list(enriched.watermarks) == [Watermark.UNKNOWN] * 3
+    assert worker.inputs().low.unknown
+
+    flights.advance(None, oldest=None, frontier=at(14))
+    assert lw.wait("flights", at(14), timeout=30).low == mark(14)
+    seen = inputs_at(worker, mark(14))
+    assert seen.held_by == f"flights all keys, owned by injector on {worker.host}"
+    enriched.advance(seen, oldest=[None, at(13), None], pending=[at(13)], finished=99)
+    enriched.flush()
+
+    view = lw.get("enriched")["enriched"]
+    assert view.low == mark(13)
+    assert view.heuristic[0.5] == mark(14), "99 of 100 records are past 14:00"
+    found = lw.complete("enriched", at(14))
+    assert (bool(found), found.holding, found.holders[0].start) == (False, 1, b"\x40")
+    assert lw.complete("enriched", at(13)).complete
+    why = lw.why("enriched")
+    assert [hop.computation for hop in why] == ["enriched"]
+    assert "held by [0x40, 0x80) at 2013-01-09T13:00:00Z, owned by exec-7" in str(why)
+    assert [each.watermark for each in lw.ranges("enriched")] == [mark(13), mark(14), mark(14)]
+    assert lw.ranges("enriched", below=at(14)).total == 1
+
+    enriched.advance(seen, oldest={1: None})
+    assert lw.wait("enriched", at(14), timeout=30).low == mark(14)
+    assert str(lw.why("enriched")).splitlines()[0].endswith("that is as far as its input flights allows.")
+
+    with pytest.raises(lowwater.Timeout, match="did not reach finished"):
+        lw.wait("enriched", Watermark.FINISHED, timeout=0.05)
+    flights.finish()
+    enriched.advance(inputs_at(worker, Watermark.FINISHED), oldest=None)
+    assert lw.wait("enriched", Watermark.FINISHED, timeout=30).low.finished
+    assert str(lw.why("enriched")) == "enriched is finished: nothing will ever come."
+    with pytest.raises(lowwater.Closed, match="finished"):
+        flights.advance(None, oldest=None, frontier=at(15))
+    assert lw.statistics().reporter.refused == 0
+
+
+def test_subscribers_see_every_computation_and_the_newest_values(lw: lowwater.Client) -> None:
+    flights, _, _ = pipeline(lw)
+    changes = lw.watch()
+    assert {next(changes).computation, next(changes).computation} == {"flights", "enriched"}
+    with lw.inputs("flights", "enriched") as both:
+        folds = both.watch()
+        assert next(folds).low.unknown
+        for hour in (10, 11, 12):
+            flights.advance(None, oldest=None, frontier=at(hour))
+            flights.flush()
+        while next(changes).low != mark(12):
+            pass
+        assert both.read().each["flights"].low == mark(12)
+        assert both.read().held_by == f"enriched [.., @), owned by exec-7 on {lw.worker('x').host}"
+        assert both.read().stale_for < 10
+
+
+def test_a_watch_ends_when_its_reader_or_client_is_closed(lw: lowwater.Client) -> None:
+    lw.register("flights")
+    reader = lw.inputs("flights")
+    seen: list[object] = []
+    first = threading.Event()
+
+    def follow(iterator: Iterator[object]) -> None:
+        for each in iterator:
+            seen.append(each)
+            first.set()
+
+    for source, end in ((reader.watch(), reader.close), (lw.watch("flights"), lw.close)):
+        first.clear()
+        thread = threading.Thread(target=follow, args=(source,))
+        thread.start()
+        assert first.wait(30)
+        end()
+        thread.join(30)
+        assert not thread.is_alive()
+    assert len(seen) == 2
+
+
+def test_values_keep_across_kill_and_restart_while_a_worker_reports(server: Serving, lw: lowwater.Client) -> None:
+    flights, worker, enriched = pipeline(lw)
+    flights.advance(None, oldest=None, frontier=at(14))
+    enriched.advance(inputs_at(worker, mark(14)), oldest=at(13))
+    enriched.flush()
+    server.kill()
+
+    # Without the authority the pipeline goes on; watermarks stop.
+    flights.advance(None, oldest=None, frontier=at(16))
+    assert worker.inputs().low == mark(14)
+    enriched.advance(worker.inputs(), oldest=None)
+    with pytest.raises(lowwater.Timeout, match="stays staged"):
+        enriched.flush(timeout=0.05)
+    eventually(lambda: worker.inputs().stale_for > 0.3)
+
+    server.start()
+    assert lw.wait("flights", at(16), timeout=30).low == mark(16)
+    assert lw.wait("enriched", at(14), timeout=30).low == mark(14)
+    enriched.advance(inputs_at(worker, mark(16)), oldest=None)
+    enriched.flush(timeout=30)
+    assert lw.get("enriched")["enriched"].low == mark(16)
+    assert lw.statistics().reporter.streams > 1
+    assert worker.inputs().stale_for < 10
+
+
+def test_a_planned_stop_is_announced_and_survived(server: Serving, lw: lowwater.Client) -> None:
+    flights, worker, _ = pipeline(lw)
+    flights.advance(None, oldest=None, frontier=at(14))
+    inputs_at(worker, mark(14))
+    assert server.stop() == 0
+    server.start()
+    flights.advance(None, oldest=None, frontier=at(15))
+    flights.flush(timeout=30)
+    assert inputs_at(worker, mark(15)).low == mark(15)
+
+
+def test_a_newer_claim_fences_the_older_one(lw: lowwater.Client) -> None:
+    _, worker, old = pipeline(lw)
+    seen = worker.inputs()
+    old.advance(seen, oldest=None)
+    old.flush()
+    new = lw.worker("enriched", name="exec-8").claim(b"\x40", b"\x80")
+    eventually(lambda: old.lost == {1})
+    with pytest.raises(lowwater.StaleSequencer, match="1 of its 3 ranges"):
+        old.advance(seen, oldest=None)
+    old.advance(seen, oldest=None)
+    assert list(old.live) == [0, 2]
+    lw.worker("enriched").claim()
+    for lease in (old, new):
+        eventually(lambda lease=lease: len(lease.live) == 0 or _advance(lease, seen))  # type: ignore[misc]
+        with pytest.raises(lowwater.StaleSequencer, match="all its ranges"):
+            lease.advance(seen, oldest=None)
+        with pytest.raises(lowwater.StaleSequencer):
+            lease.flush()
+
+
+def _advance(lease: lowwater.Lease, seen: lowwater.Inputs) -> bool:
+    """A claim that never reported hears of its loss with its first report."""
+    try:
+        lease.advance(seen, oldest=None)
+    except lowwater.StaleSequencer:
+        pass
+    return False
+
+
+def test_a_released_range_holds_until_it_is_claimed_again(lw: lowwater.Client) -> None:
+    flights, worker, enriched = pipeline(lw)
+    flights.advance(None, oldest=None, frontier=at(14))
+    enriched.advance(inputs_at(worker, mark(14)), oldest=at(13))
+    enriched.release()
+    with pytest.raises(lowwater.Closed, match="released"):
+        enriched.advance(worker.inputs(), oldest=None)
+    [unowned, *_] = lw.ranges("enriched")
+    assert (unowned.watermark, unowned.state) == (mark(13), RangeState.UNOWNED)
+    again = worker.claim(bounds=BOUNDS, bound=[at(11), at(15), at(12)])
+    assert list(again.watermarks) == [mark(11), mark(13), mark(12)]
+    assert lw.retire("enriched", b"\x40", b"\x80", force=True) == 1
+    seen = worker.inputs()
+    eventually(lambda: _advance(again, seen) or 1 in again.lost)
+
+
+def test_leaving_a_worker_makes_its_last_state_durable(lw: lowwater.Client) -> None:
+    lw.register("flights")
+    with lw.worker("flights") as worker:
+        lease = worker.claim()
+        lease.advance(None, oldest=None, frontier=at(14))
+    assert lw.get("flights")["flights"].low == mark(14)
+    with pytest.raises(lowwater.Closed):
+        lease.advance(None, oldest=None, frontier=at(15))
+    with pytest.raises(lowwater.Closed):
+        worker.claim()
+
+
+def test_a_range_too_far_ahead_is_refused_and_named(lw: lowwater.Client) -> None:
+    lw.register("flights")
+    lease = lw.worker("flights").claim(bounds=BOUNDS)
+    lease.advance(None, oldest=[at(13), None, at(14)], frontier=datetime(2099, 1, 1, tzinfo=UTC))
+    with pytest.raises(lowwater.TooFarAhead):
+        lease.flush()
+    refused = lease.refused
+    assert refused is not None
+    assert refused.reason == "TOO_FAR_AHEAD"
+    assert [each.watermark for each in lw.ranges("flights")] == [Watermark.UNKNOWN, mark(13), mark(14)]
+    lease.advance(None, oldest=None, frontier=at(15))
+    lease.flush()
+    assert lease.refused is None
+    assert lw.get("flights")["flights"].low == mark(15)
+
+
+def test_a_wait_does_not_survive_a_reset(lw: lowwater.Client) -> None:
+    flights, worker, enriched = pipeline(lw)
+    flights.advance(None, oldest=None, frontier=at(14))
+    enriched.advance(inputs_at(worker, mark(14)), oldest=None)
+    lw.wait("enriched", at(14), timeout=30)
+    failed: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            lw.wait("enriched", at(15), timeout=30)
+        except lowwater.LowwaterError as error:
+            failed.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert [each.name for each in lw.reset("flights")] == ["flights", "enriched"]
+    waiting.join(30)
+    assert isinstance(failed[0], lowwater.IncarnationChanged)
+    eventually(lambda: bool(flights.lost) and bool(enriched.lost))
+    assert lw.get("enriched")["enriched"].incarnation == 2
+    again = worker.claim(bounds=BOUNDS)
+    again.advance(worker.inputs(), oldest=None)
+    again.flush()
+    lw.worker("flights").claim().finish()
+    again.advance(inputs_at(worker, Watermark.FINISHED), oldest=None)
+    assert lw.wait("enriched", Watermark.FINISHED, timeout=30).incarnation == 2
+
+
+def test_new_inputs_are_folded_after_a_new_claim(lw: lowwater.Client) -> None:
+    flights, worker, enriched = pipeline(lw)
+    enriched.advance(worker.inputs(), oldest=None)
+    enriched.flush()
+    lw.register("weather")
+    assert lw.set_inputs("enriched", ["flights", "weather"]).inputs == ("flights", "weather")
+    eventually(lambda: len(enriched.lost) == 3)
+    again = worker.claim(bounds=BOUNDS)
+    flights.advance(None, oldest=None, frontier=at(14))
+    lw.worker("weather").claim().advance(None, oldest=None, frontier=at(13))
+    again.advance(inputs_at(worker, mark(13)), oldest=None)
+    assert lw.wait("enriched", at(13), timeout=30).low == mark(13)
+
+
+def test_another_deployment_is_refused(server: Serving, lw: lowwater.Client, tmp_path: Path) -> None:
+    flights, worker, _ = pipeline(lw)
+    flights.advance(None, oldest=None, frontier=at(14))
+    inputs_at(worker, mark(14))
+    server.kill()
+    (tmp_path / "other").mkdir()
+    with Serving(tmp_path / "other" / "data", port=server.port):
+        for call in (lw.get, lw.topology, worker.claim, lambda: lw.wait("flights", at(15), timeout=30)):
+            with pytest.raises(lowwater.ServerTokenMismatch):
+                call()
+        eventually(lambda: _refused(lambda: flights.advance(None, oldest=None, frontier=at(15))))
+        eventually(lambda: _refused(worker.inputs))
+        with lowwater.connect(server.address, server_token=lw.server_token) as strict:
+            with pytest.raises(lowwater.ServerTokenMismatch):
+                strict.get()
+
+
+def _refused(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except lowwater.ServerTokenMismatch:
+        return True
+    return False
+
+
+def test_a_server_restored_from_an_old_copy_is_refused(server: Serving, lw: lowwater.Client, tmp_path: Path) -> None:
+    """It is the right deployment, but takes an epoch that this process has seen go by."""
+    flights, worker, _ = pipeline(lw)
+    flights.advance(None, oldest=None, frontier=at(12))
+    inputs_at(worker, mark(12))
+    server.stop()
+    shutil.copytree(server.data, tmp_path / "copy")
+    for _ in range(2):
+        server.start()
+        flights.advance(None, oldest=None, frontier=at(14))
+        flights.flush(timeout=30)
+        lw.get()
+        server.kill()
+    with Serving(tmp_path / "copy", port=server.port):
+        with pytest.raises(lowwater.StaleEpoch, match="replaced"):
+            lw.get()
+        assert worker.inputs().low in {mark(12), mark(14)}, "what was seen stays"
+
+
+def test_a_million_ranges(server: Serving) -> None:
+    count = 1_000_000
+    with lowwater.connect(server.address, timeout=60) as lw:
+        lw.register("flights", heuristics=[])
+        lease = lw.worker("flights").claim(bounds=[b"", *(i.to_bytes(3, "big") for i in range(1, count)), b""])
+        column = np.arange(count, dtype=np.int64)
+        lease.advance(None, oldest=column, frontier=at(14))  # type: ignore[arg-type]
+        lease.flush()
+        assert lw.get("flights")["flights"].low == Watermark(0)
+        column[:10] = 500
+        lease.advance(None, oldest=column, frontier=at(14))  # type: ignore[arg-type]
+        lease.flush()
+        assert lw.get("flights")["flights"].low == Watermark(10)
+        lease.advance(None, oldest={10: 11}, frontier=at(14))
+        lease.flush()
+        assert lw.ranges("flights", below=Watermark(12), limit=5).total == 2
+        lease.advance(None, oldest=None, frontier=at(14))
+        lease.flush()
+        assert lw.get("flights")["flights"].low == mark(14)
+
+
+def test_micro_batches_are_staged_prepared_and_committed(lw: lowwater.Client) -> None:
+    flights, worker, enriched = pipeline(lw)
+    flights.advance(None, oldest=None, frontier=at(14))
+    seen = inputs_at(worker, mark(14))
+    name, sequencer, task = "enriched", enriched.sequencer, TaskAttempt(1, 0, 5)
+    batch = {"digest": b"plan", "bound": seen.low, "seen": seen, "covers_all": True}
+    assert lw.prepare_batch(name, sequencer, 0, tasks=[task], **batch) == (task,)  # type: ignore[arg-type]
+    lw.stage_task(name, sequencer, 0, task, handles=[0, 1, 2], oldest=[None, at(13), None], finished=10)
+    with pytest.raises(lowwater.NotPrepared):
+        lw.commit_batch(name, sequencer, 0)
+    assert lw.prepare_batch(name, sequencer, 0, tasks=[task], **batch) == ()  # type: ignore[arg-type]
+    assert lw.get(name)[name].low.unknown
+    assert lw.commit_batch(name, sequencer, 0) == ()
+    assert lw.commit_batch(name, sequencer, 0) == ()
+    assert lw.get(name)[name].low == mark(13)
+
+
+def run(program: str, *arguments: str) -> str:
+    """Run a program that must end quietly, and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    # gRPC notes in its own log that it leaves the threads of a forking process alone.
+    complaints = [line for line in done.stderr.splitlines() if "skipping fork() handlers" not in line]
+    assert (done.returncode, complaints) == (0, [])
+    return done.stdout
+
+
+FORKING = """
+import os, sys, traceback
+import lowwater
+
+def use(lw, name):
+    lw.register(name)
+    with lw.worker(name) as worker:
+        worker.claim().advance(None, oldest=None, frontier=5)
+    assert lw.wait(name, 5, timeout=20).low.micros == 5
+
+lw = lowwater.connect(sys.argv[1])
+use(lw, "parent")
+lease = lw.worker("parent").claim()
+lease.advance(None, oldest=None, frontier=6)
+lease.flush()
+reader = lw.inputs("parent")
+assert reader.read().low.micros == 6
+for child in range(3):
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            if child == 0:
+                with lowwater.connect(sys.argv[1]) as anew:
+                    use(anew, "anew")
+            elif child == 1:
+                use(lw, "inherited")
+                assert reader.read().low.micros == 10
+                try:
+                    lease.advance(None, oldest=None, frontier=7)
+                except lowwater.Closed as error:
+                    assert "forked" in str(error)
+                    code = 0
+                lw.close()
+            if child != 1:
+                code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, (child, status)
+    lease.advance(None, oldest=None, frontier=10 + child)
+    lease.flush()
+    assert lw.wait("parent", 10 + child, timeout=20)
+lw.close()
+print("done")
+"""
+
+
+def test_forked_children_use_the_client_anew_and_inherited(server: Serving) -> None:
+    assert run(FORKING, server.address) == "done\n"
+
+
+def test_a_program_that_just_ends_ends_at_once_and_quietly(server: Serving) -> None:
+    program = """
+        import sys, lowwater
+        lw = lowwater.connect(sys.argv[1])
+        lw.register("flights")
+        lease = lw.worker("flights").claim()
+        lease.advance(None, oldest=None, frontier=5)
+        lease.flush()
+        print(lw.inputs("flights").read().low)
+    """
+    assert run(program, server.address) == "1970-01-01T00:00:00.000005Z\n"
+
+
+def test_the_command(server: Serving, lw: lowwater.Client, capsys: pytest.CaptureFixture[str]) -> None:
+    flights, worker, enriched = pipeline(lw)
+    flights.advance(None, oldest=None, frontier=at(14))
+    enriched.advance(inputs_at(worker, mark(14)), oldest={1: at(13), 0: None, 2: None})
+    enriched.flush()
+
+    def command(*arguments: str) -> tuple[int, str]:
+        code = main([arguments[0], "--address", server.address, *arguments[1:]])
+        return code, capsys.readouterr().out
+
+    code, out = command("status")
+    assert code == 0
+    assert [row.split()[0] for row in out.splitlines()] == ["COMPUTATION", "enriched", "flights"]
+    code, out = command("status", "--json", "enriched")
+    [record] = json.loads(out)["computations"]
+    assert (code, record["low"], record["holder"]["worker"]) == (0, "2013-01-09T13:00:00Z", "exec-7")
+    assert command("why", "enriched") == (0, f"{lw.why('enriched')}\n") or "exec-7" in command("why", "enriched")[1]
+    assert json.loads(command("why", "enriched", "--json")[1])[0]["behind_seconds"] == 3600
+    assert command("complete", "enriched", "--until", "2013-01-09T13:00Z")[0] == 0
+    code, out = command("complete", "enriched", "--until", "2013-01-09T14:00Z")
+    assert code == 1
+    assert "[0x40, 0x80), owned by exec-7" in out
+    assert json.loads(command("complete", "enriched", "--until", "finished", "--json")[1])["holding"] == 3
+    assert command("wait", "enriched", "--until", "2013-01-09T13:00Z")[0] == 0
+    assert command("wait", "enriched", "--until", "2013-01-09T15:00Z", "--timeout", "50ms")[0] == 1
+    code, out = command("ranges", "enriched", "--limit", "1")
+    assert (code, out.splitlines()[-1]) == (0, "and 2 more; --limit shows them")
+    assert command("ranges", "nothing")[0] == 2
+    assert command("retire", "enriched", "--start", "0x40", "--end", "0x80")[0] == 2
+    assert command("retire", "enriched", "--start", "0x40", "--end", "0x80", "--force") == (
+        0,
+        "retired 1 key ranges of enriched\n",
+    )
+    assert command("reset", "enriched", "--yes") == (0, "enriched is in life 2\n")
+    server.kill()
+    assert command("complete", "enriched", "--until", "2013-01-09T14:00Z", "--answer-within", "200ms")[0] == 3
+    assert command("wait", "enriched", "--until", "2013-01-09T14:00Z", "--timeout", "200ms")[0] == 3
+    assert command("status", "--answer-within", "200ms")[0] == 2
+
+
+def test_watching_by_command_prints_a_line_a_change(server: Serving, lw: lowwater.Client) -> None:
+    flights, _, _ = pipeline(lw)
+    command = [sys.executable, "-m", "lowwater.cli", "watch", "--address", server.address, "flights", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert json.loads(watching.stdout.readline())["low"] == "unknown"
+        flights.advance(None, oldest=None, frontier=at(14))
+        assert json.loads(watching.stdout.readline())["low"] == "2013-01-09T14:00:00Z"
+        watching.terminate()

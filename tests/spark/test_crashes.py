@@ -1,0 +1,138 @@
+"""kill -9 of a driver, its JVM and its workers at every step of a batch; a new run goes on from the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import lowwater
+from lowwater_spark.sourcelog import CheckpointLog
+from tests.process.serving import Serving
+from tests.spark.support import Feed, Upstream, at, low, row, until
+
+ROOT = Path(__file__).parents[2]
+
+
+class World:
+    """The feed, the driver's process, and what may be published at any moment."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder = folder
+        self.address = address
+        self.feed = Feed(folder / "in")
+        self.put_so_far: list[tuple[str, int]] = []
+        self.driver: subprocess.Popen[bytes] | None = None
+        self.wrong: list[str] = []
+        self.seen: list[lowwater.Watermark] = []
+
+    def put(self, *rows: tuple[str, int]) -> None:
+        self.put_so_far += rows
+        self.feed.put(row(key, hour) for key, hour in rows)
+
+    def run(self, point: str = "", batch: int = -1) -> None:
+        """Start a driver that will crash at this step."""
+        arguments = {"address": self.address, "folder": str(self.folder), "point": point, "batch": batch}
+        command = [sys.executable, "-m", "tests.spark.crash_driver", json.dumps(arguments)]
+        with (self.folder / "driver.log").open("ab") as log:
+            self.driver = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+
+    def crashed(self) -> None:
+        """Wait until the driver has killed itself."""
+        assert self.driver is not None
+        assert self.driver.wait(90) == -signal.SIGKILL, (self.folder / "driver.log").read_text()[-3000:]
+        until(lambda: not _group_lives(self.driver.pid if self.driver else 0), "its JVM is gone as well")
+
+    def kill(self) -> None:
+        if self.driver is not None and self.driver.poll() is None:
+            os.killpg(self.driver.pid, signal.SIGKILL)
+            self.driver.wait(30)
+
+    def written(self) -> list[tuple[str, str, int]]:
+        """All windows that readers can see."""
+        found = []
+        for file in sorted(self.folder.glob("out/batch=*/*.parquet")):
+            found += [(f"{w['hour']:%H:%M}", w["key"], w["n"]) for w in pq.read_table(file).to_pylist()]
+        return sorted(found)
+
+    def lines(self, name: str) -> list[str]:
+        return (self.folder / name).read_text().splitlines()
+
+    def follow(self, reader: lowwater.Client) -> None:
+        """Whatever is published: the windows before it are all written, by a committed batch, and the value never goes down."""
+        for view in reader.watch("hourly"):
+            self.seen.append(view.low)
+            last = CheckpointLog(self.folder / "ck").last_committed()
+            below = {
+                (f"{hour:02}:00", key) for key, hour in self.put_so_far if view.low > lowwater.Watermark.of(at(hour))
+            }
+            if not view.low.unknown and last is None:
+                self.wrong.append(f"{view.low} before any batch was committed")
+            missing = below - {(hour, key) for hour, key, _ in self.written()}
+            if missing:
+                self.wrong.append(f"{view.low} is published, but {missing} is not written")
+
+
+def _group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture
+def world(tmp_path: Path, authority: Serving) -> Iterator[World]:
+    made = World(tmp_path, authority.address)
+    yield made
+    made.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_driver_killed_at_every_step_of_a_batch(world: World, lw: lowwater.Client, upstream: Upstream) -> None:
+    lw.register("hourly", inputs=["source"], key_hash="xxhash64")
+    reader = lowwater.connect(world.address)
+    follower = threading.Thread(target=world.follow, args=[reader])
+    follower.start()
+
+    # Batch 0 has begun, with W=9:30 durable, when its driver dies.
+    world.put(("a", 9), ("b", 9), ("c", 10))
+    upstream.at(9, 30)
+    world.run("begun", 0)
+    world.crashed()
+    # Meanwhile W passes both hours. S5: a replay must not see it, for its output may have been written already.
+    world.put(("a", 10))
+    upstream.at(12)
+    world.run("state", 0)
+    world.crashed()
+    assert world.written() == []
+    world.run("written", 0)
+    world.crashed()
+    assert [path.name for path in (world.folder / "out").iterdir()] == ["batch=0"]
+    # S6: batch 0 is replayed over its own output, and dies again when the commit log has it and the authority has not.
+    world.run("committed", 0)
+    world.crashed()
+    assert CheckpointLog(world.folder / "ck").last_committed() == 0
+    assert world.lines("lows") == ["0 2013-01-09T09:30:00Z True"] * 3
+    assert low(lw, "hourly") < lowwater.Watermark.of(at(9, 1))
+    # The next run takes batch 0 as committed, without a word from the old one.
+    world.run("prepared", 1)
+    world.crashed()
+    world.run()
+    until(lambda: low(lw, "hourly") == lowwater.Watermark.of(at(12)), "everything is written", 90)
+    world.kill()
+    reader.close()
+    follower.join()
+
+    assert world.wrong == []
+    assert world.seen == sorted(world.seen)
+    assert world.written() == [("09:00", "a", 1), ("09:00", "b", 1), ("10:00", "a", 1), ("10:00", "c", 1)]

@@ -1,0 +1,202 @@
+"""The public names, and what using the client wrongly says."""
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+
+import lowwater
+from lowwater._core.columns import Column
+from lowwater._core.fold import Reading, fold_inputs
+from lowwater._core.lease import LeaseState
+from lowwater._sync.connection import Settings
+from lowwater._sync.runtime import Runtime
+from lowwater._sync.worker import Lease
+
+NAMES = """
+Client ClientStatistics Closed Completeness Computation Cycle EventTime FinishRequired Histogram Hop IdentityMismatch
+IncarnationChanged InputReader InputVersion Inputs InvalidArgument JournalFailed Lease LowwaterError MAX MIN NotPrepared OldStream
+OlderClaim Overloaded OwnedRanges RangeState RangeView Ranges Refusal RegistrationConflict Rewound ServerTokenMismatch
+ShuttingDown StaleEpoch StaleSequencer TaskAttempt Timeout TooFarAhead Topology Unavailable UnknownComputation Watermark
+WatermarkView Watermarks Why Worker WouldRegress connect
+"""
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(lowwater.__all__) == sorted(NAMES.split())
+    assert all(getattr(lowwater, name) is not None for name in lowwater.__all__)
+    assert not [
+        name for name, value in vars(lowwater).items() if isinstance(value, type) and name not in lowwater.__all__
+    ]
+
+
+def test_importing_starts_nothing_and_needs_no_numpy() -> None:
+    program = (
+        "import threading, sys, os\n"
+        "hooks = []\n"
+        "os.register_at_fork = lambda **_: hooks.append(1)\n"
+        "import lowwater\n"
+        "grpcs = len(hooks)\n"
+        "lw = lowwater.connect('localhost:1')\n"
+        "lowwater.connect('localhost:1')\n"
+        "assert len(hooks) == grpcs + 1, 'one hook, with the first client'\n"
+        "assert threading.active_count() == 1\n"
+        "assert 'numpy' not in sys.modules\n"
+        "lw.close()\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
+
+
+def test_the_address_is_the_argument_the_environment_or_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOWWATER_ADDRESS", raising=False)
+    assert lowwater.connect().settings.address == "localhost:7420"
+    monkeypatch.setenv("LOWWATER_ADDRESS", "there:1")
+    assert lowwater.connect().settings.address == "there:1"
+    assert lowwater.connect("here:2").settings.address == "here:2"
+
+
+def test_secrets_are_not_printed() -> None:
+    assert "hush" not in repr(lowwater.connect(token="hush", private_key=b"hush").settings)
+
+
+def test_a_closed_client_says_so() -> None:
+    with lowwater.connect("localhost:1") as lw:
+        pass
+    lw.close()
+    for use in (lw.get, lw.topology, lw.statistics, lambda: lw.worker("c"), lambda: lw.inputs("c").read()):
+        with pytest.raises(lowwater.Closed, match="connect"):
+            use()
+
+
+def test_nobody_there_is_unavailable_within_the_timeout() -> None:
+    with lowwater.connect("localhost:1", timeout=0.3) as lw, pytest.raises(lowwater.Unavailable, match="localhost:1"):
+        lw.get()
+
+
+def test_reading_degrades_without_an_authority() -> None:
+    with lowwater.connect("localhost:1", timeout=0.1) as lw, lw.inputs("flights") as reader:
+        seen = reader.read()
+    assert seen.low.unknown
+    assert seen.stale_for == float("inf")
+    assert seen.held_by == "flights (not registered)"
+
+
+@pytest.mark.parametrize("heuristics", [(1.0,), (0.0,), (99,), (-0.1,)])
+def test_what_is_no_share_is_refused_with_the_fix(heuristics: tuple[float, ...]) -> None:
+    with lowwater.connect("localhost:1") as lw, pytest.raises(lowwater.InvalidArgument, match=r"0\.99") as caught:
+        lw.register("c", heuristics=heuristics)
+    assert caught.value.metadata["field"] == "heuristics"
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        pytest.param([b"a"], id="one key"),
+        pytest.param([b"b", b"a"], id="descending"),
+        pytest.param([b"a", b"a"], id="twice"),
+        pytest.param([b"a", b"", b"b"], id="empty in the middle"),
+    ],
+)
+def test_bounds_that_are_none_are_refused(bounds: list[bytes]) -> None:
+    with lowwater.connect("localhost:1") as lw, pytest.raises(lowwater.InvalidArgument, match="ascending"):
+        lw.worker("c").claim(bounds=bounds)
+
+
+def lease(count: int = 3, *, inputs: tuple[str, ...] = ("a",)) -> Lease:
+    """A granted lease, as the worker makes it; nothing is reported."""
+    reading = Reading("c", inputs, 1 if inputs else 0, (1,) * len(inputs), (990_000,))
+    state = LeaseState("c", 7, Column(count, 0), input_version=1, input_incarnations=(1,), reference=0)
+    bounds = [bytes([i]) for i in range(count)] + [b""]
+    return Lease(Runtime(Settings("localhost:1")), state, bounds, lowwater.Watermarks([0] * count), reading)
+
+
+def seen(low: int = 10, computation: str = "c") -> lowwater.Inputs:
+    view = lowwater.WatermarkView("a", registered=True, incarnation=1, low=lowwater.Watermark(low))
+    return fold_inputs(("a",), {"a": view}, Reading(computation, ("a",), 1, (1,), (990_000,)), 0.0)
+
+
+def staged(made: Lease) -> list[int]:
+    group = made._state.take()
+    assert group is not None
+    made._state.reconnect()
+    return [group.values] * len(made) if isinstance(group.values, int) else list(group.values)
+
+
+def test_oldest_is_one_some_or_all() -> None:
+    made = lease()
+    made.advance(seen(), oldest=None)
+    assert staged(made) == [10, 10, 10]
+    made.advance(seen(), oldest=lowwater.Watermark(4))
+    assert staged(made) == [4, 4, 4]
+    made.advance(seen(), oldest={1: None, np.int64(2): np.int64(6)})  # type: ignore[dict-item]
+    assert staged(made) == [4, 10, 6]
+    made.advance(seen(5), oldest={})
+    assert staged(made) == [4, 5, 5]
+    made.advance(seen(), oldest=np.array([1, lowwater.MAX, 12]))  # type: ignore[arg-type]
+    assert staged(made) == [1, 10, 10]
+    made.advance(seen(), oldest=[datetime(1970, 1, 1, tzinfo=UTC), None, 3])
+    assert staged(made) == [0, 10, 3]
+    made.advance(seen(), oldest=np.int64(2))  # type: ignore[arg-type]
+    assert staged(made) == [2, 2, 2]
+
+
+def test_an_injector_gives_its_frontier() -> None:
+    made = lease(inputs=())
+    made.advance(None, oldest=None, frontier=8)
+    assert staged(made) == [8, 8, 8]
+
+
+def test_wrong_calls_say_what_to_pass() -> None:
+    stage, injector = lease(), lease(inputs=())
+    with pytest.raises(lowwater.InvalidArgument, match="snapshot"):
+        stage.advance(None, oldest=None)
+    with pytest.raises(lowwater.InvalidArgument, match="snapshot"):
+        stage.advance(seen(computation="other"), oldest=None)
+    with pytest.raises(lowwater.InvalidArgument, match="no frontier"):
+        stage.advance(seen(), oldest=None, frontier=5)
+    with pytest.raises(lowwater.InvalidArgument, match="injector"):
+        injector.advance(seen(), oldest=None, frontier=5)
+    with pytest.raises(lowwater.InvalidArgument, match="injector"):
+        injector.advance(None, oldest=None)
+    with pytest.raises(lowwater.FinishRequired, match="finish"):
+        injector.advance(None, oldest=None, frontier=lowwater.MAX)
+    with pytest.raises(lowwater.InvalidArgument, match="3 ranges"):
+        stage.advance(seen(), oldest=[1, 2])
+    with pytest.raises(lowwater.InvalidArgument, match="0 to 2"):
+        stage.advance(seen(), oldest={3: 1})
+    with pytest.raises(lowwater.InvalidArgument, match="negative"):
+        stage.advance(seen(), oldest=None, finished=-1)
+    with pytest.raises(ValueError, match="time zone"):
+        stage.advance(seen(), oldest=datetime(2013, 1, 1))  # noqa: DTZ001 - the mistake itself
+    with pytest.raises(TypeError):
+        stage.advance(seen())  # type: ignore[call-arg]  # forgetting what is held would promise that nothing is
+    assert stage._state.version == injector._state.version == 0
+
+
+def test_a_partial_loss_is_told_once_and_a_whole_one_always() -> None:
+    made = lease()
+    made._state.lose([1], "a newer claim")
+    assert made.lost == {1}
+    assert list(made.live) == [0, 2]
+    with pytest.raises(lowwater.StaleSequencer, match="1 of its 3 ranges: a newer claim"):
+        made.advance(seen(), oldest=None)
+    made.advance(seen(), oldest=None)
+    made._state.lose(None, "a reset")
+    for _ in range(2):
+        with pytest.raises(lowwater.StaleSequencer, match="all its ranges: a reset"):
+            made.advance(seen(), oldest=None)
+    assert made.lost == {0, 1, 2}
+    assert list(made.live) == []
+
+
+def test_what_is_pending_is_counted_from_the_greatest_frontier() -> None:
+    """The first report goes out before the authority has told any reference."""
+    made = lease()
+    made._state.reference = lowwater.MIN
+    made.advance(seen(10_000_000), oldest=9_000_000, pending=[9_000_000, 9_999_999])
+    group = made._state.take()
+    assert group is not None
+    assert group.mass is not None
+    assert group.mass.starts == (9_000_000 // 8_000 * 8_000, 9_999_000)

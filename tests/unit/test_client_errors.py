@@ -1,0 +1,149 @@
+"""Errors: one class for each reason on the wire, and backoff after those that pass."""
+
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lowwater
+from lowwater import errors
+from lowwater._core import wire
+from lowwater._core.backoff import CAP, FIRST, Backoff
+from lowwater._pb.lowwater.v1 import errors_pb2
+from lowwater._sync.connection import error_of_call
+
+INFO = "type.googleapis.com/google.rpc.ErrorInfo"
+
+REASONS = [
+    "INVALID_ARGUMENT",
+    "UNKNOWN_COMPUTATION",
+    "REGISTRATION_CONFLICT",
+    "CYCLE",
+    "STALE_SEQUENCER",
+    "OLDER_CLAIM",
+    "IDENTITY_MISMATCH",
+    "REWOUND",
+    "TOO_FAR_AHEAD",
+    "FINISH_REQUIRED",
+    "INPUT_VERSION",
+    "INCARNATION_CHANGED",
+    "SERVER_TOKEN_MISMATCH",
+    "STALE_EPOCH",
+    "OLD_STREAM",
+    "NOT_PREPARED",
+    "OWNED_RANGES",
+    "WOULD_REGRESS",
+    "OVERLOADED",
+    "JOURNAL_FAILED",
+    "SHUTTING_DOWN",
+]
+
+
+def details(reason: str, domain: str = "lowwater", **metadata: str) -> bytes:
+    info = errors_pb2.ErrorInfo(reason=reason, domain=domain, metadata=metadata)
+    status = errors_pb2.RpcStatus(code=9, message="what to do")
+    status.details.add(type_url=INFO, value=info.SerializeToString())
+    return status.SerializeToString()
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_each_reason_has_its_class(reason: str) -> None:
+    error = wire.error_from_details(details(reason, computation="hourly"))
+    assert error is not None
+    assert type(error).__name__ == reason.title().replace("_", "")
+    assert type(error).reason == error.reason == reason
+    assert type(error) is getattr(lowwater, type(error).__name__)
+    assert (str(error), error.metadata) == ("what to do", {"computation": "hourly"})
+
+
+def test_a_reason_of_a_newer_server_is_still_an_error_with_its_reason() -> None:
+    error = wire.error_from_details(details("SHARD_MOVED"))
+    assert type(error) is errors.LowwaterError
+    assert error.reason == "SHARD_MOVED"
+    assert errors.LowwaterError.reason == "UNKNOWN"
+
+
+@pytest.mark.parametrize("foreign", [b"", b"\xff\xff", details("CYCLE", domain="other"), b"\x12\x01x"])
+def test_what_others_put_into_the_trailer_is_not_ours(foreign: bytes) -> None:
+    assert wire.error_from_details(foreign) is None
+
+
+@pytest.mark.parametrize("cls", errors.BY_REASON.values(), ids=str)
+def test_errors_cross_process_borders(cls: type[errors.LowwaterError]) -> None:
+    error = pickle.loads(pickle.dumps(cls("message", metadata={"field": "x"})))
+    assert (type(error), str(error), error.metadata, error.reason) == (cls, "message", {"field": "x"}, cls.reason)
+
+
+def test_errors_are_caught_by_the_builtin_they_are() -> None:
+    assert issubclass(lowwater.InvalidArgument, ValueError)
+    assert issubclass(lowwater.Timeout, TimeoutError)
+
+
+class Refusing(grpc.GenericRpcHandler):
+    """A server whose method is the answer it gives."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        code = grpc.StatusCode[handler_call_details.method.rsplit("/", 1)[1]]
+
+        def refuse(_: bytes, context: grpc.ServicerContext) -> bytes:
+            if code is grpc.StatusCode.FAILED_PRECONDITION:
+                context.set_trailing_metadata((("grpc-status-details-bin", details("STALE_SEQUENCER", sequencer="7")),))
+            context.abort(code, "as asked")
+            raise AssertionError
+
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[grpc.Channel]:
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool, handlers=[Refusing()])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
+        server.stop(0).wait()
+
+
+@pytest.mark.parametrize(
+    ("code", "cls", "reason"),
+    [
+        ("FAILED_PRECONDITION", errors.StaleSequencer, "STALE_SEQUENCER"),
+        ("UNAVAILABLE", errors.Unavailable, "UNAVAILABLE"),
+        ("DEADLINE_EXCEEDED", errors.Timeout, "TIMEOUT"),
+        ("PERMISSION_DENIED", errors.LowwaterError, "PERMISSION_DENIED"),
+    ],
+)
+def test_failed_calls_become_errors(refusing: grpc.Channel, code: str, cls: type[Exception], reason: str) -> None:
+    call: Any = refusing.unary_unary(f"/test/{code}")
+    with pytest.raises(grpc.RpcError) as caught:
+        call(b"", timeout=10)
+    error = error_of_call(caught.value, "there:7420")
+    assert type(error) is cls
+    assert error.reason == reason
+    if cls is not errors.StaleSequencer:
+        assert "there:7420" in str(error)
+
+
+@given(st.lists(st.floats(0, 1, exclude_max=True), max_size=80))
+def test_delays_stay_within_their_bounds(draws: list[float]) -> None:
+    numbers = iter(draws)
+    backoff = Backoff(lambda: next(numbers))
+    for attempt, draw in enumerate(draws):
+        delay = backoff.next()
+        assert 0 <= delay <= min(CAP, FIRST * 2**attempt)
+        assert delay == min(CAP, FIRST * 2**attempt) * draw
+
+
+def test_backoff_grows_to_its_cap_and_starts_over() -> None:
+    backoff = Backoff(lambda: 1.0)
+    delays = [backoff.next() for _ in range(2_000)]
+    assert delays[:3] == [FIRST, 2 * FIRST, 4 * FIRST]
+    assert set(delays[10:]) == {CAP}
+    backoff.reset()
+    assert backoff.next() == FIRST
