@@ -35,7 +35,6 @@ class Oracle:
         self.order = (0, 0)
         self.committed: tuple[int, bytes] | None = None
         self.committed_by = 0
-        self.knows_repeats = True
         self.changed = self.strong = False
         self.dirty: set[int] = set()
         self.forget_batches()
@@ -47,11 +46,9 @@ class Oracle:
         self.prepared: Batch | None = None
 
     def crash(self, epoch_base: int) -> None:
-        """Come back from an image: memory is lost, and so are the minutes behind the count of finished records."""
+        """Come back from an image: what waited in memory is lost."""
         self.epoch_base = epoch_base
         self.forget_batches()
-        for claim in self.claims.values():
-            claim.minutes = {}
 
     def image(self) -> bytes:
         """Everything, to come back to after a crash."""
@@ -242,6 +239,8 @@ class Oracle:
     def take_mass(self, claim: Claim, mass: Told, now: int) -> set[tuple[str, int | None]]:
         if any(now + self.skew < frontier < MAX for frontier in mass.frontiers.values()):
             return {("TOO_FAR_AHEAD", None)}
+        # A record from the far future counts as far ahead as any may be.
+        mass = mass._replace(pending=tuple(min(time, now + self.skew) for time in mass.pending))
         if claim.masses is None or claim.told != mass:
             self.changed = True
             self.dirty.add(claim.sequencer)
@@ -266,7 +265,7 @@ class Oracle:
         if self.committed is not None:
             if batch.number < self.committed[0]:
                 return list(tasks)  # long past: nothing is prepared
-            if self.knows_repeats and key == (self.committed_by, self.committed[0]):
+            if key == (self.committed_by, self.committed[0]):
                 return []
         if self.prepared is not None and key < (self.prepared.sequencer, self.prepared.number):
             return list(tasks)
@@ -321,7 +320,6 @@ class Oracle:
                 refused |= self.take_value(claim, handle, value, finish=batch.bound == MAX, now=now)
         if self.committed is None or batch.number >= self.committed[0]:
             self.committed, self.committed_by = (batch.number, batch.digest), batch.sequencer
-            self.knows_repeats = True
         self.changed = self.strong = True
         return refused
 

@@ -14,6 +14,7 @@ from lowwater import errors
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation, View
 from lowwater_authority.core.requests import Fenced, Refused
+from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.hub import Hub
 from lowwater_authority.journal import JournalCorrupt
@@ -114,8 +115,8 @@ class Shard:
             changed = self.topology.set_inputs(name, inputs)
             computation = self._computation(name)
             for new in set(inputs) - set(self.topology.get(name).inputs):
-                low = self._computations[new].low if new in self._computations else None
-                if low is None or low < computation.low:
+                low = self._computations[new].low if new in self._computations else MIN
+                if low < computation.low:
                     msg = (
                         f"{new} is behind what {name} has published: {name} would have to go back. Reset {name} first, or wait "
                         f"until {new} has caught up."

@@ -90,7 +90,7 @@ class Computation:
         self.order = (0, 0)
         self.last_batch: tuple[int, bytes] | None = None
         self.committed_by = 0
-        """The claim that committed it; 0: not known, for a snapshot does not say."""
+        """The claim that committed it."""
         self.granted: OrderedDict[bytes, int] = OrderedDict()
         self._ops: list[pb.Op] = []
         self._changes: dict[int, _Changes] = {}
@@ -402,6 +402,8 @@ class Computation:
             problem = f"mass counts more than {MOST_RECORDS} records; no claim has that many"
         if problem:
             return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
+        # A record from the far future is as far as any may be: one bad timestamp must not carry the computation off.
+        mass = replace(mass, starts=np.minimum(mass.starts, limit))
         for share, micros in mass.frontiers.items():
             if limit < micros != MAX:
                 msg = (
@@ -481,7 +483,9 @@ class Computation:
         handles = np.flatnonzero(known).astype(np.uint32)
         refused += self._take_values(group, handles, values[known], finish=request.bound == MAX, now=now)
         self._flush()
-        op = pb.Batch(sequencer=request.sequencer, number=request.batch, digest=request.digest)
+        op = pb.Batch(
+            sequencer=request.sequencer, number=request.batch, digest=request.digest, finished=prepared.finished
+        )
         self._apply_batch(op)
         self._ops.append(pb.Op(batch=op))
         self._strong = True
@@ -588,6 +592,7 @@ class Computation:
             case "retire":
                 self._apply_retire(op.retire, now)
             case "batch":
+                self.map.groups[op.batch.sequencer].recent.add(now, op.batch.finished)
                 self._apply_batch(op.batch)
             case kind:
                 msg = f"unknown op {kind}"

@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.group import Group, GroupState
 from lowwater_authority.core.interval_map import IntervalMap
+from lowwater_authority.core.mass import RecentSlots
 from lowwater_authority.core.times import MAX
 
 if TYPE_CHECKING:
@@ -31,8 +33,17 @@ class ReplayError(Exception):
 def recover(spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, epoch_base: int) -> Computation:
     """Rebuild a computation. Records of an older life only leave their request ids and sequencers behind.
 
-    Raises ReplayError when a record names a claim that its predecessors do not know, or a life that the graph does not.
+    Raises ReplayError when a record cannot be read, or names a claim that its predecessors do not know, or a life that the
+    graph does not.
     """
+    try:
+        return _recover(spec, snapshot, records, epoch_base=epoch_base)
+    except DecodeError as error:
+        msg = f"a record of {spec.name} is not one: {error}"
+        raise ReplayError(msg) from error
+
+
+def _recover(spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, epoch_base: int) -> Computation:
     computation = Computation(spec, epoch_base=epoch_base)
     computation.incarnation = 0
     if snapshot is not None:
@@ -83,6 +94,7 @@ def snapshot(computation: Computation) -> bytes:
     if computation.last_batch is not None:
         message.has_batch = True
         message.batch, message.batch_digest = computation.last_batch
+        message.batch_sequencer = computation.committed_by
     return message.SerializeToString()
 
 
@@ -104,6 +116,7 @@ def _group(group: Group, columns: Columns) -> pb.Group:
         mass_known=group.mass_known,
         stand_ins=[codec.mass(mass) for mass in group.stand_ins],
         last_report_micros=group.last_report,
+        recent=[pb.Slot(minute=minute, finished=finished) for minute, finished in group.recent.slots],
     )
 
 
@@ -118,6 +131,7 @@ def _restore(computation: Computation, message: pb.Snapshot) -> None:
     computation.identity = message.identity if message.bound else None
     computation.order = (message.generation, message.ordinal)
     computation.last_batch = (message.batch, message.batch_digest) if message.has_batch else None
+    computation.committed_by = message.batch_sequencer
     computation.granted.clear()
     computation.granted.update((granted.request_id, granted.sequencer) for granted in message.granted)
 
@@ -136,6 +150,7 @@ def _group_from(message: pb.Group) -> tuple[Group, Int64s, Int64s]:
         senders=codec.senders_from(message.senders),
         oldest_operation=message.oldest_operation_micros,
         last_report=message.last_report_micros,
+        recent=RecentSlots([(slot.minute, slot.finished) for slot in message.recent]),
         mass=codec.mass_from(message.mass) if message.HasField("mass") else None,
         mass_known=message.mass_known,
         stand_ins=[codec.mass_from(mass) for mass in message.stand_ins],

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 be4129a4bbe03d65f77c79435679f456fa86ce6179fd0ac8ec3d7db731f3125b
+Made from: sha256 ff44a112fecc1e4b48fc497b309cc18dd09bd67e0192cd2d6f326af3460cb8ae
 """

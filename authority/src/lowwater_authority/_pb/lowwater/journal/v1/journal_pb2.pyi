@@ -359,20 +359,24 @@ class Batch(google.protobuf.message.Message):
     SEQUENCER_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
+    FINISHED_FIELD_NUMBER: builtins.int
     sequencer: builtins.int
     """The claim it ran under."""
     number: builtins.int
     """Its number."""
     digest: builtins.bytes
     """The digest of its plan."""
+    finished: builtins.int
+    """Records that it finished."""
     def __init__(
         self,
         *,
         sequencer: builtins.int = ...,
         number: builtins.int = ...,
         digest: builtins.bytes = ...,
+        finished: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "number", b"number", "sequencer", b"sequencer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "finished", b"finished", "number", b"number", "sequencer", b"sequencer"]) -> None: ...
 
 Global___Batch: typing_extensions.TypeAlias = Batch
 
@@ -397,6 +401,7 @@ class Snapshot(google.protobuf.message.Message):
     BATCH_DIGEST_FIELD_NUMBER: builtins.int
     SINCE_MICROS_FIELD_NUMBER: builtins.int
     GRANTED_FIELD_NUMBER: builtins.int
+    BATCH_SEQUENCER_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """Its name."""
     incarnation: builtins.int
@@ -421,6 +426,8 @@ class Snapshot(google.protobuf.message.Message):
     """Its digest."""
     since_micros: builtins.int
     """Processing time of the last change of the low watermark."""
+    batch_sequencer: builtins.int
+    """The claim that the last micro-batch was committed under."""
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Group]:
         """The claims and the unclaimed stretches that make up the key space."""
@@ -451,8 +458,9 @@ class Snapshot(google.protobuf.message.Message):
         batch_digest: builtins.bytes = ...,
         since_micros: builtins.int = ...,
         granted: collections.abc.Iterable[Global___Granted] | None = ...,
+        batch_sequencer: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "batch_digest", b"batch_digest", "bound", b"bound", "computation", b"computation", "generation", b"generation", "granted", b"granted", "groups", b"groups", "has_batch", b"has_batch", "heuristics", b"heuristics", "identity", b"identity", "incarnation", b"incarnation", "last_sequencer", b"last_sequencer", "low_micros", b"low_micros", "ordinal", b"ordinal", "since_micros", b"since_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "computation", b"computation", "generation", b"generation", "granted", b"granted", "groups", b"groups", "has_batch", b"has_batch", "heuristics", b"heuristics", "identity", b"identity", "incarnation", b"incarnation", "last_sequencer", b"last_sequencer", "low_micros", b"low_micros", "ordinal", b"ordinal", "since_micros", b"since_micros"]) -> None: ...
 
 Global___Snapshot: typing_extensions.TypeAlias = Snapshot
 
@@ -499,6 +507,7 @@ class Group(google.protobuf.message.Message):
     STAND_INS_FIELD_NUMBER: builtins.int
     SINCE_FIELD_NUMBER: builtins.int
     LAST_REPORT_MICROS_FIELD_NUMBER: builtins.int
+    RECENT_FIELD_NUMBER: builtins.int
     sequencer: builtins.int
     """Its sequencer; 0 for a stretch that no claim names any more."""
     live: builtins.bytes
@@ -537,6 +546,10 @@ class Group(google.protobuf.message.Message):
     def stand_ins(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Mass]:
         """Masses of the groups it replaced, until it tells its own."""
 
+    @property
+    def recent(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Slot]:
+        """Records that its committed micro-batches finished lately."""
+
     def __init__(
         self,
         *,
@@ -555,11 +568,34 @@ class Group(google.protobuf.message.Message):
         stand_ins: collections.abc.Iterable[Global___Mass] | None = ...,
         since: builtins.bytes = ...,
         last_report_micros: builtins.int = ...,
+        recent: collections.abc.Iterable[Global___Slot] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["mass", b"mass"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bounds", b"bounds", "host", b"host", "last_report_micros", b"last_report_micros", "live", b"live", "mass", b"mass", "mass_known", b"mass_known", "micros", b"micros", "oldest_operation_micros", b"oldest_operation_micros", "request_id", b"request_id", "senders", b"senders", "sequencer", b"sequencer", "since", b"since", "stand_ins", b"stand_ins", "state", b"state", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bounds", b"bounds", "host", b"host", "last_report_micros", b"last_report_micros", "live", b"live", "mass", b"mass", "mass_known", b"mass_known", "micros", b"micros", "oldest_operation_micros", b"oldest_operation_micros", "recent", b"recent", "request_id", b"request_id", "senders", b"senders", "sequencer", b"sequencer", "since", b"since", "stand_ins", b"stand_ins", "state", b"state", "worker", b"worker"]) -> None: ...
 
 Global___Group: typing_extensions.TypeAlias = Group
+
+@typing.final
+class Slot(google.protobuf.message.Message):
+    """Records finished within one minute of processing time."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MINUTE_FIELD_NUMBER: builtins.int
+    FINISHED_FIELD_NUMBER: builtins.int
+    minute: builtins.int
+    """The minute, counted from the Unix epoch."""
+    finished: builtins.int
+    """How many."""
+    def __init__(
+        self,
+        *,
+        minute: builtins.int = ...,
+        finished: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["finished", b"finished", "minute", b"minute"]) -> None: ...
+
+Global___Slot: typing_extensions.TypeAlias = Slot
 
 @typing.final
 class Topology(google.protobuf.message.Message):
