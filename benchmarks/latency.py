@@ -28,6 +28,7 @@ class Size:
 FULL: Final = Size(1_000_000, rounds=10, samples=300)
 QUICK: Final = Size(10_000, rounds=2, samples=20)
 
+CLAIMS: Final = 100
 RANGES_PER_CLAIM: Final = 10_000
 
 PAUSE: Final = 0.002
@@ -58,8 +59,8 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
 
 
 def claimed(server: child.Server, ranges: int) -> Owner:
-    """Claim all ranges of a server, by claims of moderate size."""
-    return Owner(server.address, workload.keys(ranges), claims=max(1, ranges // RANGES_PER_CLAIM))
+    """Claim all ranges of a server: by claims of 10,000, or by a hundred larger ones."""
+    return Owner(server.address, workload.keys(ranges), claims=min(CLAIMS, -(-ranges // RANGES_PER_CLAIM)))
 
 
 def take_turns(hops: Iterable[Hop], rounds: int, samples: int) -> tuple[list[list[float]], ...]:

@@ -49,14 +49,14 @@ class Owner:
         topology.Register(topology_pb2.RegisterRequest(name=COMPUTATION, heuristics_ppm=[990_000]))
         self.ranges = len(keys)
         self.per_claim = self.ranges // claims
-        self.sequencers = [self._claim(list(keys), first) for first in range(0, self.ranges, self.per_claim)]
+        self.sequencers = [self._claim(keys, first) for first in range(0, self.ranges, self.per_claim)]
         self._report = self.channel.stream_stream(
             "/lowwater.v1.WorkerService/Report", response_deserializer=pb.ReportResponse.FromString
         )
         self._sender = os.urandom(16)
         self._streams = 0
 
-    def _claim(self, keys: list[bytes], first: int) -> int:
+    def _claim(self, keys: Sequence[bytes], first: int) -> int:
         request = pb.ClaimRequest(
             computation=COMPUTATION,
             bounds=bounds(keys, first, self.per_claim),

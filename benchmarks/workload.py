@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,9 +27,9 @@ def keys(ranges: int) -> list[bytes]:
     return [data[at : at + 8] for at in range(0, len(data), 8)]
 
 
-def bounds(starts: list[bytes], first: int, count: int) -> list[bytes]:
+def bounds(starts: Sequence[bytes], first: int, count: int) -> list[bytes]:
     """Return the bounds of a claim of ``count`` ranges; together, claims cover the whole key space."""
-    found = starts[first : first + count]
+    found = list(starts[first : first + count])
     if first == 0:
         found[0] = b""
     found.append(starts[first + count] if first + count < len(starts) else b"")

@@ -410,6 +410,7 @@ use(lw, "parent")
 lease = lw.worker("parent").claim()
 lease.advance(None, oldest=None, frontier=6)
 lease.flush()
+assert lw.wait("parent", 6, timeout=20)
 reader = lw.inputs("parent")
 assert reader.read().low.micros == 6
 for child in range(3):

@@ -247,9 +247,10 @@ class Run:
             for file in self.log.files_of(plan):
                 sync_file(file)
                 sync_directory(file.parent)
-            before = self.progress.reading
+            # An injector has no inputs that could have promised anything.
+            promised = MIN if self.keyed.injector else self.progress.reading.low
             chosen = UNREAD if self.keyed.injector else self.progress.choose(plan.offsets)
-            entry, replayed = self.batches.begin(BatchEntry(number, plan.digest, chosen, before.low))
+            entry, replayed = self.batches.begin(BatchEntry(number, plan.digest, chosen, promised))
             self._running = _Running(plan, entry.reading, time.time())
             return entry, replayed, self._running
 
