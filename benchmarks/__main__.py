@@ -61,7 +61,7 @@ def main() -> int:
     # A terminated benchmark stops its servers like an interrupted one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for name in dict.fromkeys(args.names or BENCHMARKS):
-        machine = result.machine(args.data)
+        machine = result.machine()
         print(f"{name}: running", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="lowwater-benchmark-", dir=args.data) as folder:
             found = BENCHMARKS[name](Path(folder), quick=args.quick)

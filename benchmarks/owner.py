@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import queue
-import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import grpc
 import numpy as np
 
 from benchmarks import wire
 from benchmarks.bare import SERVICE
-from benchmarks.workload import Int64s, Move, Treadmill, Update, bounds
-from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc, watermarks_pb2, watermarks_pb2_grpc
+from benchmarks.workload import Int64s, Update, bounds
+from lowwater._pb.lowwater.v1 import (
+    topology_pb2,
+    topology_pb2_grpc,
+    watermarks_pb2,
+    watermarks_pb2_grpc,
+    workers_pb2_grpc,
+)
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
-from lowwater._pb.lowwater.v1 import workers_pb2_grpc
 
 COMPUTATION: Final = "benchmark"
 
@@ -31,7 +34,7 @@ OPTIONS: Final = (
 FULL_STATE: Final = 100_000
 """Most ranges of one message of the state that a benchmark starts from."""
 
-PATIENCE: Final = 60.0
+PATIENCE: Final = 120.0
 """Seconds after which an answer counts as lost."""
 
 
@@ -50,7 +53,7 @@ class Owner:
         self.ranges = len(keys)
         self.per_claim = self.ranges // claims
         self.sequencers = [self._claim(keys, first) for first in range(0, self.ranges, self.per_claim)]
-        self._report = self.channel.stream_stream(
+        self._report: grpc.StreamStreamMultiCallable[bytes, pb.ReportResponse] = self.channel.stream_stream(
             "/lowwater.v1.WorkerService/Report", response_deserializer=pb.ReportResponse.FromString
         )
         self._sender = os.urandom(16)
@@ -96,7 +99,7 @@ class Owner:
         responses = self._report(iter(requests.get, None), timeout=PATIENCE)
         for response in responses:
             if response.HasField("ack"):
-                _check(response.ack)
+                check(response.ack)
                 if response.ack.number == len(reports):
                     break
         # Only now: the stream has said all when everything is known to be durable.
@@ -127,7 +130,7 @@ class BareOwner:
     def __init__(self, address: str, *, whole: bool) -> None:
         self.channel = channel(address)
         self._whole = whole
-        self._ingest = self.channel.stream_stream(
+        self._ingest: grpc.StreamStreamMultiCallable[bytes, pb.ReportResponse] = self.channel.stream_stream(
             f"/{SERVICE}/Ingest", response_deserializer=pb.ReportResponse.FromString
         )
         self.low = 0
@@ -157,102 +160,8 @@ class BareOwner:
         self.channel.close()
 
 
-class Hop:
-    """A report stream and a subscription, one message at a time: from the put to when the subscriber holds it."""
-
-    def __init__(self) -> None:
-        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-
-    def _stream(self) -> Iterator[bytes]:
-        return iter(self._requests.get, None)
-
-    def _drain(self, responses: Iterator[Any]) -> None:
-        """Read what comes back, so that nothing piles up; ends with the channel."""
-
-        def read() -> None:
-            try:
-                for response in responses:
-                    if isinstance(response, pb.ReportResponse) and response.HasField("ack"):
-                        _check(response.ack)
-            except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.CANCELLED:  # type: ignore[attr-defined]  # a call as well
-                    raise
-
-        threading.Thread(target=read, daemon=True).start()
-
-    def sample(self) -> float:
-        """Return the seconds that one message takes."""
-        raise NotImplementedError
-
-
-class JournaledHop(Hop):
-    """Report -> journal -> subscriber: the treadmill makes each report move the low watermark."""
-
-    def __init__(self, owner: Owner) -> None:
-        super().__init__()
-        self._owner = owner
-        self._treadmill = Treadmill(owner.ranges)
-        owner.take(owner.state(self._treadmill.start()))
-        self._number = 0
-        self._requests.put(owner.opening())
-        self._drain(owner.open(self._stream()))
-        request = watermarks_pb2.WatchRequest(computations=[COMPUTATION])
-        self._watch = watermarks_pb2_grpc.WatermarkServiceStub(owner.channel).Watch(request)
-        next(self._watch)
-
-    def sample(self) -> float:
-        """See Hop. The subscriber must see exactly the low watermark that the report leads to."""
-        move = self._treadmill.move()
-        data = self._encode(move)
-        begin = time.perf_counter()
-        self._requests.put(data)
-        while not (response := next(self._watch)).watermarks:
-            # A beat.
-            if time.perf_counter() - begin > PATIENCE:
-                msg = f"no watermark for {PATIENCE} s after report {self._number}"
-                raise RuntimeError(msg)
-        taken = time.perf_counter() - begin
-        if response.watermarks[0].low_micros != move.low:
-            msg = f"the low watermark is {response.watermarks[0].low_micros}, not {move.low}"
-            raise RuntimeError(msg)
-        return taken
-
-    def _encode(self, move: Move) -> bytes:
-        self._number += 1
-        claim, handle = divmod(move.range, self._owner.per_claim)
-        values, handles = np.array([move.value]), np.array([handle], dtype=np.uint32)
-        return wire.report(self._number, COMPUTATION, self._owner.sequencers[claim], values, handles)
-
-
-class RelayHop(Hop):
-    """The same bytes through a server that only hands them on."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__()
-        self.channel = channel(address)
-        self._number = 0
-        self._drain(self.channel.stream_stream(f"/{SERVICE}/Report")(self._stream()))
-        self._watch = self.channel.unary_stream(f"/{SERVICE}/Watch")(b"")
-        next(self._watch)
-
-    def sample(self) -> float:
-        """See Hop."""
-        self._number += 1
-        values, handles = np.array([time.time_ns() // 1000]), np.array([self._number], dtype=np.uint32)
-        data = wire.report(self._number, COMPUTATION, self._number, values, handles)
-        begin = time.perf_counter()
-        self._requests.put(data)
-        received = next(self._watch)
-        taken = time.perf_counter() - begin
-        assert received == data
-        return taken
-
-    def close(self) -> None:
-        """Let go of the connection."""
-        self.channel.close()
-
-
-def _check(ack: pb.ReportAck) -> None:
+def check(ack: pb.ReportAck) -> None:
+    """Raise when a report was refused: its figures would mean nothing."""
     if ack.refused:
         first = ack.refused[0]
         msg = f"the authority refused a report: {first.reason}: {first.message}"

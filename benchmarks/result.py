@@ -6,18 +6,12 @@ import json
 import os
 import platform
 import statistics
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
 
 import numpy as np
-
-SYNCS: Final = 50
-"""How often a page is synced to learn what a sync costs here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +24,10 @@ class Spread:
     def median(self) -> float:
         """The figure that counts."""
         return statistics.median(self.rounds)
+
+    def __add__(self, other: Spread) -> Spread:
+        """Return the sums, round by round."""
+        return Spread(tuple(a + b for a, b in zip(self.rounds, other.rounds, strict=True)))
 
     @classmethod
     def percentile(cls, rounds: Sequence[Sequence[float]], percent: float) -> Spread:
@@ -83,13 +81,12 @@ def write(result: Result, machine: Mapping[str, object], *, as_json: bool) -> No
     print(json.dumps(result.line(machine)) if as_json else result.text(), flush=True)
 
 
-def machine(folder: Path) -> dict[str, object]:
-    """Return what the figures depend on. ``folder``: where journals go."""
+def machine() -> dict[str, object]:
+    """Return what the figures depend on. The load is what others did before: more than a little spoils everything."""
     return {
         "cpu": _cpu(),
         "cpus": os.cpu_count(),
         "load_before": round(os.getloadavg()[0], 2),
-        "sync_ms": round(1e3 * _sync_seconds(folder), 3),
         "python": platform.python_version(),
         "grpcio": version("grpcio"),
         "protobuf": version("protobuf"),
@@ -103,18 +100,6 @@ def _cpu() -> str:
     except OSError:
         return platform.machine()
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _sync_seconds(folder: Path) -> float:
-    """Return what appending a page and syncing it takes: the least that durable can cost."""
-    taken = []
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        for _ in range(SYNCS):
-            begin = time.perf_counter()
-            file.write(bytes(4096))
-            os.fsync(file.fileno())
-            taken.append(time.perf_counter() - begin)
-    return statistics.median(taken)
 
 
 def _short(value: float) -> float:

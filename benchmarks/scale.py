@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks import child
+from benchmarks.hops import JournaledHop
 from benchmarks.latency import claimed, take_turns
-from benchmarks.owner import JournaledHop
 from benchmarks.result import Result, Spread
 
 

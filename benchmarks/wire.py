@@ -7,10 +7,10 @@ together here, and before the clock runs: the figures are the server's, not the 
 
 from __future__ import annotations
 
-from lowwater._pb.lowwater.v1 import workers_pb2 as pb
-
 import numpy as np
 import numpy.typing as npt
+
+from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 
 Int64s = npt.NDArray[np.int64]
 

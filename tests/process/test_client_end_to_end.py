@@ -240,6 +240,13 @@ def test_leaving_a_worker_makes_its_last_state_durable(lw: lowwater.Client) -> N
         worker.claim()
 
 
+def test_leaving_a_client_does_so_for_all_its_workers(server: Serving, lw: lowwater.Client) -> None:
+    with lowwater.connect(server.address) as leaving:
+        leaving.register("flights")
+        leaving.worker("flights").claim().advance(None, oldest=None, frontier=at(14))
+    assert lw.get("flights")["flights"].low == mark(14)
+
+
 def test_a_range_too_far_ahead_is_refused_and_named(lw: lowwater.Client) -> None:
     lw.register("flights")
     lease = lw.worker("flights").claim(bounds=BOUNDS)

@@ -328,6 +328,94 @@ def test_a_restart_starts_from_what_its_state_holds(flow: Flow, lw: lowwater.Cli
     assert low(lw, "stage") == mark(9)
 
 
+def test_a_commit_that_the_disk_lost_is_a_replay_and_no_rewind(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """Spark does not sync its commit log: the authority may know a batch that the checkpoint has forgotten."""
+    flow.feed.put([row("a", 9)])
+    upstream.at(9)
+    query = flow.start(flow.windows)
+    until(lambda: low(lw, "stage") == mark(9), "batch 0")
+    query.stop()
+    for name in ("0", ".0.crc"):
+        (flow.folder / "ck/commits" / name).unlink()
+    upstream.at(11)
+    flow.start(flow.windows)
+    until(lambda: low(lw, "stage") == mark(11), "the same batch, with the same digest")
+    assert [(batch, replayed) for batch, _, replayed in flow.batches][:2] == [(0, False), (0, True)]
+    assert flow.closed() == [("09:00", "a", 1)]
+
+
+def test_c1b_targets_fixed_at_the_start_leave_rows_behind(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+    """AvailableNow reads what was there at its start: W that was read later does not count, although the query has ended."""
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    waited: list[lws.Status] = []
+
+    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
+        flow.plain(rows, batch)
+        if batch.id == 0:
+            flow.feed.put([row("b", 13, 59)])
+            upstream.at(14)
+            waited.append(
+                until(lambda: (query := flow.queries[-1].status()).waiting_for and query, "W=14:00 waits for its head")
+            )
+
+    query = flow.start(write_batch, trigger={"availableNow": True})
+    assert query.await_termination(60)
+    assert low(lw, "stage") == mark(10)
+    assert query.status().waiting_for == waited[0].waiting_for == (str(flow.feed.folder / "00002.json"),)
+    query = flow.start(flow.plain, trigger={"availableNow": True})
+    assert query.await_termination(60)
+    assert low(lw, "stage") == mark(14)
+
+
+def test_finished_inputs_finish_the_stage(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+    flow.feed.put([row("a", 9), row("b", 23)])
+    upstream.at(9)
+    flow.start(flow.windows, stamp=HOUR)
+    until(lambda: low(lw, "stage") == mark(9), "held")
+    upstream.lease.finish()
+    until(lambda: low(lw, "stage").finished, "every window is written, and nothing will ever come")
+    assert flow.closed() == [("09:00", "a", 1), ("23:00", "b", 1)]
+
+
+def test_c5_a_reset_of_an_input_stops_the_query_and_its_checkpoint(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    upstream.at(9)
+    flow.feed.put([row("a", 9)])
+    query = flow.start(flow.plain)
+    until(lambda: low(lw, "stage") == mark(9), "the first life")
+    lw.reset("source")
+    with pytest.raises(lowwater.StaleSequencer):
+        query.await_termination(30)
+    with pytest.raises(lowwater.IncarnationChanged, match="new checkpoint"):
+        flow.start(flow.plain)
+    assert low(lw, "stage").unknown
+
+
+def test_an_error_of_the_users_function_ends_the_query_and_holds(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    def fails(rows: DataFrame, batch: lws.Batch) -> None:
+        batch.write(rows, flow.folder / "out")
+        msg = "of the user"
+        raise KeyError(msg)
+
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    query = flow.start(fails)
+    with pytest.raises(KeyError, match="of the user"):
+        query.await_termination(60)
+    assert low(lw, "stage").unknown
+    flow.start(flow.plain)
+    until(lambda: low(lw, "stage") == mark(10), "mended")
+    assert [batch for batch, *_ in flow.batches] == [0]
+    out = flow.spark.read.option("recursiveFileLookup", "true").parquet(str(flow.folder / "out"))
+    assert out.count() == 1, "S6: written by the run that failed, skipped by the replay"
+
+
 def test_an_injector_reports_what_is_outstanding(flow: Flow, lw: lowwater.Client) -> None:
     """Announced records hold the watermark until they arrive; the frontier comes from the rows alone."""
 

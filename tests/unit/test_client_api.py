@@ -12,8 +12,8 @@ from lowwater._core.columns import Column
 from lowwater._core.fold import Reading, fold_inputs
 from lowwater._core.lease import LeaseState
 from lowwater._sync.connection import Settings
+from lowwater._sync.lease import Lease
 from lowwater._sync.runtime import Runtime
-from lowwater._sync.worker import Lease
 
 NAMES = """
 Client ClientStatistics Closed Completeness Computation Cycle EventTime FinishRequired Histogram Hop IdentityMismatch

@@ -77,19 +77,24 @@ def test_ageing_only_merges_neighbours_and_keeps_the_total(reference: int, many:
         assert aged.total == len(many)
 
 
-@given(references, ages, st.integers(0, 50 * YEAR))
-def test_ageing_equals_building_fresh_but_where_a_width_doubles(reference: int, age: int, step: int) -> None:
-    """A bucket's start is a little older than its records, so it may take the next width a little earlier, never later."""
-    t = reference - age
+@given(references, st.lists(ages), st.integers(0, 50 * YEAR))
+def test_ageing_equals_building_fresh(reference: int, many: list[int], step: int) -> None:
+    """For all records before the old reference; later ones have already been put into one bucket."""
     aged, fresh = Histogram(reference), Histogram(reference + step)
-    aged.add(t)
+    aged.add_many(reference - age for age in many)
     aged.age(reference + step)
-    fresh.add(t)
-    [aged_start], [fresh_start] = aged.columns()[0], fresh.columns()[0]
-    assert aged_start <= fresh_start <= t
-    assert t - aged_start < max(MS, (age + step) / 100 * 1.02)
-    if bucket_start(t, reference) == t:
-        assert aged_start == fresh_start
+    fresh.add_many(reference - age for age in many)
+    if 0 not in many:
+        assert aged == fresh
+
+
+@given(references, ages, ages)
+def test_buckets_do_not_overlap(reference: int, a: int, b: int) -> None:
+    """A bucket's start belongs to it, and nothing between a start and a member belongs to another bucket."""
+    start = bucket_start(reference - a, reference)
+    assert bucket_start(start, reference) == start
+    between = start + b % (reference - a - start + 1)
+    assert bucket_start(between, reference) == start
 
 
 @given(references, st.lists(st.integers(0, 100 * YEAR)), st.integers(1, YEAR))

@@ -12,9 +12,11 @@ Importing it starts nothing. Everything public is named here.
 """
 
 from lowwater._core.why import Hop, Why
-from lowwater._sync.client import Client, ClientStatistics, connect
+from lowwater._sync.client import Client, ClientStatistics
+from lowwater._sync.connect import connect
 from lowwater._sync.inputs import InputReader
-from lowwater._sync.worker import Lease, Worker
+from lowwater._sync.lease import Lease
+from lowwater._sync.worker import Worker
 from lowwater.errors import (
     Closed,
     Cycle,

@@ -25,8 +25,10 @@ _AGE_PER_WIDTH: Final = 100
 def bucket_start(micros: int, reference: int) -> int:
     """Return the least event time, in microseconds, of the bucket that an event time falls into. O(1).
 
-    Never above the event time, never below MIN, and it never goes down when ``micros`` goes up. It differs from ``micros`` by
-    less than 1 ms or by less than 1 % of its age. Times at or after the reference share one bucket.
+    The width is the largest power of two of milliseconds that is at most 1 % of the age of the bucket's *end*, or 1 ms. So the
+    buckets of one reference divide time without overlap, each is at most 1 % of the age of everything in it, and those
+    of a later reference are unions of them: ageing loses nothing that building anew would have kept.
+    Times at or after the reference share one bucket. Never above the event time, never below MIN.
 
     >>> bucket_start(999, reference=2_000_000)            # 2 s old: 16 ms
     0
@@ -37,7 +39,11 @@ def bucket_start(micros: int, reference: int) -> int:
         return max(MIN, reference - reference % _MILLISECOND)
     widest = (reference - micros) // (_AGE_PER_WIDTH * _MILLISECOND)
     width = _MILLISECOND << max(0, widest.bit_length() - 1)
-    return max(MIN, micros - micros % width)
+    start = micros - micros % width
+    if width > _MILLISECOND and start + width > reference - _AGE_PER_WIDTH * width:
+        width >>= 1
+        start = micros - micros % width
+    return max(MIN, start)
 
 
 class Histogram:
@@ -142,4 +148,4 @@ class Histogram:
         for start, count in self._buckets.items():
             assert count > 0
             assert MIN <= start <= MAX
-            assert bucket_start(start, self._reference) == start, "a start lies on the grid of its own age"
+            assert bucket_start(start, self._reference) == start, "a start belongs to the bucket it starts"

@@ -16,6 +16,7 @@ from lowwater_spark.batch import Batch
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
 from lowwater_spark.query import Status, TrackedQuery
 from lowwater_spark.stages import Stage, injector, stage
+from lowwater_spark.stateful import Update, UpdateResult
 
 __all__ = [
     "Batch",
@@ -25,6 +26,8 @@ __all__ = [
     "Status",
     "TrackedQuery",
     "Unsupported",
+    "Update",
+    "UpdateResult",
     "injector",
     "stage",
 ]

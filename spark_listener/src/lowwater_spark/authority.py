@@ -74,6 +74,7 @@ class Authority:
     _worker: lowwater.Worker | None = field(default=None, init=False)
     _probed: float = field(default=0.0, init=False)
     _finished: set[int] = field(default_factory=set, init=False)
+    _said: object = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         settings = self.client.settings
@@ -208,6 +209,10 @@ class Authority:
         """
         lease = self.lease
         assert lease is not None
+        said = (reading, tuple(values), since)
+        if pending is None and said == self._said and not lease.lost:
+            return
+        self._said = said
         shares = list(reading.heuristics.values())
         reference = max([t for t in (reading.low, *shares) if t != MAX], default=0)
         histogram = None if pending is None else lowwater.Histogram.from_columns(reference, *pending)

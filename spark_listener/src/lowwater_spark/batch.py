@@ -196,6 +196,7 @@ class Batch:
             low=self._low(),
             promised=self._entry.promised,
             reference=self._reference(),
+            injector=self._keyed.injector,
             destination=self._destination,
         )
         self._probe("state", self.id)

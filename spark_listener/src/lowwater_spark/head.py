@@ -8,6 +8,9 @@ not: with ``latestFirst`` an older file is taken later than a newer one.
 What Spark would read is decided by Spark's rules (HadoopFSUtils.shouldFilterOutPathName), probed on PySpark 4.3. A path that is
 listed here and never taken by Spark, for example because it is older than ``maxFileAge``, holds W, which is safe, and its name is
 shown.
+
+A listing must not be older than the reading of W. On a local file system it never is; an NFS mount may serve names from a cache, so
+mount the sources with ``lookupcache=none`` and ``acdirmax=0`` (or ``noac``).
 """
 
 from __future__ import annotations

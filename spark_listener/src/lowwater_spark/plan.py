@@ -165,6 +165,8 @@ def _file_source(spark: SparkSession, relation: Any) -> FileSource:
             "Name one directory, with recursiveFileLookup if it has others in it.",
         )
     root = local_directory(spark, path, "The path")
+    if not Path(root).is_dir():
+        raise Unsupported(f"The path {path}", "it is no directory", "Read the directory that the files come into.")
     recursive = options.get("recursivefilelookup", "false").lower() == "true"
     if Path(root, "_spark_metadata").exists():
         raise Unsupported(

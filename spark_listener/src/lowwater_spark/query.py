@@ -25,7 +25,7 @@ from lowwater_spark.progress import Committed, Progress
 from lowwater_spark.reading import UNREAD, Reading, floor_stamp
 from lowwater_spark.sourcelog import NOTHING, CheckpointLog, Plan, SourceLog
 from lowwater_spark.state import StateStore
-from lowwater_spark.ticks import Ticks
+from lowwater_spark.ticks import Ticks, tick_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -97,6 +97,8 @@ class Run:
     progress: Progress = field(init=False)
     ticks: Ticks = field(init=False)
     failure: BaseException | None = field(default=None, init=False)
+    stopping: bool = field(default=False, init=False)
+    """Whether the user has asked for the end: a batch that is interrupted then has not failed."""
     _logs: list[SourceLog] = field(init=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
     _running: _Running | None = field(default=None, init=False)
@@ -110,7 +112,8 @@ class Run:
         self.log = CheckpointLog(self.checkpoint)
         self.batches = BatchLog(self.checkpoint)
         folder = self.checkpoint / "sources"
-        self._logs = [SourceLog(folder / str(i)) for i in range(len(self.sources) + 1)]
+        ticks = FileSource(str(tick_directory(self.checkpoint)), recursive=False)
+        self._logs = [SourceLog(folder / str(i), source.root) for i, source in enumerate((*self.sources, ticks))]
         data_logs = self._logs[:-1]
         self.progress = Progress(self.keyed.ranges, self.window, data_logs, self._durable())
         self._read_logs(self.progress.committed.offsets)
@@ -200,7 +203,7 @@ class Run:
 
     def fail(self, failure: BaseException) -> None:
         """Remember what ended the run: the first thing that did."""
-        if self.failure is None:
+        if self.failure is None and not self.stopping:
             self.failure = failure
 
     def _run_batch(self, frame: DataFrame, number: int) -> None:
@@ -448,17 +451,23 @@ class TrackedQuery:
 
     def stop(self) -> None:
         """End the query and its reports; the ranges hold where they stand. What is committed by then is reported."""
-        if self._stopping.is_set():
-            return
-        self.query.stop()
-        self._stopping.set()
+        if not self._stopping.is_set():
+            self._run.stopping = True
+            self.query.stop()
+            self._stopping.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
+
+    def _active(self) -> bool:
+        try:
+            return bool(self.query.isActive)
+        except Exception:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
+            return False
 
     def _clock(self) -> None:
         ended = False
         while not ended:
-            ended = self._stopping.wait(self._interval) or not self.query.isActive
+            ended = self._stopping.wait(self._interval) or not self._active()
             try:
                 self._run.tick(last=ended)
             except errors.LowwaterError as failure:
@@ -470,7 +479,7 @@ class TrackedQuery:
                 # Whatever it is, the query must not go on unwatched.
                 self._run.fail(failure)
                 ended = True
-        if self._run.failure is not None and self.query.isActive:
+        if self._run.failure is not None and self._active():
             self.query.stop()
         self._run.authority.close()
         if self._owned is not None:

@@ -100,12 +100,16 @@ def _numbers(log: Path) -> list[int]:
 class SourceLog:
     """The files that one file source has taken, with the entry that took each.
 
+    ``root`` is the directory that the source reads: an entry from elsewhere raises CheckpointMismatch, since then the query's sources
+    are not those of the checkpoint, or not in its order.
+
     Reads each entry once: :meth:`read_to` costs O(new entries), or O(all files) for a compacted one, which Spark writes
     at every tenth. Holds one path per file ever read, as Spark itself does.
     """
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, root: str = "/") -> None:
         self._log = log
+        self._root = root.rstrip("/") + "/"
         self._taken: dict[str, int] = {}
         self.read = NOTHING
 
@@ -167,9 +171,18 @@ class SourceLog:
                 raise CheckpointMismatch(msg)
             for line in filter(None, lines):
                 entry = json.loads(line)
-                self._taken.setdefault(local_path(entry["path"]), int(entry["batchId"]))
+                path = local_path(entry["path"])
+                if not path.startswith(self._root):
+                    raise CheckpointMismatch(_OTHER_SOURCE.format(log=self._log, path=path, root=self._root))
+                self._taken.setdefault(path, int(entry["batchId"]))
             return True
         return False
+
+
+_OTHER_SOURCE: Final = (
+    "{log} has taken {path}, but this source of the query reads {root}. Spark knows sources by their order in the query: keep it, "
+    "or start from a new checkpoint."
+)
 
 
 def local_path(uri: str) -> str:

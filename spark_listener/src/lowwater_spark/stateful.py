@@ -54,6 +54,7 @@ class _Job:
     low: int
     promised: int
     reference: int
+    injector: bool
 
 
 def build_version(
@@ -68,6 +69,7 @@ def build_version(
     low: int,
     promised: int,
     reference: int,
+    injector: bool,
     destination: Destination,
 ) -> tuple[Manifest, list[Receipt]]:
     """Return version N of the state and the receipts of the job that made it; no receipts when it had been made before."""
@@ -89,6 +91,7 @@ def build_version(
             low=low,
             promised=promised,
             reference=reference,
+            injector=injector,
         )
         receipts.extend(_run(job, frame, key, event_time, store.ranges))
         return _manifest_of(receipts, job, digest, store.ranges)
@@ -157,7 +160,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     assert context is not None
     pending = lowwater.Histogram(job.reference)
     made: dict[int, RangeEntry] = {}
-    rows_in = late = 0
+    rows_in = late = emitted_rows = 0
     examples: list[int] = []
     for handle, table in _by_handle(batches):
         data = table.filter(pc.invert(table.column(_SEED)))
@@ -167,18 +170,23 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
             late += pc.sum(pc.less(times, job.promised)).as_py()
             examples.append(low_time)
         rows_in += data.num_rows
-        entry, held = _update_range(job, handle, data.drop_columns([_HANDLE, _TIME, _SEED]), context.taskAttemptId())
+        bare = data.drop_columns([_HANDLE, _TIME, _SEED])
+        entry, held, emitted = _update_range(job, handle, bare, context.taskAttemptId())
+        emitted_rows += emitted
         pending.add_many(held)
         made[handle] = entry
     starts, counts = pending.columns()
     held_before = sum(job.before[handle].records for handle in made)
+    # A stage has finished what it no longer holds, an injector what it has emitted: a record comes twice to it, announced
+    # and then itself.
+    finished = emitted_rows if job.injector else max(0, held_before + rows_in - pending.total)
     part = Part(
         handles=list(made),
         oldest=[entry.oldest for entry in made.values()],
         starts=starts,
         counts=counts,
         reference=job.reference,
-        finished=max(0, held_before + rows_in - pending.total),
+        finished=finished,
     )
     detail = {
         "ranges": [[handle, entry.state, entry.emitted, entry.oldest, entry.records] for handle, entry in made.items()],
@@ -191,7 +199,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         yield stage_part(job.destination, part, detail)
 
 
-def _update_range(job: _Job, handle: int, rows: pa.Table, attempt: int) -> tuple[RangeEntry, list[int]]:
+def _update_range(job: _Job, handle: int, rows: pa.Table, attempt: int) -> tuple[RangeEntry, list[int], int]:
     import pyarrow as pa
 
     state = _load(job.before[handle].state)
@@ -211,7 +219,7 @@ def _update_range(job: _Job, handle: int, rows: pa.Table, attempt: int) -> tuple
 
         entry = replace(entry, emitted=f"{name}.parquet")
         pyarrow.parquet.write_table(emitted.select(job.schema.names).cast(job.schema), Path(job.folder, entry.emitted))
-    return entry, pending
+    return entry, pending, 0 if emitted is None else emitted.num_rows
 
 
 def _load(path: str) -> pa.Table | None:

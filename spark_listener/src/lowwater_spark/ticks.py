@@ -18,7 +18,7 @@ from lowwater_spark.sourcelog import SourceLog
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Ticks", "with_ticks"]
+__all__ = ["Ticks", "tick_directory", "with_ticks"]
 
 
 def tick_directory(checkpoint: Path) -> Path:

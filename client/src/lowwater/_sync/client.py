@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -35,49 +33,7 @@ from lowwater.views import (
 )
 from lowwater.watermark import EventTime, Watermark, all_to_micros, to_micros
 
-__all__ = ["Client", "ClientStatistics", "connect"]
-
-DEFAULT_ADDRESS = "localhost:7420"
-
-
-def connect(
-    address: str | None = None,
-    *,
-    token: str | None = None,
-    root_certificates: bytes | None = None,
-    private_key: bytes | None = None,
-    certificate_chain: bytes | None = None,
-    server_token: str = "",
-    namespace: str = "",
-    timeout: float = 10.0,
-    report_interval: float = 0.05,
-) -> Client:
-    """Return a client. Nothing goes over the network before its first use, so this never fails or waits.
-
-    Args:
-        address: ``host:port`` or a gRPC name; the environment's ``LOWWATER_ADDRESS``, else ``localhost:7420``.
-        token: Sent as ``authorization: Bearer`` with every call, for a proxy in front of the authority.
-        root_certificates: PEM; with any of the three, the channel uses TLS.
-        private_key: PEM of this client's key, where the server wants one.
-        certificate_chain: PEM of this client's certificates.
-        server_token: The deployment that must answer; by default the first that does.
-        namespace: Put before names that have none: ``enriched`` becomes ``NAMESPACE/enriched``.
-        timeout: Seconds within which a call must be answered, its repetitions included.
-        report_interval: Seconds between reports at least; in between, states are conflated.
-    """
-    return Client(
-        Settings(
-            address=address or os.environ.get("LOWWATER_ADDRESS") or DEFAULT_ADDRESS,
-            token=token,
-            root_certificates=root_certificates,
-            private_key=private_key,
-            certificate_chain=certificate_chain,
-            server_token=server_token,
-            namespace=namespace,
-            timeout=timeout,
-            report_interval=report_interval,
-        )
-    )
+__all__ = ["Client", "ClientStatistics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +45,7 @@ class ClientStatistics:
 
 
 class Client:
-    """Everything a program asks of the authority. Use it as a context manager; :func:`connect` makes it.
+    """Everything a program asks of the authority. Use it as a context manager; :func:`lowwater.connect` makes it.
 
     Safe for threads. After a fork the child may go on with an inherited client: it makes its own connection at the first use.
     Leases stay with the process that claimed them. Calls raise LowwaterError: Unavailable when no server answers within
@@ -99,7 +55,7 @@ class Client:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._per_process = PerProcess(lambda: Runtime(settings))
-        self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+        self._workers: list[Worker] = []
         self._closed = False
 
     # -- the graph --------------------------------------------------------------------------------------------------
@@ -308,7 +264,8 @@ class Client:
             generation=generation,
             ordinal=ordinal,
         )
-        self._workers.add(made)
+        # Kept even if the caller keeps only its leases: close() has to make their last states durable.
+        self._workers = [*(worker for worker in self._workers if not worker.closed), made]
         return made
 
     def stage_task(
@@ -405,7 +362,7 @@ class Client:
         """End the client's workers, threads and connection. Ranges hold where they stand."""
         if self._closed:
             return
-        for worker in list(self._workers):
+        for worker in self._workers:
             worker.close()
         self._closed = True
         runtime = self._per_process.existing()

@@ -141,6 +141,8 @@ class Reporter:
         """Run one stream to its end; returns the seconds to wait before the next."""
         report = self._connection.workers.Report
         with self.changed:
+            if self._connection.closed.is_set():
+                raise closed_client()
             stream = self._state.open()
             self._call = call = report(self._requests(stream), metadata=self._connection.metadata)
         try:

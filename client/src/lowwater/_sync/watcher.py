@@ -196,6 +196,8 @@ class Watcher:
                 request.computations.extend(sorted(self._names))
             self._covered, self._covers_all = frozenset(request.computations), bool(self._everything)
             self._renewing = False
+            if self._connection.closed.is_set():
+                raise closed_client()
             self._call = call = watch(request, metadata=self._connection.metadata)
             self._streams += 1
         try:

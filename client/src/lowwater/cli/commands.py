@@ -13,7 +13,8 @@ from typing import Final
 
 from lowwater import errors
 from lowwater._core.text import duration
-from lowwater._sync.client import Client, connect
+from lowwater._sync.client import Client
+from lowwater._sync.connect import connect
 from lowwater.cli import render
 from lowwater.cli.render import to_json
 

@@ -1,0 +1,53 @@
+"""How a program gets its client."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from lowwater._sync.client import Client
+from lowwater._sync.connection import Settings
+
+__all__ = ["DEFAULT_ADDRESS", "connect"]
+
+DEFAULT_ADDRESS: Final = "localhost:7420"
+
+
+def connect(
+    address: str | None = None,
+    *,
+    token: str | None = None,
+    root_certificates: bytes | None = None,
+    private_key: bytes | None = None,
+    certificate_chain: bytes | None = None,
+    server_token: str = "",
+    namespace: str = "",
+    timeout: float = 10.0,
+    report_interval: float = 0.05,
+) -> Client:
+    """Return a client. Nothing goes over the network before its first use, so this never fails or waits.
+
+    Args:
+        address: ``host:port`` or a gRPC name; the environment's ``LOWWATER_ADDRESS``, else ``localhost:7420``.
+        token: Sent as ``authorization: Bearer`` with every call, for a proxy in front of the authority.
+        root_certificates: PEM; with any of the three, the channel uses TLS.
+        private_key: PEM of this client's key, where the server wants one.
+        certificate_chain: PEM of this client's certificates.
+        server_token: The deployment that must answer; by default the first that does.
+        namespace: Put before names that have none: ``enriched`` becomes ``NAMESPACE/enriched``.
+        timeout: Seconds within which a call must be answered, its repetitions included.
+        report_interval: Seconds between reports at least; in between, states are conflated.
+    """
+    return Client(
+        Settings(
+            address=address or os.environ.get("LOWWATER_ADDRESS") or DEFAULT_ADDRESS,
+            token=token,
+            root_certificates=root_certificates,
+            private_key=private_key,
+            certificate_chain=certificate_chain,
+            server_token=server_token,
+            namespace=namespace,
+            timeout=timeout,
+            report_interval=report_interval,
+        )
+    )

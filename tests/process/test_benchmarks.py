@@ -1,0 +1,95 @@
+"""The benchmarks run, check what they measure, and print what their readers parse. Their figures are not tested."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import wire, workload
+from benchmarks.__main__ import BENCHMARKS
+from lowwater._pb.lowwater.v1 import workers_pb2 as pb
+
+ROOT = Path(__file__).parents[2]
+KEYS = {"benchmark", "metric", "value", "unit", "baseline", "baseline_value", "ratio"}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    data = tmp_path_factory.mktemp("journals")
+    done = run("--quick", "--json", "--data", str(data))
+    assert done.returncode == 0, done.stderr
+    assert not list(data.iterdir()), "a benchmark leaves nothing behind"
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_each_benchmark_prints_objects_of_one_shape(lines: list[dict[str, Any]]) -> None:
+    assert {line["benchmark"] for line in lines} == set(BENCHMARKS)
+    for line in lines:
+        assert line.keys() >= KEYS | {"rounds", "low", "high", "ranges", "cpus", "load_before"}
+        assert line["value"] > 0
+        assert line["low"] <= line["value"] <= line["high"]
+
+
+def test_a_ratio_is_the_value_over_its_baseline_and_a_missing_baseline_has_a_reason(
+    lines: list[dict[str, Any]],
+) -> None:
+    for line in lines:
+        if line["baseline"] is None:
+            assert line["metric"].startswith("bytes_per_range")
+        elif line["baseline_value"] is None:
+            assert line["ratio"] is None
+            assert "redis" in line["reason"]
+        else:
+            assert line["ratio"] == pytest.approx(line["value"] / line["baseline_value"], rel=1e-3)
+
+
+def test_what_is_promised_is_measured(lines: list[dict[str, Any]]) -> None:
+    metrics = {(line["benchmark"], line["metric"]) for line in lines}
+    assert metrics >= {("ingest", "updates_per_second"), ("latency", "p50"), ("latency", "p99"), ("scale", "p50_1000")}
+
+
+def test_an_unknown_name_is_refused_with_the_names_that_there_are() -> None:
+    done = run("throughput")
+    assert done.returncode == 2
+    assert all(name in done.stderr for name in BENCHMARKS)
+
+
+@pytest.mark.parametrize("count", [1, 100, 20_000], ids=["one_byte", "two_bytes", "three_bytes"])
+def test_messages_made_by_hand_are_what_protobuf_makes(count: int) -> None:
+    handles, values = np.arange(count, dtype=np.uint32), np.arange(count) - 5
+    group = pb.GroupReport(computation="c", sequencer=1 << 60, handles=handles, watermarks_micros=values)
+    wanted = pb.ReportRequest(report=pb.Report(number=7, groups=[group]))
+    assert pb.ReportRequest.FromString(wire.report(7, "c", 1 << 60, values, handles)) == wanted
+
+
+def test_every_update_of_a_feed_changes_a_value_and_none_goes_back() -> None:
+    feed, values = workload.Feed(400, 100), np.zeros(400, dtype=np.int64)
+    for _ in range(3):
+        for update in feed.take(5):
+            part = slice(update.first, update.first + 100)
+            assert (update.values > values[part]).all()
+            values[part] = update.values
+        assert feed.low == values.min()
+
+
+def test_every_move_of_a_treadmill_moves_the_minimum() -> None:
+    treadmill = workload.Treadmill(10)
+    values = treadmill.start()
+    before = values.min()
+    for _ in range(25):
+        move = treadmill.move()
+        assert move.value > values[move.range] == before
+        values[move.range] = move.value
+        before = move.low
+        assert values.min() == move.low
