@@ -13,7 +13,7 @@ ARGS ?=
 NAME ?=
 
 help:
-	@echo "make demo        replay three days of real flights through three Spark jobs (about three minutes)"
+	@echo "make demo        replay four days of real flights through three Spark jobs (about three minutes)"
 	@echo "make demo-year   the whole year through plain Python workers, every window checked"
 	@echo "make test        every check and every test"
 	@echo "make lint        the checks only: ruff, mypy, buf, generated code"

@@ -1,4 +1,4 @@
-"""``make demo``: three days of real flights through three Spark jobs, and what their watermarks were worth."""
+"""``make demo``: four days of real flights through three Spark jobs, and what their watermarks were worth."""
 
 from __future__ import annotations
 
