@@ -350,7 +350,7 @@ def test_c1b_targets_fixed_at_the_start_leave_rows_behind(flow: Flow, lw: lowwat
     """AvailableNow reads what was there at its start: W that was read later does not count, although the query has ended."""
     flow.feed.put([row("a", 9)])
     upstream.at(10)
-    waited: list[lws.Status] = []
+    waited: list[object] = []
 
     def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
         flow.plain(rows, batch)
@@ -358,13 +358,13 @@ def test_c1b_targets_fixed_at_the_start_leave_rows_behind(flow: Flow, lw: lowwat
             flow.feed.put([row("b", 13, 59)])
             upstream.at(14)
             waited.append(
-                until(lambda: (query := flow.queries[-1].status()).waiting_for and query, "W=14:00 waits for its head")
+                until(lambda: flow.queries and flow.queries[-1].status().waiting_for, "W=14:00 has been read")
             )
 
     query = flow.start(write_batch, trigger={"availableNow": True})
     assert query.await_termination(60)
     assert low(lw, "stage") == mark(10)
-    assert query.status().waiting_for == waited[0].waiting_for == (str(flow.feed.folder / "00002.json"),)
+    assert query.status().waiting_for == waited[0] == (str(flow.feed.folder / "00002.json"),)
     query = flow.start(flow.plain, trigger={"availableNow": True})
     assert query.await_termination(60)
     assert low(lw, "stage") == mark(14)

@@ -1,5 +1,6 @@
 """The public names, and what using the client wrongly says."""
 
+import pickle
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -18,7 +19,7 @@ from lowwater._sync.runtime import Runtime
 NAMES = """
 Client ClientStatistics Closed Completeness Computation Cycle EventTime FinishRequired Histogram Hop IdentityMismatch
 IncarnationChanged InputReader InputVersion Inputs InvalidArgument JournalFailed Lease LowwaterError MAX MIN NotPrepared OldStream
-OlderClaim Overloaded OwnedRanges RangeState RangeView Ranges Refusal RegistrationConflict Rewound ServerTokenMismatch
+OlderClaim Overloaded OwnedRanges RangeState RangeView Ranges Refusal RegistrationConflict Rewound ServerTokenMismatch Settings
 ShuttingDown StaleEpoch StaleSequencer TaskAttempt Timeout TooFarAhead Topology Unavailable UnknownComputation Watermark
 WatermarkView Watermarks Why Worker WouldRegress connect
 """
@@ -55,6 +56,11 @@ def test_the_address_is_the_argument_the_environment_or_the_default(monkeypatch:
     monkeypatch.setenv("LOWWATER_ADDRESS", "there:1")
     assert lowwater.connect().settings.address == "there:1"
     assert lowwater.connect("here:2").settings.address == "here:2"
+
+
+def test_settings_cross_process_borders_and_make_a_client_there() -> None:
+    settings = pickle.loads(pickle.dumps(lowwater.connect("there:1", namespace="n").settings))
+    assert lowwater.Client(settings).settings == lowwater.Settings("there:1", namespace="n")
 
 
 def test_secrets_are_not_printed() -> None:

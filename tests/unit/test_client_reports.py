@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -393,3 +394,36 @@ def test_a_refusal_stands_until_what_was_refused_was_sent_again() -> None:
     assert dict(spread(again.groups[0])) == {0: 1}
     reporter.acknowledged(3)
     assert lease.refusal is None
+
+
+class Incremental(ReporterState):
+    """The mistake of rule 8: a new stream goes on where the lost one was."""
+
+    def open(self) -> int:
+        self.stream += 1
+        self.disconnected()
+        return self.stream
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ReporterState,
+        pytest.param(Incremental, marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason="rule 8 is off")),
+    ],
+)
+def test_rule8_a_lost_report_is_told_again_by_the_next_stream(kind: type[ReporterState]) -> None:
+    reporter = kind(b"s" * 16, INTERVAL)
+    lease = LeaseState("c", 1, Column(COUNT, 0), reference=0)
+    authority = Authority()
+    reporter.add(lease)
+    lease.advance(Fold(7, ()), MAX, now=0.0)
+    reporter.staged(lease)
+    for attempt in range(2):
+        stream = reporter.open()
+        reporter.accepted(float(attempt))
+        reports = reporter.take(float(attempt))
+        if attempt == 1:
+            for report in reports:
+                authority.take(stream, report)
+    assert authority.values == {1: dict.fromkeys(range(COUNT), 7)}

@@ -14,6 +14,7 @@ Importing it starts nothing. Everything public is named here.
 from lowwater._core.why import Hop, Why
 from lowwater._sync.client import Client, ClientStatistics
 from lowwater._sync.connect import connect
+from lowwater._sync.connection import Settings
 from lowwater._sync.inputs import InputReader
 from lowwater._sync.lease import Lease
 from lowwater._sync.worker import Worker
@@ -64,6 +65,7 @@ __all__ = [
     "connect",
     "Client",
     "ClientStatistics",
+    "Settings",
     "Worker",
     "Lease",
     "InputReader",

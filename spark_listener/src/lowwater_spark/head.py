@@ -159,7 +159,9 @@ class Candidates(Generic[T]):
         return None
 
     def missing(self, limit: int = 5) -> list[str]:
-        """Return some of the paths that hold the oldest waiting reading, in order of their names."""
-        if not self._waiting:
-            return []
-        return sorted(path for paths in self._waiting[0].missing for path in paths)[:limit]
+        """Return some of the paths that no batch has taken yet, of the oldest reading that waits for any; in order of names."""
+        for candidate in self._waiting:
+            paths = sorted(path for missing in candidate.missing for path in missing)
+            if paths:
+                return paths[:limit]
+        return []
