@@ -274,6 +274,19 @@ def test_a_bad_report_is_refused_range_by_range_and_the_rest_counts(peer: Peer) 
     assert peer.low() == 14 * HOUR
 
 
+def test_a_claim_named_twice_in_one_report_ends_the_stream(peer: Peer) -> None:
+    peer.register("a")
+    claim = peer.claim("a")
+    down = peer.open()
+    next(down)
+    group = workers_pb2.GroupReport(computation="a", sequencer=claim.sequencer, watermarks_micros=[1])
+    peer.sent.put(workers_pb2.ReportRequest(report=workers_pb2.Report(number=1, groups=[group, group])))
+    with pytest.raises(grpc.RpcError) as refused:
+        next(down)
+    assert reason(refused.value)[2]["field"] == "report.groups"
+    assert peer.low() == MIN
+
+
 def test_a_planned_stop_tells_clients_first(server: Serving, peer: Peer) -> None:
     peer.register("a")
     down = peer.open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,7 +15,7 @@ from lowwater import MAX, Refusal
 from lowwater._core.columns import Column
 from lowwater._core.fold import Fold
 from lowwater._core.lease import GroupState, LeaseState
-from lowwater._core.reports import BEAT, WINDOW, Report, ReporterState
+from lowwater._core.reports import BEAT, WINDOW, Report, ReporterState, _messages
 
 COUNT = 40
 INTERVAL = 0.05
@@ -427,3 +428,16 @@ def test_rule8_a_lost_report_is_told_again_by_the_next_stream(kind: type[Reporte
             for report in reports:
                 authority.take(stream, report)
     assert authority.values == {1: dict.fromkeys(range(COUNT), 7)}
+
+
+def test_a_state_too_large_for_one_report_names_a_claim_once_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowwater._core.reports.MESSAGE_WORDS", 4)
+    group = GroupState("a", 1, array("I", range(20)), 14, False, 0, (), 0, None)
+    other = GroupState("b", 2, None, 14, False, 0, (), 0, None)
+    messages = list(_messages([other, group, other]))
+    assert len(messages) > 2
+    assert max(sum(part.computation == "a" for part in message) for message in messages) == 1
+    handles = [
+        handle for message in messages for part in message if part.computation == "a" for handle in part.handles or ()
+    ]
+    assert handles == list(range(20))

@@ -378,6 +378,8 @@ class Run:
             lease = self.authority.lease
             if not holding and lease is not None and lease.refused is not None:
                 holding = f"{lease.refused.reason}: {lease.refused.message}"
+            if self.failure is not None:
+                holding = f"the query has ended: {self.failure!r}"
             return Status(
                 batch=None if progress.committed.batch == NOTHING else progress.committed.batch,
                 low=lowwater.Watermark(reading.low),

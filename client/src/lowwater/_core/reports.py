@@ -254,8 +254,9 @@ def _messages(groups: Iterable[GroupState]) -> Iterator[tuple[GroupState, ...]]:
     part: list[GroupState] = []
     words = 0
     for group in groups:
-        for piece in _pieces(group):
-            if part and words + piece.count > MESSAGE_WORDS:
+        for number, piece in enumerate(_pieces(group)):
+            # One entry a claim: the authority takes a claim's state from a report once.
+            if part and (number or words + piece.count > MESSAGE_WORDS):
                 yield tuple(part)
                 part, words = [], 0
             part.append(piece)
