@@ -23,10 +23,10 @@ Measure lowwater against what else could do the same work. A benchmark and its b
 machine, take turns by rounds, and the median round counts: read the ratio, not the figure.
 
   ingest    durable interval updates a second on one shard of 1 M ranges, against a Redis sorted set
-            (ZADD + ZRANGE) and against bare gRPC + numpy that journals nothing          about 1 minute
+            (ZADD + ZRANGE) and against bare gRPC + numpy that journals nothing          about 2 minutes
   latency   report sent -> subscriber holds the new watermark, journaled, 1 M ranges,
             against a bare two-hop gRPC relay                                            about half a minute
-  scale     the same latency at 1 k, 100 k, 500 k and 10 M ranges, and bytes a range     about 2 minutes, 4 GB
+  scale     the same latency at 1 k, 100 k, 500 k and 10 M ranges, and bytes a range     about a minute, 3 GB
 """
 
 MORE: Final = """\

@@ -98,7 +98,7 @@ def world(tmp_path: Path, authority: Serving) -> Iterator[World]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_driver_killed_at_every_step_of_a_batch(world: World, lw: lowwater.Client, upstream: Upstream) -> None:
+def test_rule6_a_driver_killed_at_every_step_of_a_batch(world: World, lw: lowwater.Client, upstream: Upstream) -> None:
     lw.register("hourly", inputs=["source"], key_hash="xxhash64")
     reader = lowwater.connect(world.address)
     follower = threading.Thread(target=world.follow, args=[reader])

@@ -229,3 +229,35 @@ def test_an_input_that_became_unknown_takes_nothing_back() -> None:
     progress.observe(UNREAD, [set()])
     assert progress.renew().low == 10
     assert progress.choose([0]).low == 10
+
+
+class CountsPlans(Progress):
+    """Rule 6 switched off: what is planned counts as if it were committed."""
+
+    planned: Sequence[int] = ()
+
+    def renew(self) -> Reading:
+        return self._candidates.newest_reached(self.planned, forget=True) or self.reading
+
+
+def claims_no_more_than_a_restart(progress: Progress) -> None:
+    """A batch has read all that W covers; only when it is committed would a restart know that."""
+    log = progress._candidates._logs[0]
+    assert isinstance(log, Log)
+    progress.observe(Reading(10), [{"/in/a"}])
+    log.take("/in/a", 0)
+    if isinstance(progress, CountsPlans):
+        progress.planned = [0]
+    assert progress.choose([0]).low == 10, "the batch itself may use it"
+    assert progress.renew().low == MIN, "and nobody may hear of it yet"
+    progress.settle(Committed(0, [0], Reading(10)), "")
+    assert progress.renew().low == 10
+
+
+def test_rule6_a_report_counts_committed_batches_only() -> None:
+    claims_no_more_than_a_restart(Progress(1, None, [Log()], Committed()))
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when rule 6 is switched off")
+def test_rule6_breaks_when_switched_off() -> None:
+    claims_no_more_than_a_restart(CountsPlans(1, None, [Log()], Committed()))

@@ -233,7 +233,7 @@ def test_tasks_that_fail_die_or_are_cut_off(
         query.stop()
 
 
-def test_the_pipeline_goes_on_without_the_authority(
+def test_rule11_the_pipeline_goes_on_without_the_authority(
     flow: Flow, lw: lowwater.Client, authority: Serving, upstream: Upstream
 ) -> None:
     """Rule 11: batches go on, watermarks stop; afterwards they are right."""
@@ -254,7 +254,7 @@ def test_the_pipeline_goes_on_without_the_authority(
     assert query.status().holding == ""
 
 
-def test_a_stage_starts_without_the_authority_and_claims_later(
+def test_rule11_a_stage_starts_without_the_authority_and_claims_later(
     flow: Flow, lw: lowwater.Client, authority: Serving, upstream: Upstream
 ) -> None:
     authority.kill()

@@ -13,8 +13,9 @@ query starts, with the reason. Importing it starts nothing and needs no PySpark.
 """
 
 from lowwater_spark.batch import Batch
+from lowwater_spark.driver import Status
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
-from lowwater_spark.query import Status, TrackedQuery
+from lowwater_spark.query import TrackedQuery
 from lowwater_spark.stages import Stage, injector, stage
 from lowwater_spark.stateful import Update, UpdateResult
 

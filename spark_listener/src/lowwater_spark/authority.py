@@ -189,8 +189,12 @@ class Authority:
             return self.problem or "the stage has not been claimed yet"
 
         def call() -> str:
-            refused = self._quick.commit_batch(self.registration.name, lease.sequencer, batch)
-            return "; ".join(f"{each.reason}: {each.message}" for each in refused)
+            for refused in self._quick.commit_batch(self.registration.name, lease.sequencer, batch):
+                if refused.reason == errors.StaleSequencer.reason:
+                    raise errors.StaleSequencer(refused.message, metadata={"computation": self.registration.name})
+                # The rest counts; another batch would be refused as well. The lease says it again, and the status shows it.
+                logger.warning("batch %d of %s: %s", batch, self.registration.name, refused.message)
+            return ""
 
         return self._degrade(call)
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import lowwater
 from lowwater_spark.authority import Authority, Registration
 from lowwater_spark.batch import Keyed
+from lowwater_spark.driver import Run, WriteBatch
 from lowwater_spark.plan import absolute, check_plan, check_session, check_trigger
-from lowwater_spark.query import INTERVAL, Run, TrackedQuery, WriteBatch
+from lowwater_spark.query import INTERVAL, TrackedQuery
 from lowwater_spark.ranges import range_bounds
 from lowwater_spark.runs import identity, new_ordinal
 from lowwater_spark.sourcelog import CheckpointLog
