@@ -53,7 +53,8 @@ gen: setup
 	$(RUN) uv run --quiet --script scripts/generate_protos.py
 
 bench: setup
-	@$(RUN) python -m benchmarks $(NAME) $(ARGS)
+	@scripts/setup.sh --bench
+	@$(RUN) python -m benchmarks $(NAME) --json $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log

@@ -72,7 +72,10 @@ def take_turns(hops: Iterable[Hop], rounds: int, samples: int) -> tuple[list[lis
     """Return the milliseconds of every sample of each hop, by round."""
     pause = random.Random(workload.SEED)
     found: dict[Hop, list[list[float]]] = {hop: [] for hop in hops}
-    # What the set-up wrote goes to the disk now, not under the syncs that are measured.
+    # The first answers come behind the snapshots of the set-up; then what it wrote goes to the disk now, not under the
+    # syncs that are measured.
+    for hop in found:
+        hop.sample()
     os.sync()
     for _ in range(rounds):
         for hop, taken in found.items():

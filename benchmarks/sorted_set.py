@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import redis
+    from redis.connection import AbstractConnection
 
     from benchmarks.workload import Update
 
@@ -41,7 +42,7 @@ def missing() -> str | None:
 class SortedSet:
     """One member per key range; ZADD takes a message over, ZRANGE 0 0 answers the least."""
 
-    def __init__(self, connection: redis.UnixDomainSocketConnection, keys: list[bytes]) -> None:
+    def __init__(self, connection: AbstractConnection, keys: list[bytes]) -> None:
         self._connection = connection
         self._keys = keys
         self.low = 0
@@ -84,20 +85,25 @@ def sorted_set(folder: Path, keys: list[bytes], durability: tuple[str, ...]) -> 
     command = ["redis-server", *options, "--auto-aof-rewrite-percentage", "0", "--daemonize", "no"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
-    connection = redis.UnixDomainSocketConnection(path=str(socket), protocol=2)
+    client = redis.Redis(unix_socket_path=str(socket), protocol=2)
     try:
         deadline = time.monotonic() + STARTS_WITHIN
-        while True:
-            try:
-                connection.connect()
-                break
-            except redis.ConnectionError:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    msg = f"redis-server does not serve: {(folder / 'log').read_text()[-2000:]}"
-                    raise RuntimeError(msg) from None
-                time.sleep(0.02)
-        yield SortedSet(connection, keys)
+        while not _serves(client):
+            if process.poll() is not None or time.monotonic() > deadline:
+                msg = f"redis-server does not serve: {(folder / 'log').read_text()[-2000:]}"
+                raise RuntimeError(msg)
+            time.sleep(0.02)
+        yield SortedSet(client.connection_pool.get_connection(), keys)
     finally:
-        connection.disconnect()
+        client.close()
         process.kill()
         process.wait()
+
+
+def _serves(client: redis.Redis) -> bool:
+    import redis
+
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Brings what `make` needs: uv, a Python 3.11+, a Java 17+ runtime, and the environment in .venv; with --tests a C compiler.
+# Brings what `make` needs: uv, a Python 3.11+, a Java 17+ runtime, and the environment in .venv; with --tests a C
+# compiler, with --bench a Redis server.
 #
 # What the system lacks is installed by apt as root or by password-less sudo, after saying so. Without those rights, or
 # without apt, it stops and prints the command to run. A second run finds its stamp and returns at once.
@@ -172,9 +173,17 @@ install_test_tools() {
     command -v cc >/dev/null || install_packages gcc libc6-dev
 }
 
+# What only the benchmarks need: a Redis server to compare with.
+install_bench_tools() {
+    command -v redis-server >/dev/null || install_packages redis-server
+}
+
 main() {
     local uv java python
-    [[ ${1:-} != --tests ]] || install_test_tools
+    case ${1:-} in
+        --tests) install_test_tools ;;
+        --bench) install_bench_tools ;;
+    esac
     ready && return
     mkdir -p "$TOOLS/bin"
     rm -f "$STAMP"

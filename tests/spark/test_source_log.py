@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lowwater_spark.errors import Unsupported
 from lowwater_spark.head import Candidates, FileSource, list_head
-from lowwater_spark.plan import check_plan
 from lowwater_spark.sourcelog import CheckpointLog, SourceLog
 from lowwater_spark.ticks import Ticks, with_ticks
 from tests.spark.support import Feed, until
@@ -230,95 +228,3 @@ def test_a_file_that_spark_finds_too_old_holds_and_is_named(
     waiting.add("W", [list_head(FileSource(str(source.folder), recursive=True))])
     assert waiting.newest_reached([1], forget=True) is None
     assert waiting.missing() == [str(old)]
-
-
-class Refusals:
-    """What check_plan refuses, each with a frame that has just that in it."""
-
-    @staticmethod
-    def rate(spark: SparkSession, _: Feed) -> DataFrame:
-        return spark.readStream.format("rate").load()
-
-    @staticmethod
-    def batch_frame(spark: SparkSession, _: Feed) -> DataFrame:
-        return spark.range(3).toDF("key")
-
-    @staticmethod
-    def glob(spark: SparkSession, feed: Feed) -> DataFrame:
-        return spark.readStream.schema(SCHEMA).json(f"{feed.folder}*")
-
-    @staticmethod
-    def path_glob_filter(spark: SparkSession, feed: Feed) -> DataFrame:
-        return spark.readStream.schema(SCHEMA).option("pathGlobFilter", "*.json").json(str(feed.folder))
-
-    @staticmethod
-    def modified_after(spark: SparkSession, feed: Feed) -> DataFrame:
-        return spark.readStream.schema(SCHEMA).option("maxFileAge", "1d").json(str(feed.folder))
-
-    @staticmethod
-    def sub_directories(spark: SparkSession, feed: Feed) -> DataFrame:
-        feed.put([], "sub/a.json")
-        return spark.readStream.schema(SCHEMA).json(str(feed.folder))
-
-    @staticmethod
-    def sink_log(spark: SparkSession, feed: Feed) -> DataFrame:
-        (feed.folder / "_spark_metadata").mkdir()
-        return spark.readStream.schema(SCHEMA).json(str(feed.folder))
-
-    @staticmethod
-    def aggregate(spark: SparkSession, feed: Feed) -> DataFrame:
-        return spark.readStream.schema(SCHEMA).json(str(feed.folder)).groupBy("key").count()
-
-    @staticmethod
-    def watermark(spark: SparkSession, feed: Feed) -> DataFrame:
-        stream = spark.readStream.schema("key string, t timestamp").json(str(feed.folder))
-        return stream.withWatermark("t", "1 hour").dropDuplicatesWithinWatermark(["key"])
-
-    @staticmethod
-    def stream_join(spark: SparkSession, feed: Feed) -> DataFrame:
-        stream = spark.readStream.schema(SCHEMA).json(str(feed.folder))
-        return stream.join(spark.readStream.schema("key string, u long").json(str(feed.folder)), "key")
-
-    @staticmethod
-    def limit(spark: SparkSession, feed: Feed) -> DataFrame:
-        return spark.readStream.schema(SCHEMA).json(str(feed.folder)).limit(3)
-
-
-REASONS = {
-    "rate": "The source rate",
-    "batch_frame": "not streaming",
-    "glob": "pattern",
-    "path_glob_filter": "pathglobfilter",
-    "modified_after": "maxfileage",
-    "sub_directories": "recursiveFileLookup",
-    "sink_log": "file sink",
-    "aggregate": "The streaming operator Aggregate",
-    "watermark": "withWatermark|DeduplicateWithinWatermark",
-    "stream_join": "A join of two streams",
-    "limit": "Limit",
-}
-
-
-@pytest.mark.parametrize("what", list(REASONS))
-def test_what_cannot_be_exact_is_refused_with_the_way_out(
-    what: str, spark: SparkSession, feed: Callable[[str], Feed]
-) -> None:
-    with pytest.raises(Unsupported, match=REASONS[what]) as refusal:
-        check_plan(spark, getattr(Refusals, what)(spark, feed("in")))
-    assert refusal.value.fix
-
-
-def test_what_emits_on_arrival_is_taken_and_sources_come_in_order(
-    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
-) -> None:
-    one, two = feed("one"), feed("two")
-    left = spark.readStream.schema(SCHEMA).json(str(one.folder))
-    right = spark.readStream.schema(SCHEMA).option("recursiveFileLookup", "true").json(f"file:{two.folder}/../two/")
-    names = spark.createDataFrame([("a", "Anna")], "key string, name string")
-    frame = left.union(right).where("t > 0").dropDuplicates(["key", "t"]).join(names, "key", "left")
-    sources = check_plan(spark, with_ticks(spark, frame, tmp_path / "ck"))
-    assert [(source.root, source.recursive) for source in sources] == [
-        (str(one.folder), False),
-        (str(two.folder), True),
-        (str(tmp_path / "ck/lowwater/ticks"), False),
-    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import shutil
 import signal
@@ -72,9 +73,10 @@ class Flow:
         stamp: timedelta | str = "event",
         checkpoint: str = "ck",
         query_name: str | None = None,
+        ranges: int = 4,
         **options: Any,
     ) -> lws.TrackedQuery:
-        declared = {"inputs": ["source"], "key": "key", "event_time": "t", "ranges": 4, "stamp": stamp}
+        declared = {"inputs": ["source"], "key": "key", "event_time": "t", "ranges": ranges, "stamp": stamp}
         stage = lws.stage(self.spark, name, **declared, address=self.address)  # type: ignore[arg-type]
         frame = self.read() if stream is None else stream
         query = stage.foreach_batch(frame, write_batch, checkpoint=self.folder / checkpoint, name=query_name, **options)
@@ -130,23 +132,24 @@ def test_windows_close_exactly_and_without_rows(flow: Flow, lw: lowwater.Client,
 def test_one_range_that_stalls_holds_the_whole_and_is_named(
     flow: Flow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    flow.feed.put([row("a", 9), row("stuck", 9, 30)])
+    flow.feed.put([row("a", 9)] * 300 + [row("stuck", 9, 30)])
     upstream.at(11, 30)
     flow.start(flow.windows, stamp=HOUR)
-    until(lambda: flow.closed() == [("09:00", "a", 1)], "the other range closes")
+    until(lambda: flow.closed() == [("09:00", "a", 300)], "the other range closes")
     until(lambda: low(lw, "stage") == mark(9), "held by what is stuck")
     values = sorted(str(each.watermark) for each in lw.ranges("stage"))
     assert values == ["2013-01-09T09:00:00Z"] + ["2013-01-09T11:00:00Z"] * 3
     held = lw.complete("stage", at(10))
     assert not held
     assert [str(each.watermark) for each in held.holders] == ["2013-01-09T09:00:00Z"]
+    until(lambda: lw.get("stage")["stage"].heuristic[0.99] == mark(11, 30), "one record of 301 is no 1 %")
     # It goes on being the only one, without a batch for each step of the inputs that closes nothing new.
     upstream.at(12, 30)
     until(lambda: max(each.watermark for each in lw.ranges("stage")) == mark(12), "the others go on")
     assert low(lw, "stage") == mark(9)
     flow.feed.put([row("stuck", 12, 45)])
     until(lambda: low(lw, "stage") == mark(12), "set free")
-    assert flow.closed() == [("09:00", "a", 1), ("09:00", "stuck", 1)]
+    assert flow.closed() == [("09:00", "a", 300), ("09:00", "stuck", 1)]
 
 
 def test_backlog_latest_first_counts_w_only_when_all_is_read(
@@ -414,6 +417,34 @@ def test_an_error_of_the_users_function_ends_the_query_and_holds(
     assert [batch for batch, *_ in flow.batches] == [0]
     out = flow.spark.read.option("recursiveFileLookup", "true").parquet(str(flow.folder / "out"))
     assert out.count() == 1, "S6: written by the run that failed, skipped by the replay"
+
+
+def test_a_restart_with_other_key_ranges(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+    """Claims cross the borders of the old ones."""
+    flow.feed.put([row("a", 9)])
+    upstream.at(9)
+    query = flow.start(flow.plain)
+    until(lambda: low(lw, "stage") == mark(9), "four ranges")
+    query.stop()
+    flow.start(flow.plain, ranges=3)
+    upstream.at(10)
+    until(lambda: low(lw, "stage") == mark(10), "three ranges")
+    assert lw.ranges("stage").total == 3
+
+
+def test_a_frontier_too_far_ahead_is_refused_and_shown(flow: Flow, lw: lowwater.Client) -> None:
+    """H9: one bad timestamp must not poison the watermark; nor may it make batch after batch."""
+
+    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
+        batch.frontier(dt.datetime(2099, 1, 1, tzinfo=dt.UTC))
+
+    declared = lws.injector(flow.spark, "flights", key="key", event_time="t", ranges=2, address=flow.address)
+    query = declared.foreach_batch(flow.read(), write_batch, checkpoint=flow.folder / "ck")
+    flow.queries.append(query)
+    flow.feed.put([row("a", 9)])
+    until(lambda: "TOO_FAR_AHEAD" in query.status().holding, "refused")
+    assert low(lw, "flights").unknown
+    assert query.status().ticks == 0
 
 
 def test_an_injector_reports_what_is_outstanding(flow: Flow, lw: lowwater.Client) -> None:

@@ -314,11 +314,11 @@ def test_a_malformed_mass_is_refused_and_the_values_count(told: Mass, text: str)
 
 def test_S8_ages_count_from_the_greatest_unfinished_frontier() -> None:
     d = Driver(SPEC)
-    assert d.core.reference() == MIN
+    assert d.core.reference == MIN
     a, b = owners(d, b"", b"m", b"")
     d.report(a, 10, mass=mass((), 1, {P99: 13, P50: 17}))
     d.report(b, 10, mass=at(MAX))
-    assert d.core.reference() == 17
+    assert d.core.reference == 17
     assert d.claim(b"x", b"z").reference == 17
 
 

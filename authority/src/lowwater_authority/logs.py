@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from lowwater_authority.journal import Entry, JournalFailed, JournalUnknown
+from lowwater_authority.journal import Entry, JournalError, JournalFailed, JournalUnknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +39,7 @@ class Logs:
         self.journal = journal
         self._observer = observer
         self._logs: dict[str, _Log] = {}
+        self._snapshots: dict[str, asyncio.Task[None]] = {}
         self.unconfirmed_since: int | None = None
         """Processing time at which an append began whose outcome is not known yet."""
 
@@ -79,23 +80,37 @@ class Logs:
                 wait = min(2 * wait, RETRY_SECONDS[1])
 
     def due(self, name: str) -> bool:
-        """Whether a snapshot of a log would bound the replay."""
+        """Whether a snapshot of a log would bound the replay, and none is being written."""
         state = self._log(name)
-        return state.behind > max(SNAPSHOT_BYTES, 2 * state.snapshot_bytes)
+        return name not in self._snapshots and state.behind > max(SNAPSHOT_BYTES, 2 * state.snapshot_bytes)
 
     def behind(self, name: str) -> int:
         """Return how many bytes of records are behind the snapshot of a log."""
         return self._log(name).behind
 
-    async def snapshot(self, name: str, payload: bytes) -> None:
-        """Replace a log's records by a snapshot. A failure is logged: a snapshot only shortens the replay."""
+    def snapshot(self, name: str, payload: bytes) -> None:
+        """Begin to replace a log's records by a snapshot of what is durable now; appends go on meanwhile.
+
+        A failure is logged: a snapshot only shortens the replay.
+        """
         state = self._log(name)
+        self._snapshots[name] = asyncio.create_task(self._snapshot(name, state.position, state.behind, payload))
+
+    async def _snapshot(self, name: str, position: int, covered: int, payload: bytes) -> None:
         try:
-            await self.journal.snapshot(name, state.position, payload)
-        except (JournalFailed, JournalUnknown) as error:
+            await self.journal.snapshot(name, position, payload)
+        except JournalError as error:
             log.warning("no snapshot of %r: %s", name, error)
-            return
-        state.behind, state.snapshot_bytes = 0, len(payload)
+        else:
+            state = self._log(name)
+            state.behind, state.snapshot_bytes = max(0, state.behind - covered), len(payload)
+        finally:
+            del self._snapshots[name]
+
+    async def settle(self) -> None:
+        """Wait for the snapshots that were begun."""
+        while self._snapshots:
+            await asyncio.wait(self._snapshots.values())
 
     def _log(self, name: str) -> _Log:
         return self._logs.setdefault(name, _Log())

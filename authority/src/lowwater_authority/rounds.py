@@ -58,7 +58,7 @@ class RoundOwner(Protocol):
     async def roll_back(self, round_: Round) -> None:
         """Forget what the round staged."""
 
-    async def tidy(self, round_: Round) -> None:
+    def tidy(self, round_: Round) -> None:
         """Do what may wait until the callers have their answers."""
 
 
@@ -155,7 +155,7 @@ class CommitLoop:
         for work, result in staged:
             work.succeed(result)
         self._answer_reads(round_)
-        await self._owner.tidy(round_)
+        self._owner.tidy(round_)
 
     def _stage(self, round_: Round, staged: list[tuple[_Work[Any], Any]]) -> errors.LowwaterError | None:
         """Stage requests in arrival order; an error is why the whole round must be forgotten."""

@@ -76,9 +76,11 @@ class Shard:
 
     async def close(self) -> None:
         """Write a snapshot of every changed computation, so that the next start is quick, and close the journal."""
+        await self._logs.settle()
         for name, computation in self._computations.items():
             if self._logs.behind(name):
-                await self._logs.snapshot(name, recovery.snapshot(computation))
+                self._logs.snapshot(name, recovery.snapshot(computation))
+                await self._logs.settle()
         await self.journal.close()
 
     @property
@@ -231,7 +233,7 @@ class Shard:
 
     def reference(self, name: str) -> int:
         """Return the event time that ages of a computation's histograms count from."""
-        return self._computation(name).reference()
+        return self._computation(name).reference
 
     async def ranges(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int]:
         """Return the ranges furthest behind, as of the last durable round."""
@@ -282,16 +284,17 @@ class Shard:
 
     async def roll_back(self, round_: Round) -> None:
         """See RoundOwner. The journal is the truth, and recovery the one way to it."""
+        await self._logs.settle()
         for name in round_.touched:
             await self._recover(self.topology.get(name))
 
-    async def tidy(self, round_: Round) -> None:
+    def tidy(self, round_: Round) -> None:
         """See RoundOwner. All that is staged is durable here, so it can be snapshotted."""
         for name in round_.touched:
             if self._logs.due(name):
-                await self._logs.snapshot(name, recovery.snapshot(self._computations[name]))
+                self._logs.snapshot(name, recovery.snapshot(self._computations[name]))
         if round_.topology is not None and self._logs.due(TOPOLOGY_LOG):
-            await self._logs.snapshot(TOPOLOGY_LOG, self.topology.encode())
+            self._logs.snapshot(TOPOLOGY_LOG, self.topology.encode())
 
     async def _recover(self, spec: Spec) -> None:
         loaded = await self._logs.load(spec.name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import lowwater
 from lowwater import errors
+from lowwater_spark.authority import REPLACED
 from lowwater_spark.driver import Run, Status
 
 if TYPE_CHECKING:
@@ -91,10 +92,12 @@ class TrackedQuery:
             ended = self._stopping.wait(self._interval) or not self._active()
             try:
                 self._run.tick(last=ended)
-            except errors.LowwaterError as failure:
+            except (*REPLACED, errors.Closed) as failure:
                 logger.error("%s stops: %s", self._run.authority.registration.name, failure)
                 self._run.fail(failure)
                 ended = True
+            except errors.LowwaterError as failure:
+                self._run.authority.lost(failure)
             except Exception as failure:
                 logger.exception("%s stops", self._run.authority.registration.name)
                 # Whatever it is, the query must not go on unwatched.

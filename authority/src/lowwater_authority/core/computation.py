@@ -85,6 +85,8 @@ class Computation:
         self.low = MIN
         self.heuristics = dict.fromkeys(spec.heuristics, MIN)
         self.since = 0
+        self.reference = MIN
+        """The event time that ages of histograms count from, as of the last record; MIN before any frontier."""
         self.last_sequencer = 0
         self.identity: str | None = None
         self.order = (0, 0)
@@ -129,7 +131,7 @@ class Computation:
         self._strong = True
         watermarks = self.map.columns.values[group.slots()].copy()
         fenced = tuple(self._fenced(taken, "a newer claim took it over"))
-        return Grant(group.sequencer, watermarks, self.reference(), fenced)
+        return Grant(group.sequencer, watermarks, self.reference, fenced)
 
     def _granted_before(self, sequencer: int) -> Grant:
         group = self.map.groups.get(sequencer)
@@ -139,7 +141,7 @@ class Computation:
         watermarks = self.map.columns.values[group.slots()].copy()
         if group.live is not None:
             watermarks[~group.live] = MIN  # somebody else's by now: nothing is known of them
-        return Grant(sequencer, watermarks, self.reference())
+        return Grant(sequencer, watermarks, self.reference)
 
     def _check_order(self, request: ClaimRequest) -> None:
         if self.identity is not None and request.identity != self.identity:
@@ -528,7 +530,9 @@ class Computation:
     def _move_heuristics(self) -> None:
         moved: dict[int, int] = {}
         if self.heuristics and self._mass_changed:
-            moved = candidates(self.map.run_groups(), self.heuristics)
+            groups = self.map.run_groups()
+            moved = candidates(groups, self.heuristics)
+            self.reference = reference_time(groups)
             self._mass_changed = False
         for share, value in self.heuristics.items():
             self.heuristics[share] = max(value, self.low, moved.get(share, MIN))
@@ -537,7 +541,7 @@ class Computation:
         """Turn the changed values into ops, so that ops stand in the order of the checks."""
         for sequencer, changes in self._changes.items():
             group = self.map.groups[sequencer]
-            handles = None if changes.whole else np.unique(np.concatenate([*changes.handles, _NONE]))
+            handles = None if changes.whole else _united(changes.handles, group.count)
             slots = group.slots() if handles is None else group.base + handles
             self._ops.append(
                 pb.Op(
@@ -601,10 +605,6 @@ class Computation:
 
     # -- shared --------------------------------------------------------------------------------------------
 
-    def reference(self) -> int:
-        """Return the event time that ages of histograms count from; MIN before any frontier."""
-        return reference_time(self.map.run_groups())
-
     def _owned(self, sequencer: int) -> Group:
         group = self.map.groups.get(sequencer)
         if group is None or group.state is not GroupState.OWNED:
@@ -645,12 +645,21 @@ class Computation:
 _STALE: Final = (
     "the sequencer is stale: a newer claim, a reset or a retirement took the ranges over. Stop writing for them."
 )
-_NONE: Final = np.zeros(0, dtype=np.intp)
 
 
 def _shortened(values: Int64s) -> Int64s:
     """Return one value for all when they are equal: most reports say the same of all ranges."""
     return values[:1] if len(values) and bool((values == values[0]).all()) else values
+
+
+def _united(handles: Sequence[npt.NDArray[np.intp]], count: int) -> npt.NDArray[np.intp]:
+    """Return the handles that any of the arrays names, ascending, without a sort."""
+    if len(handles) == 1 and bool((handles[0][1:] > handles[0][:-1]).all()):
+        return handles[0]
+    named = np.zeros(count, dtype=np.bool_)
+    for some in handles:
+        named[some] = True
+    return np.flatnonzero(named)
 
 
 def _distinct(handles: npt.NDArray[np.uint32]) -> bool:

@@ -15,6 +15,7 @@ from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.group import Group, GroupState
+from lowwater_authority.core.heuristics import reference_time
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.mass import RecentSlots
 from lowwater_authority.core.times import MAX
@@ -62,6 +63,7 @@ def _recover(spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, ep
         raise ReplayError(msg)
     if computation.incarnation < spec.incarnation:
         computation = restarted(computation, spec)
+    computation.reference = reference_time(computation.map.run_groups())
     computation.publish()
     return computation
 

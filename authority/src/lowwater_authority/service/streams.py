@@ -63,6 +63,11 @@ class Outbox:
         """Look around: the server stops."""
         self._changed.set()
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return self._ack is None and not self._fenced
+
     async def take(self) -> list[pb.ReportResponse]:
         """Wait for something to send or do, and take it."""
         await self._changed.wait()

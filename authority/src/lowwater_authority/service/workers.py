@@ -108,7 +108,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 if self.services.leaving.is_set():
                     yield pb.ReportResponse(go_away=self.services.go_away())
                     return
-                if outbox.finished:
+                if outbox.finished and outbox.empty:
                     return
         finally:
             reader.cancel()
@@ -146,7 +146,9 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         """Hand a report to the shard; the outbox acknowledges it when it is durable."""
         groups = [(group.computation, decode.group(group)) for group in report.groups]
         if len({(name, group.sequencer) for name, group in groups}) < len(groups):
-            raise bad_field("report.groups", "names a claim twice", "send one entry a claim, and the rest in the next report")
+            raise bad_field(
+                "report.groups", "names a claim twice", "send one entry a claim, and the rest in the next report"
+            )
         for name, group in groups:
             self.streams.speaks(name, group.sequencer, outbox)
         ranges = sum(len(group.watermarks) if group.handles is None else len(group.handles) for _, group in groups)
