@@ -67,7 +67,7 @@ async def trace(path: Path, count: int, *, unsafe: bool) -> None:
     if unsafe:
         from lowwater_authority.journal.sqlite_database import SqliteDatabase
 
-        SqliteDatabase.PRAGMAS: tuple[str, ...] = ("journal_mode = WAL", "synchronous = OFF")
+        SqliteDatabase.PRAGMAS = ("journal_mode = WAL", "synchronous = OFF")
 
     def acknowledged(position: int) -> None:
         os.write(marks, struct.pack("<cIQQ", b"A", 0, position, 0))
