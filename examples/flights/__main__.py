@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=1.0, help="hours of event time a second (default: %(default)s)")
     options = parser.parse_args(arguments)
     out = options.out.resolve()
-    shutil.rmtree(out, ignore_errors=True)
+    clear(out, parser)
     folders = Folders(out)
     folders.make()
     began = time.monotonic()
@@ -71,8 +71,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         demo.go()
         table.show(demo.snapshots(lambda views: views[HOURLY].low.finished), sys.stdout)
         rows = closed_windows(spark, folders)
+        late = sum(query.status().late_rows for query in queries)
     say(f"\nall three have finished after {time.monotonic() - began:.0f} s; checking against pandas on the CSV ...")
-    return report(folders, rows)
+    return report(folders, rows, late)
+
+
+def clear(out: Path, parser: argparse.ArgumentParser) -> None:
+    """Empty the folder of an earlier run; refuse one that holds anything else."""
+    mark = out / ".lowwater-demo"
+    if out.exists() and any(out.iterdir()) and not mark.exists():
+        parser.error(f"--out {out} holds something that is no earlier run of the demo; name an empty folder")
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    mark.touch()
 
 
 def say(text: str) -> None:
@@ -171,7 +182,7 @@ def closed_windows(spark: SparkSession, folders: Folders) -> list[tuple[expected
     return [((row[0], row[1]), Hourly(*row[2:])) for row in rows]
 
 
-def report(folders: Folders, rows: list[tuple[expected.Window, Hourly]]) -> int:
+def report(folders: Folders, rows: list[tuple[expected.Window, Hourly]], late: int) -> int:
     """Check every window, compare, draw; returns the exit code."""
     try:
         compare.require_exact(rows, expected.hourly(data.SLICE_START, data.SLICE_END))
@@ -180,6 +191,14 @@ def report(folders: Folders, rows: list[tuple[expected.Window, Hourly]]) -> int:
         return 1
     batches = compare.read_batches(folders.batches)
     found = compare.compare(batches)
+    broken = [late, found[0].missing_records, found[0].windows_never_closed, len(rows) - found[0].windows]
+    if any(broken):
+        print(
+            "WRONG: the low watermark broke its promise: {} late rows, {} missing records, {} windows never closed, {} "
+            "windows that the record of the run does not know".format(*broken),
+            file=sys.stderr,
+        )
+        return 1
     compare.write_report(folders.root / "report.json", found)
     picture.draw(batches, folders.root / "report.png")
     say(f"all {len(rows)} windows closed by the low watermark are exactly the batch answer.\n")

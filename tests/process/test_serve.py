@@ -135,6 +135,15 @@ def test_rule9_another_deployment_is_refused_on_every_path(peer: Peer) -> None:
         lambda: peer.watermarks.CheckComplete(
             watermarks_pb2.CheckCompleteRequest(server_token="other", computation="a")
         ),
+        lambda: peer.watermarks.ListRanges(watermarks_pb2.ListRangesRequest(server_token="other", computation="a")),
+        lambda: peer.topology.Register(topology_pb2.RegisterRequest(server_token="other", name="a")),
+        lambda: peer.topology.GetTopology(topology_pb2.GetTopologyRequest(server_token="other")),
+        lambda: peer.topology.SetInputs(topology_pb2.SetInputsRequest(server_token="other", computation="a")),
+        lambda: peer.topology.Reset(topology_pb2.ResetRequest(server_token="other", computation="a")),
+        lambda: peer.topology.Retire(topology_pb2.RetireRequest(server_token="other", computation="a")),
+        lambda: peer.workers.Release(workers_pb2.ReleaseRequest(server_token="other", computation="a")),
+        lambda: peer.workers.PrepareBatch(workers_pb2.PrepareBatchRequest(server_token="other", computation="a")),
+        lambda: peer.workers.CommitBatch(workers_pb2.CommitBatchRequest(server_token="other", computation="a")),
     ]
     for call in calls:
         with pytest.raises(grpc.RpcError) as refused:

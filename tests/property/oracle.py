@@ -208,6 +208,9 @@ class Oracle:
         claim.numbers[sender] = number
         foreign = fold[1] != required[1]
         refused: set[tuple[str, int | None]] = set()
+        if foreign:
+            spoken = (None,) if handles is None else [handle for handle in handles if handle in claim.live]
+            refused |= {("INCARNATION_CHANGED", handle) for handle in spoken}
         if mass is not None:
             if foreign:
                 mass = mass._replace(frontiers=dict.fromkeys(mass.frontiers, MIN))

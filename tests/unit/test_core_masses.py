@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowwater_authority.core import recovery
-from lowwater_authority.core.computation import MOST_RECORDS
 from lowwater_authority.core.group import Group, GroupState
 from lowwater_authority.core.heuristics import candidates, reference_time
-from lowwater_authority.core.mass import SLOT, Mass, RecentSlots
+from lowwater_authority.core.mass import MOST_RECORDS, SLOT, Mass, RecentSlots
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
 from lowwater_authority.core.topology import Spec
 from tests.property import switches

@@ -91,7 +91,7 @@ def test_a_view_says_who_holds_and_since_when() -> None:
     d.report(right, 30)
     view = d.core.published
     assert view.holder is not None
-    assert (view.holder.group.worker, view.holder.start, view.holder.end, view.holder.value) == ("left", b"", b"m", 10)
+    assert (view.holder.owner.worker, view.holder.start, view.holder.end, view.holder.value) == ("left", b"", b"m", 10)
     assert view.holder.since == NOW + 2 * SECOND
     assert (view.low, view.since, view.ranges) == (10, moved, 2)
-    assert view.holder.group.state is GroupState.OWNED
+    assert view.holder.owner.state is GroupState.OWNED

@@ -177,8 +177,8 @@ def lost_tail(made: type[Computation]) -> None:
         before, low = d.core.map.all_ranges(100)[0], d.low
         d.crash(lose=len(d.records) - kept)
         after = {r.start: r for r in d.core.map.all_ranges(100)[0]}
-        assert {(r.start, r.group.sequencer, r.group.state) for r in before} == {
-            (r.start, r.group.sequencer, r.group.state) for r in after.values()
+        assert {(r.start, r.owner.sequencer, r.owner.state) for r in before} == {
+            (r.start, r.owner.sequencer, r.owner.state) for r in after.values()
         }
         assert all(after[r.start].value <= r.value for r in before)
         assert d.low <= low

@@ -14,7 +14,7 @@ from lowwater import errors
 from lowwater_authority.core.requests import ClaimRequest, Fold, Grant, GroupReport, Refused
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.journal import JournalFenced, MemoryDisk, MemoryJournal
+from lowwater_authority.journal import JournalFenced, JournalUnknown, MemoryDisk, MemoryJournal
 from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
 from lowwater_authority.observer import Observer
 from lowwater_authority.rounds import Round
@@ -323,6 +323,86 @@ async def test_adopt_starts_a_new_life(running: Running) -> None:
     request = ClaimRequest([b"", b""], identity="second", request_id=b"r" * 16)
     await running.shard.claim("a", request, adopt=True)
     assert running.shard.topology.get("a").incarnation == 2
+
+
+async def test_a_repeated_adopt_changes_nothing_more(running: Running) -> None:
+    await running.claim("a", identity="first")
+    request = ClaimRequest([b"", b""], identity="x", request_id=b"x" * 16)
+    granted = await running.shard.claim("a", request, adopt=True)
+    newer = ClaimRequest([b"", b""], identity="y", request_id=b"y" * 16)
+    owner = await running.shard.claim("a", newer, adopt=True)
+    await running.report(owner, 5)
+    with pytest.raises(errors.StaleSequencer):
+        await running.shard.claim("a", request, adopt=True)  # its first answer was lost on the way
+    assert running.shard.topology.get("a").incarnation == 3
+    assert running.low() == 5
+    assert granted.sequencer < owner.sequencer
+
+
+async def test_an_adopt_and_its_reset_are_durable_together(disk: MemoryDisk) -> None:
+    faults = FaultPlan()
+    one = await Running(disk, faults).start()
+    await one.shard.register(Spec("a"))
+    await one.shard.register(Spec("b", ("a",)))
+    grant = await one.claim("a", identity="first")
+    await one.report(grant, 12)
+    faults.then(Outcome.FAILED)
+    request = ClaimRequest([b"", b""], identity="second", request_id=b"r" * 16)
+    with pytest.raises(errors.JournalFailed):
+        await one.shard.claim("a", request, adopt=True)
+    assert (one.shard.topology.get("a").incarnation, one.low()) == (1, 12)
+    assert await one.report(grant, 13) == []
+    adopted = await one.shard.claim("a", request, adopt=True)
+    disk.crash()
+    again = await Running(disk).start()
+    assert [again.shard.topology.get(name).incarnation for name in "ab"] == [2, 2]
+    assert await again.report(adopted, 5) == []
+    assert again.low() == 5
+    await again.stop()
+
+
+async def test_a_stop_gives_up_an_append_of_unknown_outcome(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = FaultPlan()
+    one = await Running(disk, faults).start()
+    await one.shard.register(Spec("a"))
+    grant = await one.claim()
+    faults.then(*[Outcome.LOST] * 1000)
+    tried = asyncio.Event()
+    real = asyncio.sleep
+
+    async def quick(_: float) -> None:
+        tried.set()
+        await real(0)
+
+    monkeypatch.setattr("lowwater_authority.logs.asyncio.sleep", quick)
+    waiting = one.report(grant, 14)
+    await tried.wait()
+    one.shard.stop()
+    with pytest.raises(errors.ShuttingDown):
+        await waiting
+    with pytest.raises(JournalUnknown):
+        await one.task
+    assert one.low() == MIN
+
+
+async def test_a_snapshot_that_cannot_be_taken_stops_nothing(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowwater_authority.logs.SNAPSHOT_BYTES", 0)
+    grant = await running.claim()
+    with monkeypatch.context() as broken:
+        broken.setattr("lowwater_authority.shard.recovery.snapshot", lambda _: 1 / 0)
+        assert await running.report(grant, 14) == []
+    assert await running.report(grant, 15) == []
+    assert running.low() == 15
+
+
+async def test_a_fold_over_another_life_is_refused_and_counts_as_unknown(running: Running) -> None:
+    await running.shard.register(Spec("b", ("a",)))
+    grant = await running.claim("b")
+    ((_, refused),) = await running.report(grant, MAX, name="b", finish=True, lives=(0,))
+    assert refused.reason == "INCARNATION_CHANGED"
+    assert running.low("b") == MIN
+    assert await running.report(grant, 14, name="b", lives=(1,)) == []
+    assert running.low("b") == 14
 
 
 async def test_a_snapshot_bounds_the_replay(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:

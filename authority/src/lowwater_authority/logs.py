@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from lowwater_authority.journal import Entry, JournalError, JournalFailed, JournalUnknown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lowwater_authority.journal import Journal, LoadedLog
     from lowwater_authority.observer import Observer
@@ -40,6 +40,8 @@ class Logs:
         self._observer = observer
         self._logs: dict[str, _Log] = {}
         self._snapshots: dict[str, asyncio.Task[None]] = {}
+        self.stopping = False
+        """Whether an append of unknown outcome is given up instead of tried again."""
         self.unconfirmed_since: int | None = None
         """Processing time at which an append began whose outcome is not known yet."""
 
@@ -74,6 +76,8 @@ class Logs:
             try:
                 return await self.journal.append(entries)
             except JournalUnknown as error:
+                if self.stopping:
+                    raise
                 # Until it is known whether the append happened, nothing may be shown and nothing else appended.
                 log.warning("append of unknown outcome, trying again as is in %.2f s: %s", wait, error)
                 await asyncio.sleep(wait)
@@ -88,12 +92,17 @@ class Logs:
         """Return how many bytes of records are behind the snapshot of a log."""
         return self._log(name).behind
 
-    def snapshot(self, name: str, payload: bytes) -> None:
+    def snapshot(self, name: str, take: Callable[[], bytes]) -> None:
         """Begin to replace a log's records by a snapshot of what is durable now; appends go on meanwhile.
 
         A failure is logged: a snapshot only shortens the replay.
         """
         state = self._log(name)
+        try:
+            payload = take()
+        except Exception:
+            log.exception("no snapshot of %r can be taken", name)
+            return
         self._snapshots[name] = asyncio.create_task(self._snapshot(name, state.position, state.behind, payload))
 
     async def _snapshot(self, name: str, position: int, covered: int, payload: bytes) -> None:

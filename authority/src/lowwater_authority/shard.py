@@ -8,6 +8,7 @@ time, journal and randomness are passed in.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
@@ -71,7 +72,11 @@ class Shard:
         await self._loop.run()
 
     def stop(self) -> None:
-        """Let :meth:`run` finish what is queued and end. New requests are refused with ShuttingDown."""
+        """Let :meth:`run` finish what is queued and end. New requests are refused with ShuttingDown.
+
+        An append whose outcome is still unknown is given up: nothing of it was shown, and its callers may repeat it.
+        """
+        self._logs.stopping = True
         self._loop.stop()
 
     async def close(self) -> None:
@@ -79,7 +84,7 @@ class Shard:
         await self._logs.settle()
         for name, computation in self._computations.items():
             if self._logs.behind(name):
-                self._logs.snapshot(name, recovery.snapshot(computation))
+                self._logs.snapshot(name, partial(recovery.snapshot, computation))
                 await self._logs.settle()
         await self.journal.close()
 
@@ -154,16 +159,23 @@ class Shard:
 
     async def claim(self, name: str, request: ClaimRequest, *, adopt: bool = False) -> Grant:
         """Grant ranges. With ``adopt``, take the computation over from another identity by a new life."""
-        computation = self._computation(name)
-        if adopt and computation.identity not in (None, request.identity):
-            await self.reset(name)
 
         def stage(round_: Round) -> Grant:
-            grant = self._touch(round_, name).claim(request, round_.now)
-            round_.fenced += grant.fenced
+            computation = self._touch(round_, name)
+            adopts = adopt and computation.identity not in (None, request.identity)
+            if not adopts or request.request_id in computation.granted:
+                grant = computation.claim(request, round_.now)
+                round_.fenced += grant.fenced
+                return grant
+            # The new life and its first claim are one record: a repeat of the request finds both, or neither.
+            changed, _ = self.topology.reset(name)
+            fresh = recovery.restarted(computation, changed.get(name))
+            grant = fresh.claim(request, round_.now)
+            self._stage_reset(round_, name)
+            round_.touched[name] = fresh
             return grant
 
-        return await self._loop.write(stage)
+        return await self._loop.write(stage, alone=adopt)
 
     def report(
         self, reports: Sequence[tuple[str, GroupReport]], *, sender: bytes, number: tuple[int, int]
@@ -227,9 +239,10 @@ class Shard:
         """Return the registered names, sorted."""
         return sorted(self._computations)
 
-    def claims(self, name: str) -> int:
-        """Return how many claims a computation has."""
-        return len(self._computations[name].map.groups)
+    def claimed(self, name: str, sequencer: int) -> bool:
+        """Return whether a computation has such a claim."""
+        computation = self._computations.get(name)
+        return computation is not None and sequencer in computation.map.groups
 
     def reference(self, name: str) -> int:
         """Return the event time that ages of a computation's histograms count from."""
@@ -263,11 +276,12 @@ class Shard:
 
     def publish(self, round_: Round, requests: int) -> None:
         """See RoundOwner."""
+        self._computations.update(round_.touched)
         views = [computation.publish() for computation in round_.touched.values()]
         if round_.topology is not None:
             self.topology = round_.topology
             for name, spec in self.topology.computations.items():
-                if name in round_.restarts:
+                if name in round_.restarts and name not in round_.touched:
                     views.append(self._restart(spec))
                 self._computations[name].spec = spec
         self.hub.publish(views)
@@ -292,9 +306,9 @@ class Shard:
         """See RoundOwner. All that is staged is durable here, so it can be snapshotted."""
         for name in round_.touched:
             if self._logs.due(name):
-                self._logs.snapshot(name, recovery.snapshot(self._computations[name]))
+                self._logs.snapshot(name, partial(recovery.snapshot, self._computations[name]))
         if round_.topology is not None and self._logs.due(TOPOLOGY_LOG):
-            self._logs.snapshot(TOPOLOGY_LOG, self.topology.encode())
+            self._logs.snapshot(TOPOLOGY_LOG, self.topology.encode)
 
     async def _recover(self, spec: Spec) -> None:
         loaded = await self._logs.load(spec.name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from lowwater_authority.core.mass import NO_RECORDS, Mass
+from lowwater_authority.core.mass import MOST_RECORDS, NO_RECORDS, Mass
 from lowwater_authority.core.times import MAX
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _merged(request: Prepare, parts: Mapping[TaskAttempt, TaskPart], ranges: int
     unique, inverse = np.unique(starts, return_inverse=True)
     sums = np.zeros(len(unique), dtype=np.int64)
     np.add.at(sums, inverse, counts)
-    return Prepared(request, oldest, covered, unique, sums, sum(part.finished for part in largest))
+    return Prepared(request, oldest, covered, unique, sums, min(MOST_RECORDS, sum(part.finished for part in largest)))
 
 
 def _records(parts: Sequence[TaskPart]) -> int:

@@ -22,6 +22,7 @@ from lowwater_authority.core.batches import BatchStage
 from lowwater_authority.core.group import Group, GroupState
 from lowwater_authority.core.heuristics import candidates, reference_time
 from lowwater_authority.core.interval_map import IntervalMap, Range, Taken
+from lowwater_authority.core.mass import MOST_RECORDS, Mass
 from lowwater_authority.core.requests import Fenced, Grant, Refused
 from lowwater_authority.core.times import MAX, MIN
 
@@ -31,15 +32,15 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from lowwater_authority.core.columns import Int64s
-    from lowwater_authority.core.mass import Mass
     from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport, Prepare, TaskAttempt, TaskPart
     from lowwater_authority.core.topology import Spec
 
 GRANTS_KEPT: Final = 4096
 """Request ids remembered, so that a repeated claim gets its first answer even after it was superseded."""
 
-MOST_RECORDS: Final = 2**40
-"""Of one claim's mass, so that sums over all claims stay exact in 64 bits."""
+
+SENDERS_KEPT: Final = 64
+"""Senders of one claim whose newest report is remembered; one process owns a claim, so there is rarely a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,13 +301,17 @@ class Computation:
         if refusal := self._check_report(group, report, required):
             return [refusal]
         group.senders[sender] = number
+        if len(group.senders) > SENDERS_KEPT:
+            del group.senders[next(iter(group.senders))]
         group.last_report = now
         group.oldest_operation = report.oldest_operation
         values, mass = report.watermarks, report.mass
+        refused: list[Refused] = []
         if report.fold.input_incarnations != required.input_incarnations:
             values = np.full(len(values), MIN, dtype=np.int64)
             mass = mass and replace(mass, frontiers=dict.fromkeys(mass.frontiers, MIN))
-        refused: list[Refused] = []
+            msg = "the report folds another life of an input than the one in force, so it counts as unknown; fold anew"
+            refused.append(Refused(group.sequencer, errors.IncarnationChanged.reason, msg, report.handles))
         if mass is not None:
             refused.extend(self._take_mass(group, mass, now))
         refused.extend(self._take_values(group, report.handles, values, finish=report.finish, now=now))

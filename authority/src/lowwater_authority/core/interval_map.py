@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from sortedcontainers import SortedDict
 
 from lowwater_authority.core.columns import Columns, Int64s
@@ -51,14 +52,24 @@ class Taken:
     """Whether keys of those ranges stay outside the taken interval, as stretches of their own."""
 
 
+class Owner(NamedTuple):
+    """Who answers for a range, as it was when the range was looked at."""
+
+    sequencer: int
+    state: GroupState
+    worker: str
+    host: str
+    last_report: int
+
+
 class Range(NamedTuple):
-    """One range of the map."""
+    """One range of the map, as it was when it was looked at."""
 
     start: bytes
     end: bytes
     value: int
     since: int
-    group: Group
+    owner: Owner
 
 
 class IntervalMap:
@@ -101,7 +112,14 @@ class IntervalMap:
 
     def held_below(self, below: int, limit: int) -> tuple[list[Range], int]:
         """Return up to ``limit`` ranges with a value under ``below``, least first, and how many there are. O(n)."""
-        slots = np.flatnonzero(self.columns.values[: self.columns.size] < below)
+        return self._furthest_behind(np.flatnonzero(self.columns.values[: self.columns.size] < below), limit)
+
+    def all_ranges(self, limit: int) -> tuple[list[Range], int]:
+        """Return up to ``limit`` ranges, those furthest behind first, and how many there are. O(n)."""
+        runs = (np.arange(run.group.base + run.low, run.group.base + run.high) for run in self._runs.values())
+        return self._furthest_behind(np.concatenate(list(runs)), limit)
+
+    def _furthest_behind(self, slots: npt.NDArray[np.intp], limit: int) -> tuple[list[Range], int]:
         total = len(slots)
         values = self.columns.values[slots]
         if total > limit:
@@ -109,12 +127,6 @@ class IntervalMap:
             slots, values = slots[nearest], values[nearest]
         slots = slots[np.argsort(values, kind="stable")]
         return [self.range_at(int(slot)) for slot in slots], total
-
-    def all_ranges(self, limit: int) -> tuple[list[Range], int]:
-        """Return up to ``limit`` ranges, those furthest behind first, and how many there are. O(n log n)."""
-        ranges = [self._range(run.group, handle) for run in self._runs.values() for handle in range(run.low, run.high)]
-        ranges.sort(key=lambda r: r.value)
-        return ranges[:limit], len(ranges)
 
     def holder(self) -> Range | None:
         """Return a range that holds the minimum; None when all are finished or retired."""
@@ -133,7 +145,7 @@ class IntervalMap:
             group.bounds[handle + 1],
             int(self.columns.values[slot]),
             int(self.columns.since[slot]),
-            group,
+            Owner(group.sequencer, group.state, group.worker, group.host, group.last_report),
         )
 
     # -- changing ------------------------------------------------------------------------------------------

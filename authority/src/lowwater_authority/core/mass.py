@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from lowwater_authority.core.columns import Int64s
 
+MOST_RECORDS: Final = 2**40
+"""Of one claim's mass, so that sums over all claims stay exact in 64 bits."""
+
 SLOT: Final = 60 * 1_000_000
 """Width of a slot of recently finished records: one minute of processing time."""
 

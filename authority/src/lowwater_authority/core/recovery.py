@@ -72,7 +72,7 @@ def restarted(old: Computation, spec: Spec) -> Computation:
     """Return a new life: nothing is known, every sequencer is stale, but none is ever granted twice."""
     new = Computation(spec, epoch_base=old.epoch_base)
     new.last_sequencer = old.last_sequencer
-    new.granted = old.granted
+    new.granted = old.granted.copy()
     return new
 
 

@@ -86,6 +86,9 @@ class SqliteJournal(Journal):
             for part in range(parts):
                 await self._run(self._stage, key, log, position, payload, part, parts)
             await self._run(self._database.finish_snapshot, log, position, parts)
+            # A call at a time, so that appends get their turn in between.
+            while await self._run(self._database.purge_some, log):
+                pass
 
     async def close(self) -> None:
         """See Journal."""

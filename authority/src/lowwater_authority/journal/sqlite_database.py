@@ -131,7 +131,7 @@ class SqliteDatabase:
             connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", (key, position, part, frame))
 
     def finish_snapshot(self, log: str, position: int, parts: int) -> None:
-        """Make the staged parts the snapshot, and give up what it covers, in one transaction."""
+        """Make the staged parts the snapshot, in one transaction; ``purge_some`` removes what it covers."""
         with self._transaction() as connection:
             sqlite_schema.check_owner(connection, self._owner.writer)
             key = self._snapshot_key(log, position)
@@ -141,14 +141,18 @@ class SqliteDatabase:
                 if staged != parts:
                     raise JournalFailed(f"log {log!r}: {staged} of {parts} parts of snapshot {position} are there")
                 connection.execute("UPDATE logs SET snapshot = ? WHERE id = ?", (position, key))
+
+    def purge_some(self, log: str) -> bool:
+        """Remove a little of what a log's snapshot covers; returns whether there may be more."""
         try:
             with _translated(self.path):
                 sql = "SELECT id, snapshot FROM logs WHERE name = ?"
                 row = self._connection.execute(sql, (log,)).fetchone()
-            self._purge(*row)
+            return self._purge_some(*row)
         except JournalError as error:
             # The snapshot holds. What it covers is not read any more; the next one, or the next start, removes it.
             _logger.warning("log %r: covered records stay on disk for now: %s", log, error)
+            return False
 
     def close(self) -> None:
         """Close the file, which empties the write-ahead log, and free the lock."""
@@ -195,7 +199,8 @@ class SqliteDatabase:
         _sync_directory(self.path.parent)
         self._files = self._identities()
         for key, position in connection.execute("SELECT id, snapshot FROM logs").fetchall():
-            self._purge(key, position, staged=True)
+            while self._purge_some(key, position, staged=True):
+                pass
 
     def _snapshot_key(self, log: str, position: int) -> int | None:
         """Key of a log that may get a snapshot there; None when it has one that reaches as far."""
@@ -218,8 +223,11 @@ class SqliteDatabase:
             raise JournalCorrupt(log, position, f"{len(payloads)} of {parts} parts of the snapshot are there")
         return b"".join(payloads)
 
-    def _purge(self, key: int, position: int, *, staged: bool = False) -> None:
-        """Remove what the snapshot at ``position`` covers, a little at a time; with ``staged``, unfinished ones too."""
+    def _purge_some(self, key: int, position: int, *, staged: bool = False) -> bool:
+        """Remove a little of what the snapshot at ``position`` covers; with ``staged``, of unfinished ones too.
+
+        Returns whether there may be more.
+        """
         others = "!=" if staged else "<"
         for sql in (
             "DELETE FROM records WHERE (log, position) IN"
@@ -227,11 +235,12 @@ class SqliteDatabase:
             "DELETE FROM snapshots WHERE (log, position, part) IN"
             f" (SELECT log, position, part FROM snapshots WHERE log = ? AND position {others} ? LIMIT ?)",
         ):
-            removed = _PURGED_AT_A_TIME
-            while removed == _PURGED_AT_A_TIME:
-                with self._transaction() as connection:
-                    sqlite_schema.check_owner(connection, self._owner.writer)
-                    removed = connection.execute(sql, (key, position, _PURGED_AT_A_TIME)).rowcount
+            with self._transaction() as connection:
+                sqlite_schema.check_owner(connection, self._owner.writer)
+                removed = connection.execute(sql, (key, position, _PURGED_AT_A_TIME)).rowcount
+            if removed == _PURGED_AT_A_TIME:
+                return True
+        return False
 
     def _identities(self) -> list[tuple[int, int]]:
         """Device and number of the two files that are written."""

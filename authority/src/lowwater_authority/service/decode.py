@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from lowwater_authority.core.heuristics import PPM
-from lowwater_authority.core.mass import Mass
+from lowwater_authority.core.mass import MOST_RECORDS, Mass
 from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport, Prepare, TaskAttempt, TaskPart
 from lowwater_authority.core.times import DAY
 from lowwater_authority.core.topology import Spec
@@ -147,6 +147,8 @@ def part(message: workers_pb2.StageTaskRequest) -> TaskPart:
         raise bad_field(
             "pending", f"has {len(starts)} starts and {len(counts)} counts", "send as many of each, below 2^63"
         )
+    if float(counts.sum(dtype=np.float64)) + message.finished > MOST_RECORDS:
+        raise bad_field("pending and finished", "count too many records", f"a task has at most {MOST_RECORDS}")
     return TaskPart(uint32s(message.handles), int64s(message.oldest_micros), starts, counts, message.finished)
 
 

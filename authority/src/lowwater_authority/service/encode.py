@@ -24,18 +24,18 @@ STATES: Final = {
 
 def key_range(value: Range) -> types_pb2.Range:
     """Encode a range."""
-    group = value.group
-    finished = value.value == MAX and group.state is not GroupState.RETIRED
+    owner = value.owner
+    finished = value.value == MAX and owner.state is not GroupState.RETIRED
     return types_pb2.Range(
         start=value.start,
         end=value.end,
         watermark_micros=value.value,
-        state=types_pb2.RANGE_STATE_FINISHED if finished else STATES[group.state],
-        worker=group.worker,
-        host=group.host,
-        sequencer=group.sequencer,
+        state=types_pb2.RANGE_STATE_FINISHED if finished else STATES[owner.state],
+        worker=owner.worker,
+        host=owner.host,
+        sequencer=owner.sequencer,
         since_micros=value.since,
-        last_report_micros=group.last_report,
+        last_report_micros=owner.last_report,
     )
 
 

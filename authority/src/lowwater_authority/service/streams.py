@@ -32,7 +32,9 @@ class Outbox:
         self._changed = asyncio.Event()
 
     def acknowledge(self, number: int, refused: list[pb.RefusedRanges], references: list[pb.ReferenceTime]) -> None:
-        """Everything up to a report is durable but for what was refused."""
+        """Everything up to a report is durable but for what was refused; not so behind one that failed."""
+        if self.closed is not None:
+            return
         if self._ack is None:
             self._ack = pb.ReportAck()
         self._ack.number = number
@@ -50,8 +52,8 @@ class Outbox:
         self._changed.set()
 
     def close(self, error: errors.LowwaterError) -> None:
-        """End the stream with an error."""
-        self.closed = error
+        """End the stream with an error: the first one."""
+        self.closed = self.closed or error
         self._changed.set()
 
     def finish(self) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
 from lowwater_authority.service import decode, encode
-from lowwater_authority.service.refusals import refusing
+from lowwater_authority.service.refusals import check_token, refusing
 
 if TYPE_CHECKING:
     import grpc
@@ -26,6 +26,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     @refusing
     async def Register(self, request: topology_pb2.RegisterRequest, _: Context) -> topology_pb2.RegisterResponse:  # noqa: N802
         """Register a computation."""
+        check_token(self.services.token, request.server_token)
         shard = self.services.shard
         spec = await shard.register(decode.spec(request))
         return topology_pb2.RegisterResponse(
@@ -33,8 +34,11 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         )
 
     @refusing
-    async def GetTopology(self, _: topology_pb2.GetTopologyRequest, __: Context) -> topology_pb2.GetTopologyResponse:  # noqa: N802
+    async def GetTopology(  # noqa: N802
+        self, request: topology_pb2.GetTopologyRequest, _: Context
+    ) -> topology_pb2.GetTopologyResponse:
         """Read the graph."""
+        check_token(self.services.token, request.server_token)
         topology = self.services.shard.topology
         return topology_pb2.GetTopologyResponse(
             server_token=self.services.token,
@@ -47,6 +51,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     @refusing
     async def SetInputs(self, request: topology_pb2.SetInputsRequest, _: Context) -> topology_pb2.SetInputsResponse:  # noqa: N802
         """Change what a computation reads."""
+        check_token(self.services.token, request.server_token)
         shard = self.services.shard
         spec = await shard.set_inputs(request.computation, list(request.inputs))
         return topology_pb2.SetInputsResponse(computation=encode.computation(spec, shard.topology))
@@ -54,6 +59,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     @refusing
     async def Reset(self, request: topology_pb2.ResetRequest, _: Context) -> topology_pb2.ResetResponse:  # noqa: N802
         """Start a new life of a computation and its readers."""
+        check_token(self.services.token, request.server_token)
         shard = self.services.shard
         specs = await shard.reset(request.computation)
         return topology_pb2.ResetResponse(computations=[encode.computation(spec, shard.topology) for spec in specs])
@@ -61,6 +67,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     @refusing
     async def Retire(self, request: topology_pb2.RetireRequest, _: Context) -> topology_pb2.RetireResponse:  # noqa: N802
         """Take a key range out of a computation."""
+        check_token(self.services.token, request.server_token)
         start, end = decode.interval(request.start, request.end)
         ranges = await self.services.shard.retire(request.computation, start, end, force=request.force)
         return topology_pb2.RetireResponse(ranges=ranges)

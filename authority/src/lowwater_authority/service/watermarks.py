@@ -94,6 +94,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
     @refusing
     async def ListRanges(self, request: pb.ListRangesRequest, _: Context) -> pb.ListRangesResponse:  # noqa: N802
         """List ranges, those furthest behind first."""
+        check_token(self.services.token, request.server_token)
         limit = request.page_size or DEFAULT_PAGE
         if limit > MAX_PAGE:
             raise bad_field("page_size", f"is {limit}", f"ask for at most {MAX_PAGE}")

@@ -48,6 +48,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             sequencer=grant.sequencer,
             incarnation=spec.incarnation,
             epoch=shard.journal.epoch,
+            epoch_nonce=shard.journal.nonce,
             input_version=required.input_version,
             inputs=spec.inputs,
             input_incarnations=required.input_incarnations,
@@ -60,6 +61,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     @refusing
     async def Release(self, request: pb.ReleaseRequest, _: Context) -> pb.ReleaseResponse:  # noqa: N802
         """Give ranges back."""
+        check_token(self.services.token, request.server_token)
         await self.services.shard.release(request.computation, request.sequencer)
         return pb.ReleaseResponse()
 
@@ -75,12 +77,14 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     @refusing
     async def PrepareBatch(self, request: pb.PrepareBatchRequest, _: Context) -> pb.PrepareBatchResponse:  # noqa: N802
         """Fix the accepted attempts of a micro-batch."""
+        check_token(self.services.token, request.server_token)
         missing = self.services.shard.prepare(request.computation, decode.prepare(request))
         return pb.PrepareBatchResponse(missing=map(encode.attempt, missing))
 
     @refusing
     async def CommitBatch(self, request: pb.CommitBatchRequest, _: Context) -> pb.CommitBatchResponse:  # noqa: N802
         """Apply a prepared micro-batch."""
+        check_token(self.services.token, request.server_token)
         refused = await self.services.shard.commit(request.computation, request.sequencer, request.batch)
         return pb.CommitBatchResponse(refused=[encode.refused(request.computation, value) for value in refused])
 
@@ -99,10 +103,13 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             await refuse(context, error)
         reader = asyncio.create_task(self._read(requests, sender, first.open.stream, outbox))
         try:
-            yield pb.ReportResponse(opened=pb.ReportOpened(server_token=self.services.token))
+            yield pb.ReportResponse(
+                opened=pb.ReportOpened(server_token=self.services.token, epoch=self.services.shard.journal.epoch)
+            )
             while True:
                 for message in await outbox.take():
-                    yield message
+                    if outbox.closed is None:
+                        yield message
                 if outbox.closed is not None:
                     await refuse(context, outbox.closed)
                 if self.services.leaving.is_set():
@@ -150,7 +157,8 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 "report.groups", "names a claim twice", "send one entry a claim, and the rest in the next report"
             )
         for name, group in groups:
-            self.streams.speaks(name, group.sequencer, outbox)
+            if self.services.shard.claimed(name, group.sequencer):
+                self.streams.speaks(name, group.sequencer, outbox)
         ranges = sum(len(group.watermarks) if group.handles is None else len(group.handles) for _, group in groups)
         names = dict.fromkeys(name for name, _ in groups)
         durable = self.services.shard.report(groups, sender=sender, number=(stream, report.number))

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 ff44a112fecc1e4b48fc497b309cc18dd09bd67e0192cd2d6f326af3460cb8ae
+Made from: sha256 227ae759c1a703d73d2c572e0451c2b03eed3abfe4bd8356766b91d029495506
 """

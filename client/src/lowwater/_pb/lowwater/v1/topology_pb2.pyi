@@ -32,6 +32,7 @@ class Computation(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     INPUT_VERSION_FIELD_NUMBER: builtins.int
     INPUT_INCARNATIONS_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
     name: builtins.str
     """[namespace/]name, each part 1 to 128 of A-Z a-z 0-9 _ . -"""
     key_hash: builtins.str
@@ -44,6 +45,10 @@ class Computation(google.protobuf.message.Message):
     """The computation's life number, from 1."""
     input_version: builtins.int
     """Grows with every change of the inputs; folds name it."""
+    dropped: builtins.bool
+    """Whether it was dropped: only its numbers are kept, for when the name is
+    registered again. No release drops yet.
+    """
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The names it reads; every writer of what it reads must be named. Empty for
@@ -71,8 +76,9 @@ class Computation(google.protobuf.message.Message):
         incarnation: builtins.int = ...,
         input_version: builtins.int = ...,
         input_incarnations: collections.abc.Iterable[builtins.int] | None = ...,
+        dropped: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["heuristics_ppm", b"heuristics_ppm", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "heuristics_ppm", b"heuristics_ppm", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation
 
@@ -87,12 +93,15 @@ class RegisterRequest(google.protobuf.message.Message):
     HEURISTICS_PPM_FIELD_NUMBER: builtins.int
     KEY_HASH_FIELD_NUMBER: builtins.int
     MAX_SKEW_MICROS_FIELD_NUMBER: builtins.int
+    SERVER_TOKEN_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The name, as in Computation."""
     key_hash: builtins.str
     """The name of the key hash."""
     max_skew_micros: builtins.int
     """0 means the default of one day."""
+    server_token: builtins.str
+    """The deployment the caller means; empty accepts any."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What it reads. Unregistered names are allowed: they hold at MIN."""
@@ -109,8 +118,9 @@ class RegisterRequest(google.protobuf.message.Message):
         heuristics_ppm: collections.abc.Iterable[builtins.int] | None = ...,
         key_hash: builtins.str = ...,
         max_skew_micros: builtins.int = ...,
+        server_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["heuristics_ppm", b"heuristics_ppm", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["heuristics_ppm", b"heuristics_ppm", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name", "server_token", b"server_token"]) -> None: ...
 
 Global___RegisterRequest: typing_extensions.TypeAlias = RegisterRequest
 
@@ -145,9 +155,15 @@ class GetTopologyRequest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    server_token: builtins.str
+    """The deployment the caller means; empty accepts any."""
     def __init__(
         self,
+        *,
+        server_token: builtins.str = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["server_token", b"server_token"]) -> None: ...
 
 Global___GetTopologyRequest: typing_extensions.TypeAlias = GetTopologyRequest
 
@@ -187,8 +203,11 @@ class SetInputsRequest(google.protobuf.message.Message):
 
     COMPUTATION_FIELD_NUMBER: builtins.int
     INPUTS_FIELD_NUMBER: builtins.int
+    SERVER_TOKEN_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
+    server_token: builtins.str
+    """The deployment the caller means; empty accepts any."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The new inputs, all of them."""
@@ -198,8 +217,9 @@ class SetInputsRequest(google.protobuf.message.Message):
         *,
         computation: builtins.str = ...,
         inputs: collections.abc.Iterable[builtins.str] | None = ...,
+        server_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "inputs", b"inputs"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "inputs", b"inputs", "server_token", b"server_token"]) -> None: ...
 
 Global___SetInputsRequest: typing_extensions.TypeAlias = SetInputsRequest
 
@@ -231,14 +251,18 @@ class ResetRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     COMPUTATION_FIELD_NUMBER: builtins.int
+    SERVER_TOKEN_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation to reset; all that reads it, directly or not, follows."""
+    server_token: builtins.str
+    """The deployment the caller means; empty accepts any."""
     def __init__(
         self,
         *,
         computation: builtins.str = ...,
+        server_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "server_token", b"server_token"]) -> None: ...
 
 Global___ResetRequest: typing_extensions.TypeAlias = ResetRequest
 
@@ -272,6 +296,7 @@ class RetireRequest(google.protobuf.message.Message):
     START_FIELD_NUMBER: builtins.int
     END_FIELD_NUMBER: builtins.int
     FORCE_FIELD_NUMBER: builtins.int
+    SERVER_TOKEN_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     start: builtins.bytes
@@ -280,6 +305,8 @@ class RetireRequest(google.protobuf.message.Message):
     """First key after; empty means no upper bound."""
     force: builtins.bool
     """Retire even ranges that a worker owns."""
+    server_token: builtins.str
+    """The deployment the caller means; empty accepts any."""
     def __init__(
         self,
         *,
@@ -287,8 +314,9 @@ class RetireRequest(google.protobuf.message.Message):
         start: builtins.bytes = ...,
         end: builtins.bytes = ...,
         force: builtins.bool = ...,
+        server_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "end", b"end", "force", b"force", "start", b"start"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "end", b"end", "force", b"force", "server_token", b"server_token", "start", b"start"]) -> None: ...
 
 Global___RetireRequest: typing_extensions.TypeAlias = RetireRequest
 

@@ -210,16 +210,26 @@ class GoAway(google.protobuf.message.Message):
 
     REASON_FIELD_NUMBER: builtins.int
     RETRY_AFTER_MILLIS_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
     reason: builtins.str
     """Why, for the log."""
     retry_after_millis: builtins.int
     """How long to wait before the next attempt, in milliseconds."""
+    address: builtins.str
+    """Where to go instead, HOST:PORT; empty: to the same name. With one shard
+    always empty.
+    """
+    epoch: builtins.int
+    """The ownership number at that address; never follow one to a lower number."""
     def __init__(
         self,
         *,
         reason: builtins.str = ...,
         retry_after_millis: builtins.int = ...,
+        address: builtins.str = ...,
+        epoch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["reason", b"reason", "retry_after_millis", b"retry_after_millis"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "epoch", b"epoch", "reason", b"reason", "retry_after_millis", b"retry_after_millis"]) -> None: ...
 
 Global___GoAway: typing_extensions.TypeAlias = GoAway

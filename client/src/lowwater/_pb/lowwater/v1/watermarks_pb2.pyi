@@ -208,21 +208,25 @@ class ListRangesRequest(google.protobuf.message.Message):
     COMPUTATION_FIELD_NUMBER: builtins.int
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     BELOW_MICROS_FIELD_NUMBER: builtins.int
+    SERVER_TOKEN_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     page_size: builtins.int
     """At most this many; 0 means 100, 10000 is the most."""
     below_micros: builtins.int
     """Only ranges below this event time; absent lists all of them."""
+    server_token: builtins.str
+    """The deployment the caller means; empty accepts any."""
     def __init__(
         self,
         *,
         computation: builtins.str = ...,
         page_size: builtins.int = ...,
         below_micros: builtins.int | None = ...,
+        server_token: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_below_micros", b"_below_micros", "below_micros", b"below_micros"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_below_micros", b"_below_micros", "below_micros", b"below_micros", "computation", b"computation", "page_size", b"page_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_below_micros", b"_below_micros", "below_micros", b"below_micros", "computation", b"computation", "page_size", b"page_size", "server_token", b"server_token"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_below_micros", b"_below_micros"]) -> typing.Literal["below_micros"] | None: ...
 
 Global___ListRangesRequest: typing_extensions.TypeAlias = ListRangesRequest

@@ -105,6 +105,7 @@ class ClaimResponse(google.protobuf.message.Message):
     SEQUENCER_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
+    EPOCH_NONCE_FIELD_NUMBER: builtins.int
     INPUT_VERSION_FIELD_NUMBER: builtins.int
     INPUTS_FIELD_NUMBER: builtins.int
     INPUT_INCARNATIONS_FIELD_NUMBER: builtins.int
@@ -119,6 +120,10 @@ class ClaimResponse(google.protobuf.message.Message):
     """The computation's life number."""
     epoch: builtins.int
     """The shard's ownership number."""
+    epoch_nonce: builtins.int
+    """Tells two shards apart that believe in the same epoch; takes no part in any
+    order.
+    """
     input_version: builtins.int
     """The version of the inputs that a fold must name."""
     reference_micros: builtins.int
@@ -146,6 +151,7 @@ class ClaimResponse(google.protobuf.message.Message):
         sequencer: builtins.int = ...,
         incarnation: builtins.int = ...,
         epoch: builtins.int = ...,
+        epoch_nonce: builtins.int = ...,
         input_version: builtins.int = ...,
         inputs: collections.abc.Iterable[builtins.str] | None = ...,
         input_incarnations: collections.abc.Iterable[builtins.int] | None = ...,
@@ -153,7 +159,7 @@ class ClaimResponse(google.protobuf.message.Message):
         heuristics_ppm: collections.abc.Iterable[builtins.int] | None = ...,
         reference_micros: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "heuristics_ppm", b"heuristics_ppm", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "reference_micros", b"reference_micros", "sequencer", b"sequencer", "server_token", b"server_token", "watermarks_micros", b"watermarks_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "epoch_nonce", b"epoch_nonce", "heuristics_ppm", b"heuristics_ppm", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "reference_micros", b"reference_micros", "sequencer", b"sequencer", "server_token", b"server_token", "watermarks_micros", b"watermarks_micros"]) -> None: ...
 
 Global___ClaimResponse: typing_extensions.TypeAlias = ClaimResponse
 
@@ -165,17 +171,21 @@ class ReleaseRequest(google.protobuf.message.Message):
 
     COMPUTATION_FIELD_NUMBER: builtins.int
     SEQUENCER_FIELD_NUMBER: builtins.int
+    SERVER_TOKEN_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     sequencer: builtins.int
     """The claim."""
+    server_token: builtins.str
+    """The deployment the caller means; empty accepts any."""
     def __init__(
         self,
         *,
         computation: builtins.str = ...,
         sequencer: builtins.int = ...,
+        server_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "sequencer", b"sequencer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "sequencer", b"sequencer", "server_token", b"server_token"]) -> None: ...
 
 Global___ReleaseRequest: typing_extensions.TypeAlias = ReleaseRequest
 
@@ -350,6 +360,7 @@ class ReportOpen(google.protobuf.message.Message):
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
     SENDER_FIELD_NUMBER: builtins.int
     STREAM_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
     sender: builtins.bytes
@@ -358,14 +369,19 @@ class ReportOpen(google.protobuf.message.Message):
     """Grows with each stream of the sender. A lower one than the newest is
     refused, a newer one closes the older stream.
     """
+    epoch: builtins.int
+    """The highest ownership number the sender has seen; a shard below it has been
+    replaced. With one shard there is no other.
+    """
     def __init__(
         self,
         *,
         server_token: builtins.str = ...,
         sender: builtins.bytes = ...,
         stream: builtins.int = ...,
+        epoch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["sender", b"sender", "server_token", b"server_token", "stream", b"stream"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "sender", b"sender", "server_token", b"server_token", "stream", b"stream"]) -> None: ...
 
 Global___ReportOpen: typing_extensions.TypeAlias = ReportOpen
 
@@ -440,14 +456,18 @@ class ReportOpened(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
     server_token: builtins.str
     """The deployment's identity."""
+    epoch: builtins.int
+    """The shard's ownership number."""
     def __init__(
         self,
         *,
         server_token: builtins.str = ...,
+        epoch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["server_token", b"server_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "server_token", b"server_token"]) -> None: ...
 
 Global___ReportOpened: typing_extensions.TypeAlias = ReportOpened
 
@@ -685,6 +705,7 @@ class PrepareBatchRequest(google.protobuf.message.Message):
     INPUT_INCARNATIONS_FIELD_NUMBER: builtins.int
     OLDEST_OPERATION_MICROS_FIELD_NUMBER: builtins.int
     FRONTIERS_FIELD_NUMBER: builtins.int
+    SERVER_TOKEN_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     sequencer: builtins.int
@@ -705,6 +726,8 @@ class PrepareBatchRequest(google.protobuf.message.Message):
     """As in GroupReport."""
     oldest_operation_micros: builtins.int
     """As in GroupReport."""
+    server_token: builtins.str
+    """The deployment the caller means; empty accepts any."""
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TaskAttempt]:
         """One accepted attempt per task."""
@@ -731,8 +754,9 @@ class PrepareBatchRequest(google.protobuf.message.Message):
         input_incarnations: collections.abc.Iterable[builtins.int] | None = ...,
         oldest_operation_micros: builtins.int = ...,
         frontiers: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.Heuristic] | None = ...,
+        server_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "bound_micros", b"bound_micros", "computation", b"computation", "covers_all", b"covers_all", "digest", b"digest", "frontiers", b"frontiers", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "oldest_operation_micros", b"oldest_operation_micros", "sequencer", b"sequencer", "tasks", b"tasks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "bound_micros", b"bound_micros", "computation", b"computation", "covers_all", b"covers_all", "digest", b"digest", "frontiers", b"frontiers", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "oldest_operation_micros", b"oldest_operation_micros", "sequencer", b"sequencer", "server_token", b"server_token", "tasks", b"tasks"]) -> None: ...
 
 Global___PrepareBatchRequest: typing_extensions.TypeAlias = PrepareBatchRequest
 
@@ -767,20 +791,24 @@ class CommitBatchRequest(google.protobuf.message.Message):
     COMPUTATION_FIELD_NUMBER: builtins.int
     SEQUENCER_FIELD_NUMBER: builtins.int
     BATCH_FIELD_NUMBER: builtins.int
+    SERVER_TOKEN_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     sequencer: builtins.int
     """The run's claim."""
     batch: builtins.int
     """The micro-batch."""
+    server_token: builtins.str
+    """The deployment the caller means; empty accepts any."""
     def __init__(
         self,
         *,
         computation: builtins.str = ...,
         sequencer: builtins.int = ...,
         batch: builtins.int = ...,
+        server_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "computation", b"computation", "sequencer", b"sequencer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "computation", b"computation", "sequencer", b"sequencer", "server_token", b"server_token"]) -> None: ...
 
 Global___CommitBatchRequest: typing_extensions.TypeAlias = CommitBatchRequest
 
