@@ -104,11 +104,14 @@ def spark_session(out: Path) -> Iterator[SparkSession]:
         .appName("lowwater flights")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "1g")
-        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.shuffle.partitions", "1")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(out / "warehouse"))
         .config("spark.log.level", "ERROR")
         .config("spark.ui.showConsoleProgress", "false")
+        # Plans of a few hundred rows run once: compiling and re-planning them would cost more than running them.
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.adaptive.enabled", "false")
         # A job per listing of more than 32 small files would cost more than the batch.
         .config("spark.sql.sources.parallelPartitionDiscovery.threshold", "10000")
         .getOrCreate()

@@ -291,6 +291,34 @@ def test_a_wait_does_not_survive_a_reset(lw: lowwater.Client) -> None:
     assert lw.wait("enriched", Watermark.FINISHED, timeout=30).incarnation == 2
 
 
+def test_a_wait_after_a_reset_never_sees_the_old_life(server: Serving, lw: lowwater.Client) -> None:
+    lw.register("flights")
+    lw.register("other")
+    for _ in range(5):
+        lw.worker("flights").claim().advance(None, oldest=None, frontier=at(14))
+        old = lw.wait("flights", at(14), timeout=30)
+        lw.reset("flights")
+        with pytest.raises(lowwater.Timeout):
+            lw.wait("flights", at(14), timeout=0.01)
+        assert lw.get("flights")["flights"].incarnation == old.incarnation + 1
+
+    lw.worker("flights").claim().advance(None, oldest=None, frontier=at(14))
+    old = lw.wait("flights", at(14), timeout=30)
+    server.kill()
+    eventually(lambda: not lw._runtime().watcher._live)
+    with pytest.raises(lowwater.Timeout):
+        lw.wait("flights", at(14), timeout=0.01)
+    server.start()
+    with lowwater.connect(server.address) as somebody:
+        somebody.reset("flights")
+    for _ in range(2):
+        # Its claim is gone with its life, so nobody reports.
+        with pytest.raises(lowwater.Timeout):
+            lw.wait("flights", at(14), timeout=0.3)
+    with lw.inputs("flights") as reader:
+        assert reader.read().incarnations == (old.incarnation + 1,)
+
+
 def test_new_inputs_are_folded_after_a_new_claim(lw: lowwater.Client) -> None:
     flights, worker, enriched = pipeline(lw)
     enriched.advance(worker.inputs(), oldest=None)

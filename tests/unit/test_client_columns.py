@@ -52,6 +52,7 @@ def test_a_column_is_a_list(pair: tuple[Column, list[int]], limit: int, some: li
     clamped = column.at_most(limit)
     clamped._check()
     assert list(clamped.values()) == [min(v, limit) for v in plain]
+    assert column.holds_nothing == all(value == MAX for value in plain)
     if column.uniform is not None:
         assert set(plain) == {column.uniform}
     if some and column.value_of(handles) is not None:

@@ -38,6 +38,10 @@ def taken(lease: LeaseState) -> GroupState:
     return group
 
 
+def refusal_of(lease: LeaseState) -> Refusal | None:
+    return lease.refusal
+
+
 class NewestFold(LeaseState):
     """The mistake of rule 5: the reporter folds what the watch thread knows by now."""
 
@@ -195,9 +199,65 @@ def test_refused_ranges_come_again_with_the_next_state_or_beat() -> None:
     assert spread(lease.beat() or taken(lease), 3) == {1: 10}
     lease.advance(fold_at(10), {2: 7}, now=0.0)
     assert spread(taken(lease), 3) == {1: 10, 2: 7}
-    lease.accept()
+    lease.accept(array("I", [1]))
     lease.advance(fold_at(10), {2: 8}, now=0.0)
     assert spread(taken(lease), 3) == {2: 8}
+
+
+def test_a_second_refusal_does_not_erase_the_first() -> None:
+    lease = lease_of(4)
+    lease.advance(fold_at(10), MAX, now=0.0)
+    taken(lease)
+    lease.refuse(Refusal("TOO_FAR_AHEAD", "", (1,)))
+    lease.refuse(Refusal("INCARNATION_CHANGED", "why", (2, 3)))
+    assert refusal_of(lease) == Refusal("INCARNATION_CHANGED", "why", (1, 2, 3))
+    lease.acknowledge(1)
+    assert (lease.answered, lease.durable) == (1, 0)
+    assert spread(lease.beat() or taken(lease), 4) == {1: 10, 2: 10, 3: 10}
+    lease.accept(array("I", [1, 2]))
+    assert refusal_of(lease) == Refusal("INCARNATION_CHANGED", "why", (3,))
+    lease.refuse(Refusal("OVERLOADED", "", None))
+    assert spread(lease.beat() or taken(lease), 4) == dict.fromkeys(range(4), 10)
+    lease.accept(array("I", [0, 1]))
+    lease.lose([2], "newer")
+    assert refusal_of(lease) == Refusal("OVERLOADED", "", (3,))
+    lease.lose([3], "newer")
+    assert refusal_of(lease) is None
+    assert lease.durable == 1
+
+
+@pytest.mark.parametrize("refusal", [Refusal("INVALID_ARGUMENT", "", None), Refusal("INCARNATION_CHANGED", "", (0, 1))])
+@pytest.mark.parametrize("beat", [True, False])
+def test_a_refused_mass_comes_again(refusal: Refusal, beat: bool) -> None:
+    lease = lease_of(2)
+    lease.reference = 20_000
+    pending = Histogram(20_000)
+    pending.add(5_000, 3)
+    lease.advance(fold_at(10_000), MAX, pending=pending, now=0.0)
+    mass = taken(lease).mass
+    assert mass is not None
+    lease.refuse(refusal)
+    if not beat:
+        lease.advance(fold_at(10_000), MAX, pending=pending, now=0.0)
+    again = lease.beat() if beat else lease.take()
+    assert again is not None
+    assert again.mass == mass
+    lease.refuse(refusal)
+    lease.accept(None)  # by a report that was on its way already, without the mass
+    again = lease.beat()
+    assert again is not None
+    assert again.mass == mass
+
+
+@pytest.mark.parametrize("count", [3, 1_000])
+def test_nothing_pending_is_told_by_what_is_held_not_by_how_it_is_kept(count: int) -> None:
+    lease = lease_of(count, [MIN] * count)
+    lease.advance(fold_at(10), dict.fromkeys(range(1, count), MAX), now=0.0)
+    assert taken(lease).mass is None
+    lease.advance(fold_at(10), {0: MAX}, now=0.0)
+    mass = taken(lease).mass
+    assert mass is not None
+    assert mass.starts == ()
 
 
 def test_a_mass_goes_out_when_it_changed() -> None:

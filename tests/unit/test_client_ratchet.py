@@ -91,3 +91,19 @@ def test_only_what_changed_is_told() -> None:
     ratchet.admit(b)
     assert ratchet.changed_since(0) == [a, b]
     assert ratchet.changed_since(version) == [b]
+
+
+def test_a_new_life_hides_the_old_one_however_late_that_is_told() -> None:
+    ratchet = Ratchet()
+    old = WatermarkView(
+        "c", registered=True, incarnation=1, epoch=3, low=Watermark(5), shares=((990_000, Watermark(6)),)
+    )
+    ratchet.admit(old)
+    assert ratchet.begin("c", 2)
+    assert ratchet.begin("unheard", 4)
+    assert not ratchet.admit(old)
+    assert not ratchet.begin("c", 2)
+    view = ratchet.get("c")
+    assert (view.registered, view.incarnation, view.epoch, view.low) == (True, 2, 3, Watermark.UNKNOWN)
+    assert view.shares == ((990_000, Watermark.UNKNOWN),)
+    assert ratchet.get("unheard").incarnation == 4

@@ -292,6 +292,10 @@ def staged_reporter(interval: float = INTERVAL) -> tuple[ReporterState, LeaseSta
     return reporter, lease
 
 
+def settled(lease: LeaseState) -> tuple[Refusal | None, int]:
+    return lease.refusal, lease.durable
+
+
 def test_nothing_is_sent_before_the_server_opened_the_stream() -> None:
     reporter, _ = staged_reporter()
     assert reporter.due() is None
@@ -395,6 +399,48 @@ def test_a_refusal_stands_until_what_was_refused_was_sent_again() -> None:
     assert dict(spread(again.groups[0])) == {0: 1}
     reporter.acknowledged(3)
     assert lease.refusal is None
+
+
+@pytest.mark.parametrize("reason", ["TOO_FAR_AHEAD", "INCARNATION_CHANGED"])
+def test_refusals_of_several_reports_in_flight_all_stand(reason: str) -> None:
+    reporter, lease = staged_reporter(interval=0.0)
+    reporter.open()
+    reporter.accepted(0.0)
+    reporter.take(0.0)
+    lease.advance(Fold(1, ()), {1: 0}, now=0.0)
+    reporter.staged(lease)
+    reporter.take(1.0)
+    reporter.acknowledged(1, [("c", 1, Refusal(reason, "", (0,)))])
+    reporter.acknowledged(2, [("c", 1, Refusal(reason, "", (1,)))])
+    assert settled(lease) == (Refusal(reason, "", (0, 1)), 0)
+    assert (lease.answered, dict(lease.lost)) == (2, {})
+    lease.advance(Fold(1, ()), {}, now=0.0)
+    reporter.staged(lease)
+    [again] = reporter.take(2.0)
+    assert dict(spread(again.groups[0])) == {0: 1, 1: 0}
+    reporter.acknowledged(3)
+    assert settled(lease) == (None, 3)
+
+
+def test_a_refused_piece_of_a_divided_state_stands_when_the_others_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowwater._core.reports.MESSAGE_WORDS", 8)
+    reporter = ReporterState(b"s" * 16, 0.0)
+    lease = LeaseState("c", 1, Column(COUNT, 0), reference=0)
+    reporter.add(lease)
+    lease.advance(Fold(COUNT, ()), Column.of(range(COUNT)), now=0.0)
+    reporter.staged(lease)
+    reporter.open()
+    reporter.accepted(0.0)
+    first, *others = reporter.take(0.0)
+    assert others
+    reporter.acknowledged(first.number, [("c", 1, Refusal("TOO_FAR_AHEAD", "", (2,)))])
+    for report in others:
+        reporter.acknowledged(report.number)
+    assert settled(lease) == (Refusal("TOO_FAR_AHEAD", "", (2,)), 0)
+    [again] = reporter.take(BEAT)
+    assert dict(spread(again.groups[0])) == {2: 2}
+    reporter.acknowledged(again.number)
+    assert settled(lease) == (None, 1)
 
 
 class Incremental(ReporterState):

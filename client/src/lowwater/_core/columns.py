@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from lowwater.watermark import EventTime, all_to_micros
+from lowwater.watermark import MAX, EventTime, all_to_micros
 
 __all__ = ["Column", "Handles", "everything_but"]
 
@@ -30,13 +30,14 @@ class Column:
     are many, at the speed of numpy if the process has imported it.
     """
 
-    __slots__ = ("_common", "_dense", "_exceptions", "count")
+    __slots__ = ("_common", "_dense", "_exceptions", "_finished", "count")
 
     def __init__(self, count: int, common: int) -> None:
         self.count = count
         self._common = common
         self._exceptions: dict[int, int] = {}
         self._dense: array[int] | None = None
+        self._finished: int | None = None  # how many of the dense values are MAX, once that was asked for
 
     @classmethod
     def of(cls, values: Iterable[EventTime | None]) -> Column:
@@ -60,6 +61,8 @@ class Column:
 
     def __setitem__(self, handle: int, micros: int) -> None:
         if self._dense is not None:
+            if self._finished is not None:
+                self._finished += (micros == MAX) - (self._dense[handle] == MAX)
             self._dense[handle] = micros
         elif micros != self._common:
             self._exceptions[handle] = micros
@@ -83,6 +86,17 @@ class Column:
     def uniform(self) -> int | None:
         """The value of all the ranges, when it is known to be one."""
         return self._common if self._dense is None and not self._exceptions else None
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether every value is MAX. A dense column counts once, and keeps the count up to date: O(1) after that."""
+        if self._dense is None:
+            return self.uniform == MAX
+        if self._finished is None:
+            if self.count and self._dense[0] != MAX:
+                return False
+            self._finished = self._dense.count(MAX)
+        return self._finished == self.count
 
     def update(self, values: Mapping[int, int]) -> None:
         """Set some ranges."""
@@ -144,6 +158,7 @@ class Column:
         else:
             assert not self._exceptions
             assert len(self._dense) == self.count
+            assert self._finished in {None, self._dense.count(MAX)}
 
 
 def everything_but(count: int, handles: Collection[int]) -> Handles[int] | None:

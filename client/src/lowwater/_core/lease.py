@@ -6,15 +6,21 @@ import itertools
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from lowwater._core.columns import Column, Handles, everything_but
 from lowwater._core.fold import Fold
 from lowwater._core.recent import RecentSlots
+from lowwater.errors import FinishRequired, TooFarAhead
 from lowwater.histogram import Histogram
 from lowwater.views import Refusal
 from lowwater.watermark import MAX
 
 __all__ = ["GroupState", "LeaseState", "Mass"]
+
+
+_OF_VALUES: Final = frozenset({TooFarAhead.reason, FinishRequired.reason})
+"""Refusals of single values, which leave the mass in the same report alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +83,13 @@ class LeaseState:
         self.version = 0
         """Grows with every staged state; 0 before the first."""
         self.durable = 0
-        """The newest version that the authority acknowledged as durable."""
+        """The newest version that the authority took over, durably and whole: not while refused ranges wait."""
+        self.answered = 0
+        """The newest version that the authority answered, whatever it refused of it."""
         self.lost: dict[int, str] = {}
         """Handles that a newer claim, a reset or a retirement took, and why. Not filled when all are lost."""
         self.lost_all: str = ""
         """Why the whole claim is stale; empty while it is not."""
-        self.refusal: Refusal | None = None
-        """What the authority last refused to take over for other reasons; None once it has."""
-        self.retried = False
-        """Whether the last :meth:`take` carried all that was refused before."""
         self.finished: set[int] = set()
         self.finished_all = False
 
@@ -101,6 +105,9 @@ class LeaseState:
         self._sent_operation = 0
         # Where it may differ from the staged state; None: anywhere.
         self._dirty: set[int] | None = None
+        # The last refusal while something refused waits to be taken over, and all the handles that wait; None: all.
+        self._last_refusal: Refusal | None = None
+        self._refused: set[int] | None = set()
         # Handles to send again although nothing changed, for they were refused; None: all.
         self._again: set[int] | None = set()
 
@@ -137,7 +144,7 @@ class LeaseState:
         self._recent.add(finished, now)
         if pending is not None:
             self._pending = pending
-        elif self._oldest.uniform == MAX:
+        elif self._oldest.holds_nothing:
             # Nothing is held anywhere, so nothing is pending.
             self._pending = Histogram(self.reference)
         self._oldest_operation = oldest_operation
@@ -183,19 +190,20 @@ class LeaseState:
     def beat(self) -> GroupState | None:
         """Return a repetition of what was sent, by one range: it keeps the claim's last report fresh.
 
-        Ranges that were refused come along. None when there is nothing to repeat.
+        What was refused, ranges or the mass, comes along. None when there is nothing to repeat.
         """
         if self._sent is None or self.lost_all or len(self.lost) == self.count:
             return None
-        if self.refusal is not None:
+        if self._last_refusal is not None or (self._pending is not None and self._sent_mass is None):
             self._retry()
-            return self.take()
+            group = self.take()
+            if group is not None:
+                return group
         return None if self.finished_all else self._group(self._one_handle(), None)
 
     def _changed(self) -> Handles[int] | None:
         """Bring what was sent up to the newest state. Returns the live handles that have to go; None: all of them."""
         handles: Handles[int] | None
-        self.retried = self._sent is None or self._again is None or bool(self._again)
         if self._sent is None or self._dirty is None:
             values = self._values()
             handles = None if self._sent is None else self._sent.differences(values)
@@ -265,21 +273,59 @@ class LeaseState:
         """Give up ranges that somebody else owns now. None: all of them."""
         if handles is not None:
             self.lost.update(dict.fromkeys(handles, reason))
+            self.accept(array("I", self.lost))
+            self.acknowledge(self.answered)
         if handles is None or len(self.lost) == self.count:
             self.lost_all = self.lost_all or reason
 
-    def refuse(self, refusal: Refusal) -> None:
-        """Remember ranges whose state was not taken over; they are sent again with the next state or beat."""
-        self.refusal = refusal
+    def acknowledge(self, version: int) -> None:
+        """Everything up to a version was answered; it is durable unless refused ranges wait."""
+        self.answered = max(self.answered, version)
+        if self._last_refusal is None and not self.lost_all:
+            self.durable = self.answered
 
-    def accept(self) -> None:
-        """All that was sent again has been taken over."""
-        self.refusal = None
+    @property
+    def refusal(self) -> Refusal | None:
+        """What the authority refused to take over for other reasons, with the last of them; None once it took all over."""
+        last = self._last_refusal
+        if last is None:
+            return None
+        return Refusal(last.reason, last.message, None if self._refused is None else tuple(sorted(self._refused)))
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Add ranges whose state was not taken over; they are sent again with the next state or beat, until they are.
+
+        The mass is sent again too, unless only values of named ranges were refused: the refusal may be of the mass, or of the
+        fold that its frontiers come from.
+        """
+        self._last_refusal = refusal
+        if refusal.handles is None or refusal.reason not in _OF_VALUES:
+            self._sent_mass = None
+        if refusal.handles is None:
+            self._refused = None
+        elif self._refused is not None:
+            self._refused.update(refusal.handles)
+            self._refused.difference_update(self.lost)
+            if not self._refused:
+                self._last_refusal = None
+
+    def accept(self, handles: Handles[int] | None) -> None:
+        """Ranges (None: all) that were sent have been taken over. O(handles) while refused ones wait, else O(1)."""
+        if self._last_refusal is None:
+            return
+        if handles is None:
+            self._refused = set()
+        else:
+            waiting = set(range(self.count)).difference(self.lost) if self._refused is None else self._refused
+            waiting.difference_update(handles)
+            self._refused = waiting
+        if not self._refused:
+            self._last_refusal = None
 
     def _retry(self) -> None:
-        if self.refusal is None or self._again is None:
+        if self._last_refusal is None or self._again is None:
             return
-        if self.refusal.handles is None:
+        if self._refused is None:
             self._again = None
         else:
-            self._again.update(self.refusal.handles)
+            self._again.update(self._refused)

@@ -63,6 +63,24 @@ class Ratchet:
             view = self._raised(known, view)
         return self._store(view)
 
+    def begin(self, name: str, incarnation: int) -> bool:
+        """Take over that a new life of a computation has begun, in which nothing is known yet; returns whether that is new."""
+        known = self.get(name)
+        if incarnation <= known.incarnation:
+            return False
+        shares = tuple((share, Watermark.UNKNOWN) for share, _ in known.shares)
+        return self._store(
+            WatermarkView(
+                name,
+                registered=True,
+                incarnation=incarnation,
+                epoch=known.epoch,
+                shares=shares,
+                ranges=known.ranges,
+                inputs=known.inputs,
+            )
+        )
+
     def _raised(self, known: WatermarkView, view: WatermarkView) -> WatermarkView:
         """Return the view with nothing below what was seen in the same incarnation."""
         if view.low < known.low:

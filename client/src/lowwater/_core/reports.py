@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from lowwater._core.columns import Handles
 from lowwater._core.lease import GroupState, LeaseState
 from lowwater.errors import StaleSequencer
 from lowwater.views import Refusal
@@ -58,7 +59,8 @@ class _InFlight:
 
     number: int
     versions: dict[tuple[str, int], int] = field(default_factory=dict)
-    retried: set[tuple[str, int]] = field(default_factory=set)
+    carried: deque[tuple[int, list[tuple[tuple[str, int], Handles[int] | None]]]] = field(default_factory=deque)
+    """The handles in each report by claim, until it is acknowledged: these are then taken over, unless they are refused."""
 
 
 class ReporterState:
@@ -97,6 +99,10 @@ class ReporterState:
         """Report a lease no longer; its ranges hold what was reported last."""
         self._leases.pop(_key(lease), None)
         self._waiting.pop(_key(lease), None)
+
+    def reports(self, computation: str, sequencer: int) -> bool:
+        """Whether a claim is reported here."""
+        return (computation, sequencer) in self._leases
 
     def staged(self, lease: LeaseState) -> bool:
         """Note that a lease has a new state; returns whether the sender has to be woken for it."""
@@ -162,6 +168,8 @@ class ReporterState:
         for part in _messages(groups):
             self._number += 1
             reports.append(Report(self._number, part))
+            carried = [((group.computation, group.sequencer), group.handles) for group in part]
+            sent.carried.append((self._number, carried))
         sent.number = self._number
         self._in_flight.append(sent)
         self._reports += len(reports)
@@ -172,13 +180,11 @@ class ReporterState:
         if group is not None:
             groups.append(group)
             sent.versions[key] = lease.version
-            if lease.retried:
-                sent.retried.add(key)
         elif self._in_flight:
             # All of it went out before, and is as durable as the newest report.
             self._in_flight[-1].versions[key] = lease.version
         elif not lease.lost_all:
-            lease.durable = lease.version
+            lease.acknowledge(lease.version)
 
     # -- answers --------------------------------------------------------------------------------------------------
 
@@ -196,7 +202,7 @@ class ReporterState:
             for lease in self._leases.values():
                 if lease.computation == computation:
                     lease.reference = max(lease.reference, micros)
-        again = set()
+        named: dict[tuple[str, int], list[Refusal]] = {}
         for computation, sequencer, refusal in refused:
             self._refused += 1
             refused_lease = self._leases.get((computation, sequencer))
@@ -205,17 +211,26 @@ class ReporterState:
             if refusal.reason == StaleSequencer.reason:
                 refused_lease.lose(refusal.handles, refusal.message)
             else:
-                again.add((computation, sequencer))
-                refused_lease.refuse(refusal)
+                named.setdefault((computation, sequencer), []).append(refusal)
+        self._taken_over(number)
+        for key, refusals in named.items():
+            for refusal in refusals:
+                self._leases[key].refuse(refusal)
         while self._in_flight and self._in_flight[0].number <= number:
-            sent = self._in_flight.popleft()
-            for key, version in sent.versions.items():
+            for key, version in self._in_flight.popleft().versions.items():
                 acknowledged = self._leases.get(key)
-                if acknowledged is not None and not acknowledged.lost_all:
-                    acknowledged.durable = max(acknowledged.durable, version)
-                    if key in sent.retried and key not in again:
-                        acknowledged.accept()
+                if acknowledged is not None:
+                    acknowledged.acknowledge(version)
         self._acknowledged = max(self._acknowledged, self._reports - (self._number - number))
+
+    def _taken_over(self, number: int) -> None:
+        """Take what the reports up to a number carried off what was refused before; what they were refused is added after."""
+        for sent in self._in_flight:
+            while sent.carried and sent.carried[0][0] <= number:
+                for key, handles in sent.carried.popleft()[1]:
+                    lease = self._leases.get(key)
+                    if lease is not None:
+                        lease.accept(handles)
 
     def fenced(self, computation: str, sequencer: int, handles: tuple[int, ...] | None, reason: str) -> bool:
         """Give up ranges that the authority took away; None: all of the claim. Returns whether anybody reports for it."""

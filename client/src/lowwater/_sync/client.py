@@ -113,6 +113,7 @@ class Client:
         runtime = self._runtime()
         request = topology_pb2.ResetRequest(computation=self._full(name))
         answer = runtime.connection.call(runtime.connection.graph.Reset, request, repeatable=False)
+        runtime.watcher.begin((each.name, each.incarnation) for each in answer.computations)
         return tuple(wire.computation(each) for each in answer.computations)
 
     def retire(self, name: str, start: bytes, end: bytes, force: bool = False) -> int:
@@ -160,7 +161,7 @@ class Client:
         version = 0
         try:
             with watcher.changed:
-                watcher.wait(lambda: watcher.heard(followed), None)
+                watcher.wait(lambda: subscription.confirmed, None)
             while True:
                 with watcher.changed:
                     watcher.wait_beyond(version, None)
@@ -186,7 +187,7 @@ class Client:
         life = 0
         try:
             with watcher.changed:
-                reached = watcher.wait(lambda: watcher.heard([full]), deadline)
+                reached = watcher.wait(lambda: subscription.confirmed, deadline)
                 while reached:
                     view = watcher.ratchet.get(full)
                     life = life or view.incarnation

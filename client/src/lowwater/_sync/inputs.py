@@ -11,7 +11,7 @@ from lowwater import errors
 from lowwater._core.fold import Reading, fold_inputs
 from lowwater._sync.runtime import PerProcess, Runtime
 from lowwater._sync.watcher import Subscription
-from lowwater.views import Inputs
+from lowwater.views import Inputs, WatermarkView
 
 __all__ = ["InputReader"]
 
@@ -44,7 +44,7 @@ class InputReader:
         with watcher.changed:
             watcher.check()
             if not self._waited:
-                watcher.wait(lambda: watcher.heard(self._followed), time.monotonic() + timeout)
+                watcher.wait(self._confirmed, time.monotonic() + timeout)
                 self._waited = True
             return self._fold(runtime)
 
@@ -60,7 +60,7 @@ class InputReader:
             watcher = runtime.watcher
             with watcher.changed:
                 try:
-                    watcher.wait(self._heard_or_closed, None)
+                    watcher.wait(lambda: self._closed or self._confirmed(), None)
                     new = self._fold(runtime)
                     while _same(seen, new) and not self._closed:
                         watcher.wait_beyond(watcher.ratchet.version, None, unless=lambda: self._closed)
@@ -71,8 +71,8 @@ class InputReader:
                 seen = new
                 yield new
 
-    def _heard_or_closed(self) -> bool:
-        return self._closed or (self._owner is not None and self._owner.watcher.heard(self._followed))
+    def _confirmed(self) -> bool:
+        return self._subscription is not None and self._subscription.confirmed
 
     @property
     def _followed(self) -> tuple[str, ...]:
@@ -89,9 +89,14 @@ class InputReader:
         return runtime
 
     def _fold(self, runtime: Runtime) -> Inputs:
-        watcher = runtime.watcher
-        views = {asked: watcher.ratchet.get(name) for asked, name in self._names.items()}
-        return fold_inputs(tuple(self._names), views, self._reading, watcher.stale_for(self._followed))
+        # What somebody else in this process heard before this reader may be of a life that has ended since.
+        watcher, confirmed = runtime.watcher, self._confirmed()
+        views = {
+            asked: watcher.ratchet.get(name) if confirmed else WatermarkView(name)
+            for asked, name in self._names.items()
+        }
+        stale_for = watcher.stale_for(self._followed) if confirmed else float("inf")
+        return fold_inputs(tuple(self._names), views, self._reading, stale_for)
 
     def close(self) -> None:
         """Follow them no longer. A ``watch()`` in another thread ends."""

@@ -14,7 +14,7 @@ import grpc
 
 from lowwater import errors
 from lowwater._core import wire
-from lowwater._core.backoff import Backoff
+from lowwater._core.backoff import CAP, Backoff
 from lowwater._core.lease import LeaseState
 from lowwater._core.reports import ReporterState, ReporterStatistics
 from lowwater._pb.lowwater.v1 import workers_pb2
@@ -46,7 +46,7 @@ class Reporter:
         self._state = ReporterState(os.urandom(16), connection.settings.report_interval)
         self._thread: threading.Thread | None = None
         self._call: Any = None
-        self._logged: set[tuple[int, str]] = set()
+        self._logged: dict[tuple[str, int], set[str]] = {}
 
     # -- for leases -------------------------------------------------------------------------------------------------
 
@@ -62,6 +62,7 @@ class Reporter:
         """Report a lease no longer."""
         with self.changed:
             self._state.remove(lease)
+            self._logged.pop((lease.computation, lease.sequencer), None)
 
     def staged(self, lease: LeaseState) -> None:
         """Let a lease's new state go out at the next tick. Hold ``changed``."""
@@ -87,7 +88,7 @@ class Reporter:
                 self.check()
                 if lease.lost_all:
                     raise stale(lease)
-                if lease.durable >= version:
+                if lease.answered >= version:
                     break
                 if self._connection.closed.is_set():
                     raise closed_client()
@@ -145,12 +146,15 @@ class Reporter:
                 raise closed_client()
             stream = self._state.open()
             self._call = call = report(self._requests(stream), metadata=self._connection.metadata)
+        opened_at, delay = time.monotonic(), None
         try:
             for response in call:
                 delay = self._answered(response)
-                backoff.reset()
+                # Being let in proves little: a stream that is opened and fails at once, again and again, has to back off.
+                if response.HasField("ack"):
+                    backoff.reset()
                 if delay is not None:
-                    return delay + backoff.next()
+                    break
         except grpc.RpcError as failure:
             if self._connection.closed.is_set():
                 return 0.0
@@ -163,7 +167,9 @@ class Reporter:
             logger.log(logging.INFO if quiet else logging.WARNING, "the report stream ended: %s", error)
         finally:
             call.cancel()
-        return backoff.next()
+        if time.monotonic() - opened_at > CAP and self._state.opened:
+            backoff.reset()
+        return (delay or 0.0) + backoff.next()
 
     def _requests(self, stream: int) -> Iterator[workers_pb2.ReportRequest]:
         """Yield the messages of one stream, each when it is due. Runs on the thread that gRPC gives to a stream's sender."""
@@ -210,8 +216,11 @@ class Reporter:
     def _log(self, refused: list[tuple[str, int, Refusal]]) -> None:
         """Say each reason once a claim: a range that is too far ahead is refused with every report until it no longer is."""
         for computation, sequencer, refusal in refused:
-            if (sequencer, refusal.reason) not in self._logged:
-                self._logged.add((sequencer, refusal.reason))
+            if not self._state.reports(computation, sequencer):
+                continue
+            logged = self._logged.setdefault((computation, sequencer), set())
+            if refusal.reason not in logged:
+                logged.add(refusal.reason)
                 logger.warning("a report of %s was refused: %s (%s)", computation, refusal.message, refusal.reason)
 
     def stop(self) -> None:

@@ -60,6 +60,7 @@ class Watcher:
         self._covered: frozenset[str] = frozenset()
         self._covers_all = False
         self._live = False
+        self._unconfirmed: set[Subscription] = set()
         self._heard_at = 0.0
         self._heard: dict[str, float] = {}
         self._streams = 0
@@ -74,17 +75,20 @@ class Watcher:
             self._names.update(subscription.names)
             self._everything += not subscription.names
             self._reopen_unless_covered(subscription.names)
+            self._unconfirmed.add(subscription)
+            self._confirm()
             if self._thread is None and not self._connection.closed.is_set():
                 self._thread = threading.Thread(target=self._run, name="lowwater-watch", daemon=True)
                 self._thread.start()
             self.changed.notify_all()
         return subscription
 
-    def _unsubscribe(self, names: Sequence[str]) -> None:
+    def _unsubscribe(self, subscription: Subscription) -> None:
         with self.changed:
-            self._names.subtract(names)
+            self._unconfirmed.discard(subscription)
+            self._names.subtract(subscription.names)
             self._names = +self._names
-            self._everything -= not names
+            self._everything -= not subscription.names
 
     def _reopen_unless_covered(self, names: Sequence[str]) -> None:
         covered = self._covers_all or (bool(names) and self._covered.issuperset(names))
@@ -95,11 +99,13 @@ class Watcher:
     def _is_live(self, name: str) -> bool:
         return self._live and (self._covers_all or name in self._covered)
 
-    def heard(self, names: Sequence[str]) -> bool:
-        """Whether every name has been heard of on a stream. Hold ``changed``."""
-        if not names:
-            return self._live and self._covers_all
-        return all(self._is_live(name) or name in self._heard for name in names)
+    def _confirm(self) -> None:
+        """Let subscriptions use what is known, if the stream that is open now has told of all their names."""
+        for subscription in list(self._unconfirmed):
+            names = subscription.names
+            if self._live and (self._covers_all or (names and self._covered.issuperset(names))):
+                subscription.confirmed = True
+                self._unconfirmed.discard(subscription)
 
     def stale_for(self, names: Sequence[str]) -> float:
         """Return the seconds since the authority was last heard of all the names; infinite when never. Hold ``changed``."""
@@ -148,6 +154,13 @@ class Watcher:
                     self.changed.notify_all()
                 shown.append(self.ratchet.get(view.computation))
             return shown
+
+    def begin(self, lives: Iterable[tuple[str, int]]) -> None:
+        """Take over the new lives (name, incarnation) of computations that were reset."""
+        with self.changed:
+            for name, incarnation in lives:
+                if self.ratchet.begin(name, incarnation):
+                    self.changed.notify_all()
 
     @property
     def server_token(self) -> str:
@@ -228,6 +241,7 @@ class Watcher:
                 self.ratchet.admit(view)
             self._live = True
             self._heard_at = time.monotonic()
+            self._confirm()
             self.changed.notify_all()
 
     def _end_stream(self) -> None:
@@ -255,10 +269,13 @@ class Subscription:
     def __init__(self, watcher: Watcher, names: tuple[str, ...]) -> None:
         self.names = names
         self.watcher = watcher
+        self.confirmed = False
+        """Whether a stream that follows all the names was live at the subscription or since. Before, what the ratchet has of
+        them may be of a life that ended while nobody followed them, and must not be used. Hold ``watcher.changed``."""
         self._closed = False
 
     def close(self) -> None:
         """Follow them no longer."""
         if not self._closed:
             self._closed = True
-            self.watcher._unsubscribe(self.names)
+            self.watcher._unsubscribe(self)
