@@ -75,6 +75,7 @@ class Client:
         """
         runtime = self._runtime()
         request = topology_pb2.RegisterRequest(
+            server_token=runtime.watcher.server_token,
             name=self._full(name),
             inputs=[self._full(each) for each in inputs],
             heuristics_ppm=wire.ppm(heuristics),
@@ -88,7 +89,7 @@ class Client:
     def topology(self) -> Topology:
         """Return the whole graph."""
         runtime = self._runtime()
-        request = topology_pb2.GetTopologyRequest()
+        request = topology_pb2.GetTopologyRequest(server_token=runtime.watcher.server_token)
         answer = runtime.connection.call(runtime.connection.graph.GetTopology, request, repeatable=True)
         runtime.watcher.admit(answer.server_token, ())
         return wire.topology(answer)
@@ -100,7 +101,9 @@ class Client:
         """
         runtime = self._runtime()
         request = topology_pb2.SetInputsRequest(
-            computation=self._full(name), inputs=[self._full(each) for each in inputs]
+            server_token=runtime.watcher.server_token,
+            computation=self._full(name),
+            inputs=[self._full(each) for each in inputs],
         )
         answer = runtime.connection.call(runtime.connection.graph.SetInputs, request, repeatable=False)
         return wire.computation(answer.computation)
@@ -111,7 +114,7 @@ class Client:
         Every claim on them is revoked. Returns them in topological order, the named one first. Raises UnknownComputation.
         """
         runtime = self._runtime()
-        request = topology_pb2.ResetRequest(computation=self._full(name))
+        request = topology_pb2.ResetRequest(server_token=runtime.watcher.server_token, computation=self._full(name))
         answer = runtime.connection.call(runtime.connection.graph.Reset, request, repeatable=False)
         runtime.watcher.begin((each.name, each.incarnation) for each in answer.computations)
         return tuple(wire.computation(each) for each in answer.computations)
@@ -122,8 +125,11 @@ class Client:
         Raises OwnedRanges when a worker owns part of it and ``force`` is not set.
         """
         runtime = self._runtime()
-        request = topology_pb2.RetireRequest(computation=self._full(name), start=start, end=end, force=force)
-        return runtime.connection.call(runtime.connection.graph.Retire, request, repeatable=True).ranges
+        request = topology_pb2.RetireRequest(
+            server_token=runtime.watcher.server_token, computation=self._full(name), start=start, end=end, force=force
+        )
+        # A forced one may not be repeated by itself: an owner may have claimed in between.
+        return runtime.connection.call(runtime.connection.graph.Retire, request, repeatable=not force).ranges
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -221,6 +227,7 @@ class Client:
         """List the key ranges of a computation, those furthest behind first; only those below an event time, if given."""
         runtime = self._runtime()
         request = watermarks_pb2.ListRangesRequest(
+            server_token=runtime.watcher.server_token,
             computation=self._full(name),
             page_size=limit,
             below_micros=None if below is None else to_micros(below),
@@ -322,6 +329,7 @@ class Client:
         if frontiers is None:
             frontiers = seen.heuristic.items() if seen is not None else ()
         request = workers_pb2.PrepareBatchRequest(
+            server_token=runtime.watcher.server_token,
             computation=self._full(computation),
             sequencer=sequencer,
             batch=batch,
@@ -343,7 +351,12 @@ class Client:
         Returns what was refused of it. Raises NotPrepared, StaleSequencer, InputVersion, IncarnationChanged.
         """
         runtime = self._runtime()
-        request = workers_pb2.CommitBatchRequest(computation=self._full(computation), sequencer=sequencer, batch=batch)
+        request = workers_pb2.CommitBatchRequest(
+            server_token=runtime.watcher.server_token,
+            computation=self._full(computation),
+            sequencer=sequencer,
+            batch=batch,
+        )
         answer = runtime.connection.call(runtime.connection.workers.CommitBatch, request, repeatable=True)
         return tuple(wire.refusal(each) for each in answer.refused)
 

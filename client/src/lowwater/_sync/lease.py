@@ -155,7 +155,9 @@ class Lease:
         """
         runtime = self._open()
         self._drain(time.monotonic() + CLOSE_TIMEOUT)
-        request = workers_pb2.ReleaseRequest(computation=self.computation, sequencer=self.sequencer)
+        request = workers_pb2.ReleaseRequest(
+            server_token=runtime.watcher.server_token, computation=self.computation, sequencer=self.sequencer
+        )
         self._closed = "was released"
         runtime.reporter.remove(self._state)
         runtime.connection.call(runtime.connection.workers.Release, request, repeatable=False)

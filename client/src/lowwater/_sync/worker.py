@@ -120,7 +120,9 @@ class Worker:
         runtime = self._open()
         if self._reading is None:
             answer = runtime.connection.call(
-                runtime.connection.graph.GetTopology, topology_pb2.GetTopologyRequest(), repeatable=True
+                runtime.connection.graph.GetTopology,
+                topology_pb2.GetTopologyRequest(server_token=runtime.watcher.server_token),
+                repeatable=True,
             )
             runtime.watcher.admit(answer.server_token, ())
             found = [each for each in answer.computations if each.name == self.computation]
