@@ -15,11 +15,17 @@ Cut = Callable[[workers_pb2.StageTaskRequest], bool]
 
 
 class Proxy(grpc.GenericRpcHandler):
-    """Stands between clients and the authority at ``target``. A StageTask call for which ``cut`` is true never arrives."""
+    """Stands between clients and the authority at ``target``. A StageTask call for which ``cut`` is true never arrives.
 
-    def __init__(self, target: str, cut: Cut) -> None:
+    ``arrived`` is called when the authority has answered one, before its caller hears of it.
+    """
+
+    def __init__(
+        self, target: str, cut: Cut, arrived: Callable[[workers_pb2.StageTaskRequest], object] = lambda _: None
+    ) -> None:
         self._channel = grpc.insecure_channel(target)
         self._cut = cut
+        self._arrived = arrived
         self._lock = threading.Lock()
         self.lost: list[workers_pb2.StageTaskRequest] = []
         self._server = grpc.server(ThreadPoolExecutor(32), options=[("grpc.so_reuseport", 0)])
@@ -34,6 +40,7 @@ class Proxy(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(forward)
 
     def _forward(self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        request: workers_pb2.StageTaskRequest | None = None
         if method.endswith("/StageTask"):
             [message] = requests
             request = workers_pb2.StageTaskRequest.FromString(message)
@@ -46,7 +53,10 @@ class Proxy(grpc.GenericRpcHandler):
         call = multi(requests, metadata=context.invocation_metadata())
         context.add_callback(call.cancel)
         try:
-            yield from call
+            for reply in call:
+                if request is not None:
+                    self._arrived(request)
+                yield reply
         except grpc.RpcError:
             context.set_trailing_metadata(call.trailing_metadata() or ())
             context.set_code(call.code())

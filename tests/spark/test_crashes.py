@@ -113,16 +113,17 @@ def test_rule6_a_driver_killed_at_every_step_of_a_batch(world: World, lw: lowwat
     # Meanwhile W passes both hours. S5: the replay must not see it, or it would close windows in a batch that is done.
     world.put(("a", 10))
     upstream.at(12)
-    world.run("written", 0)
+    world.run("prepared", 0)
     world.crashed()
     assert [path.name for path in (world.folder / "out").iterdir()] == ["batch=0"]
+    # The authority has batch 0 prepared, and Spark has not committed it: the claim of the next run must not apply it.
     # S6: batch 0 is replayed over its own output, and dies when Spark's commit log has it and the authority has not.
     world.run("committed", 0)
     world.crashed()
     assert CheckpointLog(world.folder / "ck").last_committed() == 0
     replayed = ["0 2013-01-09T09:30:00Z True"] * 2
     assert world.lines("lows") == ["0 2013-01-09T09:30:00Z False", *replayed]
-    assert low(lw, "hourly") < lowwater.Watermark.of(at(9, 1))
+    assert low(lw, "hourly").unknown
     # The next run takes batch 0 as committed, without a word from the old one.
     world.run()
     until(lambda: low(lw, "hourly") == lowwater.Watermark.of(at(12)), "everything is written", 90)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lowwater.watermark import MIN
+from lowwater_spark import durable, handover
 from lowwater_spark.batchlog import BatchEntry, BatchLog
 from lowwater_spark.durable import write_once
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.handover import publish_directory, sweep
+from lowwater_spark.head import Candidates
 from lowwater_spark.reading import Reading
 from lowwater_spark.runs import identity, new_ordinal
+from lowwater_spark.sourcelog import SourceLog
 from lowwater_spark.state import Manifest, RangeEntry, StateStore
 
 READING = Reading(14, {990_000: 15, 500_000: 16}, 3, (1, 7))
@@ -83,17 +88,17 @@ def test_s6_a_directory_is_handed_over_once_and_whole(tmp_path: Path) -> None:
         assert not (out / "batch=0").exists()
         (folder / "rows").write_text("1")
 
-    assert publish_directory(out, "batch=0", "aa", fill)
-    assert not publish_directory(out, "batch=0", "aa", lambda _: pytest.fail("written twice"))
+    assert publish_directory(out, "batch=0", "aa", fill, ordinal=1)
+    assert not publish_directory(out, "batch=0", "aa", lambda _: pytest.fail("written twice"), ordinal=1)
     with pytest.raises(CheckpointMismatch, match="was not made from this batch"):
-        publish_directory(out, "batch=0", "bb", fill)
+        publish_directory(out, "batch=0", "bb", fill, ordinal=1)
 
     def crash(folder: Path) -> None:
         (folder / "rows").write_text("half")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        publish_directory(out, "batch=1", "cc", crash)
+        publish_directory(out, "batch=1", "cc", crash, ordinal=1)
     assert [path.name for path in out.iterdir()] == ["batch=0"]
 
 
@@ -103,13 +108,80 @@ def test_s6_the_slower_of_two_runs_changes_nothing(tmp_path: Path) -> None:
 
     def slow(folder: Path) -> None:
         (folder / "rows").write_text("mine")
-        assert publish_directory(tmp_path, "batch=0", "aa", fast)
+        assert publish_directory(tmp_path, "batch=0", "aa", fast, ordinal=1)
 
-    assert not publish_directory(tmp_path, "batch=0", "aa", slow)
+    assert not publish_directory(tmp_path, "batch=0", "aa", slow, ordinal=1)
     assert (tmp_path / "batch=0/rows").read_text() == "theirs"
-    (tmp_path / ".lowwater-batch=1-left").mkdir()
-    sweep(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["batch=0"]
+
+
+def test_a_run_that_was_replaced_does_not_sweep_what_its_successor_fills(tmp_path: Path) -> None:
+    def fill(folder: Path) -> None:
+        (folder / "rows").write_text("half")
+        sweep(tmp_path, 6)
+        StateStore.opened(tmp_path / "ck", tmp_path, 2, batch=0, ordinal=6).sweep()
+        (folder / "rows").write_text("whole")
+
+    assert publish_directory(tmp_path, "batch=0", "aa", fill, ordinal=7)
+    assert (tmp_path / "batch=0/rows").read_text() == "whole"
+    for name in (".lowwater-6-batch=1-left", ".lowwater-7-batch=1-mine", ".lowwater-8-batch=1-newer", ".lowwater-x"):
+        (tmp_path / name).mkdir()
+    sweep(tmp_path, 7)
+    hidden = sorted(path.name for path in tmp_path.glob(".lowwater-*"))
+    assert hidden == [".lowwater-7-batch=1-mine", ".lowwater-8-batch=1-newer", ".lowwater-x"]
+
+
+def test_a_name_that_is_there_already_is_made_durable_before_anyone_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever took it may have been killed between its rename and its sync."""
+    synced: list[Path] = []
+
+    def watched(path: Path) -> None:
+        synced.append(path)
+        durable.sync_file(path)
+
+    def fill(folder: Path) -> None:
+        (folder / "rows").write_text("1")
+
+    def overtaken(folder: Path) -> None:
+        fill(folder)
+        publish_directory(tmp_path, "batch=1", "bb", fill, ordinal=2)
+        synced.clear()
+
+    publish_directory(tmp_path, "batch=0", "aa", fill, ordinal=1)
+    write_once(tmp_path / "x", b"1")
+    for module in (durable, handover):
+        monkeypatch.setattr(module, "sync_directory", watched)
+    again: Callable[[], bool]
+    for again in (
+        lambda: publish_directory(tmp_path, "batch=0", "aa", fill, ordinal=2),
+        lambda: publish_directory(tmp_path, "batch=1", "bb", overtaken, ordinal=1),
+        lambda: write_once(tmp_path / "x", b"2"),
+    ):
+        synced.clear()
+        assert not again()
+        assert synced.count(tmp_path) == 1
+
+
+def source_log(folder: Path, name: str, entries: dict[str, int]) -> None:
+    folder.mkdir(exist_ok=True)
+    lines = [json.dumps({"path": f"file://{path}", "timestamp": 1, "batchId": n}) for path, n in entries.items()]
+    (folder / name).write_text("\n".join(["v1", *lines]), encoding="utf-8")
+
+
+def test_a_compacted_entry_beyond_the_offset_stands_in_for_all_before_it(tmp_path: Path) -> None:
+    source_log(tmp_path / "log", "2.compact", {"/in/a": 0, "/in/b": 1, "/in/c": 2})
+    log = SourceLog(tmp_path / "log")
+    waiting = Candidates[str]([log])
+    waiting.add("first", [{"/in/a", "/in/b"}])
+    waiting.add("second", [{"/in/a", "/in/b", "/in/c"}])
+    log.read_to(1)
+    assert (dict(log.taken), log.read) == ({"/in/a": 0, "/in/b": 1, "/in/c": 2}, 2)
+    assert waiting.newest_reached([1], forget=False) == "first", "what is named beyond the offset is not in the batch"
+    assert waiting.newest_reached([2], forget=False) == "second"
+    source_log(tmp_path / "log", "3", {"/in/d": 3})
+    log.read_to(3)
+    assert (log.taken["/in/d"], log.read) == (3, 3)
 
 
 def version(batch: int) -> Manifest:
@@ -122,10 +194,10 @@ def made(batch: int, _: Path) -> Manifest:
 
 
 def test_state_versions_build_on_each_other_and_are_never_changed(tmp_path: Path) -> None:
-    store = StateStore.opened(tmp_path, tmp_path / "state", 2, batch=4)
+    store = StateStore.opened(tmp_path, tmp_path / "state", 2, batch=4, ordinal=1)
     assert store.before(4) is None
     built = store.build(4, "digest4", lambda _: version(4))
-    assert built == version(4) == StateStore.opened(tmp_path, tmp_path / "state", 2, batch=9).before(5)
+    assert built == version(4) == StateStore.opened(tmp_path, tmp_path / "state", 2, batch=9, ordinal=1).before(5)
     assert built.held == [5, None]
     assert store.build(4, "digest4", lambda _: pytest.fail("computed twice")) == built
     with pytest.raises(CheckpointMismatch):
@@ -139,8 +211,8 @@ def test_state_versions_build_on_each_other_and_are_never_changed(tmp_path: Path
 
 
 def test_state_that_moved_or_was_cut_otherwise_is_refused(tmp_path: Path) -> None:
-    StateStore.opened(tmp_path, tmp_path / "state", 2, batch=0)
+    StateStore.opened(tmp_path, tmp_path / "state", 2, batch=0, ordinal=1)
     with pytest.raises(CheckpointMismatch, match="ranges=2"):
-        StateStore.opened(tmp_path, tmp_path / "state", 4, batch=1)
+        StateStore.opened(tmp_path, tmp_path / "state", 4, batch=1, ordinal=1)
     with pytest.raises(CheckpointMismatch, match="pass the same path"):
-        StateStore.opened(tmp_path, tmp_path / "elsewhere", 2, batch=1)
+        StateStore.opened(tmp_path, tmp_path / "elsewhere", 2, batch=1, ordinal=1)

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.head import KEPT, Candidates
-from lowwater_spark.progress import Committed, Progress
+from lowwater_spark.progress import RELIST, Committed, Progress
 from lowwater_spark.reading import UNREAD, Reading, floor_stamp
 from lowwater_spark.sourcelog import SourceLog
+from lowwater_spark.stateful import lowest_stamp
 
 WINDOW = timedelta(microseconds=4)
 
@@ -41,6 +42,7 @@ class World:
     """
 
     def __init__(self, sources: int, *, newest_at_once: bool = False) -> None:
+        self.names = 0
         self.rows: dict[str, int] = {}
         self.where: dict[str, int] = {}
         self.promise = 0
@@ -53,11 +55,27 @@ class World:
         self.reading: Reading | None = None
         self.trap = newest_at_once
         self.progress = Progress(2, None, self.logs, Committed())
+        self.now = 0.0
 
     def put(self, source: int, ahead: int) -> None:
-        path = f"/in/{source}/{len(self.rows)}"
+        self.names += 1
+        path = f"/in/{source}/{self.names}"
         self.rows[path] = self.promise + ahead
         self.where[path] = source
+
+    def lose(self, which: int, *, renamed: bool) -> None:
+        """A file vanishes before Spark took it, or gets another name."""
+        unread = [p for p in self.rows if p not in self.planned]
+        if unread:
+            path = unread[which % len(unread)]
+            t, source = self.rows.pop(path), self.where.pop(path)
+            self.names += 1
+            if renamed:
+                new = f"/in/{source}/{self.names}"
+                self.rows[new], self.where[new] = t, source
+
+    def wait(self) -> None:
+        self.now += RELIST
 
     def promise_more(self, step: int) -> None:
         self.promise += step
@@ -66,9 +84,9 @@ class World:
         self.reading = Reading(self.promise)
 
     def list_sources(self) -> None:
-        if self.reading is not None and self.progress.is_news(self.reading):
+        if self.reading is not None and self.progress.must_list(self.reading, self.now):
             heads = [{p for p in self.rows if self.where[p] == i} for i in range(len(self.logs))]
-            self.progress.observe(self.reading, [set()] * len(self.logs) if self.trap else heads)
+            self.progress.observe(self.reading, [set()] * len(self.logs) if self.trap else heads, self.now)
 
     def plan(self, chosen: Sequence[int]) -> None:
         """Spark plans a batch: of the files that are there, it takes what its limits and its order make it take."""
@@ -112,6 +130,9 @@ STEPS = st.lists(
         st.tuples(st.just("read")),
         st.tuples(st.just("list_sources")),
         st.tuples(st.just("plan"), st.lists(st.integers(0, 50), max_size=3)),
+        st.tuples(st.just("lose"), st.integers(0, 50)),
+        st.tuples(st.just("rename"), st.integers(0, 50)),
+        st.tuples(st.just("wait")),
         st.tuples(st.just("commit")),
         st.tuples(st.just("look")),
     ),
@@ -121,7 +142,10 @@ STEPS = st.lists(
 
 def live(world: World, steps: Sequence[tuple[Any, ...]]) -> None:
     for name, *arguments in steps:
-        getattr(world, name)(*arguments)
+        if name in ("lose", "rename"):
+            world.lose(*arguments, renamed=name == "rename")
+        else:
+            getattr(world, name)(*arguments)
         world.look()
 
 
@@ -147,6 +171,7 @@ def test_when_everything_is_read_the_promise_arrives(steps: list[tuple[Any, ...]
     world = World(2)
     live(world, steps)
     world.commit()
+    world.wait()
     world.read()
     world.list_sources()
     while any(path not in world.planned for path in world.rows):
@@ -175,7 +200,7 @@ def test_a_backlog_that_never_ends_keeps_few_readings_and_still_moves() -> None:
 def test_before_the_first_batch_only_an_empty_source_is_reached() -> None:
     log = Log()
     progress = Progress(1, None, [log], Committed())
-    progress.observe(Reading(10), [{"/in/0"}])
+    progress.observe(Reading(10), [{"/in/0"}], 0.0)
     log.take("/in/0", 0)  # planned, not committed
     assert progress.choose([0]).low == 10, "the batch that reads it may use W"
     assert progress.renew() == UNREAD, "the stage may not report it yet"
@@ -187,7 +212,7 @@ def test_a_replay_that_was_planned_before_w_was_read_does_not_count_it() -> None
     log = Log()
     log.take("/in/0", 0)
     progress = Progress(1, None, [log], Committed())
-    progress.observe(Reading(14), [{"/in/0", "/in/1"}])
+    progress.observe(Reading(14), [{"/in/0", "/in/1"}], 0.0)
     assert progress.choose([0]) == UNREAD
     log.take("/in/1", 1)
     assert progress.choose([1]).low == 14
@@ -219,16 +244,76 @@ def test_a_batch_is_forced_only_when_it_closes_something(
     window: timedelta | None, held: list[int | None], low: int, closes: bool
 ) -> None:
     progress = Progress(len(held) or 1, window, [Log()], Committed(0, [0], Reading(10), held=held))
-    progress.observe(Reading(low), [set()])
+    progress.observe(Reading(low), [set()], 0.0)
     progress.renew()
     assert progress.would_close() == closes
 
 
 def test_an_input_that_became_unknown_takes_nothing_back() -> None:
     progress = Progress(1, None, [Log()], Committed(0, [0], Reading(10)))
-    progress.observe(UNREAD, [set()])
+    progress.observe(UNREAD, [set()], 0.0)
     assert progress.renew().low == 10
     assert progress.choose([0]).low == 10
+
+
+def test_a_file_that_is_gone_before_it_was_read_does_not_hold_for_ever() -> None:
+    log = Log()
+    progress = Progress(1, None, [log], Committed(0, [0]))
+    progress.observe(Reading(10), [{"/in/gone", "/in/taken", "/in/there"}], 0.0)
+    assert not progress.must_list(Reading(10), RELIST / 2)
+    assert progress.must_list(Reading(10), RELIST)
+    # A batch that is not committed has taken one, and it was removed then: its rows may still be written.
+    log.take("/in/taken", 1)
+    progress.observe(Reading(10), [{"/in/renamed", "/in/there"}], RELIST)
+    assert progress.waiting_for() == ["/in/renamed", "/in/there"]
+    assert not progress.must_list(Reading(10), RELIST * 1.5)
+    log.take("/in/renamed", 0)
+    log.take("/in/there", 0)
+    assert progress.renew() == UNREAD
+    progress.settle(Committed(1, [1]), "")
+    assert progress.renew() == Reading(10)
+    assert not progress.must_list(Reading(10), RELIST * 9), "nothing waits"
+
+
+def test_what_arrives_later_is_not_waited_for_when_it_is_listed_again() -> None:
+    log = Log()
+    progress = Progress(1, None, [log], Committed(0, [0]))
+    progress.observe(Reading(10), [{"/in/0"}], 0.0)
+    progress.observe(Reading(10), [{"/in/0", "/in/later"}], RELIST)
+    log.take("/in/0", 0)
+    assert progress.renew() == Reading(10)
+
+
+def test_a_replay_does_not_bring_back_the_w_of_inputs_that_were_changed() -> None:
+    """The batch itself ran with it; but nothing was read of the inputs that are registered now."""
+    old = Reading(10, {}, 1, (1,))
+    progress = Progress(1, None, [Log()], Committed())
+    progress.inputs = (2, (1, 1))
+    progress.settle(Committed(0, [0], old), "")
+    assert (progress.reading, progress.committed.reading, progress.renew()) == (UNREAD,) * 3
+    progress.settle(Committed(1, [0], Reading(11, {}, 2, (1, 9))), "")
+    assert progress.reading == UNREAD, "another life of an input"
+    for batch, reading in enumerate((Reading(12, {}, 2, (1, 1)), Reading(13, {}, 3, (1, 1, 1))), start=2):
+        progress.settle(Committed(batch, [0], reading), "")
+        assert progress.reading == reading
+
+
+@pytest.mark.parametrize(
+    ("held", "oldest_row", "promised", "lowest"),
+    [
+        (None, None, MIN, MIN),
+        (None, None, 14, 12),
+        (None, 99, 14, 12),
+        (None, 9, 14, 8),  # a late row
+        (4, None, 14, 4),
+        (13, None, 14, 12),
+        (None, None, MAX, MAX),
+    ],
+)
+def test_the_lowest_stamp_that_a_range_can_hold(
+    held: int | None, oldest_row: int | None, promised: int, lowest: int
+) -> None:
+    assert lowest_stamp(held, oldest_row, promised, WINDOW) == lowest
 
 
 class CountsPlans(Progress):
@@ -244,7 +329,7 @@ def claims_no_more_than_a_restart(progress: Progress) -> None:
     """A batch has read all that W covers; only when it is committed would a restart know that."""
     log = progress._candidates._logs[0]
     assert isinstance(log, Log)
-    progress.observe(Reading(10), [{"/in/a"}])
+    progress.observe(Reading(10), [{"/in/a"}], 0.0)
     log.take("/in/a", 0)
     if isinstance(progress, CountsPlans):
         progress.planned = [0]

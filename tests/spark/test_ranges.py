@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from lowwater_spark.ranges import MAX_RANGES, handle_of, hash_range_column, place_bytes, range_bounds, range_column
+from lowwater_spark.ranges import MAX_RANGES, hash_range_column, place_bytes, range_bounds, range_column
 
 HASHES = st.integers(-(2**63), 2**63 - 1)
 COUNTS = st.integers(1, MAX_RANGES)
@@ -19,6 +19,11 @@ COUNTS = st.integers(1, MAX_RANGES)
 def by_bounds(xxhash64: int, bounds: list[bytes]) -> int:
     """The oracle: the last range whose start is not above the key, as bytes compare."""
     return bisect_right(bounds[:-1], place_bytes(xxhash64)) - 1
+
+
+def handle_of(xxhash64: int, count: int) -> int:
+    """The closed form: which of ``count`` ranges a hash value lies in."""
+    return ((xxhash64 + 2**63) * count) >> 64
 
 
 @given(HASHES, COUNTS)

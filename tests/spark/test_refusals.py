@@ -127,6 +127,10 @@ class Starts:
         return start(spark, feed, "s3a://bucket/ck")
 
     @staticmethod
+    def pattern_checkpoint(spark: SparkSession, feed: Feed, ck: Path) -> object:
+        return start(spark, feed, f"{ck}[1]")
+
+    @staticmethod
     def ignored_files(spark: SparkSession, feed: Feed, ck: Path) -> object:
         spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
         try:
@@ -145,6 +149,7 @@ START_REASONS = {
     "continuous": "continuous processing",
     "real_time": "real-time mode",
     "remote_checkpoint": "The checkpoint s3a://bucket/ck",
+    "pattern_checkpoint": r"The checkpoint .*ck\[1\] cannot .* pattern",
     "ignored_files": "ignoreCorruptFiles",
 }
 
@@ -155,7 +160,7 @@ def test_a_start_that_cannot_be_exact_touches_nothing(
 ) -> None:
     with pytest.raises(Unsupported, match=START_REASONS[what]):
         getattr(Starts, what)(spark, feed("in"), tmp_path / "ck")
-    assert not (tmp_path / "ck").exists()
+    assert not list(tmp_path.glob("ck*"))
 
 
 def test_wrong_arguments_are_named_before_the_start(

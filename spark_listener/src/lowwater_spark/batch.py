@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -12,7 +13,9 @@ import lowwater
 from lowwater.watermark import MAX, MIN
 from lowwater_spark import stateful
 from lowwater_spark.batchlog import BatchEntry, BatchLog
+from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.handover import hand_over, sweep
+from lowwater_spark.plan import refuse_pattern
 from lowwater_spark.staging import Destination, Receipt
 from lowwater_spark.state import Manifest, StateStore
 from lowwater_spark.tracking import track_rows
@@ -32,6 +35,8 @@ class Keyed:
     event_time: str | Column
     ranges: int
     injector: bool
+    window: timedelta | None = None
+    """The length of the windows by whose start the stage stamps what it emits; None when it stamps by event time."""
 
 
 @dataclass(slots=True)
@@ -59,6 +64,7 @@ class Batch:
         *,
         replayed: bool,
         previous_frontier: int,
+        ordinal: int,
         swept: set[Path],
         probe: Callable[[str, int], None],
     ) -> None:
@@ -73,6 +79,7 @@ class Batch:
         self._destination = destination
         self._previous = previous_frontier
         self._frontier: int | None = None
+        self._ordinal = ordinal
         self._swept = swept
         self._written: set[Path] = set()
         self._outcome = Outcome()
@@ -132,20 +139,31 @@ class Batch:
         """Hand rows over to the readers of a directory, as ``path/batch=N``, once and whole; False if a replay found it done.
 
         ``path`` is an absolute directory on a local or NFS file system, of this checkpoint alone; readers set
-        recursiveFileLookup. Durable when it returns. Raises CheckpointMismatch when it holds another checkpoint's batch N.
+        recursiveFileLookup. Durable when it returns. Raises CheckpointMismatch when it holds a batch N that this checkpoint has not
+        written, and Unsupported for a path that a reader would take for a pattern.
         """
         folder = Path(path)
         if not folder.is_absolute():
             msg = f"{path} is not an absolute path of a local directory; batch.write renames in it"
             raise ValueError(msg)
+        refuse_pattern(os.fspath(folder), "The path")
+        folder = Path(os.path.realpath(folder))
         if folder in self._written:
             msg = f"batch {self.id} has been written to {folder} already; a second write would be skipped. Unite the rows first."
             raise ValueError(msg)
         self._written.add(folder)
         if folder not in self._swept:
-            sweep(folder)
+            sweep(folder, self._ordinal)
             self._swept.add(folder)
-        return hand_over(frame, folder, self.id, self._entry.digest, file_format=file_format)
+        digest = self._entry.digest
+        made = hand_over(frame, folder, self.id, digest, ordinal=self._ordinal, file_format=file_format)
+        if not made and not self.replayed:
+            msg = (
+                f"{folder}/batch={self.id} exists, but no run of this checkpoint had begun batch {self.id}: the directory 'lowwater' of "
+                "the checkpoint is older than its output, or a newer run has taken this one's place. Restore both from one moment."
+            )
+            raise CheckpointMismatch(msg)
+        return made
 
     def stateful(
         self,
@@ -168,7 +186,8 @@ class Batch:
         times of the records it still holds. It must depend on nothing else: an interrupted batch calls it again.
 
         The new version is durable when this returns. Call it once per batch, in every batch, with the same ``path`` (an absolute
-        directory; by default in the checkpoint). Raises StateLost, CheckpointMismatch.
+        directory; by default in the checkpoint). Raises StateLost, CheckpointMismatch, Unsupported for a path that Spark takes for a
+        pattern, and ValueError when a range holds a stamp that its rows cannot have got: see ``stamp`` of :func:`lowwater_spark.stage`.
         """
         from pyspark.sql.types import StructType
 
@@ -179,9 +198,10 @@ class Batch:
         if not root.is_absolute():
             msg = f"{path} is not an absolute path of a local directory"
             raise ValueError(msg)
+        refuse_pattern(os.fspath(root), "The path")
         columns = schema if isinstance(schema, StructType) else cast(StructType, StructType.fromDDL(schema))
         self._fix_frontier()
-        store = StateStore.opened(self._checkpoint, root, self._keyed.ranges, self.id)
+        store = StateStore.opened(self._checkpoint, root, self._keyed.ranges, self.id, ordinal=self._ordinal)
         if root not in self._swept:
             store.sweep()
             self._swept.add(root)
@@ -197,6 +217,7 @@ class Batch:
             promised=self._entry.promised,
             reference=self._reference(),
             injector=self._keyed.injector,
+            window=self._keyed.window,
             destination=self._destination,
         )
         self._probe("state", self.id)
@@ -221,7 +242,13 @@ class Batch:
             self._log.set_frontier(self.id, self._low())
 
     def _close(self, frame: DataFrame) -> Outcome:
-        """End the batch: fix the frontier, and count the rows of a stage that keeps nothing."""
+        """End the batch: fix the frontier, and count the rows of a stage that keeps nothing. Raises StateLost."""
+        if self._outcome.manifest is None and StateStore.existing(self._checkpoint) is not None:
+            msg = (
+                f"batch {self.id} ended without a new version of the stage's state: call batch.stateful() in every batch, also an empty "
+                "one, and let its errors pass. What the state holds would count as written otherwise."
+            )
+            raise StateLost(msg)
         self._fix_frontier()
         if self._outcome.manifest is None:
             receipts = track_rows(

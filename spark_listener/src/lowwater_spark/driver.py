@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -84,10 +83,10 @@ class Run:
     checkpoint: Path
     sources: Sequence[FileSource]
     keyed: Keyed
-    window: timedelta | None
     authority: Authority
     write_batch: WriteBatch
     probe: Callable[[str, int], None]
+    clock: Callable[[], float] = time.monotonic
     log: CheckpointLog = field(init=False)
     batches: BatchLog = field(init=False)
     progress: Progress = field(init=False)
@@ -111,7 +110,7 @@ class Run:
         ticks = FileSource(str(tick_directory(self.checkpoint)), recursive=False)
         self._logs = [SourceLog(folder / str(i), source.root) for i, source in enumerate((*self.sources, ticks))]
         data_logs = self._logs[:-1]
-        self.progress = Progress(self.keyed.ranges, self.window, data_logs, self._durable())
+        self.progress = Progress(self.keyed.ranges, self.keyed.window, data_logs, self._durable())
         self._read_logs(self.progress.committed.offsets)
         self.ticks = Ticks(self.checkpoint, self.authority.registration.ordinal, self._logs[-1])
 
@@ -158,6 +157,8 @@ class Run:
     def _check_lives(self, registered: lowwater.Computation) -> None:
         """Compare the inputs with those that the checkpoint's watermark was read from."""
         reading = self.progress.committed.reading
+        if not self.keyed.injector:
+            self.progress.inputs = (registered.input_version, registered.input_incarnations)
         if self.keyed.injector:
             again = self._at_frontier(reading.low)
         elif reading.input_version == registered.input_version or reading.low == MIN:
@@ -212,7 +213,8 @@ class Run:
             self.batches,
             self.authority.destination(number),
             replayed=replayed,
-            previous_frontier=self._previous_frontier(),
+            previous_frontier=self.progress.committed.reading.low,
+            ordinal=self.authority.registration.ordinal,
             swept=self._swept,
             probe=self.probe,
         )
@@ -228,7 +230,7 @@ class Run:
                 entry.digest,
                 [receipt.task for receipt in outcome.receipts],
                 reading,
-                floor_stamp(reading.low, self.window),
+                floor_stamp(reading.low, self.keyed.window),
                 covers_all=outcome.manifest is not None,
             )
             self._count_late(number, outcome)
@@ -252,9 +254,6 @@ class Run:
             entry, replayed = self.batches.begin(BatchEntry(number, plan.digest, chosen, promised))
             self._running = _Running(plan, entry.reading, time.time())
             return entry, replayed, self._running
-
-    def _previous_frontier(self) -> int:
-        return self.progress.committed.reading.low
 
     def _at_frontier(self, micros: int) -> Reading:
         """Return an injector's reading: its frontier stands for every share."""
@@ -322,14 +321,15 @@ class Run:
         if self.authority.lease is None:
             self.claim()
         reading = self.authority.read()
-        if reading is not None and self.progress.is_news(reading):
+        now = self.clock()
+        if reading is not None and self.progress.must_list(reading, now):
             try:
                 heads = [list_head(source) for source in self.sources]
             except OSError as error:
                 logger.warning("a source cannot be listed, so no newer watermark counts: %s", error)
             else:
                 with self._lock:
-                    self.progress.observe(reading, heads)
+                    self.progress.observe(reading, heads, now)
         with self._lock:
             self._settle()
             self._renew()

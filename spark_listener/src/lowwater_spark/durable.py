@@ -14,7 +14,7 @@ __all__ = ["make_directory", "sync_directory", "sync_file", "sync_tree", "write_
 
 
 def write_once(path: Path, data: bytes) -> bool:
-    """Create a file with this content, durable when it returns; False when the name was taken, by whatever content.
+    """Create a file with this content; False when the name was taken, by whatever content. The name is durable in both cases.
 
     Never replaces a file, and no reader ever sees a part of one. Costs two fsyncs.
     """
@@ -26,12 +26,14 @@ def write_once(path: Path, data: bytes) -> bool:
             os.fsync(file.fileno())
         try:
             os.link(beside, path)
+            fresh = True
         except FileExistsError:
-            return False
+            fresh = False
     finally:
         beside.unlink(missing_ok=True)
+    # A name that was taken may not be durable yet: who took it may have been killed before its sync.
     sync_directory(path.parent)
-    return True
+    return fresh
 
 
 def make_directory(path: Path) -> None:

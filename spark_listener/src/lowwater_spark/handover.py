@@ -26,11 +26,13 @@ _MARK: Final = ".lowwater.json"
 _HIDDEN: Final = ".lowwater-"
 
 
-def hand_over(frame: DataFrame, path: Path, batch: int, digest: str, *, file_format: str = "parquet") -> bool:
+def hand_over(
+    frame: DataFrame, path: Path, batch: int, digest: str, *, ordinal: int, file_format: str = "parquet"
+) -> bool:
     """Write the rows to ``path/batch=N``, durable when it returns; False when that had been done before.
 
     ``digest`` is the plan's: a directory left by another plan of the same batch number raises CheckpointMismatch, since skipping
-    would lose rows. A batch without rows leaves a directory without data files, which readers see nothing of.
+    would lose rows. ``ordinal`` is the run's. A batch without rows leaves a directory without data files, which readers see nothing of.
     """
 
     def write(folder: Path) -> None:
@@ -40,20 +42,19 @@ def hand_over(frame: DataFrame, path: Path, batch: int, digest: str, *, file_for
                 file.rename(folder / file.name)
         shutil.rmtree(folder / "rows")
 
-    return publish_directory(path, f"batch={batch}", digest, write)
+    return publish_directory(path, f"batch={batch}", digest, write, ordinal=ordinal)
 
 
-def publish_directory(parent: Path, name: str, digest: str, fill: Callable[[Path], None]) -> bool:
-    """Fill a hidden directory and rename it to ``parent/name``, durable when it returns; False if it was there already.
+def publish_directory(parent: Path, name: str, digest: str, fill: Callable[[Path], None], *, ordinal: int) -> bool:
+    """Fill a hidden directory and rename it to ``parent/name``; False if it was there already. Durable in both cases.
 
-    Raises CheckpointMismatch when the one that is there was made for another digest.
+    The hidden name tells the run, by its ordinal, so that :func:`sweep` knows whose it is. Raises CheckpointMismatch when the one that is there was made for another digest.
     """
     target = parent / name
     if target.exists():
-        _must_match(target, digest)
-        return False
+        return _found(target, digest)
     make_directory(parent)
-    beside = parent / f"{_HIDDEN}{name}-{uuid.uuid4().hex}"
+    beside = parent / f"{_HIDDEN}{ordinal}-{name}-{uuid.uuid4().hex}"
     beside.mkdir()
     try:
         fill(beside)
@@ -65,20 +66,27 @@ def publish_directory(parent: Path, name: str, digest: str, fill: Callable[[Path
             # A directory that holds anything is never replaced by a rename, and the mark is always there.
             if not target.exists():
                 raise
-            _must_match(target, digest)
-            return False
+            return _found(target, digest)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     sync_directory(parent)
     return True
 
 
-def sweep(parent: Path) -> None:
-    """Delete what interrupted runs left half filled. Only for the run that owns the directory."""
+def sweep(parent: Path, ordinal: int) -> None:
+    """Delete what runs before this one left half filled. A run that was replaced must not touch what its successor is filling."""
     if parent.is_dir():
         for entry in parent.iterdir():
-            if entry.name.startswith(_HIDDEN):
+            run, dash, _ = entry.name.removeprefix(_HIDDEN).partition("-")
+            if entry.name.startswith(_HIDDEN) and dash and run.isdecimal() and int(run) < ordinal:
                 shutil.rmtree(entry, ignore_errors=True)
+
+
+def _found(target: Path, digest: str) -> bool:
+    """Check the directory that is there already, and make its name durable: who renamed it may have been killed before it did."""
+    _must_match(target, digest)
+    sync_directory(target.parent)
+    return False
 
 
 def _must_match(target: Path, digest: str) -> None:

@@ -113,6 +113,12 @@ class _Candidate(Generic[T]):
             self.missing[i].difference_update(found)
             self.needs[i] = max([self.needs[i], *(taken[path] for path in found)])
 
+    def relist(self, heads: Sequence[set[str]], logs: Sequence[SourceLog]) -> None:
+        """Wait for a later listing instead, if a path that no entry has taken is gone: removed, or renamed to another one of it."""
+        self.look(logs)
+        if any(not missing <= head for missing, head in zip(self.missing, heads, strict=True)):
+            self.missing = list(heads)
+
     def reached(self, offsets: Sequence[int]) -> bool:
         # Before the first batch there are no offsets: then only an empty head is reached.
         known = itertools.chain(offsets, itertools.repeat(NOTHING))
@@ -141,6 +147,15 @@ class Candidates(Generic[T]):
             newest = self._waiting[-1]
             self._waiting = self._waiting[:-1:2]
             self._waiting.append(newest)
+
+    def relist(self, heads: Sequence[set[str]]) -> None:
+        """List for the newest reading again: a later listing is one after it as well. Takes the sets over.
+
+        A path that is gone before any entry took it gives no rows any more, and would be waited for in vain. One that an entry has
+        taken still counts: its batch may have read it. The logs must have been read as for the batch that runs.
+        """
+        if self._waiting:
+            self._waiting[-1].relist(heads, self._logs)
 
     def newest_reached(self, offsets: Sequence[int], *, forget: bool) -> T | None:
         """Return the newest reading whose head lies within these log offsets, None when there is none.

@@ -17,13 +17,12 @@ from lowwater_spark.head import FileSource, hidden
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["check_plan", "check_session", "check_trigger", "local_directory"]
+__all__ = ["absolute", "check_plan", "check_session", "check_trigger", "local_directory", "refuse_pattern"]
 
 _FORMATS: Final = frozenset({"csv", "json", "orc", "parquet", "text"})
 
 _STATELESS: Final = frozenset(
     {
-        "CTERelationDef",
         "CollectMetrics",
         "Deduplicate",
         "Expand",
@@ -40,7 +39,6 @@ _STATELESS: Final = frozenset(
         "SubqueryAlias",
         "Union",
         "View",
-        "WithCTE",
     }
 )
 """Streaming operators that emit a row's results when the row arrives, or never."""
@@ -158,12 +156,7 @@ def _file_source(spark: SparkSession, relation: Any) -> FileSource:
         if option in options and options[option].lower() != "false":
             raise Unsupported(f"The option {option} of a {kind} source", why, "Remove the option; filter rows instead.")
     path = options.get("path", "")
-    if any(mark in path for mark in "{}[]*?\\"):
-        raise Unsupported(
-            f"The path {path}",
-            "which directories a pattern means may change while the query runs",
-            "Name one directory, with recursiveFileLookup if it has others in it.",
-        )
+    refuse_pattern(path, "The path")
     root = local_directory(spark, path, "The path")
     if not Path(root).is_dir():
         raise Unsupported(f"The path {path}", "it is no directory", "Read the directory that the files come into.")
@@ -207,7 +200,19 @@ def local_directory(spark: SparkSession, path: str, what: str) -> str:
 
 def absolute(path: str | os.PathLike[str], spark: SparkSession) -> Path:
     """Return the absolute local path of a checkpoint directory. Raises Unsupported."""
-    return Path(local_directory(spark, os.fspath(path), "The checkpoint"))
+    folder = local_directory(spark, os.fspath(path), "The checkpoint")
+    refuse_pattern(folder, "The checkpoint")
+    return Path(folder)
+
+
+def refuse_pattern(path: str, what: str) -> None:
+    """Raise Unsupported for a path that Spark reads as a pattern: it would find other directories under it, or none."""
+    if any(mark in path for mark in "{}[]*?\\"):
+        raise Unsupported(
+            f"{what} {path}",
+            "Spark reads it as a pattern, and which directories a pattern means may change while the query runs",
+            "Name one directory without any of {}[]*?\\ in its path; to read those in it as well, set recursiveFileLookup.",
+        )
 
 
 def _nodes(plan: Any) -> Iterator[Any]:

@@ -12,16 +12,21 @@ renewed while the next batch runs, and why a late or repeated one harms nothing.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Final
 
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.head import Candidates
 from lowwater_spark.reading import UNREAD, Reading, floor_stamp
 from lowwater_spark.sourcelog import NOTHING, SourceLog
 
-__all__ = ["Committed", "Progress"]
+__all__ = ["RELIST", "Committed", "Progress"]
+
+RELIST: Final = 5.0
+"""Seconds after which the sources are listed again for a reading that still waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,10 @@ class Progress:
         """Why the stage renews nothing: the last committed batch did not reach the authority whole. Empty: it does."""
         self._ranges = ranges
         self._window = window
+        self.inputs: tuple[int, Sequence[int]] | None = None
+        """The version of the registered inputs, and their incarnations; None while they are unknown, and for an injector."""
         self._observed = UNREAD
+        self._listed = 0.0
         self._candidates = Candidates[Reading](logs)
         self._reading = committed.reading
 
@@ -64,14 +72,21 @@ class Progress:
         self.committed = committed
         self._reading = committed.reading
 
-    def is_news(self, reading: Reading) -> bool:
-        """Return whether a reading says more than the last one that was observed: only then the sources must be listed."""
-        return reading != self._observed
+    def must_list(self, reading: Reading, now: float) -> bool:
+        """Return whether the sources must be listed: for a reading that is news, or again for one that waits, since files vanish.
 
-    def observe(self, reading: Reading, heads: Sequence[set[str]]) -> None:
+        ``now`` is in seconds, of any clock that does not go back.
+        """
+        return reading != self._observed or (len(self._candidates) > 0 and now - self._listed >= RELIST)
+
+    def observe(self, reading: Reading, heads: Sequence[set[str]], now: float) -> None:
         """Take a reading of the inputs, and the heads of all sources, listed after it."""
+        if reading == self._observed:
+            self._candidates.relist(heads)
+        else:
+            self._candidates.add(reading, heads)
         self._observed = reading
-        self._candidates.add(reading, heads)
+        self._listed = now
 
     def choose(self, offsets: Sequence[int]) -> Reading:
         """Return the reading that a batch planned up to these offsets may use. Never below one that was used before."""
@@ -79,9 +94,21 @@ class Progress:
 
     def settle(self, committed: Committed, holding: str) -> None:
         """A batch is committed. ``holding`` says why the authority does not know it whole; empty: it does."""
+        if self._is_outdated(committed.reading):
+            # A replay runs with the W of its first run, also after the inputs were changed; nothing was read of the new ones then.
+            committed = dataclasses.replace(committed, reading=UNREAD)
         self.committed = committed
         self.holding = holding
         self._reading = _later(self._reading, committed.reading)
+
+    def _is_outdated(self, reading: Reading) -> bool:
+        """Return whether a reading is of other inputs than the registered ones. A later version than theirs is news, and counts."""
+        if self.inputs is None or reading.low == MIN:
+            return False
+        version, incarnations = self.inputs
+        if reading.input_version != version:
+            return reading.input_version < version
+        return tuple(reading.input_incarnations) != tuple(incarnations)
 
     def renew(self) -> Reading:
         """Return the newest reading that counts now."""
@@ -113,10 +140,6 @@ class Progress:
     def waiting_for(self) -> list[str]:
         """Return some of the paths that keep the oldest waiting reading from counting."""
         return self._candidates.missing()
-
-    def waiting(self) -> int:
-        """Return how many readings wait for their head."""
-        return len(self._candidates)
 
 
 def _later(old: Reading, new: Reading | None) -> Reading:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["KEY_HASH", "MAX_RANGES", "handle_of", "hash_range_column", "place_bytes", "range_bounds", "range_column"]
+__all__ = ["KEY_HASH", "MAX_RANGES", "hash_range_column", "place_bytes", "range_bounds", "range_column"]
 
 KEY_HASH: Final = "xxhash64"
 """The name that the computation is registered with."""
@@ -42,11 +42,6 @@ def range_bounds(count: int) -> list[bytes]:
 def place_bytes(xxhash64: int) -> bytes:
     """Return the key of a hash value as Spark gives it, a signed 64-bit number."""
     return (xxhash64 + _SIGN).to_bytes(8, "big")
-
-
-def handle_of(xxhash64: int, count: int) -> int:
-    """Return which of ``count`` ranges a hash value lies in."""
-    return ((xxhash64 + _SIGN) * count) >> 64
 
 
 def range_column(key: Sequence[str | Column], count: int) -> Column:

@@ -128,11 +128,11 @@ class SourceLog:
             return
         at = self._start(offset)
         while at <= offset:
-            if not self._read_entry(at):
+            # The next compacted entry may lie beyond the offset. What it names beyond is planned later, and says so by its batch id.
+            while not self._read_entry(at):
                 at = self._compacted_after(at)
-                continue
+            self.read = at
             at += 1
-        self.read = at - 1
 
     def _start(self, offset: int) -> int:
         """Return where to begin: the first time at the newest compacted entry, which repeats all before it."""

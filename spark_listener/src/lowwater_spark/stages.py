@@ -56,7 +56,10 @@ def stage(
         ranges: Number of equal key ranges, 1 to 65,536; a stage with state keeps its number.
         heuristics: Shares of the heuristic watermarks.
         stamp: What the stage stamps its output with: ``"event"``, event times, or the length of windows stamped by their start.
-            The watermark is then floored to the start of the window, since a row at 14:25 opens the one of 14:00.
+            The watermark is then floored to the start of the window, since a row at 14:25 opens the one of 14:00. The windows
+            must be tumbling ones that start at whole multiples of the length since 1970 in UTC, as Spark's do without
+            ``startTime``: for sliding or shifted windows, sessions and days of a local time zone the floor would be too high.
+            ``batch.stateful`` raises ValueError when a range holds a stamp below it; what is written without state is not checked.
         address: The authority's; by default ``LOWWATER_ADDRESS``, else ``localhost:7420``. Executors must reach it as well.
         client: Instead of an address: a client with TLS, tokens and so on. Its settings travel to the executors.
 
@@ -109,8 +112,8 @@ def _declare(
         raise ValueError(msg)
     range_bounds(ranges)
     keys = tuple(key) if isinstance(key, list | tuple) else (key,)
-    keyed = Keyed(keys, event_time, ranges, injector=not inputs)
-    return Stage(spark, name, inputs, keyed, tuple(heuristics), window, address, client)
+    keyed = Keyed(keys, event_time, ranges, injector=not inputs, window=window)
+    return Stage(spark, name, inputs, keyed, tuple(heuristics), address, client)
 
 
 _running: Final[weakref.WeakSet[TrackedQuery]] = weakref.WeakSet()
@@ -126,7 +129,6 @@ class Stage:
     inputs: tuple[str, ...]
     keyed: Keyed
     heuristics: tuple[float, ...]
-    window: timedelta | None
     address: str | None = None
     client: lowwater.Client | None = None
     interval: float = field(default=INTERVAL, kw_only=True)
@@ -174,7 +176,7 @@ class Stage:
         client = lowwater.connect(self.address) if self.client is None else self.client
         authority = Authority(client, self._registration(folder, adopt=adopt))
         try:
-            run = Run(folder, sources, self.keyed, self.window, authority, write_batch, probe)
+            run = Run(folder, sources, self.keyed, authority, write_batch, probe)
             run.start()
             writer = frame.writeStream.foreachBatch(run.run_batch).queryName(name or self.name)
             query = writer.option("checkpointLocation", f"file://{folder}").trigger(**triggered).start()

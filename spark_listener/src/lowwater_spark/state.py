@@ -82,6 +82,8 @@ class StateStore:
     root: Path
     ranges: int
     first: int = field(init=False, default=-1)
+    ordinal: int = field(init=False, default=0)
+    """The run that builds in it; 0 for reading."""
 
     @classmethod
     def existing(cls, checkpoint: Path) -> StateStore | None:
@@ -95,8 +97,8 @@ class StateStore:
         return store
 
     @classmethod
-    def opened(cls, checkpoint: Path, root: Path, ranges: int, batch: int) -> StateStore:
-        """Return the store, made at its first batch.
+    def opened(cls, checkpoint: Path, root: Path, ranges: int, batch: int, *, ordinal: int) -> StateStore:
+        """Return the store for the run of this ordinal, made at its first batch.
 
         Raises CheckpointMismatch when it was made elsewhere, or for another number of ranges.
         """
@@ -117,6 +119,7 @@ class StateStore:
                 f"ranges={store.ranges}, or from a new checkpoint"
             )
             raise CheckpointMismatch(msg)
+        store.ordinal = ordinal
         return store
 
     def version(self, batch: int) -> Manifest | None:
@@ -151,7 +154,7 @@ class StateStore:
             manifest = fill(folder)
             (folder / _MANIFEST).write_text(json.dumps(_entry(manifest)), encoding="utf-8")
 
-        publish_directory(self.root, str(batch), digest, write)
+        publish_directory(self.root, str(batch), digest, write, ordinal=self.ordinal)
         made = self.version(batch)
         assert made is not None
         return made
@@ -167,8 +170,8 @@ class StateStore:
                 shutil.rmtree(entry, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Delete what interrupted runs left half built. Only for the run that owns the checkpoint."""
-        sweep(self.root)
+        """Delete what earlier runs left half built."""
+        sweep(self.root, self.ordinal)
 
 
 def _entry(manifest: Manifest) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import lowwater
 from lowwater.watermark import all_to_micros
 from lowwater_spark.ranges import range_column
+from lowwater_spark.reading import floor_stamp
 from lowwater_spark.staging import RECEIPT, Destination, Part, Receipt, receipt_of, stage_part
 from lowwater_spark.state import Manifest, RangeEntry, StateStore
 from lowwater_spark.tracking import event_micros
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["Update", "UpdateResult", "build_version", "restage", "rows_of"]
+__all__ = ["Update", "UpdateResult", "build_version", "lowest_stamp", "restage", "rows_of"]
 
 UpdateResult = tuple["pa.Table | None", "pa.Table | None", "lowwater.EventTime | None", Iterable[Any]]
 """(new state, rows to emit, oldest stamp still held, event times of the records still held)."""
@@ -55,6 +57,7 @@ class _Job:
     promised: int
     reference: int
     injector: bool
+    window: timedelta | None
 
 
 def build_version(
@@ -70,6 +73,7 @@ def build_version(
     promised: int,
     reference: int,
     injector: bool,
+    window: timedelta | None,
     destination: Destination,
 ) -> tuple[Manifest, list[Receipt]]:
     """Return version N of the state and the receipts of the job that made it; no receipts when it had been made before."""
@@ -92,8 +96,10 @@ def build_version(
             promised=promised,
             reference=reference,
             injector=injector,
+            window=window,
         )
         receipts.extend(_run(job, frame, key, event_time, store.ranges))
+        _check_stamps(receipts, batch)
         return _manifest_of(receipts, job, digest, store.ranges)
 
     return store.build(batch, digest, fill), receipts
@@ -121,6 +127,17 @@ def _run(
     tasks = min(ranges, int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200))
     spread = rows.union(seeds).repartitionById(tasks, sf.col(_HANDLE)).sortWithinPartitions(_HANDLE)
     return [receipt_of(row) for row in spread.mapInArrow(partial(_update_ranges, job), RECEIPT).collect()]
+
+
+def _check_stamps(receipts: Sequence[Receipt], batch: int) -> None:
+    """Raise ValueError when a range holds a stamp below all that it has reported and all that its rows can have brought."""
+    for handle, oldest, lowest in (early for receipt in receipts for early in receipt.detail["early"]):
+        msg = (
+            f"after batch {batch} range {handle} holds a stamp of {lowwater.Watermark(oldest)}, but with what it held before and its rows' "
+            f"event times the lowest possible is {lowwater.Watermark(lowest)}. Declare stamp= as the length of the tumbling windows, "
+            "which start at whole multiples of it since 1970 in UTC, and return as oldest what is held in fact."
+        )
+        raise ValueError(msg)
 
 
 def _manifest_of(receipts: Sequence[Receipt], job: _Job, digest: str, ranges: int) -> Manifest:
@@ -162,6 +179,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     made: dict[int, RangeEntry] = {}
     rows_in = late = emitted_rows = 0
     examples: list[int] = []
+    early: list[tuple[int, int, int]] = []
     for handle, table in _by_handle(batches):
         data = table.filter(pc.invert(table.column(_SEED)))
         times = data.column(_TIME)
@@ -175,6 +193,9 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         emitted_rows += emitted
         pending.add_many(held)
         made[handle] = entry
+        lowest = lowest_stamp(job.before[handle].oldest, low_time, job.promised, job.window)
+        if entry.oldest is not None and entry.oldest < lowest:
+            early.append((handle, entry.oldest, lowest))
     starts, counts = pending.columns()
     held_before = sum(job.before[handle].records for handle in made)
     # A stage has finished what it no longer holds, an injector what it has emitted: a record comes twice to it, announced
@@ -194,9 +215,23 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         "finished": part.finished,
         "late": late,
         "late_example": min(examples, default=None),
+        "early": early,
     }
     if made:
         yield stage_part(job.destination, part, detail)
+
+
+def lowest_stamp(held: int | None, oldest_row: int | None, promised: int, window: timedelta | None) -> int:
+    """Return the lowest stamp that a range can hold after a batch, if the stage stamps as declared. Micros.
+
+    Before the batch the range stood at the lesser of what it held and the lowest stamp of a row that keeps the promise; only a late
+    row can bring something lower.
+
+    >>> lowest_stamp(None, 14_250_000, 14_100_000, timedelta(seconds=1))
+    14000000
+    """
+    new = floor_stamp(promised if oldest_row is None else min(promised, oldest_row), window)
+    return new if held is None else min(held, new)
 
 
 def _update_range(job: _Job, handle: int, rows: pa.Table, attempt: int) -> tuple[RangeEntry, list[int], int]:
