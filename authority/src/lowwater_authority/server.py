@@ -54,6 +54,10 @@ SERVICES: Final = ("lowwater.v1.TopologyService", "lowwater.v1.WatermarkService"
 log = logging.getLogger("lowwater_authority")
 
 
+class CannotServe(Exception):
+    """The process cannot start as it was asked to; the message says what to change."""
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the arguments of ``lowwater serve``."""
     parse = argparse.ArgumentParser(
@@ -93,16 +97,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         return asyncio.run(serve(args))
-    except JournalError as error:
+    except (JournalError, CannotServe) as error:
         print(f"lowwater serve: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
         return 1
+
+
+def _serve_metrics(metrics: Metrics, address: str) -> str:
+    """Start /metrics; returns where it is."""
+    if address == "off":
+        return address
+    host, port = _address(address, "--metrics")
+    try:
+        return f"http://{host}:{metrics.serve(host, port)}/metrics"
+    except OSError as error:
+        msg = f"cannot serve metrics on {address}: {error.strerror}. Choose another with --metrics, or 'off'."
+        raise CannotServe(msg) from error
 
 
 async def serve(args: argparse.Namespace) -> int:
     """Start everything, run until SIGTERM or SIGINT, stop in order: clients first, journal last."""
     host, port = _address(args.listen, "--listen")
     metrics = Metrics(version("lowwater-authority"))
-    args.data.mkdir(parents=True, exist_ok=True)
+    try:
+        args.data.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"--data {args.data} cannot be made: {error.strerror}. Name a folder on a writable local disk."
+        raise CannotServe(msg) from error
     journal = SqliteJournal(args.data / "journal.sqlite")
     shard = Shard(journal, clock=lambda: time.time_ns() // 1000, observer=metrics)
     await shard.start()
@@ -118,15 +138,13 @@ async def serve(args: argparse.Namespace) -> int:
         from grpc_reflection.v1alpha import reflection
 
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
-    bound = server.add_insecure_port(f"{host}:{port}")
-    if not bound:
-        log.error("cannot listen on %s: is another process using it? Choose another with --listen.", args.listen)
-        return 1
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        msg = f"cannot listen on {args.listen}: is another process using it? Choose another with --listen."
+        raise CannotServe(msg) from error
     metrics.watch(shard, workers.streams)
-    place = "off"
-    if args.metrics != "off":
-        metrics_host, metrics_port = _address(args.metrics, "--metrics")
-        place = f"http://{metrics_host}:{metrics.serve(metrics_host, metrics_port)}/metrics"
+    place = _serve_metrics(metrics, args.metrics)
     await server.start()
     for service in ("", *SERVICES):
         await health.set(service, health_pb2.HealthCheckResponse.SERVING)
