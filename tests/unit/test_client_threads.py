@@ -109,3 +109,18 @@ def test_a_subscription_uses_nothing_that_was_heard_while_nobody_followed_it() -
     other.close()
     every.close()
     assert not watcher._unconfirmed
+
+
+def test_rule11_beats_of_an_authority_whose_journal_hangs_do_not_make_values_fresh() -> None:
+    connection = Connection(Settings("localhost:1"))
+    watcher = Watcher(connection)
+
+    def heard_of(micros: int) -> float:
+        watcher._take(watermarks_pb2.WatchResponse(server_token="t", time_micros=micros))
+        return watcher._heard_at
+
+    first = heard_of(1_000)
+    assert heard_of(1_000) == first, "the append that began then is still on its way"
+    assert heard_of(1_000) == first
+    assert heard_of(1_001) > first
+    connection.close()

@@ -62,6 +62,8 @@ class Watcher:
         self._live = False
         self._unconfirmed: set[Subscription] = set()
         self._heard_at = 0.0
+        self._confirmed_to = 0
+        """The processing time, by the authority's clock, up to which this stream's values are confirmed."""
         self._heard: dict[str, float] = {}
         self._streams = 0
         self._messages = 0
@@ -209,6 +211,7 @@ class Watcher:
                 request.computations.extend(sorted(self._names))
             self._covered, self._covers_all = frozenset(request.computations), bool(self._everything)
             self._renewing = False
+            self._confirmed_to = 0
             if self._connection.closed.is_set():
                 raise closed_client()
             self._call = call = watch(request, metadata=self._connection.metadata)
@@ -240,7 +243,10 @@ class Watcher:
             for view in views:
                 self.ratchet.admit(view)
             self._live = True
-            self._heard_at = time.monotonic()
+            # An authority whose journal hangs goes on beating, but cannot say that its values are still the newest.
+            if response.time_micros > self._confirmed_to:
+                self._confirmed_to = response.time_micros
+                self._heard_at = time.monotonic()
             self._confirm()
             self.changed.notify_all()
 
