@@ -16,7 +16,7 @@ help:
 	@echo "make demo        replay four days of real flights through three Spark jobs (about three minutes)"
 	@echo "make demo-year   the whole year through plain Python workers, every window checked"
 	@echo "make test        every check and every test"
-	@echo "make lint        the checks only: ruff, mypy, buf, generated code"
+	@echo "make lint        the checks only: ruff, mypy, pyright, buf, generated code"
 	@echo "make fmt         format Python and proto, apply safe lint fixes"
 	@echo "make gen         generate the protobuf code from proto/"
 	@echo "make bench       the benchmarks, one JSON object a line; NAME=... for one of them"
@@ -40,7 +40,11 @@ lint: setup
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy $(TYPED)
+	$(RUN) basedpyright
+	$(RUN) basedpyright --verifytypes lowwater --ignoreexternal
 	$(RUN) buf lint proto
+	@for image in proto/released/*.binpb; do \
+	    $(RUN) buf breaking proto --against "$$image" || { echo "proto/ breaks what $$image promised"; exit 1; }; done
 	$(RUN) buf format proto --diff --exit-code
 	$(RUN) uv run --quiet --script scripts/generate_protos.py --check
 

@@ -29,6 +29,7 @@ class Hop(Protocol):
 
     def sample(self) -> float:
         """Return the seconds that one message takes."""
+        ...
 
 
 class _Stream:

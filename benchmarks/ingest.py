@@ -46,11 +46,13 @@ class System(Protocol):
     @property
     def low(self) -> int:
         """The least value of all ranges, as answered."""
+        ...
 
     def encode(self, updates: Iterable[workload.Update]) -> list[bytes]:
         """Make messages, before the clock runs."""
+        ...
 
-    def take(self, messages: Sequence[bytes]) -> None:
+    def take(self, messages: Sequence[bytes], /) -> None:
         """Send messages as quickly as they are taken, and return when the last is acknowledged."""
 
 

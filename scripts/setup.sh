@@ -196,7 +196,8 @@ main() {
         "$TOOLS/uv/bin/pip" install --quiet --disable-pip-version-check "uv==$UV_PIN"
         uv=$TOOLS/uv/bin/uv
     fi
-    ln -sf "$uv" "$TOOLS/bin/uv"
+    # In a shell that has read .tools/env, the uv that was found is this link.
+    [[ $uv -ef $TOOLS/bin/uv ]] || ln -sf "$uv" "$TOOLS/bin/uv"
     java=$(find_java)
     if [[ -n ${JAVA_HOME:-} && $(java_version "$JAVA_HOME/bin/java") != $(java_version "$java/bin/java") ]]; then
         say "JAVA_HOME ($JAVA_HOME) is not a Java $JAVA_FLOOR+ runtime; it is left aside"

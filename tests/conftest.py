@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, settings
 HERE = Path(__file__).parent
 
 # Cheap first: a broken rule shows before any process or JVM is started.
-ORDER = ("unit", "property", "contract", "simulation", "process", "spark")
+ORDER = ("unit", "property", "contract", "simulation", "process", "compatibility", "spark")
 # A folder whose tests all start something expensive marks them by itself.
-MARKED = ("process", "spark")
+MARKED = {"process": "process", "compatibility": "process", "spark": "spark"}
 
 # Every reason for which a test may be skipped. Any other skip fails.
 ALLOWED_SKIPS = ("the floor of grpcio has no wheel for Python 3.14 or newer",)
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks tests by their folder and puts the cheap ones first."""
     for item in items:
         if folder(item) in MARKED:
-            item.add_marker(folder(item))
+            item.add_marker(MARKED[folder(item)])
     items.sort(key=lambda item: ORDER.index(folder(item)) if folder(item) in ORDER else -1)
 
 

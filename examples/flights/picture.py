@@ -1,5 +1,8 @@
 """The comparison as a picture: where each watermark stood, which records it would have lost, what exactness costs."""
 
+# matplotlib's annotations refuse dates on an axis, and know only the base of layout engines.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence

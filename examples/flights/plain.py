@@ -40,10 +40,12 @@ class Seen(Protocol):
     @property
     def low(self) -> Watermark:
         """Least of the inputs' low watermarks."""
+        ...
 
     @property
     def heuristic(self) -> Mapping[float, Watermark]:
         """By share; for each, the least of the inputs' heuristic watermarks."""
+        ...
 
 
 class Lease(Protocol):

@@ -73,6 +73,7 @@ class Claimed(Protocol):
 
     def read(self) -> Seen:
         """Return the inputs' watermarks as they are known now."""
+        ...
 
     def flush(self) -> None:
         """Return when what was reported last is durable."""
@@ -83,12 +84,15 @@ class Authority(Protocol):
 
     def claim(self, computation: str, worker: str, bounds: Sequence[bytes]) -> Claimed:
         """Claim the ranges between these bounds for a worker."""
+        ...
 
     def low(self, computation: str) -> Watermark:
         """Return the published low watermark as it is known now."""
+        ...
 
     def lines(self) -> tuple[table.Line, ...]:
         """Return where the three computations stand."""
+        ...
 
 
 @dataclass

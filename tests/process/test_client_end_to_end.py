@@ -305,7 +305,7 @@ def test_a_wait_after_a_reset_never_sees_the_old_life(server: Serving, lw: lowwa
     lw.worker("flights").claim().advance(None, oldest=None, frontier=at(14))
     old = lw.wait("flights", at(14), timeout=30)
     server.kill()
-    eventually(lambda: not lw._runtime().watcher._live)
+    eventually(lambda: not lw._runtime().watcher.state.live)
     with pytest.raises(lowwater.Timeout):
         lw.wait("flights", at(14), timeout=0.01)
     server.start()

@@ -10,7 +10,7 @@ import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -309,7 +309,7 @@ def test_a_planned_stop_tells_clients_first(server: Serving, peer: Peer) -> None
 
 
 def test_health_reflection_and_metrics(server: Serving, peer: Peer) -> None:
-    health = health_pb2_grpc.HealthStub(peer.channel)
+    health: Any = health_pb2_grpc.HealthStub(peer.channel)
     for service in ("", "lowwater.v1.WatermarkService"):
         assert (
             health.Check(health_pb2.HealthCheckRequest(service=service)).status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -195,13 +196,7 @@ class Driver:
 
     def reset(self) -> None:
         """Start a new life, as one topology record does."""
-        self.spec = Spec(
-            self.spec.name,
-            self.spec.inputs,
-            self.spec.heuristics,
-            max_skew=self.spec.max_skew,
-            incarnation=self.core.incarnation + 1,
-        )
+        self.spec = replace(self.spec, incarnation=self.core.incarnation + 1)
         self.core = recovery.restarted(self.core, self.spec)
         self.core.publish()
 

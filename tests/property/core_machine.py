@@ -91,10 +91,16 @@ class CoreMachine(Pair):
         self.check()
 
     @precondition(lambda self: self.oracle.last_sequencer % 4 == 3)
-    @rule()
-    def revoke(self) -> None:
+    @rule(added=coins, bound=times)
+    def revoke(self, added: bool, bound: int) -> None:
         self.fold = (self.fold[0] + 1, self.fold[1])
-        self.same("revoke", lambda: {f.sequencer for f in self.core.revoke(self.fold[0])}, self.oracle.revoke)
+        # What is behind the published low watermark is refused before it comes here.
+        low = max(self.tide + bound, self.oracle.low) if added else None
+
+        def ours() -> Any:
+            return {f.sequencer for f in self.core.revoke(self.fold[0], self.now, bound=low)}
+
+        self.same("revoke", ours, lambda: self.oracle.revoke(low))
         self.check()
 
     @precondition(lambda self: self.turn % 5 == 3)

@@ -21,6 +21,7 @@ from tests.property.second_opinion import beam_low
 
 SKEW = 50
 SHARES = (990_000, 500_000)
+STEP = 7
 
 
 class Pair(RuleBasedStateMachine):
@@ -33,10 +34,10 @@ class Pair(RuleBasedStateMachine):
         super().__init__()
         self.now = NOW
         self.epoch = 0
-        self.spec = Spec("c", ("a",), SHARES, max_skew=SKEW)
+        self.spec = Spec("c", ("a",), SHARES, max_skew=SKEW, history_step=STEP)
         self.fold = (1, (1,))
         self.core = self.made(self.spec)
-        self.oracle = Oracle(SHARES, SKEW, 0)
+        self.oracle = Oracle(SHARES, SKEW, STEP, 0)
         self.records: list[bytes] = []
         self.images = [recovery.snapshot(self.core)]
         self.snapshots: list[tuple[int, bytes]] = []
@@ -94,6 +95,7 @@ class Pair(RuleBasedStateMachine):
                 assert group.finished == self.oracle.finished(cell.claim)
                 self.steps["stand-ins"] += bool(cell.claim.masses and cell.claim.told is None)
         assert self.core.map.minimum() == self.oracle.minimum()
+        assert list(self.core.history) == self.oracle.history
         view = self.core.published
         assert (view.low, dict(view.heuristics)) == self.shown
         assert view.low >= self.seen_low, "rule 3: what was published never goes down"
@@ -112,9 +114,9 @@ class Pair(RuleBasedStateMachine):
     def take(self, later: int) -> None:
         """End a round: its record is on the way to the journal, and nothing is visible yet."""
         low, high, minimum = self.oracle.low, self.oracle.heuristics, self.oracle.minimum()
-        high = dict(high)
+        high, known = dict(high), len(self.oracle.history)
         taken = self.core.take_record(self.now)
-        strong = self.oracle.record()
+        strong = self.oracle.record(self.now)
         self.steps["take"] += 1
         assert (None if taken is None else taken[1]) == strong
         assert self.core.low == self.oracle.low
@@ -126,6 +128,8 @@ class Pair(RuleBasedStateMachine):
             self.flying = self.oracle.image()
             self.coming = (self.oracle.low, dict(self.oracle.heuristics))
         self.steps["low moved"] += self.oracle.low != low
+        self.steps["steps completed"] += len(self.oracle.history) - known
+        self.steps["steps completed in a later life"] += self.oracle.life > 1 and len(self.oracle.history) > known
         self.steps["high moved"] += (
             self.oracle.heuristics != high and max(self.oracle.heuristics.values()) > self.oracle.low
         )
@@ -195,7 +199,7 @@ class Pair(RuleBasedStateMachine):
         self.settle()
         self.steps["reset"] += 1
         self.oracle.restart()
-        self.spec = Spec("c", ("a",), SHARES, max_skew=SKEW, incarnation=self.oracle.life)
+        self.spec = Spec("c", ("a",), SHARES, max_skew=SKEW, incarnation=self.oracle.life, history_step=STEP)
         self.core = recovery.restarted(self.core, self.spec)
         self.core.__class__ = self.made
         self.core.publish()

@@ -11,14 +11,15 @@ import pickle
 from collections.abc import Sequence
 
 from tests.property.oracle_words import CELLS, MINUTE, Batch, Cell, Claim, Part, Refusal
-from tests.property.second_opinion import MAX, MIN, Told, heuristic
+from tests.property.second_opinion import MAX, MIN, Told, completed, heuristic
 
 
 class Oracle:
     """The computation that every step is compared with."""
 
-    def __init__(self, shares: Sequence[int], skew: int, epoch_base: int) -> None:
-        self.shares, self.skew, self.epoch_base = shares, skew, epoch_base
+    def __init__(self, shares: Sequence[int], skew: int, step: int, epoch_base: int) -> None:
+        self.shares, self.skew, self.step, self.epoch_base = shares, skew, step, epoch_base
+        self.history: list[tuple[int, int, int, int]] = []
         self.last_sequencer = 0
         self.granted: dict[bytes, int] = {}
         self.life = 0
@@ -162,10 +163,17 @@ class Oracle:
         self.disown(self.owner(sequencer))
         self.changed = self.strong = True
 
-    def revoke(self) -> set[int]:
+    def revoke(self, bound: int | None) -> set[int]:
         owners = {c.claim.sequencer for c in self.cells if c.claim is not None and c.claim.owned}
         for sequencer in owners:
             self.disown(self.claims[sequencer])
+        if bound is not None:
+            # A new input: it may bring work from there on, to any cell, and nobody has told of its records.
+            for cell in self.cells:
+                if cell.state != "RETIRED":
+                    cell.value = min(cell.value, bound)
+                    if cell.claim is not None:
+                        cell.claim.masses = None
         self.changed = self.strong = True
         return owners
 
@@ -338,14 +346,16 @@ class Oracle:
     def minimum(self) -> int:
         return min(cell.value for cell in self.cells)
 
-    def record(self) -> bool | None:
+    def record(self, now: int) -> bool | None:
         """End a round: whether it must not be lost, None when nothing changed."""
         if not self.changed:
             return None
-        self.low = max(self.low, self.minimum())
+        old, self.low = self.low, max(self.low, self.minimum())
+        if found := completed(old, self.low, self.step):
+            self.history.append((self.life, *found, now))
         for share in self.shares:
-            found = heuristic(share, self.unfinished())
-            self.heuristics[share] = max(self.heuristics[share], self.low, MIN if found is None else found)
+            progress = heuristic(share, self.unfinished())
+            self.heuristics[share] = max(self.heuristics[share], self.low, MIN if progress is None else progress)
         for sequencer in self.dirty:
             self.claims[sequencer].durable_numbers = dict(self.claims[sequencer].numbers)
         strong, self.strong, self.changed = self.strong, False, False

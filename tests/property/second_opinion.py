@@ -50,3 +50,16 @@ def beam_low(old: int, values: Sequence[int]) -> int:
     for value in values:
         new = min(new, value)
     return max(old, new)
+
+
+def completed(old: int, low: int, step: int) -> tuple[int, int] | None:
+    """The boundaries before and after a move of L, one microsecond at a time; None: no step became complete."""
+    if low == MAX:
+        return (end_of_step(old, step), MAX) if old != MAX else None
+    reached = [b for b in range(max(old, low - step), low + 1) if b > old and b % step == 0]
+    return (end_of_step(old, step), reached[-1]) if reached else None
+
+
+def end_of_step(low: int, step: int) -> int:
+    """The last boundary that is not after a low watermark."""
+    return MIN if low == MIN else next(b for b in range(low, low - step, -1) if b % step == 0)

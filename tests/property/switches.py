@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
-from lowwater_authority.core import computation, heuristics, interval_map, recovery
+from lowwater_authority.core import computation, heuristics, history, interval_map, recovery
 from lowwater_authority.core.computation import Computation, View
 from lowwater_authority.core.group import Group, GroupState
 from lowwater_authority.core.interval_map import IntervalMap, Taken
@@ -55,14 +55,21 @@ class SilenceCountsAsIdle(Computation):
         super()._apply_release(op)
         self._idle(self.map.groups[op.sequencer])
 
-    def _apply_revoke(self) -> None:
-        super()._apply_revoke()
+    def _apply_revoke(self, op: pb.Revoke, now: int) -> None:
+        super()._apply_revoke(op, now)
         for group in self.map.groups.values():
             self._idle(group)
 
     def _idle(self, group: Group) -> None:
         self.map.columns.set(group.slots(), MAX)
         self._settle_finished(group)
+
+
+class NewInputsLowerNothing(Computation):
+    """Ranges go on standing where their owners, who did not know of the new input, had left them."""
+
+    def _apply_revoke(self, op: pb.Revoke, now: int) -> None:
+        super()._apply_revoke(pb.Revoke(input_version=op.input_version), now)
 
 
 def recovery_skips_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +155,8 @@ class NumbersIgnored(Computation):
     later = count(2)
 
     def report(self, report: GroupReport, **more: Any) -> list[Refused]:
-        return super().report(report, **more | {"number": (2**40, next(self.later))})
+        more["number"] = (2**40, next(self.later))
+        return super().report(report, **more)
 
 
 class ClaimsNotRepeatable(Computation):
@@ -178,6 +186,37 @@ def reset_keeps_owners(monkeypatch: pytest.MonkeyPatch) -> None:
         return new
 
     monkeypatch.setattr(recovery, "restarted", kept)
+
+
+# -- the completeness history ------------------------------------------------------------------------------
+
+
+def half_a_step_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    boundary = history.boundary
+    monkeypatch.setattr(history, "boundary", lambda low, step: boundary(min(MAX - step, low) + step // 2, step))
+
+
+def reset_forgets_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    restarted = recovery.restarted
+
+    def forgetful(old: Computation, spec: Spec) -> Computation:
+        new = restarted(old, spec)
+        new.history = history.History()
+        return new
+
+    monkeypatch.setattr(recovery, "restarted", forgetful)
+
+
+def replay_notes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another function than the live one, on the path of recovery."""
+    replay = recovery._replay
+
+    def silent(computation: Computation, record: pb.Record) -> None:
+        kept = history.History(computation.history)
+        replay(computation, record)
+        computation.history = kept
+
+    monkeypatch.setattr(recovery, "_replay", silent)
 
 
 # -- rule 10 -----------------------------------------------------------------------------------------------

@@ -47,7 +47,15 @@ REFUSALS = [
     "FINISH_REQUIRED",
     "INPUT_VERSION",
 ]
-MOMENTS = ("low moved", "high moved", "stand-ins", "batch committed", "batch committed by a claim")
+MOMENTS = (
+    "low moved",
+    "high moved",
+    "steps completed",
+    "steps completed in a later life",
+    "stand-ins",
+    "batch committed",
+    "batch committed by a claim",
+)
 
 
 def walk(machine: type[CoreMachine], monkeypatch: pytest.MonkeyPatch, *, examples: int, seed_: int) -> Counter[str]:
@@ -62,7 +70,7 @@ def walk(machine: type[CoreMachine], monkeypatch: pytest.MonkeyPatch, *, example
             deadline=None,
             database=None,
             phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
         ),
     )
     return machine.steps
@@ -80,6 +88,7 @@ def test_the_core_does_what_the_oracle_says(monkeypatch: pytest.MonkeyPatch) -> 
 
 CLASSES = (
     (1, switches.SilenceCountsAsIdle),
+    (1, switches.NewInputsLowerNothing),
     (3, switches.NoRatchet),
     (4, switches.ChecksPublishedOwners),
     (4, switches.NoClaimOrder),
@@ -99,6 +108,9 @@ PATCHES = (
     (9, switches.reset_keeps_owners),
     ("S7", switches.finished_claims_keep_their_mass),
     ("H", switches.unknown_masses_count_as_none),
+    ("history", switches.half_a_step_is_one),
+    ("history", switches.reset_forgets_the_history),
+    ("history", switches.replay_notes_nothing),
 )
 
 

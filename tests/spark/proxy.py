@@ -32,10 +32,10 @@ class Proxy(grpc.GenericRpcHandler):
         self._server.add_generic_rpc_handlers([self])
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
         # On the wire a unary call is a stream of one message, so one kind of handler passes on all.
         def forward(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            return self._forward(details.method, requests, context)
+            return self._forward(handler_call_details.method, requests, context)
 
         return grpc.stream_stream_rpc_method_handler(forward)
 

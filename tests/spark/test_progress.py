@@ -150,7 +150,7 @@ def live(world: World, steps: Sequence[tuple[Any, ...]]) -> None:
 
 
 @given(STEPS)
-@settings(max_examples=400, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))  # pyright: ignore[reportArgumentType]
 def test_head_of_w_no_watermark_passes_a_row_that_is_not_read(steps: list[tuple[Any, ...]]) -> None:
     live(World(2), steps)
 
@@ -165,7 +165,7 @@ def test_head_of_w_breaks_when_the_rule_is_off() -> None:
 
 
 @given(STEPS)
-@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))  # pyright: ignore[reportArgumentType]
 def test_when_everything_is_read_the_promise_arrives(steps: list[tuple[Any, ...]]) -> None:
     """The rule only delays: it never sticks."""
     world = World(2)

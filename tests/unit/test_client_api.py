@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import lowwater
+from lowwater._core.claims import Grant
 from lowwater._core.columns import Column
 from lowwater._core.fold import Reading, fold_inputs
 from lowwater._core.lease import LeaseState
-from lowwater._sync.connection import Settings
 from lowwater._sync.lease import Lease
 from lowwater._sync.runtime import Runtime
 
 NAMES = """
-Client ClientStatistics Closed Completeness Computation Cycle EventTime FinishRequired Histogram Hop IdentityMismatch
-IncarnationChanged InputReader InputVersion Inputs InvalidArgument JournalFailed Lease LowwaterError MAX MIN NotPrepared OldStream
+Client ClientStatistics Closed Completeness Completion Computation Cycle EventTime FinishRequired Histogram History Hop
+IdentityMismatch IncarnationChanged InputReader InputVersion Inputs InvalidArgument JournalFailed Lease LowwaterError MAX MIN NotPrepared OldStream
 OlderClaim Overloaded OwnedRanges RangeState RangeView Ranges Refusal RegistrationConflict Rewound ServerTokenMismatch Settings
 ShuttingDown StaleEpoch StaleSequencer TaskAttempt Timeout TooFarAhead Topology Unavailable UnknownComputation Watermark
 WatermarkView Watermarks Why Worker WouldRegress connect
@@ -114,8 +114,9 @@ def lease(count: int = 3, *, inputs: tuple[str, ...] = ("a",)) -> Lease:
     """A granted lease, as the worker makes it; nothing is reported."""
     reading = Reading("c", inputs, 1 if inputs else 0, (1,) * len(inputs), (990_000,))
     state = LeaseState("c", 7, Column(count, 0), input_version=1, input_incarnations=(1,), reference=0)
-    bounds = [bytes([i]) for i in range(count)] + [b""]
-    return Lease(Runtime(Settings("localhost:1")), state, bounds, lowwater.Watermarks([0] * count), reading)
+    bounds = (*(bytes([i]) for i in range(count)), b"")
+    grant = Grant(state, bounds, lowwater.Watermarks([0] * count), reading)
+    return Lease(Runtime(lowwater.Settings("localhost:1")), grant)
 
 
 def seen(low: int = 10, computation: str = "c") -> lowwater.Inputs:

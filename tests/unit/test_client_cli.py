@@ -3,16 +3,21 @@
 import argparse
 import json
 import sys
+from datetime import timedelta
 
 import pytest
 
 from lowwater import Completeness, Ranges, RangeState, RangeView, Watermark, WatermarkView
 from lowwater._core.text import describe_key, describe_range, duration, lag
 from lowwater.cli import main, render
-from lowwater.cli.arguments import parse_duration, parse_key, parse_time, parser
+from lowwater.cli.arguments import parse_count, parse_duration, parse_key, parse_time, parser
+from lowwater.cli.history import history_record, history_table, why_empty
+from lowwater.views import Completion, History
 
 NOW = 1_357_740_000_000_000  # 2013-01-09 14:00 UTC
 HOUR = 3_600_000_000
+DAY_9 = NOW - 14 * HOUR
+INF = float("inf")
 
 HOLDER = RangeView(
     b"\x40", b"\x80", Watermark(NOW - HOUR), RangeState.OWNED, "exec-7", "host-3", 9, NOW - HOUR, NOW - 2_000_000
@@ -75,6 +80,13 @@ def test_durations(text: str, seconds: float) -> None:
 def test_durations_that_are_none(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="90s"):
         parse_duration(text)
+
+
+def test_counts() -> None:
+    assert parse_count("20") == 20
+    for text in ("0", "-1", "1.5", "many"):
+        with pytest.raises(argparse.ArgumentTypeError, match="1 or more"):
+            parse_count(text)
 
 
 def test_keys_are_text_or_hexadecimal_both_ways() -> None:
@@ -176,18 +188,145 @@ def test_json_has_texts_for_people_and_numbers_for_programs() -> None:
     assert (found["complete"], found["until_micros"], found["holding"], len(found["holders"])) == (False, NOW, 1, 1)
 
 
+def completion(after: float, through: float, seconds: float, life: int = 1) -> Completion:
+    """Steps between two hours of 2013-01-09, complete some seconds after the last of them; infinite: no such end."""
+    start = Watermark.UNKNOWN if after == -INF else Watermark(DAY_9 + int(after * HOUR))
+    end = Watermark.FINISHED if through == INF else Watermark(DAY_9 + int(through * HOUR))
+    base = NOW if end.finished else end.micros
+    return Completion(life, start, end, base + int(seconds * 1e6))
+
+
+def hours(*completions: Completion, step: timedelta = timedelta(hours=1), more: int = 0) -> History:
+    return History("hourly", step, completions, len(completions) + more)
+
+
+def test_a_history_shows_the_late_ones() -> None:
+    found = hours(completion(9, 10, 35), completion(10, 13, 40), completion(13, 14, 38))
+    assert history_table(found, 1).splitlines() == [
+        "hourly, in steps of 1 h, UTC",
+        "STEPS                      COMPLETE AT           AFTER END",
+        "2013-01-09 09:00 to 10:00  2013-01-09T10:00:35Z  35 s         #",
+        "2013-01-09 10:00 to 13:00  2013-01-09T13:00:40Z  40 s to 2 h  ############",
+        "2013-01-09 13:00 to 14:00  2013-01-09T14:00:38Z  38 s         #",
+    ]
+
+
+def test_a_history_of_several_lives_marks_those_that_ended() -> None:
+    found = hours(
+        completion(-INF, 9, 3600),
+        completion(9, INF, 0),
+        completion(-INF, 22, 0, life=2),
+        completion(22, 25, 1800, life=2),
+        completion(25, 26, -300, life=2),
+        more=29,
+    )
+    assert history_table(found, 2).splitlines() == [
+        "hourly, in steps of 1 h, UTC",
+        "LIFE      STEPS                                 COMPLETE AT           AFTER END",
+        "1, ended  up to 2013-01-09 09:00                2013-01-09T10:00:00Z  1 h                   #####",
+        "1, ended  2013-01-09 09:00 to the end           2013-01-09T14:00:00Z",
+        "2         up to 2013-01-09 22:00                2013-01-09T22:00:00Z  0 ms",
+        "2         2013-01-09 22:00 to 2013-01-10 01:00  2013-01-10T01:30:00Z  30 min to 2 h 30 min  ############",
+        "2         2013-01-10 01:00 to 02:00             2013-01-10T01:55:00Z  -5 min",
+        "and 29 before them; --last shows more",
+    ]
+    assert "3, ended" in history_table(hours(completion(1, 2, 0, life=3)), 4)
+
+
+@pytest.mark.parametrize(
+    ("step", "after", "through", "steps"),
+    [
+        pytest.param(timedelta(days=1), 0, 24, "2013-01-09 00:00 to 2013-01-10 00:00", id="a day"),
+        pytest.param(timedelta(seconds=30), 1, 2, "2013-01-09 01:00:00 to 02:00:00", id="seconds"),
+        pytest.param(timedelta(seconds=1.5), 1, 2, "2013-01-09 01:00:00.000000 to 02:00:00.000000", id="finer"),
+        pytest.param(timedelta(hours=1), -INF, INF, "everything", id="finished at once"),
+    ],
+)
+def test_steps_are_shown_as_exactly_as_they_are(step: timedelta, after: float, through: float, steps: str) -> None:
+    line = history_table(hours(completion(after, through, 1), step=step), 1).splitlines()[2]
+    assert line.startswith(f"{steps}  ")
+
+
+def test_steps_beyond_the_years_of_a_calendar_are_numbers() -> None:
+    far = Completion(1, Watermark(-(2**62)), Watermark(2**62), NOW)
+    assert f"{-(2**62)} us to {2**62} us" in history_table(hours(far), 1)
+
+
+def test_an_empty_history_says_why() -> None:
+    unknown, known = VIEWS[2], VIEWS[0]  # the other one is at 13:00
+    assert why_empty(hours(), unknown, None) == (
+        "no step of weather is complete yet: it is at unknown, in steps of 1 h; 'lowwater why weather' says who holds it"
+    )
+    assert why_empty(hours(), known, Watermark(NOW - HOUR)) == (
+        "no step that ends after 2013-01-09T13:00:00Z of enriched is complete yet: it is at 2013-01-09T13:00:00Z, in steps "
+        "of 1 h; 'lowwater why enriched' says who holds it"
+    )
+    for since in (None, Watermark(NOW - 2 * HOUR)):
+        assert "since its history is kept: it was at 2013-01-09T13:00:00Z before" in why_empty(hours(), known, since)
+    half_past = WatermarkView("enriched", registered=True, low=Watermark(NOW + HOUR // 2))
+    assert "is complete yet" in why_empty(hours(), half_past, Watermark(NOW + HOUR // 4)), "the step goes on to 15:00"
+
+
+def test_a_history_in_json_is_one_object() -> None:
+    found = hours(completion(-INF, 13, 0.5), completion(13, INF, 0), more=1)
+    assert json.loads(render.to_json(history_record(found, 1))) == {
+        "computation": "hourly",
+        "incarnation": 1,
+        "step_seconds": 3600.0,
+        "step_micros": HOUR,
+        "total": 3,
+        "completions": [
+            {
+                "incarnation": 1,
+                "after": "unknown",
+                "after_micros": None,
+                "through": "2013-01-09T13:00:00Z",
+                "through_micros": NOW - HOUR,
+                "time": "2013-01-09T13:00:00.500000Z",
+                "time_micros": NOW - HOUR + 500_000,
+                "behind_seconds": 0.5,
+            },
+            {
+                "incarnation": 1,
+                "after": "2013-01-09T13:00:00Z",
+                "after_micros": NOW - HOUR,
+                "through": "finished",
+                "through_micros": None,
+                "time": "2013-01-09T14:00:00Z",
+                "time_micros": NOW,
+                "behind_seconds": None,
+            },
+        ],
+    }
+
+
+def test_the_help_of_history_shows_what_it_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as caught:
+        main(["history", "--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    for line in history_table(hours(completion(9, 10, 35), completion(10, 13, 40), completion(13, 14, 38)), 1).split(
+        "\n"
+    ):
+        assert f"\n  {line}\n" in out
+
+
 def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
     assert caught.value.code == 0
     out = capsys.readouterr().out
     assert "lowwater complete hourly --until 2013-01-09T14:00Z && publish-report" in out
-    for command in ("serve", "status", "watch", "why", "wait", "complete", "ranges", "reset", "retire"):
+    for command in ("serve", "status", "watch", "why", "wait", "complete", "ranges", "history", "reset", "retire"):
         assert f"\n    {command} " in out
 
 
 def test_every_command_takes_the_same_server_arguments() -> None:
-    for arguments in (["status"], ["watch"], ["why", "x"], ["ranges", "x"], ["reset", "x"]):
+    for arguments in (["status"], ["watch"], ["why", "x"], ["ranges", "x"], ["history", "x"], ["reset", "x"]):
         args = parser().parse_args([*arguments, "--address", "there:1", "--namespace", "n", "--answer-within", "1m"])
         assert (args.address, args.namespace, args.answer_within) == ("there:1", "n", 60.0)
 
@@ -199,6 +338,8 @@ def test_every_command_takes_the_same_server_arguments() -> None:
         pytest.param(["complete", "x"], id="no time"),
         pytest.param(["complete", "x", "--until", "2013-01-09T14:00"], id="naive time"),
         pytest.param(["retire", "x"], id="no range"),
+        pytest.param(["history", "x", "--last", "0"], id="no lines"),
+        pytest.param(["history", "x", "--since", "2013-01-09"], id="naive day"),
     ],
 )
 def test_wrong_arguments_are_errors(arguments: list[str]) -> None:

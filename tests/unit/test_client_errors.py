@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import lowwater
 from lowwater import errors
 from lowwater._core import wire
+from lowwater._core.attempts import error_of_call
 from lowwater._core.backoff import CAP, FIRST, Backoff
 from lowwater._pb.lowwater.v1 import errors_pb2
-from lowwater._sync.connection import error_of_call
 
 INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 

@@ -258,11 +258,55 @@ def test_H4_an_old_version_of_the_inputs_is_refused() -> None:
     assert d.low == MIN
 
 
+def a_new_input(made: type[Computation] = Computation) -> Driver:
+    """The range [m..) stands at 15 while 13 is published, and an input at 14 is added.
+
+    It hands a record of 14 to [m..), which nobody owns now, and moves on to 15; so does the new owner of [..m).
+    """
+    d = Driver(made=made)
+    first = d.claim(b"", b"m").sequencer
+    second = d.claim(b"m", b"").sequencer
+    d.report(first, 13)
+    d.report(second, 15)
+    d.core.revoke(2, d.now, bound=14)
+    d.settle()
+    assert d.low == 13
+    third = d.claim(b"", b"m").sequencer
+    d.report(third, 15, fold=Fold(2, ()), required=Fold(2, ()))
+    assert d.low == 14
+    return d
+
+
+def test_H4_a_new_input_holds_the_ranges_that_nobody_claims_anew() -> None:
+    d = a_new_input()
+    d.crash()
+    assert d.values() == [(b"", 15), (b"m", 14)]
+
+
+@off("H4")
+def test_H4_off_new_inputs_lower_nothing() -> None:
+    a_new_input(switches.NewInputsLowerNothing)
+
+
+def test_H4_a_new_input_makes_every_mass_unknown() -> None:
+    """The frontiers in them were folded from the other inputs alone."""
+    d = Driver(Spec("c", max_skew=1000 * SECOND, heuristics=(990_000,)))
+    owner = d.claim(b"", b"").sequencer
+    d.report(owner, 13, mass=mass(recent=100, frontiers={990_000: 15}))
+    assert d.high(990_000) == 15
+    d.core.revoke(2, d.now, bound=14)
+    d.settle()
+    newer = d.claim(b"", b"").sequencer
+    d.report(newer, 14, fold=Fold(2, ()), required=Fold(2, ()))
+    assert d.core._view().heuristics == ((990_000, 15),)  # the ratchet
+    assert not d.core.map.groups[newer].mass_known
+
+
 def test_S12_a_revoked_owner_cannot_go_on() -> None:
     d = Driver()
     owner = d.claim(b"", b"").sequencer
     d.report(owner, 14)
-    (fenced,) = d.core.revoke(2)
+    (fenced,) = d.core.revoke(2, d.now)
     d.settle()
     assert (fenced.sequencer, fenced.handles) == (owner, None)
     assert d.report(owner, 15) == {("STALE_SEQUENCER", None)}

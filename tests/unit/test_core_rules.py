@@ -37,7 +37,7 @@ def silence(made: type[Computation]) -> None:
     quiet, busy = d.claim(b"", b"g"), d.claim(b"g", b"")
     d.report(quiet.sequencer, 10)
     d.report(busy.sequencer, 20)
-    for leave in (lambda: None, lambda: d.release(quiet.sequencer), lambda: d.core.revoke(2)):
+    for leave in (lambda: None, lambda: d.release(quiet.sequencer), lambda: d.core.revoke(2, d.now)):
         leave()
         d.now += 365 * 86_400 * 1_000_000
         d.report(busy.sequencer, 30 + d.now % 7)

@@ -151,7 +151,7 @@ def classes(made: type[Computation]) -> None:
     d.commit(owner, 1)
     d.release(owner)
     d.retire(b"m")
-    d.core.revoke(2)
+    d.core.revoke(2, d.now)
     d.settle()
     assert d.strong == [True, False, False, True, False, True, True, True, True]
     assert d.settle() is None

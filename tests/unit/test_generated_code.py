@@ -1,18 +1,16 @@
-"""The committed protobuf code is what the generator writes, and runs under the oldest and the newest runtime."""
+"""The committed protobuf code is what the generator writes. What it runs under: tests/compatibility/test_floors.py."""
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-UV = shutil.which("uv") or str(ROOT / ".tools/bin/uv")  # the second where scripts/setup.sh brought it
+from tests.compatibility.environments import ROOT, UV
+
 TREES = ("client/src/lowwater/_pb", "authority/src/lowwater_authority/_pb")
 
 
@@ -68,21 +66,4 @@ def test_a_hand_edited_file_is_noticed(copy: Path, tree: str) -> None:
 
 def test_it_imports_without_a_warning() -> None:
     done = run(sys.executable, "-W", "error", "-c", f"import {', '.join(modules())}")
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="the floor of grpcio has no wheel for Python 3.14 or newer")
-def test_it_imports_under_the_floors() -> None:
-    """The oldest grpcio and protobuf that the client's metadata allows."""
-    project = tomllib.loads((ROOT / "client/pyproject.toml").read_text())["project"]
-    floors = [
-        found.expand(r"\1==\2") for found in map(re.compile(r"(\w+)>=([\d.]+)").match, project["dependencies"]) if found
-    ]
-    assert [floor.split("==")[0] for floor in floors] == ["grpcio", "protobuf"]
-    packages = [f"--with={floor}" for floor in floors]
-    packages += [f"--with-editable={ROOT / member}" for member in ("client", "authority")]
-    done = run(
-        *(UV, "run", "--quiet", "--isolated", "--no-project", "--python", sys.executable, *packages),
-        *("python", "-W", "error", "-c", f"import {', '.join(modules())}"),
-    )
     assert done.returncode == 0, done.stderr

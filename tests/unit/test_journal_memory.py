@@ -171,6 +171,29 @@ async def test_a_crash_drops_the_unsynced_tail() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("ending", ["acknowledged", "crashed"])
+async def test_a_cached_write_is_durable_before_it_is_acknowledged_and_not_sooner(ending: str) -> None:
+    disk, faults = MemoryDisk(), Gate()
+    journal = await opened(disk, faults)
+    faults.then(Outcome.CACHED)
+    faults.gates["before"].set()
+    writing = asyncio.create_task(journal.append(one(1)))
+    assert [await faults.arrived.get() for _ in range(2)] == ["before", "after"]
+    assert disk.unsynced == 1
+    if ending == "crashed":
+        disk.crash()
+        faults.gates["after"].set()
+        with pytest.raises(JournalUnknown):
+            await writing
+        assert await positions(disk) == []
+    else:
+        faults.gates["after"].set()
+        await writing
+        disk.crash()
+        assert await positions(disk) == [1]
+
+
+@pytest.mark.asyncio
 async def test_a_strong_entry_brings_everything_before_it_to_the_disk() -> None:
     disk = MemoryDisk()
     journal = await opened(disk, CachedAdvances())

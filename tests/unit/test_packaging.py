@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import tarfile
 import tomllib
@@ -14,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-UV = shutil.which("uv") or str(ROOT / ".tools/bin/uv")  # the second where scripts/setup.sh brought it
+from tests.compatibility.environments import ROOT, UV
+
 MEMBERS = {
     "client": "lowwater",
     "authority": "lowwater_authority",
@@ -68,6 +67,26 @@ def test_a_wheel_holds_its_package_and_nothing_else(built: Path, package: str) -
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {package}
     assert any(name.endswith("dist-info/licenses/LICENSE") for name in names)
     assert not [name for name in names if re.search(r"(^|/)(tests?/|test_|conftest)|\.(pyc|proto)$", name)]
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_a_wheel_holds_what_its_source_folder_holds(built: Path, member: str) -> None:
+    """No module is forgotten, and nothing lies there that is no part of the package."""
+    source = ROOT / member / "src"
+    sources = {
+        path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file() and path.suffix != ".pyc"
+    }
+    with wheel(built, MEMBERS[member]) as archive:
+        assert {name for name in archive.namelist() if ".dist-info/" not in name} == sources
+    assert {Path(name).suffix for name in sources} == {".py", ".pyi", ".typed"} - (
+        {".pyi"} if "spark" in member else set()
+    )
+
+
+@pytest.mark.parametrize("module", ["lowwater/aio.py", "lowwater/_aio/client.py", "lowwater/_sync/client.py"])
+def test_the_client_holds_both_its_shells(built: Path, module: str) -> None:
+    with wheel(built, "lowwater") as archive:
+        assert module in archive.namelist()
 
 
 @pytest.mark.parametrize(
@@ -132,6 +151,18 @@ def test_the_lock_names_only_the_public_index() -> None:
     assert set(re.findall(r"https?://([^/\"]+)", lock)) == {"pypi.org", "files.pythonhosted.org"}
 
 
-def test_the_lock_covers_every_member() -> None:
+def test_the_lock_covers_every_member_at_its_version() -> None:
     lock = tomllib.loads((ROOT / "uv.lock").read_text())
     assert {package.replace("_", "-") for package in MEMBERS.values()} <= set(lock["manifest"]["members"])
+    locked = {each["name"]: each["version"] for each in lock["package"]}
+    for member, package in MEMBERS.items():
+        project = tomllib.loads((ROOT / member / "pyproject.toml").read_text())["project"]
+        assert locked[package.replace("_", "-")] == project["version"]
+
+
+def test_the_version_is_newer_than_every_release() -> None:
+    """A release keeps its contract and its wheels; the next one must not be taken for it."""
+    version = tomllib.loads((ROOT / "client/pyproject.toml").read_text())["project"]["version"]
+    released = [path.stem for path in (ROOT / "proto/released").glob("*.binpb")]
+    newest = max(tuple(map(int, each.split("."))) for each in released)
+    assert tuple(map(int, version.split("."))) > newest

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -495,3 +496,26 @@ async def test_an_error_that_should_never_happen_rolls_the_round_back(
     assert running.low() == 12
     assert await running.report(grant, 13) == []
     assert running.low() == 13
+
+
+async def test_rule8_nothing_of_a_stream_counts_behind_a_report_that_failed(disk: MemoryDisk) -> None:
+    """The first range goes down in a report that the journal refuses; the next one says only that the second goes up."""
+    one, gate = await gated(disk)
+    grant = await one.claim("a", b"", b"m", b"")
+    await one.report(grant, 14, 10)
+
+    def changed(hour: int, handle: int, number: int, after: asyncio.Future[Any] | None) -> asyncio.Future[Any]:
+        report = GroupReport(grant.sequencer, np.array([hour * HOUR]), np.array([handle], dtype=np.uint32))
+        return one.shard.report([("a", report)], sender=SENDER, number=(1, number), after=after)
+
+    gate.then(Outcome.FAILED)
+    gate.reached.clear()
+    lowered = changed(12, 0, 2, None)
+    await gate.reached.wait()
+    raised = changed(15, 1, 3, lowered)
+    with pytest.raises(errors.JournalFailed):
+        await lowered
+    with pytest.raises(errors.OldStream, match="open a new stream"):
+        await raised
+    assert one.low() == 10
+    await one.stop()

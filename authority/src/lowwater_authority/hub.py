@@ -62,7 +62,8 @@ class Hub:
     """All subscriptions of a shard."""
 
     def __init__(self) -> None:
-        self._subscriptions: set[Subscription] = set()
+        # A dict for its order: a set's would be that of addresses in memory, and no run could be repeated.
+        self._subscriptions: dict[Subscription, None] = {}
 
     def __len__(self) -> int:
         """Return the number of subscriptions."""
@@ -73,12 +74,12 @@ class Hub:
         subscription = Subscription(frozenset(names))
         for view in current:
             subscription.put(view)
-        self._subscriptions.add(subscription)
+        self._subscriptions[subscription] = None
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Stop following."""
-        self._subscriptions.discard(subscription)
+        self._subscriptions.pop(subscription, None)
 
     def publish(self, views: Iterable[View]) -> None:
         """Give new values to all that follow them. O(values x subscriptions)."""

@@ -48,6 +48,7 @@ class RoundOwner(Protocol):
 
     def begin(self) -> Round:
         """Start a round."""
+        ...
 
     async def append(self, round_: Round) -> None:
         """Make the round durable and return when it is. JournalFailed: it surely is not. Else: stop this process."""

@@ -16,14 +16,9 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from lowwater._pb.lowwater.v1 import topology_pb2_grpc, watermarks_pb2_grpc, workers_pb2_grpc
+from lowwater_authority.authority import Authority
 from lowwater_authority.journal import JournalError
 from lowwater_authority.journal.sqlite import SqliteJournal
-from lowwater_authority.service.context import Services
-from lowwater_authority.service.topology import TopologyServicer
-from lowwater_authority.service.watermarks import WatermarkServicer
-from lowwater_authority.service.workers import WorkerServicer
-from lowwater_authority.shard import Shard
 from lowwater_authority.web.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -124,14 +119,10 @@ async def serve(args: argparse.Namespace) -> int:
         msg = f"--data {args.data} cannot be made: {error.strerror}. Name a folder on a writable local disk."
         raise CannotServe(msg) from error
     journal = SqliteJournal(args.data / "journal.sqlite")
-    shard = Shard(journal, clock=lambda: time.time_ns() // 1000, observer=metrics)
-    await shard.start()
-    services = Services(shard, metrics)
+    authority = Authority(journal, clock=lambda: time.time_ns() // 1000, observer=metrics)
+    await authority.recover()
     server = grpc.aio.server(options=OPTIONS)
-    workers = WorkerServicer(services)
-    topology_pb2_grpc.add_TopologyServiceServicer_to_server(TopologyServicer(services), server)
-    watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(WatermarkServicer(services), server)
-    workers_pb2_grpc.add_WorkerServiceServicer_to_server(workers, server)
+    authority.add_to(server)
     health = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     if args.reflection:
@@ -143,7 +134,7 @@ async def serve(args: argparse.Namespace) -> int:
     except RuntimeError as error:
         msg = f"cannot listen on {args.listen}: is another process using it? Choose another with --listen."
         raise CannotServe(msg) from error
-    metrics.watch(shard, workers.streams)
+    metrics.watch(authority.shard, authority.streams)
     place = _serve_metrics(metrics, args.metrics)
     await server.start()
     for service in ("", *SERVICES):
@@ -152,17 +143,14 @@ async def serve(args: argparse.Namespace) -> int:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    rounds = asyncio.create_task(shard.run())
+    rounds = asyncio.create_task(authority.run())
     print(f"lowwater: serving on {host}:{bound} (metrics {place})", flush=True)  # noqa: T201 - what callers wait for
     asked = asyncio.create_task(stopping.wait())
     await asyncio.wait([rounds, asked], return_when=asyncio.FIRST_COMPLETED)
     failed = rounds.done()
     log.info("stopping: telling clients")
-    services.leaving.set()
-    shard.hub.wake()
-    workers.streams.wake()
+    authority.leave()
     await health.enter_graceful_shutdown()
-    shard.stop()
     await server.stop(GRACE_SECONDS)
     asked.cancel()
     try:
@@ -170,5 +158,5 @@ async def serve(args: argparse.Namespace) -> int:
     except JournalError:
         log.exception("the journal is not this process's any more, or is damaged")
         return 1
-    await shard.close()
+    await authority.close()
     return int(failed)

@@ -9,7 +9,7 @@ time, journal and randomness are passed in.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lowwater import errors
 from lowwater_authority.core import recovery
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
+    from lowwater_authority.core.history import Completion
     from lowwater_authority.core.interval_map import Range
     from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
     from lowwater_authority.journal import Journal
@@ -115,14 +116,16 @@ class Shard:
     async def set_inputs(self, name: str, inputs: Sequence[str]) -> Spec:
         """Change what a computation reads. Raises as register does, and WouldRegress.
 
-        Its claims are revoked first, so that what it has published is frozen when the new inputs are compared with it.
+        Its claims are revoked first, so that what it has published is frozen when the new inputs are compared with it. Ranges
+        that stand beyond the low watermark of a new input go back to it: work may come to them from there on.
         """
 
         def stage(round_: Round) -> Spec:
             changed = self.topology.set_inputs(name, inputs)
             computation = self._computation(name)
-            for new in set(inputs) - set(self.topology.get(name).inputs):
-                low = self._computations[new].low if new in self._computations else MIN
+            added = [each for each in inputs if each not in self.topology.get(name).inputs]
+            lows = [self._computations[new].low if new in self._computations else MIN for new in added]
+            for new, low in zip(added, lows, strict=True):
                 if low < computation.low:
                     msg = (
                         f"{new} is behind what {name} has published: {name} would have to go back. Reset {name} first, or wait "
@@ -130,7 +133,8 @@ class Shard:
                     )
                     raise errors.WouldRegress(msg, metadata={"computation": name, "input": new})
             round_.touched[name] = computation
-            round_.fenced += computation.revoke(changed.get(name).input_version)
+            bound = min(lows, default=None)
+            round_.fenced += computation.revoke(changed.get(name).input_version, round_.now, bound=bound)
             round_.topology = changed
             return changed.get(name)
 
@@ -178,11 +182,23 @@ class Shard:
         return await self._loop.write(stage, alone=adopt)
 
     def report(
-        self, reports: Sequence[tuple[str, GroupReport]], *, sender: bytes, number: tuple[int, int]
+        self,
+        reports: Sequence[tuple[str, GroupReport]],
+        *,
+        sender: bytes,
+        number: tuple[int, int],
+        after: asyncio.Future[Any] | None = None,
     ) -> asyncio.Future[list[tuple[str, Refused]]]:
-        """Take over the states of several claims; the future ends with what was refused, by computation."""
+        """Take over the states of several claims; the future ends with what was refused, by computation.
+
+        ``after`` is the report before it in its stream: when that one failed, this one ends with OldStream, since it says
+        only what changed since, and what was lost may have lowered a range.
+        """
 
         def stage(round_: Round) -> list[tuple[str, Refused]]:
+            if after is not None and after.done() and (after.cancelled() or after.exception() is not None):
+                msg = "an earlier report of this stream failed; open a new stream and send the full state"
+                raise errors.OldStream(msg, metadata={"number": str(number[1])})
             refused: list[tuple[str, Refused]] = []
             for name, report in reports:
                 try:
@@ -256,6 +272,10 @@ class Shard:
             return ranges.all_ranges(limit) if below is None else ranges.held_below(below, limit)
 
         return await self._loop.read(read)
+
+    async def history(self, name: str, *, since: int | None, limit: int) -> tuple[list[Completion], int]:
+        """Return when steps became complete, newest ones, as of the last durable round. See History.newest."""
+        return await self._loop.read(lambda _: self._computation(name).history.newest(since, limit))
 
     # -- rounds --------------------------------------------------------------------------------------------
 

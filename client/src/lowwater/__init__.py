@@ -11,10 +11,11 @@
 Importing it starts nothing. Everything public is named here.
 """
 
+from lowwater._core.settings import Settings
+from lowwater._core.statistics import ClientStatistics
 from lowwater._core.why import Hop, Why
-from lowwater._sync.client import Client, ClientStatistics
+from lowwater._sync.client import Client
 from lowwater._sync.connect import connect
-from lowwater._sync.connection import Settings
 from lowwater._sync.inputs import InputReader
 from lowwater._sync.lease import Lease
 from lowwater._sync.worker import Worker
@@ -48,7 +49,9 @@ from lowwater.errors import (
 from lowwater.histogram import Histogram
 from lowwater.views import (
     Completeness,
+    Completion,
     Computation,
+    History,
     Inputs,
     Ranges,
     RangeState,
@@ -78,7 +81,9 @@ __all__ = [
     "Histogram",
     # What the authority says.
     "Completeness",
+    "Completion",
     "Computation",
+    "History",
     "Hop",
     "Inputs",
     "RangeState",

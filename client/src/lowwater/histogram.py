@@ -10,6 +10,7 @@ Every value rounds down: a histogram may hold a heuristic watermark back by 1 % 
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final, Self
@@ -20,6 +21,9 @@ __all__ = ["Histogram", "bucket_start"]
 
 _MILLISECOND: Final = 1_000
 _AGE_PER_WIDTH: Final = 100
+
+MOST_RECORDS: Final = 2**40
+"""Of one bucket, as the authority refuses histograms of more; their sums stay within 64 bits."""
 
 
 def bucket_start(micros: int, reference: int) -> int:
@@ -68,9 +72,16 @@ class Histogram:
 
     @classmethod
     def from_columns(cls, reference_micros: int, starts: Iterable[int], counts: Iterable[int]) -> Self:
-        """Return the histogram that :meth:`columns` described. Buckets finer than the reference allows are merged."""
+        """Return the histogram that :meth:`columns` described. Buckets finer than the reference allows are merged.
+
+        Raises ValueError when there are not as many counts as starts, and as :meth:`add`.
+        """
         made = cls(reference_micros)
-        for start, count in zip(starts, counts, strict=True):
+        times, numbers = all_to_micros(starts), list(counts)
+        if len(times) != len(numbers):
+            msg = f"{len(times)} starts with {len(numbers)} counts; pass one count a start"
+            raise ValueError(msg)
+        for start, count in zip(times, numbers, strict=True):
             made.add(start, count)
         return made
 
@@ -85,13 +96,21 @@ class Histogram:
         return sum(self._buckets.values())
 
     def add(self, t_micros: EventTime, n: int = 1) -> None:
-        """Count ``n`` records at an event time. Raises ValueError when ``n`` is negative."""
+        """Count ``n`` records at an event time. Raises ValueError when ``n`` is negative or more than 2^40 come together."""
+        start = bucket_start(to_micros(t_micros), self._reference)
+        try:
+            total = self._buckets.get(start, 0) + operator.index(n)
+        except TypeError:
+            msg = f"n={n!r} is no number of records; pass an integer, 0 or more"
+            raise TypeError(msg) from None
         if n < 0:
             msg = f"{n} records cannot be added: a histogram holds what is pending now; build a new one instead"
             raise ValueError(msg)
+        if total > MOST_RECORDS:
+            msg = f"{total} records at one event time are more than any claim has; count at most {MOST_RECORDS}"
+            raise ValueError(msg)
         if n:
-            start = bucket_start(to_micros(t_micros), self._reference)
-            self._buckets[start] = self._buckets.get(start, 0) + n
+            self._buckets[start] = total
 
     def add_many(self, times: Iterable[EventTime]) -> None:
         """Count one record at each event time: any iterable, arrays of integers included."""
@@ -105,19 +124,33 @@ class Histogram:
             low = high
 
     def merge(self, other: Histogram) -> None:
-        """Add another histogram's records; the later of the two references holds for both."""
+        """Add another histogram's records; the later of the two references holds for both.
+
+        Raises ValueError when they have more than 2^40 together.
+        """
+        given: object = other
+        if not isinstance(given, Histogram):
+            msg = f"only a Histogram can be merged, not {type(given).__name__}; add_many() takes event times"
+            raise TypeError(msg)
+        if self.total + other.total > MOST_RECORDS:
+            msg = f"{self.total + other.total} records are more than any claim has; count at most {MOST_RECORDS}"
+            raise ValueError(msg)
         self.age(other.reference_micros)
-        for start, count in other._buckets.items():
-            self.add(start, count)
+        self._take(other._buckets)
 
     def age(self, new_reference: int) -> None:
         """Let the reference go on, merging buckets that have become neighbours in a wider one. Never goes back."""
+        new_reference = to_micros(new_reference)
         if new_reference <= self._reference:
             return
         old, self._buckets = self._buckets, {}
         self._reference = new_reference
-        for start, count in old.items():
-            self.add(start, count)
+        self._take(old)
+
+    def _take(self, buckets: dict[int, int]) -> None:
+        for old_start, count in buckets.items():
+            start = bucket_start(old_start, self._reference)
+            self._buckets[start] = self._buckets.get(start, 0) + count
 
     def columns(self) -> tuple[list[int], list[int]]:
         """Return the buckets as (least event times in microseconds, ascending; counts), as they go on the wire."""

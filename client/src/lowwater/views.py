@@ -184,6 +184,46 @@ class Ranges:
 
 
 @dataclass(frozen=True, slots=True)
+class Completion:
+    """One moment at which one or more steps of event time became complete."""
+
+    incarnation: int
+    """The computation's life."""
+    after: Watermark
+    """Steps up to this boundary were complete before; unknown at the first completion of a life."""
+    through: Watermark
+    """All steps that end at or before it are complete; finished when nothing will ever come."""
+    time_micros: int
+    """Processing time at which the authority knew."""
+
+    @property
+    def time(self) -> datetime:
+        """When the authority knew."""
+        return datetime.fromtimestamp(self.time_micros / 1e6, UTC)
+
+    @property
+    def behind(self) -> timedelta | None:
+        """How long after the end of its newest step that was; None when it finished."""
+        return None if self.through.finished else timedelta(microseconds=self.time_micros - self.through.micros)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """When steps of event time became complete: the newest completions of ``total`` that are kept, oldest first."""
+
+    computation: str
+    step: timedelta
+    completions: tuple[Completion, ...]
+    total: int
+
+    def __iter__(self) -> Iterator[Completion]:
+        return iter(self.completions)
+
+    def __len__(self) -> int:
+        return len(self.completions)
+
+
+@dataclass(frozen=True, slots=True)
 class Computation:
     """A computation as registered."""
 
@@ -198,6 +238,8 @@ class Computation:
     input_version: int
     input_incarnations: tuple[int, ...]
     """The life number each input must have in a fold, in order; 0 while it is not registered."""
+    history_step: timedelta = timedelta(hours=1)
+    """The step of the completeness history."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ _MICROSECOND: Final = dt.timedelta(microseconds=1)
 class Watermark:
     """An event time in whole microseconds since the Unix epoch, UTC; or unknown, or finished.
 
-    Every event time below it is complete. Watermarks order as their times, unknown first and finished last.
+    Every event time below it is complete. Watermarks order as their times, unknown first and finished last. Raises TypeError
+    for anything but an integer (:meth:`of` takes datetimes), ValueError beyond 64 bits.
 
     >>> Watermark.of(dt.datetime(2013, 1, 9, 14, tzinfo=dt.UTC))
     Watermark(2013-01-09T14:00:00Z)
@@ -37,6 +38,15 @@ class Watermark:
 
     UNKNOWN: ClassVar[Watermark]
     FINISHED: ClassVar[Watermark]
+
+    def __post_init__(self) -> None:
+        given: Any = self.micros
+        if type(given) is not int or not MIN <= given <= MAX:
+            if isinstance(given, Watermark | dt.datetime):
+                msg = f"Watermark takes microseconds, not a {type(given).__name__}; use Watermark.of(...)"
+                raise TypeError(msg)
+            # Integers of other kinds, such as numpy's, become plain ones.
+            object.__setattr__(self, "micros", to_micros(given))
 
     @classmethod
     def of(cls, value: EventTime) -> Watermark:
@@ -89,12 +99,17 @@ Watermark.FINISHED = Watermark(MAX)
 
 
 class Watermarks(Sequence[Watermark]):
-    """One watermark per key range, in 8 bytes each; ``micros`` gives the bare column, for numpy and the like."""
+    """One watermark per key range, in 8 bytes each; ``micros`` gives the bare column, for numpy and the like.
+
+    Takes microseconds; raises as :func:`all_to_micros`.
+    """
 
     __slots__ = ("_micros",)
 
     def __init__(self, micros: Iterable[int]) -> None:
-        self._micros = array("q", micros)
+        # A slice, or a column of the wire, is 64-bit integers already.
+        plain = isinstance(micros, array) and micros.typecode == "q"
+        self._micros = array("q", micros if plain else all_to_micros(micros))
 
     @property
     def micros(self) -> memoryview:
@@ -168,6 +183,9 @@ def all_to_micros(values: Iterable[EventTime | None]) -> list[int]:
         )
         raise TypeError(msg)
     plain = column.tolist() if hasattr(column, "tolist") else values
+    if isinstance(plain, str | bytes) or not isinstance(plain, Iterable):
+        msg = f"pass a list or another iterable of event times in microseconds, not {type(values).__name__} {values!r}"
+        raise TypeError(msg)
     micros = [v if type(v) is int else MAX if v is None else to_micros(v) for v in plain]
     if micros and not MIN <= min(micros) <= max(micros) <= MAX:
         msg = "an event time is beyond 64 bits; event times are microseconds since the epoch"

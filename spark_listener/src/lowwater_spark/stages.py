@@ -111,7 +111,7 @@ def _declare(
         msg = f'stamp is "event" or the positive length of the windows, not {stamp!r}'
         raise ValueError(msg)
     range_bounds(ranges)
-    keys = tuple(key) if isinstance(key, list | tuple) else (key,)
+    keys: tuple[Any, ...] = tuple(key) if isinstance(key, list | tuple) else (key,)
     keyed = Keyed(keys, event_time, ranges, injector=not inputs, window=window)
     return Stage(spark, name, inputs, keyed, tuple(heuristics), address, client)
 

@@ -239,7 +239,8 @@ def _update_range(job: _Job, handle: int, rows: pa.Table, attempt: int) -> tuple
 
     state = _load(job.before[handle].state)
     new_state, emitted, oldest, held = job.update(handle, state, rows, lowwater.Watermark(job.low))
-    pending = all_to_micros(held.to_pylist() if isinstance(held, pa.Array | pa.ChunkedArray) else held)
+    column: Any = held
+    pending = all_to_micros(column.to_pylist() if isinstance(held, pa.Array | pa.ChunkedArray) else held)
     name = f"{handle:05}-{attempt}"
     entry = RangeEntry(oldest=None if oldest is None else lowwater.Watermark.of(oldest).micros, records=len(pending))
     if new_state is not None and new_state.num_rows:

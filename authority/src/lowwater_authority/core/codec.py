@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater_authority.core.history import Completion
 from lowwater_authority.core.mass import Mass
 
 if TYPE_CHECKING:
@@ -70,3 +71,16 @@ def senders(values: Mapping[bytes, tuple[int, int]]) -> list[pb.Sender]:
 def senders_from(values: Iterable[pb.Sender]) -> dict[bytes, tuple[int, int]]:
     """Decode how far each sender's reports were taken over."""
     return {sender.sender: (sender.stream, sender.number) for sender in values}
+
+
+def completions(values: Iterable[Completion]) -> list[pb.Completion]:
+    """Encode when steps became complete."""
+    return [
+        pb.Completion(incarnation=incarnation, after_micros=after, through_micros=through, time_micros=time)
+        for incarnation, after, through, time in values
+    ]
+
+
+def completions_from(values: Iterable[pb.Completion]) -> list[Completion]:
+    """Decode when steps became complete."""
+    return [Completion(c.incarnation, c.after_micros, c.through_micros, c.time_micros) for c in values]

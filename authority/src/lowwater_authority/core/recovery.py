@@ -16,6 +16,7 @@ from lowwater_authority.core import codec
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.group import Group, GroupState
 from lowwater_authority.core.heuristics import reference_time
+from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.mass import RecentSlots
 from lowwater_authority.core.times import MAX
@@ -32,7 +33,7 @@ class ReplayError(Exception):
 
 
 def recover(spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, epoch_base: int) -> Computation:
-    """Rebuild a computation. Records of an older life only leave their request ids and sequencers behind.
+    """Rebuild a computation. Records of an older life only leave request ids, sequencers and their history behind.
 
     Raises ReplayError when a record cannot be read, or names a claim that its predecessors do not know, or a life that the
     graph does not.
@@ -69,10 +70,14 @@ def _recover(spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, ep
 
 
 def restarted(old: Computation, spec: Spec) -> Computation:
-    """Return a new life: nothing is known, every sequencer is stale, but none is ever granted twice."""
+    """Return a new life: nothing is known, every sequencer is stale, but none is ever granted twice.
+
+    When the steps of earlier lives became complete stays on record.
+    """
     new = Computation(spec, epoch_base=old.epoch_base)
     new.last_sequencer = old.last_sequencer
     new.granted = old.granted.copy()
+    new.history = History(old.history)
     return new
 
 
@@ -92,6 +97,7 @@ def snapshot(computation: Computation) -> bytes:
         ordinal=computation.order[1],
         since_micros=computation.since,
         granted=[pb.Granted(request_id=key, sequencer=value) for key, value in computation.granted.items()],
+        history=codec.completions(computation.history),
     )
     if computation.last_batch is not None:
         message.has_batch = True
@@ -129,6 +135,7 @@ def _restore(computation: Computation, message: pb.Snapshot) -> None:
     stored = codec.shares_from(message.heuristics)
     computation.heuristics = {share: stored.get(share, message.low_micros) for share in computation.spec.heuristics}
     computation.since = message.since_micros
+    computation.history = History(codec.completions_from(message.history))
     computation.last_sequencer = message.last_sequencer
     computation.identity = message.identity if message.bound else None
     computation.order = (message.generation, message.ordinal)
@@ -172,8 +179,7 @@ def _replay(computation: Computation, record: pb.Record) -> None:
     if record.low_micros < computation.low:
         msg = f"the low watermark goes back from {computation.low} to {record.low_micros}"
         raise ReplayError(msg)
-    if record.low_micros != computation.low:
-        computation.low, computation.since = record.low_micros, record.time_micros
+    computation.raise_low(record.low_micros, record.time_micros)
     stored = codec.shares_from(record.heuristics)
     for share, value in computation.heuristics.items():
         computation.heuristics[share] = max(value, stored.get(share, record.low_micros))

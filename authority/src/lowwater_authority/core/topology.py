@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core.heuristics import PPM
+from lowwater_authority.core.history import HOUR, LARGEST_STEP, LEAST_STEP
 from lowwater_authority.core.requests import NO_FOLD, Fold
 from lowwater_authority.core.times import DAY
 
@@ -39,6 +40,8 @@ class Spec:
     max_skew: int = DAY
     incarnation: int = 1
     input_version: int = 1
+    history_step: int = HOUR
+    """Step of the completeness history, microseconds. 0 in a registration: as registered before, else an hour."""
 
     def same_registration(self, other: Spec) -> bool:
         """Whether another registration asks for the same."""
@@ -73,14 +76,17 @@ class Topology:
 
         Raises InvalidArgument, RegistrationConflict, Cycle.
         """
-        _validate(spec)
         known = self.computations.get(spec.name)
+        if not spec.history_step:
+            spec = replace(spec, history_step=known.history_step if known else HOUR)
+        _validate(spec)
         if known is not None:
             if known.same_registration(spec):
                 return self
             msg = (
                 f"{spec.name} is registered with inputs {list(known.inputs)}, heuristics {list(known.heuristics)} ppm, key hash "
-                f"{known.key_hash!r} and max skew {known.max_skew} us. Register the same, or change the inputs with set_inputs."
+                f"{known.key_hash!r}, max skew {known.max_skew} us and history step {known.history_step} us. Register the same, "
+                "or change the inputs with set_inputs."
             )
             raise errors.RegistrationConflict(msg, metadata={"computation": spec.name})
         return self._with(spec)
@@ -151,6 +157,7 @@ class Topology:
                     max_skew_micros=spec.max_skew,
                     incarnation=spec.incarnation,
                     input_version=spec.input_version,
+                    history_step_micros=spec.history_step,
                 )
                 for spec in self.computations.values()
             ],
@@ -169,6 +176,7 @@ class Topology:
                 c.max_skew_micros,
                 c.incarnation,
                 c.input_version,
+                c.history_step_micros or HOUR,
             )
             for c in message.computations
         )
@@ -176,22 +184,25 @@ class Topology:
 
 
 def _validate(spec: Spec) -> None:
+    if len(spec.inputs) > MAX_INPUTS:
+        _refuse("inputs", f"{len(spec.inputs)} names", f"name at most {MAX_INPUTS}")
     names = (("name", spec.name), *((f"inputs[{i}]", name) for i, name in enumerate(spec.inputs)))
     for path, name in names:
         if not NAME.fullmatch(name):
             _refuse(path, name, "use [namespace/]name, each part 1 to 128 of A-Z a-z 0-9 _ . -")
     if len(set(spec.inputs)) != len(spec.inputs):
         _refuse("inputs", list(spec.inputs), "name each input once")
-    if len(spec.inputs) > MAX_INPUTS:
-        _refuse("inputs", f"{len(spec.inputs)} names", f"name at most {MAX_INPUTS}")
-    if any(not 0 < share < PPM for share in spec.heuristics) or len(set(spec.heuristics)) != len(spec.heuristics):
-        _refuse("heuristics_ppm", list(spec.heuristics), f"give different shares between 1 and {PPM - 1}")
     if len(spec.heuristics) > MAX_HEURISTICS:
         _refuse("heuristics_ppm", f"{len(spec.heuristics)} shares", f"give at most {MAX_HEURISTICS}")
+    if any(not 0 < share < PPM for share in spec.heuristics) or len(set(spec.heuristics)) != len(spec.heuristics):
+        _refuse("heuristics_ppm", list(spec.heuristics), f"give different shares between 1 and {PPM - 1}")
     if len(spec.key_hash) > MAX_HASH:
         _refuse("key_hash", f"{len(spec.key_hash)} characters", f"give at most {MAX_HASH}")
     if not 0 < spec.max_skew < 2**62:
         _refuse("max_skew_micros", spec.max_skew, "give a positive number of microseconds below 2^62")
+    if not LEAST_STEP <= spec.history_step <= LARGEST_STEP:
+        fix = f"give {LEAST_STEP} (one second) to {LARGEST_STEP} (366 days), or 0 for the registered one, else one hour"
+        _refuse("history_step_micros", spec.history_step, fix)
 
 
 def _refuse(path: str, value: object, fix: str) -> None:

@@ -18,6 +18,8 @@ class Outcome(enum.Enum):
     """Not written, but the caller cannot know: JournalUnknown."""
     WRITTEN = enum.auto()
     """Durable, but the caller cannot know: JournalUnknown."""
+    CACHED = enum.auto()
+    """In the disk's cache before ``after``, durable behind it, and only then acknowledged."""
     UNSYNCED = enum.auto()
     """Acknowledged while it is only in the disk's cache: breaks rule 2. A crash drops it."""
 

@@ -27,8 +27,8 @@ from zlib import crc32
 
 from lowwater_authority.journal.errors import JournalCorrupt, JournalVersion
 
-FORMAT = 1
-"""The newest format, the one that is written."""
+FORMAT = 2
+"""The newest format, the one that is written. All before it are read: 1 knew no bound of a revocation."""
 
 _HEADER = struct.Struct("<IHHQIIQ")
 _CHECKSUM = struct.Struct("<I")

@@ -42,9 +42,9 @@ class StoredLog:
 class MemoryDisk:
     """What outlives a MemoryJournal: the logs, the newest owner, and the writes that are only cached.
 
-    Everything is durable as soon as it is written, except for writes that a FaultPlan leaves ``UNSYNCED``: these, and
-    only these, are undone by ``crash``, the newest first. A later durable write makes them durable too, as syncing a
-    file syncs all of it.
+    Everything is durable as soon as it is written, except for writes that a FaultPlan leaves ``CACHED`` or ``UNSYNCED``:
+    these, and only these, are undone by ``crash``, the newest first, until ``sync``. A later durable write makes them
+    durable too, as syncing a file syncs all of it.
     """
 
     def __init__(self) -> None:
@@ -58,6 +58,10 @@ class MemoryDisk:
     def unsynced(self) -> int:
         """Number of writes that a crash would drop."""
         return len(self._undo)
+
+    def sync(self) -> None:
+        """Make everything that is written durable."""
+        self._undo.clear()
 
     def crash(self, keep: int = 0) -> None:
         """The machine dies: all but the oldest ``keep`` unsynced writes are gone, and every open journal is dead."""
@@ -73,7 +77,7 @@ class MemoryDisk:
     def touch(self, logs: Iterable[str], *, synced: bool) -> None:
         """To be called before a write changes the logs: keeps what a crash must bring back."""
         if synced:
-            self._undo.clear()
+            self.sync()
         else:
             self._undo.append({log: self.logs[log].copy() if log in self.logs else None for log in logs})
 
@@ -175,10 +179,12 @@ class MemoryJournal(Journal):
         if outcome is Outcome.FAILED:
             raise JournalFailed("the fault plan refuses this write")
         if outcome is not Outcome.LOST:
-            write(outcome is not Outcome.UNSYNCED)
+            write(outcome not in {Outcome.CACHED, Outcome.UNSYNCED})
         await self._faults.after(operation)
         if outcome in {Outcome.LOST, Outcome.WRITTEN} or life != self._disk.life:
             raise JournalUnknown("the fault plan, or a crash, hides the outcome of this write")
+        if outcome is Outcome.CACHED:
+            self._disk.sync()
 
     def _append(self, runs: list[Run], synced: bool) -> None:
         logs = self._disk.logs

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.mass import MOST_RECORDS, Mass
 from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport, Prepare, TaskAttempt, TaskPart
 from lowwater_authority.core.times import DAY
-from lowwater_authority.core.topology import Spec
+from lowwater_authority.core.topology import MAX_HEURISTICS, Spec
 from lowwater_authority.service.refusals import bad_field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
@@ -29,6 +30,15 @@ MAX_NAME: Final = 256
 
 MAX_RANGES: Final = 2_000_000
 """Most ranges of one claim; the message limit binds before it for long keys."""
+
+MAX_DIGEST: Final = 256
+"""Longest digest of a batch's plan, in bytes."""
+
+MAX_NAMES: Final = 10_000
+"""Most computations named in one read; name none for all of them."""
+
+MAX_BUCKETS: Final = 100_000
+"""Most buckets of one histogram: 1 % wide ones need some 3,500 for any past."""
 
 
 def int64s(column: Iterable[int]) -> Int64s:
@@ -53,13 +63,21 @@ def fold(message: Any) -> Fold:
 def spec(message: topology_pb2.RegisterRequest) -> Spec:
     """Decode a registration; the graph checks it."""
     shares = tuple(sorted(message.heuristics_ppm, reverse=True))
-    return Spec(message.name, tuple(message.inputs), shares, message.key_hash, message.max_skew_micros or DAY)
+    return Spec(
+        message.name,
+        tuple(message.inputs),
+        shares,
+        message.key_hash,
+        message.max_skew_micros or DAY,
+        history_step=message.history_step_micros,
+    )
 
 
 def claim(message: workers_pb2.ClaimRequest) -> ClaimRequest:
     """Decode a claim. Raises InvalidArgument."""
     bounds = list(message.bounds)
     _check_bounds(bounds)
+    _check_digest("batch_digest", message.batch_digest)
     for path in ("worker", "host", "identity"):
         if len(getattr(message, path)) > MAX_NAME:
             raise bad_field(path, "is too long", f"use at most {MAX_NAME} characters")
@@ -97,10 +115,26 @@ def _check_bounds(bounds: list[bytes]) -> None:
             raise bad_field(f"bounds[{index + 1}]", f"{inner[index + 1]!r} does not come after {inner[index]!r}", fix)
 
 
+def _check_digest(path: str, digest: bytes) -> None:
+    if len(digest) > MAX_DIGEST:
+        raise bad_field(path, f"has {len(digest)} bytes", f"send a hash of at most {MAX_DIGEST} bytes")
+
+
 def interval(start: bytes, end: bytes) -> tuple[bytes, bytes]:
     """Check a key interval. Raises InvalidArgument."""
-    _check_bounds([start, end])
+    for path, key in (("start", start), ("end", end)):
+        if len(key) > MAX_KEY:
+            raise bad_field(path, f"has {len(key)} bytes", f"use keys of at most {MAX_KEY} bytes")
+    if end and end <= start:
+        raise bad_field("end", f"{end!r} does not come after the start {start!r}", "swap them, or leave end empty")
     return start, end
+
+
+def names(path: str, messages: Sequence[str]) -> list[str]:
+    """Check the computations that a read names. Raises InvalidArgument."""
+    if len(messages) > MAX_NAMES:
+        raise bad_field(path, f"has {len(messages)} names", f"name at most {MAX_NAMES}, or none for all")
+    return list(messages)
 
 
 def frontiers(path: str, messages: Iterable[types_pb2.Heuristic]) -> dict[int, int]:
@@ -109,16 +143,26 @@ def frontiers(path: str, messages: Iterable[types_pb2.Heuristic]) -> dict[int, i
     for message in messages:
         if not 0 < message.share_ppm < PPM:
             raise bad_field(f"{path}.share_ppm", f"is {message.share_ppm}", f"use 1 to {PPM - 1}")
+        if message.share_ppm in found:
+            raise bad_field(f"{path}.share_ppm", f"names {message.share_ppm} twice", "send one frontier a share")
         found[message.share_ppm] = message.micros
+    if len(found) > MAX_HEURISTICS:
+        raise bad_field(path, f"has {len(found)} shares", f"a computation has at most {MAX_HEURISTICS}")
     return found
 
 
+def _histogram(path: str, message: workers_pb2.Histogram) -> tuple[Int64s, Int64s]:
+    """Decode starts and counts. Counts of 2^63 and more come out negative, for the caller to refuse."""
+    if len(message.starts_micros) > MAX_BUCKETS:
+        raise bad_field(path, f"has {len(message.starts_micros)} buckets", f"send at most {MAX_BUCKETS}, wider ones")
+    counts = np.fromiter(message.counts, dtype=np.uint64).astype(np.int64)
+    return int64s(message.starts_micros), counts
+
+
 def mass(message: workers_pb2.Mass) -> Mass:
-    """Decode a mass. Counts of 2^63 and more come out negative, which the core refuses."""
-    counts = np.fromiter(message.pending.counts, dtype=np.uint64).astype(np.int64)
-    return Mass(
-        int64s(message.pending.starts_micros), counts, message.recent, frontiers("mass.frontiers", message.frontiers)
-    )
+    """Decode a mass; the core checks its histogram. Raises InvalidArgument."""
+    starts, counts = _histogram("mass.pending", message.pending)
+    return Mass(starts, counts, message.recent, frontiers("mass.frontiers", message.frontiers))
 
 
 def group(message: workers_pb2.GroupReport) -> GroupReport:
@@ -141,24 +185,36 @@ def attempt(message: workers_pb2.TaskAttempt) -> TaskAttempt:
 
 def part(message: workers_pb2.StageTaskRequest) -> TaskPart:
     """Decode a task's part. Raises InvalidArgument."""
-    starts = int64s(message.pending.starts_micros)
-    counts = np.fromiter(message.pending.counts, dtype=np.uint64).astype(np.int64)
-    if len(starts) != len(counts) or (counts < 0).any():
-        raise bad_field(
-            "pending", f"has {len(starts)} starts and {len(counts)} counts", "send as many of each, below 2^63"
-        )
+    handles, oldest = uint32s(message.handles), int64s(message.oldest_micros)
+    if len(handles) != len(oldest):
+        raise bad_field("oldest_micros", f"has {len(oldest)} values for {len(handles)} handles", "send one a handle")
+    if len(np.unique(handles)) != len(handles):
+        raise bad_field("handles", "names a range twice", "name each once, with the oldest of all that it holds")
+    starts, counts = _histogram("pending", message.pending)
+    if len(starts) != len(counts):
+        raise bad_field("pending", f"has {len(starts)} starts and {len(counts)} counts", "send as many of each")
+    if (starts[1:] <= starts[:-1]).any():
+        raise bad_field("pending.starts_micros", "do not ascend", "sort the buckets, and send each once")
+    if (counts < 0).any():
+        raise bad_field("pending.counts", "has a count of 2^63 or more", f"a task has at most {MOST_RECORDS} records")
     if float(counts.sum(dtype=np.float64)) + message.finished > MOST_RECORDS:
         raise bad_field("pending and finished", "count too many records", f"a task has at most {MOST_RECORDS}")
-    return TaskPart(uint32s(message.handles), int64s(message.oldest_micros), starts, counts, message.finished)
+    return TaskPart(handles, oldest, starts, counts, message.finished)
 
 
 def prepare(message: workers_pb2.PrepareBatchRequest) -> Prepare:
     """Decode a prepare. Raises InvalidArgument."""
+    _check_digest("digest", message.digest)
+    if len(message.tasks) > MAX_PARTS:
+        raise bad_field("tasks", f"has {len(message.tasks)} attempts", f"run a batch in at most {MAX_PARTS} tasks")
+    tasks = [attempt(task) for task in message.tasks]
+    if len({(task.stage, task.partition) for task in tasks}) < len(tasks):
+        raise bad_field("tasks", "names a task twice", "send one accepted attempt a task")
     return Prepare(
         message.sequencer,
         message.batch,
         message.digest,
-        [attempt(task) for task in message.tasks],
+        tasks,
         message.bound_micros,
         message.covers_all,
         fold(message),

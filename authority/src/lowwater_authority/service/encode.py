@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, workers_pb2
+from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater_authority.core.group import GroupState
 from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:
     from lowwater_authority.core.computation import View
+    from lowwater_authority.core.history import Completion
     from lowwater_authority.core.interval_map import Range
     from lowwater_authority.core.requests import Fenced, Refused, TaskAttempt
     from lowwater_authority.core.topology import Spec, Topology
@@ -76,6 +77,17 @@ def computation(spec: Spec, topology: Topology) -> topology_pb2.Computation:
         incarnation=spec.incarnation,
         input_version=required.input_version,
         input_incarnations=required.input_incarnations,
+        history_step_micros=spec.history_step,
+    )
+
+
+def completion(value: Completion) -> watermarks_pb2.Completion:
+    """Encode a moment at which steps became complete."""
+    return watermarks_pb2.Completion(
+        incarnation=value.incarnation,
+        after_micros=value.after,
+        through_micros=value.through,
+        time_micros=value.time,
     )
 
 

@@ -34,6 +34,9 @@ CODES: Final[dict[str, grpc.StatusCode]] = {
 }
 """Everything else is FAILED_PRECONDITION: the caller must change something before it tries again."""
 
+MESSAGE_BYTES: Final = 1024
+"""Of an error's message, and of all its metadata: gRPC replaces a status of more than 8 KB by one that says nothing."""
+
 log = logging.getLogger(__name__)
 
 Method = TypeVar("Method", bound="Callable[..., Awaitable[Any]]")
@@ -42,10 +45,22 @@ Method = TypeVar("Method", bound="Callable[..., Awaitable[Any]]")
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: errors.LowwaterError) -> NoReturn:
     """End a call with an error."""
     code = CODES.get(error.reason, grpc.StatusCode.FAILED_PRECONDITION)
-    info = errors_pb2.ErrorInfo(reason=error.reason, domain="lowwater", metadata=error.metadata)
-    status = errors_pb2.RpcStatus(code=code.value[0], message=error.message)
+    room = MESSAGE_BYTES // max(1, len(error.metadata))
+    facts = {key: shortened(value, room) for key, value in error.metadata.items()}
+    info = errors_pb2.ErrorInfo(reason=error.reason, domain="lowwater", metadata=facts)
+    message = shortened(error.message, MESSAGE_BYTES)
+    status = errors_pb2.RpcStatus(code=code.value[0], message=message)
     status.details.add(type_url=ERROR_INFO, value=info.SerializeToString())
-    await context.abort(code, error.message, ((DETAILS, status.SerializeToString()),))
+    await context.abort(code, message, ((DETAILS, status.SerializeToString()),))
+
+
+def shortened(text: str, limit: int) -> str:
+    """Return a text of at most so many bytes of UTF-8: its beginning, and its end, which says what to do."""
+    data = text.encode()
+    if len(data) <= limit:
+        return text
+    kept = (limit - len(b" ... ")) // 2
+    return f"{data[:kept].decode(errors='ignore')} ... {data[-kept:].decode(errors='ignore')}"
 
 
 def refusing(method: Method) -> Method:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 IN_FLIGHT: Final = 64
 """Reports of one stream that may wait for the journal; more are left in the transport, which slows the sender."""
 
+SENDERS_KEPT: Final = 4096
+"""Senders without a stream whose newest one is remembered."""
+
 FENCED_BOUND: Final = 4096
 """Notices of lost ranges waiting for one stream; the oldest go first, since every later report repeats them."""
 
@@ -90,6 +93,8 @@ class Streams:
 
     def __init__(self) -> None:
         self._newest: dict[bytes, tuple[int, Outbox]] = {}
+        self._ended: dict[bytes, int] = {}
+        """The newest stream of senders that have none now, oldest first."""
         self._speakers: dict[tuple[str, int], Outbox] = {}
 
     def __len__(self) -> int:
@@ -97,21 +102,29 @@ class Streams:
         return len(self._newest)
 
     def open(self, sender: bytes, stream: int) -> Outbox:
-        """Open a stream, closing the sender's older one. Raises OldStream when a newer one is open."""
-        newest, older = self._newest.get(sender, (0, None))
+        """Open a stream, closing the sender's older one. Raises OldStream when it is not newer than all before.
+
+        Its reports would count as repeats of the older ones' and change nothing.
+        """
+        newest, older = self._newest.get(sender, (self._ended.get(sender, 0), None))
         if stream <= newest:
-            msg = f"stream {newest} of this sender is open, {stream} is older: it was delayed or repeated"
+            msg = f"this sender has opened stream {newest} already, {stream} was delayed or repeated; count streams up"
             raise errors.OldStream(msg, metadata={"stream": str(stream), "newest": str(newest)})
         if older is not None:
             older.close(errors.OldStream("a newer stream of this sender was opened", metadata={"newest": str(stream)}))
         outbox = Outbox()
+        self._ended.pop(sender, None)
         self._newest[sender] = (stream, outbox)
         return outbox
 
     def close(self, sender: bytes, outbox: Outbox) -> None:
         """Forget a stream."""
-        if self._newest.get(sender, (0, None))[1] is outbox:
+        stream, newest = self._newest.get(sender, (0, None))
+        if newest is outbox:
             del self._newest[sender]
+            self._ended[sender] = stream
+            if len(self._ended) > SENDERS_KEPT:
+                del self._ended[next(iter(self._ended))]
         for key in [key for key, speaker in self._speakers.items() if speaker is outbox]:
             del self._speakers[key]
 

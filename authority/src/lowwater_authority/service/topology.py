@@ -24,7 +24,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         self.observer = services.observer
 
     @refusing
-    async def Register(self, request: topology_pb2.RegisterRequest, _: Context) -> topology_pb2.RegisterResponse:  # noqa: N802
+    async def Register(self, request: topology_pb2.RegisterRequest, context: Context) -> topology_pb2.RegisterResponse:  # noqa: N802
         """Register a computation."""
         check_token(self.services.token, request.server_token)
         shard = self.services.shard
@@ -49,7 +49,9 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         )
 
     @refusing
-    async def SetInputs(self, request: topology_pb2.SetInputsRequest, _: Context) -> topology_pb2.SetInputsResponse:  # noqa: N802
+    async def SetInputs(  # noqa: N802
+        self, request: topology_pb2.SetInputsRequest, context: Context
+    ) -> topology_pb2.SetInputsResponse:
         """Change what a computation reads."""
         check_token(self.services.token, request.server_token)
         shard = self.services.shard
@@ -57,7 +59,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         return topology_pb2.SetInputsResponse(computation=encode.computation(spec, shard.topology))
 
     @refusing
-    async def Reset(self, request: topology_pb2.ResetRequest, _: Context) -> topology_pb2.ResetResponse:  # noqa: N802
+    async def Reset(self, request: topology_pb2.ResetRequest, context: Context) -> topology_pb2.ResetResponse:  # noqa: N802
         """Start a new life of a computation and its readers."""
         check_token(self.services.token, request.server_token)
         shard = self.services.shard
@@ -65,7 +67,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         return topology_pb2.ResetResponse(computations=[encode.computation(spec, shard.topology) for spec in specs])
 
     @refusing
-    async def Retire(self, request: topology_pb2.RetireRequest, _: Context) -> topology_pb2.RetireResponse:  # noqa: N802
+    async def Retire(self, request: topology_pb2.RetireRequest, context: Context) -> topology_pb2.RetireResponse:  # noqa: N802
         """Take a key range out of a computation."""
         check_token(self.services.token, request.server_token)
         start, end = decode.interval(request.start, request.end)

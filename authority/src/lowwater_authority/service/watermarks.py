@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import watermarks_pb2 as pb
 from lowwater._pb.lowwater.v1 import watermarks_pb2_grpc
-from lowwater_authority.service import encode
+from lowwater_authority.service import decode, encode
 from lowwater_authority.service.refusals import bad_field, check_token, refuse, refusing
 
 if TYPE_CHECKING:
@@ -38,15 +38,14 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         self.observer = services.observer
 
     @refusing
-    async def GetWatermarks(self, request: pb.GetWatermarksRequest, _: Context) -> pb.GetWatermarksResponse:  # noqa: N802
+    async def GetWatermarks(self, request: pb.GetWatermarksRequest, context: Context) -> pb.GetWatermarksResponse:  # noqa: N802
         """Read the published watermarks now."""
         check_token(self.services.token, request.server_token)
         shard = self.services.shard
+        names = decode.names("computations", request.computations) or shard.names()
         return pb.GetWatermarksResponse(
             server_token=self.services.token,
-            watermarks=[
-                self._watermark(name, shard.view(name)) for name in list(request.computations) or shard.names()
-            ],
+            watermarks=[self._watermark(name, shard.view(name)) for name in names],
             time_micros=shard.confirmed,
         )
 
@@ -55,10 +54,10 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         services, shard = self.services, self.services.shard
         try:
             check_token(services.token, request.server_token)
+            names = list(dict.fromkeys(decode.names("computations", request.computations)))
         except errors.LowwaterError as error:
             self.observer.refused("Watch", error.reason)
             await refuse(context, error)
-        names = list(dict.fromkeys(request.computations))
         unknown = [self._watermark(name, None) for name in names if shard.view(name) is None]
         views = (shard.view(name) for name in names or shard.names())
         subscription = shard.hub.subscribe(names, [view for view in views if view is not None])
@@ -71,7 +70,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             shard.hub.unsubscribe(subscription)
 
     @refusing
-    async def CheckComplete(self, request: pb.CheckCompleteRequest, _: Context) -> pb.CheckCompleteResponse:  # noqa: N802
+    async def CheckComplete(self, request: pb.CheckCompleteRequest, context: Context) -> pb.CheckCompleteResponse:  # noqa: N802
         """Answer whether everything before an event time is here, and if not, which ranges hold it."""
         check_token(self.services.token, request.server_token)
         limit = request.max_holders or DEFAULT_HOLDERS
@@ -92,15 +91,27 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         )
 
     @refusing
-    async def ListRanges(self, request: pb.ListRangesRequest, _: Context) -> pb.ListRangesResponse:  # noqa: N802
+    async def ListRanges(self, request: pb.ListRangesRequest, context: Context) -> pb.ListRangesResponse:  # noqa: N802
         """List ranges, those furthest behind first."""
         check_token(self.services.token, request.server_token)
-        limit = request.page_size or DEFAULT_PAGE
-        if limit > MAX_PAGE:
-            raise bad_field("page_size", f"is {limit}", f"ask for at most {MAX_PAGE}")
+        limit = _page(request.page_size)
         below = request.below_micros if request.HasField("below_micros") else None
         ranges, total = await self.services.shard.ranges(request.computation, below=below, limit=limit)
         return pb.ListRangesResponse(ranges=map(encode.key_range, ranges), total=total)
+
+    @refusing
+    async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.GetHistoryResponse:  # noqa: N802
+        """Tell when steps of event time became complete, the newest of them."""
+        check_token(self.services.token, request.server_token)
+        limit = _page(request.page_size)
+        since = request.since_micros if request.HasField("since_micros") else None
+        shard = self.services.shard
+        completions, total = await shard.history(request.computation, since=since, limit=limit)
+        return pb.GetHistoryResponse(
+            step_micros=shard.topology.get(request.computation).history_step,
+            completions=map(encode.completion, completions),
+            total=total,
+        )
 
     def _watermark(self, name: str, view: View | None) -> types_pb2.Watermark:
         shard = self.services.shard
@@ -112,3 +123,10 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         return pb.WatchResponse(
             server_token=self.services.token, watermarks=watermarks, time_micros=self.services.shard.confirmed
         )
+
+
+def _page(asked: int) -> int:
+    """Return how many a list may have. Raises InvalidArgument."""
+    if asked > MAX_PAGE:
+        raise bad_field("page_size", f"is {asked}", f"ask for at most {MAX_PAGE}")
+    return asked or DEFAULT_PAGE

@@ -37,7 +37,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         services.shard.on_fenced = self.streams.fence
 
     @refusing
-    async def Claim(self, request: pb.ClaimRequest, _: Context) -> pb.ClaimResponse:  # noqa: N802
+    async def Claim(self, request: pb.ClaimRequest, context: Context) -> pb.ClaimResponse:  # noqa: N802
         """Take ownership of key ranges."""
         check_token(self.services.token, request.server_token)
         shard, name = self.services.shard, request.computation
@@ -59,41 +59,43 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         return response
 
     @refusing
-    async def Release(self, request: pb.ReleaseRequest, _: Context) -> pb.ReleaseResponse:  # noqa: N802
+    async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:  # noqa: N802
         """Give ranges back."""
         check_token(self.services.token, request.server_token)
         await self.services.shard.release(request.computation, request.sequencer)
         return pb.ReleaseResponse()
 
     @refusing
-    async def StageTask(self, request: pb.StageTaskRequest, _: Context) -> pb.StageTaskResponse:  # noqa: N802
+    async def StageTask(self, request: pb.StageTaskRequest, context: Context) -> pb.StageTaskResponse:  # noqa: N802
         """Keep a task's part of a micro-batch."""
         check_token(self.services.token, request.server_token)
+        if not request.HasField("task"):
+            raise bad_field("task", "is missing", "name the stage, the partition and the attempt")
         self.services.shard.stage_task(
             request.computation, request.sequencer, request.batch, decode.attempt(request.task), decode.part(request)
         )
         return pb.StageTaskResponse()
 
     @refusing
-    async def PrepareBatch(self, request: pb.PrepareBatchRequest, _: Context) -> pb.PrepareBatchResponse:  # noqa: N802
+    async def PrepareBatch(self, request: pb.PrepareBatchRequest, context: Context) -> pb.PrepareBatchResponse:  # noqa: N802
         """Fix the accepted attempts of a micro-batch."""
         check_token(self.services.token, request.server_token)
         missing = self.services.shard.prepare(request.computation, decode.prepare(request))
         return pb.PrepareBatchResponse(missing=map(encode.attempt, missing))
 
     @refusing
-    async def CommitBatch(self, request: pb.CommitBatchRequest, _: Context) -> pb.CommitBatchResponse:  # noqa: N802
+    async def CommitBatch(self, request: pb.CommitBatchRequest, context: Context) -> pb.CommitBatchResponse:  # noqa: N802
         """Apply a prepared micro-batch."""
         check_token(self.services.token, request.server_token)
         refused = await self.services.shard.commit(request.computation, request.sequencer, request.batch)
         return pb.CommitBatchResponse(refused=[encode.refused(request.computation, value) for value in refused])
 
     async def Report(  # noqa: N802
-        self, requests: AsyncIterator[pb.ReportRequest], context: Context
+        self, request_iterator: AsyncIterator[pb.ReportRequest], context: Context
     ) -> AsyncIterator[pb.ReportResponse]:
         """One process's reports up, acknowledgements and fencing down."""
         try:
-            first = await anext(aiter(requests), None)
+            first = await anext(aiter(request_iterator), None)
             if first is None:
                 return
             sender = self._opening(first)
@@ -101,7 +103,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         except errors.LowwaterError as error:
             self.observer.refused("Report", error.reason)
             await refuse(context, error)
-        reader = asyncio.create_task(self._read(requests, sender, first.open.stream, outbox))
+        reader = asyncio.create_task(self._read(request_iterator, sender, first.open.stream, outbox))
         try:
             yield pb.ReportResponse(
                 opened=pb.ReportOpened(server_token=self.services.token, epoch=self.services.shard.journal.epoch)
@@ -135,12 +137,16 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         self, requests: AsyncIterator[pb.ReportRequest], sender: bytes, stream: int, outbox: Outbox
     ) -> None:
         last: asyncio.Future[Any] | None = None
+        newest = 0
         try:
             async for request in requests:
                 if request.WhichOneof("kind") != "report":
                     raise bad_field("kind", "is not report", "open a stream once, then only report")
+                if not _follows(request.report.number, newest):
+                    continue
+                newest = request.report.number
                 await outbox.permits.acquire()
-                last = self._take(request.report, sender, stream, outbox)
+                last = self._take(request.report, sender, stream, outbox, after=last)
             if last is not None:
                 await asyncio.wait([last])
         except errors.LowwaterError as error:
@@ -149,7 +155,9 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         finally:
             outbox.finish()
 
-    def _take(self, report: pb.Report, sender: bytes, stream: int, outbox: Outbox) -> asyncio.Future[Any]:
+    def _take(
+        self, report: pb.Report, sender: bytes, stream: int, outbox: Outbox, *, after: asyncio.Future[Any] | None
+    ) -> asyncio.Future[Any]:
         """Hand a report to the shard; the outbox acknowledges it when it is durable."""
         groups = [(group.computation, decode.group(group)) for group in report.groups]
         if len({(name, group.sequencer) for name, group in groups}) < len(groups):
@@ -161,7 +169,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 self.streams.speaks(name, group.sequencer, outbox)
         ranges = sum(len(group.watermarks) if group.handles is None else len(group.handles) for _, group in groups)
         names = dict.fromkeys(name for name, _ in groups)
-        durable = self.services.shard.report(groups, sender=sender, number=(stream, report.number))
+        durable = self.services.shard.report(groups, sender=sender, number=(stream, report.number), after=after)
 
         def acknowledge(done: asyncio.Future[list[tuple[str, Refused]]]) -> None:
             error = done.exception() if not done.cancelled() else None
@@ -182,3 +190,16 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         shard = self.services.shard
         known = (name for name in names if shard.view(name) is not None)
         return [pb.ReferenceTime(computation=name, micros=shard.reference(name)) for name in known]
+
+
+def _follows(number: int, newest: int) -> bool:
+    """Whether a report is the next of its stream; False for a repeat (rule 8). Raises InvalidArgument.
+
+    Reports carry only what changed, so behind a lost one, which may have lowered a range, the others would lead.
+    """
+    if not number:
+        raise bad_field("report.number", "is 0", "number the reports of each stream from 1")
+    if number > newest + 1:
+        problem = f"is {number} after {newest}: reports were lost in between"
+        raise bad_field("report.number", problem, "open a new stream and send the full state")
+    return number > newest

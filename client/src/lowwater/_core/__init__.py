@@ -1,4 +1,5 @@
 """What the client does, without network, threads or clock: states, and functions of them.
 
-The shells in :mod:`lowwater._sync` own the sockets, the threads and the time, and hold a lock around every call into here.
+Clock and chance are passed in. The shells own the sockets and the waiting: :mod:`lowwater._sync` has threads, and holds a lock
+around every call into here; :mod:`lowwater._aio` has tasks of one event loop, and needs none.
 """

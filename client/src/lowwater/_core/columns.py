@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
-from lowwater.watermark import MAX, EventTime, all_to_micros
+from lowwater.watermark import MAX, EventTime, Watermark, all_to_micros
 
-__all__ = ["Column", "Handles", "everything_but"]
+__all__ = ["Column", "Handles", "everything_but", "is_one"]
 
 Handles = array  # of unsigned 32-bit integers, ascending
 
@@ -159,6 +160,11 @@ class Column:
             assert not self._exceptions
             assert len(self._dense) == self.count
             assert self._finished in {None, self._dense.count(MAX)}
+
+
+def is_one(value: object) -> TypeGuard[EventTime]:
+    """Whether a value is one event time; numpy's integers are, its arrays are not."""
+    return isinstance(value, int | dt.datetime | Watermark) or not hasattr(value, "__len__")
 
 
 def everything_but(count: int, handles: Collection[int]) -> Handles[int] | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from lowwater._core.text import describe_owner, describe_range, duration, lag
 from lowwater.views import Ranges, RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
-__all__ = ["Hop", "Why", "explain"]
+__all__ = ["Hop", "Why", "explain", "find_guilty"]
 
 _NAMED = 3
 """Key ranges named in a sentence."""
@@ -54,25 +54,42 @@ class Why:
         return "\n".join(hop.sentence for hop in self.hops)
 
 
-def explain(name: str, views: Mapping[str, WatermarkView], now_micros: int, ranges: Callable[[str], Ranges]) -> Why:
-    """Walk from a computation to the one that holds it.
+def find_guilty(name: str, views: Mapping[str, WatermarkView]) -> str | None:
+    """Walk from a computation to the one that holds it; None when it has no key ranges to blame.
 
     A computation that has come as far as the least of its inputs is held by that input; one that has not is to blame
-    itself. ``views`` has every registered computation; ``ranges`` lists the key ranges of one, furthest behind first, and is
-    called once, at the end of the walk. Registered graphs have no cycles, so the walk ends.
+    itself. ``views`` has every registered computation. Registered graphs have no cycles, so the walk ends.
+    """
+    while True:
+        view = views.get(name) or WatermarkView(name)
+        if not view.registered or view.low.finished:
+            return None
+        lowest = _lowest_input(view, views)
+        if lowest is None or view.low < lowest.low:
+            return name
+        name = lowest.computation
+
+
+def explain(name: str, views: Mapping[str, WatermarkView], now_micros: int, found: Ranges) -> Why:
+    """Tell of the walk from a computation to the one that holds it.
+
+    ``found`` are the key ranges of that one, as :func:`find_guilty` names it, furthest behind first; none when it names none.
     """
     hops: list[Hop] = []
     while True:
-        hop = _hop(views.get(name) or WatermarkView(name), views, now_micros, ranges)
+        hop = _hop(views.get(name) or WatermarkView(name), views, now_micros, found)
         hops.append(hop)
         if hop.upstream is None:
             return Why(tuple(hops))
         name = hop.upstream
 
 
-def _hop(
-    view: WatermarkView, views: Mapping[str, WatermarkView], now_micros: int, ranges: Callable[[str], Ranges]
-) -> Hop:
+def _lowest_input(view: WatermarkView, views: Mapping[str, WatermarkView]) -> WatermarkView | None:
+    inputs = [views.get(name) or WatermarkView(name) for name in view.inputs]
+    return min(inputs, key=lambda each: each.low, default=None)
+
+
+def _hop(view: WatermarkView, views: Mapping[str, WatermarkView], now_micros: int, found: Ranges) -> Hop:
     if not view.registered:
         sentence = f"{view.computation} is not registered, so nobody has promised anything: start what writes it, or remove the input."
         return Hop(view.computation, view.low, None, None, (), sentence)
@@ -81,8 +98,7 @@ def _hop(
         return Hop(
             view.computation, view.low, None, None, (), f"{view.computation} is finished: nothing will ever come."
         )
-    inputs = [views.get(name) or WatermarkView(name) for name in view.inputs]
-    lowest = min(inputs, key=lambda each: each.low, default=None)
+    lowest = _lowest_input(view, views)
     if lowest is not None and view.low >= lowest.low:
         sentence = f"{where}; that is as far as its input {lowest.computation} allows."
         return Hop(view.computation, view.low, 0.0, lowest.computation, (), sentence)
@@ -91,7 +107,6 @@ def _hop(
         behind = None if _timeless(view.low) or _timeless(lowest.low) else (lowest.low.micros - view.low.micros) / 1e6
         distance = f"{duration(behind)} behind its input" if behind is not None else "behind its input"
         where += f", {distance} {lowest.computation}, which {_stands(lowest.low)}"
-    found = ranges(view.computation)
     holders = tuple(each for each in found if each.watermark == found.ranges[0].watermark)[:_NAMED]
     sentence = f"{where}: {_held(view, holders, found.total, now_micros)}"
     return Hop(view.computation, view.low, behind, None, holders, sentence)

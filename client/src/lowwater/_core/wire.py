@@ -11,6 +11,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from lowwater import errors
+from lowwater._core.fold import Reading
 from lowwater._core.lease import GroupState, Mass
 from lowwater._core.reports import Report
 from lowwater._pb.lowwater.v1 import errors_pb2, topology_pb2, types_pb2, watermarks_pb2, workers_pb2
@@ -18,17 +19,21 @@ from lowwater.histogram import Histogram
 from lowwater.views import (
     PPM,
     Completeness,
+    Completion,
     Computation,
+    History,
     Ranges,
     RangeState,
     RangeView,
     Refusal,
+    TaskAttempt,
     Topology,
     WatermarkView,
 )
 from lowwater.watermark import Watermark
 
 __all__ = [
+    "attempt",
     "completeness",
     "computation",
     "error_from_details",
@@ -36,9 +41,12 @@ __all__ = [
     "fenced",
     "frontiers",
     "histogram",
+    "history",
     "ppm",
     "range_view",
     "ranges",
+    "reading",
+    "reading_of_claim",
     "refusal",
     "report_request",
     "topology",
@@ -128,6 +136,11 @@ def frontiers(shares: Iterable[tuple[int, int]]) -> list[types_pb2.Heuristic]:
     return [types_pb2.Heuristic(share_ppm=share, micros=micros) for share, micros in shares]
 
 
+def attempt(task: TaskAttempt) -> workers_pb2.TaskAttempt:
+    """Return the message of a task's attempt."""
+    return workers_pb2.TaskAttempt(stage=task.stage, partition=task.partition, attempt=task.attempt)
+
+
 def ppm(heuristics: Iterable[float]) -> list[int]:
     """Return shares in parts per million, largest first. Raises InvalidArgument for what is no share."""
     shares = []
@@ -186,6 +199,15 @@ def ranges(message: watermarks_pb2.ListRangesResponse) -> Ranges:
     return Ranges(tuple(range_view(each) for each in message.ranges), message.total)
 
 
+def history(name: str, message: watermarks_pb2.GetHistoryResponse) -> History:
+    """Return when steps became complete."""
+    completions = (
+        Completion(each.incarnation, Watermark(each.after_micros), Watermark(each.through_micros), each.time_micros)
+        for each in message.completions
+    )
+    return History(name, timedelta(microseconds=message.step_micros), tuple(completions), message.total)
+
+
 def computation(message: topology_pb2.Computation) -> Computation:
     """Return a registration."""
     return Computation(
@@ -197,6 +219,30 @@ def computation(message: topology_pb2.Computation) -> Computation:
         incarnation=message.incarnation,
         input_version=message.input_version,
         input_incarnations=tuple(message.input_incarnations),
+        # An authority of the first release keeps no history and names no step.
+        history_step=timedelta(microseconds=message.history_step_micros or 3_600_000_000),
+    )
+
+
+def reading(message: topology_pb2.Computation) -> Reading:
+    """Return what a registered computation folds."""
+    return Reading(
+        message.name,
+        tuple(message.inputs),
+        message.input_version,
+        tuple(message.input_incarnations),
+        tuple(message.heuristics_ppm),
+    )
+
+
+def reading_of_claim(name: str, message: workers_pb2.ClaimResponse) -> Reading:
+    """Return what a claim folds."""
+    return Reading(
+        name,
+        tuple(message.inputs),
+        message.input_version if message.inputs else 0,
+        tuple(message.input_incarnations),
+        tuple(message.heuristics_ppm),
     )
 
 

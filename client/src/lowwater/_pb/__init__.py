@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 227ae759c1a703d73d2c572e0451c2b03eed3abfe4bd8356766b91d029495506
+Made from: sha256 0786bf001da7656a64de931773003b3aa05773ab717153f406fcb671219d991a
 """

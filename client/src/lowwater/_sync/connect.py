@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from typing import Final
-
+from lowwater._core.settings import Settings, address_of
 from lowwater._sync.client import Client
-from lowwater._sync.connection import Settings
 
-__all__ = ["DEFAULT_ADDRESS", "connect"]
-
-DEFAULT_ADDRESS: Final = "localhost:7420"
+__all__ = ["connect"]
 
 
 def connect(
@@ -40,7 +35,7 @@ def connect(
     """
     return Client(
         Settings(
-            address=address or os.environ.get("LOWWATER_ADDRESS") or DEFAULT_ADDRESS,
+            address=address_of(address),
             token=token,
             root_certificates=root_certificates,
             private_key=private_key,

@@ -4,25 +4,46 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
-from lowwater._sync.connection import Connection, Settings
+from lowwater._core import forking
+from lowwater._core.calls import Call, Calls
+from lowwater._core.settings import Settings
+from lowwater._core.surroundings import REAL, Surroundings
+from lowwater._sync.connection import Connection
 from lowwater._sync.reporter import Reporter
 from lowwater._sync.watcher import Watcher
 
 __all__ = ["PerProcess", "Runtime"]
 
+Result = TypeVar("Result")
+
 
 class Runtime:
     """One process's connection, watcher and reporter. Nothing in it is started before it is used."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, surroundings: Surroundings = REAL) -> None:
         self.pid = os.getpid()
-        self.connection = Connection(settings)
+        self.connection = Connection(settings, surroundings)
         self.watcher = Watcher(self.connection)
         self.reporter = Reporter(self.connection, self.watcher)
+        self.calls = Calls(self.watcher.state, settings.namespace)
+
+    def call(self, call: Call[Result]) -> Result:
+        """Make a unary call within the client's timeout.
+
+        Raises LowwaterError; Unavailable when no server answered at all.
+        """
+        answer = self.connection.call(call)
+        with self.watcher.changed:
+            result = call.take(answer)
+            self.watcher.changed.notify_all()
+        return result
+
+    def deadline(self, seconds: float | None) -> float | None:
+        """Return the time in so many seconds, on the monotonic clock."""
+        return None if seconds is None else self.connection.surroundings.monotonic() + seconds
 
     def close(self) -> None:
         """End the threads and close the channel."""
@@ -43,7 +64,7 @@ class PerProcess:
         self._make = make
         self._runtime: Runtime | None = None
         self._lock = threading.Lock()
-        _register(self)
+        forking.register(self)
 
     def get(self) -> Runtime:
         """Return this process's runtime."""
@@ -52,7 +73,7 @@ class PerProcess:
             return runtime
         with self._lock:
             if self._runtime is None or self._runtime.pid != os.getpid():
-                _inherited.append(self._runtime)
+                forking.keep(self._runtime)
                 self._runtime = self._make()
             return self._runtime
 
@@ -64,26 +85,5 @@ class PerProcess:
     def after_fork_in_child(self) -> None:
         """Forget what belongs to the parent. Its threads may have held the lock when they ceased to exist."""
         self._lock = threading.Lock()
-        _inherited.append(self._runtime)
+        forking.keep(self._runtime)
         self._runtime = None
-
-
-_inherited: list[Any] = []
-"""Runtimes of the parent process, kept so that nothing of them is ever freed, and so closed, here."""
-
-_instances: weakref.WeakSet[PerProcess] = weakref.WeakSet()
-_hooked = False
-
-
-def _register(instance: PerProcess) -> None:
-    """Have forked children forget the instance. The hook is set with the first client, not by the import."""
-    global _hooked
-    _instances.add(instance)
-    if not _hooked:
-        _hooked = True
-        os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def _after_fork_in_child() -> None:
-    for instance in list(_instances):
-        instance.after_fork_in_child()

@@ -11,7 +11,7 @@ from typing import Final
 
 from lowwater.watermark import Watermark
 
-__all__ = ["parse_duration", "parse_key", "parse_time", "parser"]
+__all__ = ["parse_count", "parse_duration", "parse_key", "parse_time", "parser"]
 
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -20,6 +20,7 @@ examples:
   lowwater serve --data /var/lib/lowwater    run the authority
   lowwater status                            where everything stands
   lowwater why hourly                        who holds it, walking upstream
+  lowwater history hourly --last 48          when each of the last hours was complete
   lowwater wait hourly --until 2013-01-09T14:00Z --timeout 1h
   lowwater complete hourly --until 2013-01-09T14:00Z && publish-report
 
@@ -27,6 +28,23 @@ The authority's address comes from --address, else from LOWWATER_ADDRESS, else
 it is localhost:7420. An access token, if a proxy wants one, comes from
 LOWWATER_TOKEN. Times are ISO 8601 with a time zone. "unknown" means that
 nothing was promised yet, "finished" that nothing will ever come.
+"""
+
+_HISTORY: Final = """\
+example:
+  $ lowwater history hourly --since 2013-01-09T09:00Z
+  hourly, in steps of 1 h, UTC
+  STEPS                      COMPLETE AT           AFTER END
+  2013-01-09 09:00 to 10:00  2013-01-09T10:00:35Z  35 s         #
+  2013-01-09 10:00 to 13:00  2013-01-09T13:00:40Z  40 s to 2 h  ############
+  2013-01-09 13:00 to 14:00  2013-01-09T14:00:38Z  38 s         #
+
+Each hour counts as complete from the moment at which the authority published
+a low watermark at its end or later; AFTER END is how long that was after its
+end, for several hours at once of the newest and of the oldest of them. The
+bar is as long as the oldest was late. The newest 10,000 lines are kept, also
+those of lives that a reset has ended. The step is chosen at the registration,
+with history_step.
 """
 
 
@@ -78,6 +96,18 @@ def parse_key(text: str) -> bytes:
         raise argparse.ArgumentTypeError(msg) from None
 
 
+def parse_count(text: str) -> int:
+    """Return a number of at least one.
+
+    >>> parse_count("20")
+    20
+    """
+    if not text.isdecimal() or int(text) < 1:
+        msg = f"{text!r} is no number of lines; write 1 or more"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command."""
     top = argparse.ArgumentParser(
@@ -122,7 +152,27 @@ def parser() -> argparse.ArgumentParser:
     ranges = _command(commands, "ranges", "key ranges of a computation, furthest behind first", reads=True)
     _name(ranges)
     ranges.add_argument("--below", type=parse_time, metavar="TIME", help="only those below an event time")
-    ranges.add_argument("--limit", type=int, default=20, metavar="N", help="at most so many (default: %(default)s)")
+    ranges.add_argument(
+        "--limit", type=parse_count, default=20, metavar="N", help="at most so many (default: %(default)s)"
+    )
+
+    history = _command(
+        commands,
+        "history",
+        "when each hour, or other step of event time, became complete",
+        reads=True,
+        example=_HISTORY,
+    )
+    _name(history)
+    history.add_argument(
+        "--since",
+        type=parse_time,
+        metavar="TIME",
+        help="only steps that end after an event time, like 2013-01-09T14:00Z",
+    )
+    history.add_argument(
+        "--last", type=parse_count, default=20, metavar="N", help="the newest so many lines (default: %(default)s)"
+    )
 
     reset = _command(commands, "reset", "start a new life of a computation and of all that reads it", reads=False)
     _name(reset)
@@ -147,9 +197,20 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, what: str, *, reads: bool
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    what: str,
+    *,
+    reads: bool,
+    example: str | None = None,
 ) -> argparse.ArgumentParser:
-    made = commands.add_parser(name, help=what, description=what[0].upper() + what[1:] + ".")
+    made = commands.add_parser(
+        name,
+        help=what,
+        description=what[0].upper() + what[1:] + ".",
+        epilog=example,
+        formatter_class=argparse.RawDescriptionHelpFormatter if example else argparse.HelpFormatter,
+    )
     server = made.add_argument_group("the authority")
     server.add_argument(
         "--address", metavar="HOST:PORT", help="where it listens (default: LOWWATER_ADDRESS or localhost:7420)"

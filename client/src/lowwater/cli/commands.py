@@ -16,6 +16,7 @@ from lowwater._core.text import duration
 from lowwater._sync.client import Client
 from lowwater._sync.connect import connect
 from lowwater.cli import render
+from lowwater.cli.history import history_record, history_table, why_empty
 from lowwater.cli.render import to_json
 
 __all__ = ["COMMANDS", "CannotTell", "open_client"]
@@ -150,6 +151,17 @@ def ranges(lw: Client, args: argparse.Namespace) -> int:
     return 0
 
 
+def history(lw: Client, args: argparse.Namespace) -> int:
+    """Tell when steps became complete."""
+    found = lw.history(args.name, args.since, args.last)
+    (view,) = lw.get(args.name).values()
+    if args.json:
+        print(to_json(history_record(found, view.incarnation)))
+    else:
+        print(history_table(found, view.incarnation) if len(found) else why_empty(found, view, args.since))
+    return 0
+
+
 def reset(lw: Client, args: argparse.Namespace) -> int:
     """Start a new life."""
     if not args.yes:
@@ -178,6 +190,7 @@ COMMANDS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
     "wait": wait,
     "complete": complete,
     "ranges": ranges,
+    "history": history,
     "reset": reset,
     "retire": retire,
 }

@@ -16,10 +16,12 @@ __all__ = [
     "completeness_record",
     "holder",
     "line",
+    "moment",
     "range_record",
     "ranges_table",
     "status_table",
     "table",
+    "times",
     "to_json",
     "view_record",
     "why_record",
@@ -77,7 +79,7 @@ def holder(each: RangeView | None) -> str:
 
 def line(view: WatermarkView, now_micros: int) -> str:
     """Return one change as a line."""
-    parts = [_time(now_micros), view.computation, str(view.low) if view.registered else "not registered"]
+    parts = [moment(now_micros), view.computation, str(view.low) if view.registered else "not registered"]
     if not (view.low.unknown or view.low.finished):
         parts.append(f"lag {lag(view.low, now_micros)}")
     parts += [f"{share / 10_000:g} % {watermark}" for share, watermark in view.shares if watermark != view.low]
@@ -107,7 +109,8 @@ def ranges_table(ranges: Ranges, now_micros: int) -> str:
     return table(rows) + (f"\nand {more} more; --limit shows them" if more > 0 else "")
 
 
-def _time(micros: int) -> str:
+def moment(micros: int) -> str:
+    """Return a processing time, to the second."""
     return datetime.fromtimestamp(micros // 1_000_000, UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -116,14 +119,14 @@ def to_json(value: Any) -> str:
     return json.dumps(value, separators=(", ", ": "))
 
 
-def _times(name: str, watermark: Watermark) -> dict[str, Any]:
+def times(name: str, watermark: Watermark) -> dict[str, Any]:
     """Return an event time as text and as a number, which the two unbounded ones do not have."""
     bounded = not (watermark.unknown or watermark.finished)
     return {name: str(watermark), f"{name}_micros": watermark.micros if bounded else None}
 
 
-def _moment(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat().replace("+00:00", "Z")
+def _date(value: datetime | None) -> str | None:
+    return None if value is None else value.isoformat().replace("+00:00", "Z")
 
 
 def view_record(view: WatermarkView, now_micros: int) -> dict[str, Any]:
@@ -132,13 +135,13 @@ def view_record(view: WatermarkView, now_micros: int) -> dict[str, Any]:
     return {
         "computation": view.computation,
         "registered": view.registered,
-        **_times("low", low),
+        **times("low", low),
         "lag_seconds": None if low.unknown or low.finished else (now_micros - low.micros) / 1e6,
         "heuristic": {f"{share / 1e6:g}": str(watermark) for share, watermark in view.shares},
         "incarnation": view.incarnation,
         "epoch": view.epoch,
-        "since": _moment(view.since),
-        "oldest_operation": _moment(view.oldest_operation),
+        "since": _date(view.since),
+        "oldest_operation": _date(view.oldest_operation),
         "ranges": view.ranges,
         "inputs": list(view.inputs),
         "holder": None if view.holder is None else range_record(view.holder),
@@ -150,13 +153,13 @@ def range_record(each: RangeView) -> dict[str, Any]:
     return {
         "start": each.start.hex(),
         "end": each.end.hex(),
-        **_times("watermark", each.watermark),
+        **times("watermark", each.watermark),
         "state": each.state.value,
         "worker": each.worker,
         "host": each.host,
         "sequencer": each.sequencer,
-        "since": _moment(each.since),
-        "last_report": _moment(each.last_report),
+        "since": _date(each.since),
+        "last_report": _date(each.last_report),
     }
 
 
@@ -164,7 +167,7 @@ def completeness_record(found: Completeness, until: Watermark, now_micros: int) 
     """Return the answer of ``complete`` for JSON."""
     return {
         "complete": found.complete,
-        **_times("until", until),
+        **times("until", until),
         "watermark": view_record(found.watermark, now_micros),
         "holding": found.holding,
         "holders": [range_record(each) for each in found.holders],
@@ -176,7 +179,7 @@ def why_record(why: Why) -> list[dict[str, Any]]:
     return [
         {
             "computation": hop.computation,
-            **_times("low", hop.watermark),
+            **times("low", hop.watermark),
             "behind_seconds": hop.behind,
             "upstream": hop.upstream,
             "holders": [range_record(each) for each in hop.holders],

@@ -33,6 +33,7 @@ class Computation(google.protobuf.message.Message):
     INPUT_VERSION_FIELD_NUMBER: builtins.int
     INPUT_INCARNATIONS_FIELD_NUMBER: builtins.int
     DROPPED_FIELD_NUMBER: builtins.int
+    HISTORY_STEP_MICROS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """[namespace/]name, each part 1 to 128 of A-Z a-z 0-9 _ . -"""
     key_hash: builtins.str
@@ -49,6 +50,8 @@ class Computation(google.protobuf.message.Message):
     """Whether it was dropped: only its numbers are kept, for when the name is
     registered again. No release drops yet.
     """
+    history_step_micros: builtins.int
+    """The step of the completeness history, in microseconds of event time."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The names it reads; every writer of what it reads must be named. Empty for
@@ -77,8 +80,9 @@ class Computation(google.protobuf.message.Message):
         input_version: builtins.int = ...,
         input_incarnations: collections.abc.Iterable[builtins.int] | None = ...,
         dropped: builtins.bool = ...,
+        history_step_micros: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "heuristics_ppm", b"heuristics_ppm", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation
 
@@ -94,6 +98,7 @@ class RegisterRequest(google.protobuf.message.Message):
     KEY_HASH_FIELD_NUMBER: builtins.int
     MAX_SKEW_MICROS_FIELD_NUMBER: builtins.int
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    HISTORY_STEP_MICROS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The name, as in Computation."""
     key_hash: builtins.str
@@ -102,6 +107,10 @@ class RegisterRequest(google.protobuf.message.Message):
     """0 means the default of one day."""
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
+    history_step_micros: builtins.int
+    """The step of the completeness history, in microseconds of event time, at
+    least one second. 0: as registered before, else one hour.
+    """
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What it reads. Unregistered names are allowed: they hold at MIN."""
@@ -119,8 +128,9 @@ class RegisterRequest(google.protobuf.message.Message):
         key_hash: builtins.str = ...,
         max_skew_micros: builtins.int = ...,
         server_token: builtins.str = ...,
+        history_step_micros: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["heuristics_ppm", b"heuristics_ppm", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name", "server_token", b"server_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name", "server_token", b"server_token"]) -> None: ...
 
 Global___RegisterRequest: typing_extensions.TypeAlias = RegisterRequest
 

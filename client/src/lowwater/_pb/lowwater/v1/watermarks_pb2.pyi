@@ -254,3 +254,97 @@ class ListRangesResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["ranges", b"ranges", "total", b"total"]) -> None: ...
 
 Global___ListRangesResponse: typing_extensions.TypeAlias = ListRangesResponse
+
+@typing.final
+class GetHistoryRequest(google.protobuf.message.Message):
+    """Asks when steps of event time became complete."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    COMPUTATION_FIELD_NUMBER: builtins.int
+    SINCE_MICROS_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    server_token: builtins.str
+    """The deployment the caller means; empty accepts any."""
+    computation: builtins.str
+    """The computation."""
+    since_micros: builtins.int
+    """Only steps that end after this event time; absent: all that are kept."""
+    page_size: builtins.int
+    """At most this many completions, the newest; 0 means 100, 10000 is the most."""
+    def __init__(
+        self,
+        *,
+        server_token: builtins.str = ...,
+        computation: builtins.str = ...,
+        since_micros: builtins.int | None = ...,
+        page_size: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_since_micros", b"_since_micros", "since_micros", b"since_micros"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_since_micros", b"_since_micros", "computation", b"computation", "page_size", b"page_size", "server_token", b"server_token", "since_micros", b"since_micros"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_since_micros", b"_since_micros"]) -> typing.Literal["since_micros"] | None: ...
+
+Global___GetHistoryRequest: typing_extensions.TypeAlias = GetHistoryRequest
+
+@typing.final
+class Completion(google.protobuf.message.Message):
+    """One moment at which one or more steps of event time became complete."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: builtins.int
+    AFTER_MICROS_FIELD_NUMBER: builtins.int
+    THROUGH_MICROS_FIELD_NUMBER: builtins.int
+    TIME_MICROS_FIELD_NUMBER: builtins.int
+    incarnation: builtins.int
+    """The computation's life number."""
+    after_micros: builtins.int
+    """Exclusive: steps up to this boundary were complete before. MIN at the
+    first completion of a life.
+    """
+    through_micros: builtins.int
+    """Inclusive: all steps that end at or before this boundary are complete. A
+    multiple of the step; MAX when the computation finished.
+    """
+    time_micros: builtins.int
+    """Processing time at which the authority knew."""
+    def __init__(
+        self,
+        *,
+        incarnation: builtins.int = ...,
+        after_micros: builtins.int = ...,
+        through_micros: builtins.int = ...,
+        time_micros: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after_micros", b"after_micros", "incarnation", b"incarnation", "through_micros", b"through_micros", "time_micros", b"time_micros"]) -> None: ...
+
+Global___Completion: typing_extensions.TypeAlias = Completion
+
+@typing.final
+class GetHistoryResponse(google.protobuf.message.Message):
+    """The newest completions."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_MICROS_FIELD_NUMBER: builtins.int
+    COMPLETIONS_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    step_micros: builtins.int
+    """The step, in microseconds of event time."""
+    total: builtins.int
+    """How many are kept that match, in all."""
+    @property
+    def completions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Completion]:
+        """Oldest first."""
+
+    def __init__(
+        self,
+        *,
+        step_micros: builtins.int = ...,
+        completions: collections.abc.Iterable[Global___Completion] | None = ...,
+        total: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["completions", b"completions", "step_micros", b"step_micros", "total", b"total"]) -> None: ...
+
+Global___GetHistoryResponse: typing_extensions.TypeAlias = GetHistoryResponse

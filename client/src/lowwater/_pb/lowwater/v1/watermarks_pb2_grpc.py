@@ -55,6 +55,11 @@ class WatermarkServiceStub(object):
                 request_serializer=lowwater_dot_v1_dot_watermarks__pb2.ListRangesRequest.SerializeToString,
                 response_deserializer=lowwater_dot_v1_dot_watermarks__pb2.ListRangesResponse.FromString,
                 _registered_method=True)
+        self.GetHistory = channel.unary_unary(
+                '/lowwater.v1.WatermarkService/GetHistory',
+                request_serializer=lowwater_dot_v1_dot_watermarks__pb2.GetHistoryRequest.SerializeToString,
+                response_deserializer=lowwater_dot_v1_dot_watermarks__pb2.GetHistoryResponse.FromString,
+                _registered_method=True)
 
 
 class WatermarkServiceServicer(object):
@@ -90,6 +95,13 @@ class WatermarkServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetHistory(self, request, context):
+        """When did each hour, or other step of event time, become complete?
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WatermarkServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +124,11 @@ def add_WatermarkServiceServicer_to_server(servicer, server):
                     servicer.ListRanges,
                     request_deserializer=lowwater_dot_v1_dot_watermarks__pb2.ListRangesRequest.FromString,
                     response_serializer=lowwater_dot_v1_dot_watermarks__pb2.ListRangesResponse.SerializeToString,
+            ),
+            'GetHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHistory,
+                    request_deserializer=lowwater_dot_v1_dot_watermarks__pb2.GetHistoryRequest.FromString,
+                    response_serializer=lowwater_dot_v1_dot_watermarks__pb2.GetHistoryResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +240,33 @@ class WatermarkService(object):
             '/lowwater.v1.WatermarkService/ListRanges',
             lowwater_dot_v1_dot_watermarks__pb2.ListRangesRequest.SerializeToString,
             lowwater_dot_v1_dot_watermarks__pb2.ListRangesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lowwater.v1.WatermarkService/GetHistory',
+            lowwater_dot_v1_dot_watermarks__pb2.GetHistoryRequest.SerializeToString,
+            lowwater_dot_v1_dot_watermarks__pb2.GetHistoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

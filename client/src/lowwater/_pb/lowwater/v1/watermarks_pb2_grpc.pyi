@@ -89,7 +89,23 @@ _WatermarkServiceListRangesType = typing_extensions.TypeVar(
     ],
 )
 
-class WatermarkServiceStub(typing.Generic[_WatermarkServiceGetWatermarksType, _WatermarkServiceWatchType, _WatermarkServiceCheckCompleteType, _WatermarkServiceListRangesType]):
+_WatermarkServiceGetHistoryType = typing_extensions.TypeVar(
+    '_WatermarkServiceGetHistoryType',
+    grpc.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryRequest,
+        lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryRequest,
+        lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryRequest,
+        lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryResponse,
+    ],
+)
+
+class WatermarkServiceStub(typing.Generic[_WatermarkServiceGetWatermarksType, _WatermarkServiceWatchType, _WatermarkServiceCheckCompleteType, _WatermarkServiceListRangesType, _WatermarkServiceGetHistoryType]):
     """Reads watermarks."""
 
     @typing.overload
@@ -109,6 +125,10 @@ class WatermarkServiceStub(typing.Generic[_WatermarkServiceGetWatermarksType, _W
         grpc.UnaryUnaryMultiCallable[
             lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesRequest,
             lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryRequest,
+            lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -130,6 +150,10 @@ class WatermarkServiceStub(typing.Generic[_WatermarkServiceGetWatermarksType, _W
             lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesRequest,
             lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryRequest,
+            lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetWatermarks: _WatermarkServiceGetWatermarksType
@@ -145,6 +169,9 @@ class WatermarkServiceStub(typing.Generic[_WatermarkServiceGetWatermarksType, _W
 
     ListRanges: _WatermarkServiceListRangesType
     """Lists key ranges, those furthest behind first."""
+
+    GetHistory: _WatermarkServiceGetHistoryType
+    """When did each hour, or other step of event time, become complete?"""
 
 WatermarkServiceAsyncStub: typing_extensions.TypeAlias = WatermarkServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -162,6 +189,10 @@ WatermarkServiceAsyncStub: typing_extensions.TypeAlias = WatermarkServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesRequest,
         lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryRequest,
+        lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryResponse,
     ],
 ]
 
@@ -201,5 +232,13 @@ class WatermarkServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesResponse]]:
         """Lists key ranges, those furthest behind first."""
+
+    @abc.abstractmethod
+    def GetHistory(
+        self,
+        request: lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryResponse]]:
+        """When did each hour, or other step of event time, become complete?"""
 
 def add_WatermarkServiceServicer_to_server(servicer: WatermarkServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -317,14 +317,22 @@ class Revoke(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     INPUT_VERSION_FIELD_NUMBER: builtins.int
+    BOUND_MICROS_FIELD_NUMBER: builtins.int
     input_version: builtins.int
     """The version of the inputs that new folds must name."""
+    bound_micros: builtins.int
+    """Present when inputs were added: the least of their low watermarks. Ranges
+    that stand above it go down to it, for work may come to them from there on.
+    """
     def __init__(
         self,
         *,
         input_version: builtins.int = ...,
+        bound_micros: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["input_version", b"input_version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_bound_micros", b"_bound_micros", "bound_micros", b"bound_micros"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_bound_micros", b"_bound_micros", "bound_micros", b"bound_micros", "input_version", b"input_version"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_bound_micros", b"_bound_micros"]) -> typing.Literal["bound_micros"] | None: ...
 
 Global___Revoke: typing_extensions.TypeAlias = Revoke
 
@@ -402,6 +410,7 @@ class Snapshot(google.protobuf.message.Message):
     SINCE_MICROS_FIELD_NUMBER: builtins.int
     GRANTED_FIELD_NUMBER: builtins.int
     BATCH_SEQUENCER_FIELD_NUMBER: builtins.int
+    HISTORY_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """Its name."""
     incarnation: builtins.int
@@ -440,6 +449,12 @@ class Snapshot(google.protobuf.message.Message):
     def granted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Granted]:
         """The newest claims' request ids and what they were granted, oldest first."""
 
+    @property
+    def history(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Completion]:
+        """When steps of event time became complete, oldest first; of this life and
+        of earlier ones.
+        """
+
     def __init__(
         self,
         *,
@@ -459,10 +474,41 @@ class Snapshot(google.protobuf.message.Message):
         since_micros: builtins.int = ...,
         granted: collections.abc.Iterable[Global___Granted] | None = ...,
         batch_sequencer: builtins.int = ...,
+        history: collections.abc.Iterable[Global___Completion] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "computation", b"computation", "generation", b"generation", "granted", b"granted", "groups", b"groups", "has_batch", b"has_batch", "heuristics", b"heuristics", "identity", b"identity", "incarnation", b"incarnation", "last_sequencer", b"last_sequencer", "low_micros", b"low_micros", "ordinal", b"ordinal", "since_micros", b"since_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "computation", b"computation", "generation", b"generation", "granted", b"granted", "groups", b"groups", "has_batch", b"has_batch", "heuristics", b"heuristics", "history", b"history", "identity", b"identity", "incarnation", b"incarnation", "last_sequencer", b"last_sequencer", "low_micros", b"low_micros", "ordinal", b"ordinal", "since_micros", b"since_micros"]) -> None: ...
 
 Global___Snapshot: typing_extensions.TypeAlias = Snapshot
+
+@typing.final
+class Completion(google.protobuf.message.Message):
+    """One moment at which steps of event time became complete."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: builtins.int
+    AFTER_MICROS_FIELD_NUMBER: builtins.int
+    THROUGH_MICROS_FIELD_NUMBER: builtins.int
+    TIME_MICROS_FIELD_NUMBER: builtins.int
+    incarnation: builtins.int
+    """The life."""
+    after_micros: builtins.int
+    """The boundary before it, exclusive."""
+    through_micros: builtins.int
+    """The boundary that was reached."""
+    time_micros: builtins.int
+    """Processing time of the round."""
+    def __init__(
+        self,
+        *,
+        incarnation: builtins.int = ...,
+        after_micros: builtins.int = ...,
+        through_micros: builtins.int = ...,
+        time_micros: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after_micros", b"after_micros", "incarnation", b"incarnation", "through_micros", b"through_micros", "time_micros", b"time_micros"]) -> None: ...
+
+Global___Completion: typing_extensions.TypeAlias = Completion
 
 @typing.final
 class Granted(google.protobuf.message.Message):
@@ -634,6 +680,7 @@ class Computation(google.protobuf.message.Message):
     MAX_SKEW_MICROS_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     INPUT_VERSION_FIELD_NUMBER: builtins.int
+    HISTORY_STEP_MICROS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name."""
     key_hash: builtins.str
@@ -644,6 +691,8 @@ class Computation(google.protobuf.message.Message):
     """Life number."""
     input_version: builtins.int
     """Version of the inputs."""
+    history_step_micros: builtins.int
+    """Step of the completeness history, microseconds; 0: one hour."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What it reads."""
@@ -662,7 +711,8 @@ class Computation(google.protobuf.message.Message):
         max_skew_micros: builtins.int = ...,
         incarnation: builtins.int = ...,
         input_version: builtins.int = ...,
+        history_step_micros: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["heuristics_ppm", b"heuristics_ppm", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation

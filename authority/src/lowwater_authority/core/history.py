@@ -1,0 +1,76 @@
+"""The completeness history: when each step of event time became complete.
+
+A step ``[b - step, b)`` is complete from the round on whose published low watermark is at ``b`` or above. Steps lie at
+multiples of the step from the Unix epoch, so the history of a computation is a pure function of the published low
+watermarks and the times of their rounds: live rounds, replayed records and snapshots give the same one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from lowwater_authority.core.times import DAY, MAX, MIN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+KEPT: Final = 10_000
+"""Completions kept of a computation, the newest: 13 months of hours."""
+
+SECOND: Final = 1_000_000
+HOUR: Final = 3600 * SECOND
+"""The default step, in microseconds."""
+
+LEAST_STEP: Final = SECOND
+LARGEST_STEP: Final = 366 * DAY
+
+
+class Completion(NamedTuple):
+    """One round in which one or more steps became complete. All times are microseconds."""
+
+    incarnation: int
+    after: int
+    """Steps up to this boundary were complete before; MIN at the first completion of a life."""
+    through: int
+    """Steps up to this boundary are complete now; MAX when the computation finished."""
+    time: int
+    """Processing time of the round."""
+
+
+class History:
+    """The newest completions of a computation, oldest first; of this life and of those before it.
+
+    Cost: noting is O(1), everything else O(completions kept). About 200 bytes each.
+    """
+
+    def __init__(self, completions: Iterable[Completion] = ()) -> None:
+        self._kept = deque(completions, maxlen=KEPT)
+
+    def __len__(self) -> int:
+        """Return the number of completions kept."""
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[Completion]:
+        """Go through them, oldest first."""
+        return iter(self._kept)
+
+    def note(self, incarnation: int, step: int, *, old: int, low: int, now: int) -> None:
+        """Note that a life's published low watermark has moved from ``old`` to ``low``."""
+        after, through = boundary(old, step), boundary(low, step)
+        if through > after:
+            self._kept.append(Completion(incarnation, after, through, now))
+
+    def newest(self, since: int | None, limit: int) -> tuple[list[Completion], int]:
+        """Return the newest completions of steps that end after ``since``, oldest first, and how many there are in all."""
+        found = [each for each in self._kept if since is None or each.through > since]
+        return found[max(0, len(found) - limit) :], len(found)
+
+
+def boundary(low: int, step: int) -> int:
+    """Return the end of the last step that a low watermark completes: MIN when there is none, MAX when all are.
+
+    >>> boundary(7_199, 3_600), boundary(-1, 3_600)
+    (3600, -3600)
+    """
+    return MAX if low == MAX else max(MIN, low // step * step)

@@ -1,0 +1,146 @@
+"""Reports of a computation's owners: what is taken over of them, range by range, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from lowwater import errors
+from lowwater_authority.core.group import Group, GroupState
+from lowwater_authority.core.mass import MOST_RECORDS, Mass
+from lowwater_authority.core.requests import Refused
+from lowwater_authority.core.staged import Staged
+from lowwater_authority.core.times import MAX, MIN
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from lowwater_authority.core.columns import Int64s
+    from lowwater_authority.core.requests import Fold, GroupReport
+
+SENDERS_KEPT: Final = 64
+"""Senders of one claim whose newest report is remembered; one process owns a claim, so there is rarely a second."""
+
+
+class Reports(Staged):
+    """The part of a computation that takes over what owners say."""
+
+    def report(
+        self, report: GroupReport, *, sender: bytes, number: tuple[int, int], required: Fold, now: int
+    ) -> list[Refused]:
+        """Take over one claim's state, range by range, and return what was refused.
+
+        ``number`` is (stream, number) of the sender; one not above the newest taken over changes nothing.
+        ``required`` names the inputs as registered now: a fold over other lives of them counts as MIN.
+        """
+        group = self.map.groups.get(report.sequencer)
+        if group is None or group.state is not GroupState.OWNED:
+            return [self._stale(report.sequencer, None)]
+        if number <= group.senders.get(sender, (0, 0)):
+            return []
+        if refusal := self._check_report(group, report, required):
+            return [refusal]
+        group.senders[sender] = number
+        if len(group.senders) > SENDERS_KEPT:
+            del group.senders[next(iter(group.senders))]
+        group.last_report = now
+        group.oldest_operation = report.oldest_operation
+        values, mass = report.watermarks, report.mass
+        refused: list[Refused] = []
+        if report.fold.input_incarnations != required.input_incarnations:
+            values = np.full(len(values), MIN, dtype=np.int64)
+            mass = mass and replace(mass, frontiers=dict.fromkeys(mass.frontiers, MIN))
+            msg = "the report folds another life of an input than the one in force, so it counts as unknown; fold anew"
+            refused.append(Refused(group.sequencer, errors.IncarnationChanged.reason, msg, report.handles))
+        if mass is not None:
+            refused.extend(self._take_mass(group, mass, now))
+        refused.extend(self._take_values(group, report.handles, values, finish=report.finish, now=now))
+        return refused
+
+    def _check_report(self, group: Group, report: GroupReport, required: Fold) -> Refused | None:
+        ranges = group.count if report.handles is None else len(report.handles)
+        problem = ""
+        if len(report.watermarks) not in (1, ranges):
+            problem = f"watermarks_micros has {len(report.watermarks)} values for {ranges} ranges; send one a range, or one for all"
+        elif report.handles is not None and ranges and int(report.handles.max()) >= group.count:
+            problem = f"handles names {int(report.handles.max())}, but the claim has the handles 0 to {group.count - 1}"
+        elif report.handles is not None and not _distinct(report.handles):
+            problem = "handles names a range twice; send one value a range"
+        if problem:
+            return Refused(group.sequencer, errors.InvalidArgument.reason, problem, report.handles)
+        if report.fold.input_version != required.input_version:
+            msg = (
+                f"the report folds version {report.fold.input_version} of the inputs, but {required.input_version} is in force; "
+                "claim again to learn the new inputs"
+            )
+            return Refused(group.sequencer, errors.InputVersion.reason, msg, report.handles)
+        return None
+
+    def _take_values(
+        self, group: Group, handles: npt.NDArray[np.uint32] | None, values: Int64s, *, finish: bool, now: int
+    ) -> list[Refused]:
+        """Store what may be stored of new values and return the rest."""
+        limit = now + self.spec.max_skew
+        named = None if handles is None else handles.astype(np.intp)
+        wrong = np.zeros(0, dtype=np.bool_)
+        refused: list[Refused] = []
+        if group.live is not None:
+            wrong = ~(group.live if named is None else group.live[named])
+            if wrong.any():
+                refused.append(self._stale(group.sequencer, _named(named, wrong)))
+        if len(values) and int(values.max()) > limit:
+            finished = values == MAX
+            ahead = (values > limit) & ~finished
+            for mask, reason, text in (
+                (ahead, errors.TooFarAhead.reason, f"more than {self.spec.max_skew // 1_000_000} s ahead of the clock"),
+                (
+                    finished & (not finish),
+                    errors.FinishRequired.reason,
+                    "MAX means finished and needs finish to be set",
+                ),
+            ):
+                if mask.any():
+                    ranges = group.count if named is None else len(named)
+                    spread = np.broadcast_to(mask, ranges) if len(mask) == 1 else mask
+                    refused.append(Refused(group.sequencer, reason, text, _named(named, spread)))
+                    wrong = spread | wrong if len(wrong) else spread
+        if len(wrong) and wrong.any():
+            named = np.arange(group.count) if named is None else named
+            values = np.broadcast_to(values, len(named))[~wrong]
+            named = named[~wrong]
+        self._store(group, named, values, now)
+        return refused
+
+    def _take_mass(self, group: Group, mass: Mass, now: int) -> list[Refused]:
+        limit = now + self.spec.max_skew
+        problem = ""
+        if len(mass.starts) != len(mass.counts):
+            problem = f"mass.pending has {len(mass.starts)} starts and {len(mass.counts)} counts; send as many of each"
+        elif (mass.counts < 0).any() or (mass.starts[1:] <= mass.starts[:-1]).any():
+            problem = "mass.pending must have ascending starts and counts below 2^63"
+        elif float(mass.counts.sum(dtype=np.float64)) + mass.recent > MOST_RECORDS:
+            problem = f"mass counts more than {MOST_RECORDS} records; no claim has that many"
+        if problem:
+            return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
+        # A record from the far future is as far as any may be: one bad timestamp must not carry the computation off.
+        mass = replace(mass, starts=np.minimum(mass.starts, limit))
+        for share, micros in mass.frontiers.items():
+            if limit < micros != MAX:
+                msg = (
+                    f"the frontier of the share {share} ppm is more than {self.spec.max_skew // 1_000_000} s ahead of the clock; "
+                    "the mass is left as it was"
+                )
+                return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
+        self._set_mass(group, mass)
+        return []
+
+
+def _distinct(handles: npt.NDArray[np.uint32]) -> bool:
+    return bool((handles[1:] > handles[:-1]).all()) or len(np.unique(handles)) == len(handles)
+
+
+def _named(handles: npt.NDArray[np.intp] | None, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+    chosen = np.flatnonzero(mask) if handles is None else handles[mask]
+    return chosen.astype(np.uint32)

@@ -1,0 +1,59 @@
+"""What a client has on its event loop: a connection and two tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import grpc.aio
+
+from lowwater._aio.connection import Connection
+from lowwater._aio.reporter import Reporter
+from lowwater._aio.watcher import Watcher
+from lowwater._core.calls import Call, Calls
+from lowwater._core.settings import Settings
+from lowwater._core.surroundings import Surroundings
+
+__all__ = ["Runtime"]
+
+Result = TypeVar("Result")
+
+
+class Runtime:
+    """One event loop's connection, watcher and reporter. Nothing in it is started before it is used."""
+
+    def __init__(
+        self, settings: Settings, surroundings: Surroundings, make_channel: Callable[[], grpc.aio.Channel] | None
+    ) -> None:
+        self.connection = Connection(settings, surroundings, make_channel)
+        self.watcher = Watcher(self.connection)
+        self.reporter = Reporter(self.connection, self.watcher)
+        self.calls = Calls(self.watcher.state, settings.namespace)
+
+    def here(self) -> Runtime:
+        """Return itself. Raises Closed in another process or event loop, and after the end."""
+        self.connection.check_place()
+        self.connection.check_open()
+        return self
+
+    async def call(self, call: Call[Result]) -> Result:
+        """Make a unary call within the client's timeout.
+
+        Raises LowwaterError; Unavailable when no server answered at all. Cancelled, it may or may not have had its effect.
+        """
+        result = call.take(await self.connection.call(call))
+        self.watcher.changed.notify()
+        return result
+
+    def deadline(self, seconds: float | None) -> float | None:
+        """Return the time in so many seconds, on the monotonic clock."""
+        return None if seconds is None else self.connection.surroundings.monotonic() + seconds
+
+    async def close(self) -> None:
+        """End the tasks and close the channel; whoever waits hears of it."""
+        self.connection.closed = True
+        try:
+            await self.watcher.stop()
+            await self.reporter.stop()
+        finally:
+            await self.connection.close()

@@ -1,0 +1,48 @@
+"""The task that follows watermarks, one per client however many subscriptions there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lowwater._aio.connection import Connection
+from lowwater._aio.streaming import Streaming
+from lowwater._core.watching import Subscription, WatchState
+
+__all__ = ["Watcher"]
+
+
+class Watcher(Streaming):
+    """Runs the state machine of the watch stream, started by the first subscription."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.state = WatchState(connection.settings, connection.surroundings)
+        super().__init__(connection, self.state, "lowwater-watch")
+
+    def subscribe(self, names: Iterable[str]) -> Subscription:
+        """Follow names from now on; no names means all that are registered, now and later."""
+        self._connection.check_open()
+        subscription = self.state.subscribe(names)
+        if self.state.renewing:
+            self.renew()
+        self.start()
+        self.changed.notify()
+        return subscription
+
+    async def wait(self, until: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait for a condition on what was heard; False when the deadline, on the monotonic clock, came first.
+
+        Raises what ended the watching, and Closed.
+        """
+        while not until():
+            self.state.check()
+            self._connection.check_open()
+            left = None if deadline is None else deadline - self._connection.surroundings.monotonic()
+            if left is not None and left <= 0:
+                return False
+            await self.changed.wait(left)
+        return True
+
+    def _open(self) -> Any:
+        stubs = self._connection.stubs
+        return stubs.watermarks.Watch(self.state.open(), metadata=self._connection.settings.metadata)

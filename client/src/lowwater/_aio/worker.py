@@ -1,0 +1,120 @@
+"""The process that works on key ranges, and its claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from lowwater._aio.inputs import InputReader
+from lowwater._aio.lease import Lease
+from lowwater._aio.runtime import Runtime
+from lowwater._core.claims import Claimant, closed_worker, no_inputs
+from lowwater._core.fold import Reading
+from lowwater._core.granted import CLOSE_TIMEOUT
+from lowwater._core.surroundings import Surroundings
+from lowwater.views import Inputs
+from lowwater.watermark import EventTime
+
+__all__ = ["Worker"]
+
+
+class Worker:
+    """A process that owns key ranges of one computation. Use it as an async context manager.
+
+    Leaving it ends its reports, and its ranges hold where they stand; only ``Lease.finish()`` lets anybody past them for good.
+    Without a generation, claims count in the order in which they arrive: the delayed claim of a process that died can
+    take ranges from a living one, which then has to claim again. Give runs a growing generation to rule that out.
+    """
+
+    def __init__(self, runtime: Callable[[], Runtime], claimant: Claimant, surroundings: Surroundings) -> None:
+        self.computation = claimant.computation
+        self.host = claimant.host
+        self.name = claimant.name
+        self._runtime = runtime
+        self._claimant = claimant
+        self._surroundings = surroundings
+        self._leases: list[Lease] = []
+        self._reading: Reading | None = None
+        self._reader: InputReader | None = None
+        self.closed = False
+
+    async def claim(
+        self,
+        start: bytes = b"",
+        end: bytes = b"",
+        *,
+        bounds: Sequence[bytes] | None = None,
+        bound: EventTime | Sequence[EventTime] | None = None,
+        batch_digest: bytes = b"",
+        adopt: bool = False,
+    ) -> Lease:
+        """Take ownership of ``[start, end)``, or of the n ranges between n + 1 ascending ``bounds``. Durable when it returns.
+
+        As :meth:`lowwater.Worker.claim`. Cancelled, it may have been granted: claim again, or leave the ranges holding.
+        """
+        runtime = self._open()
+        call = self._claimant.claim(
+            runtime.calls,
+            self._surroundings.randbytes(16),
+            start,
+            end,
+            bounds,
+            bound,
+            batch_digest,
+            adopt=adopt,
+        )
+        grant = await runtime.call(call)
+        self._read_as(grant.reading)
+        lease = Lease(runtime, grant)
+        self._leases.append(lease)
+        runtime.reporter.add(grant.state)
+        return lease
+
+    async def inputs(self) -> Inputs:
+        """Return a snapshot of the computation's inputs, to be passed to ``Lease.advance`` later.
+
+        Take it *before* reading the data: what was there when it was taken is what an advance with it may count on.
+        An input that is not registered, or in another life than the claim reads, counts as unknown. Waits for the network only
+        the first time, at most the client's timeout. Raises InvalidArgument for an injector, which has no inputs.
+        """
+        runtime = self._open()
+        if self._reading is None:
+            reading = await runtime.call(runtime.calls.reading(self.computation))
+            if self._reading is None:  # else a claim was quicker, and knows better
+                self._read_as(reading)
+        if self._reader is None:
+            raise no_inputs(self.computation)
+        return await self._reader.read()
+
+    def _read_as(self, reading: Reading) -> None:
+        if reading == self._reading:
+            return
+        if self._reader is not None:
+            self._reader.close()
+        self._reading = reading
+        names = {name: name for name in reading.inputs}
+        self._reader = InputReader(self._runtime, names, reading) if names else None
+
+    def _open(self) -> Runtime:
+        if self.closed:
+            raise closed_worker()
+        return self._runtime()
+
+    async def close(self) -> None:
+        """Stop reporting, after the last states are durable or five seconds. The ranges hold where they stand."""
+        self.closed = True
+        deadline = self._surroundings.monotonic() + CLOSE_TIMEOUT
+        for lease in tuple(self._leases):  # cancelled, it can be called again
+            await lease.retire(deadline)
+        self._leases.clear()
+        if self._reader is not None:
+            self._reader.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

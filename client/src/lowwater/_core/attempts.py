@@ -1,0 +1,78 @@
+"""What a failed call means, and whether it is tried again."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import grpc
+
+from lowwater import errors
+from lowwater._core import wire
+from lowwater._core.backoff import Backoff
+from lowwater._core.surroundings import Surroundings
+
+__all__ = ["AGAIN", "Attempts", "closed_client", "error_of_call"]
+
+AGAIN: Final = (errors.Unavailable, errors.Overloaded, errors.JournalFailed, errors.ShuttingDown)
+"""Refusals after which a repeatable call is repeated."""
+
+_BROKEN: Final = "Internal error from Core"
+"""gRPC's word, on asyncio, for a connection that broke while a stream was sending."""
+
+_LEAST: Final = 0.001
+"""Seconds that an attempt gets, however little is left."""
+
+
+class Attempts:
+    """The attempts of one call, within a deadline of ``timeout`` seconds from now.
+
+    A repeatable call is repeated while the server is away or overloaded. One that is not waits for the channel
+    instead: until it is ready nothing has been sent, so nothing can happen twice.
+    """
+
+    __slots__ = ("_address", "_backoff", "_deadline", "_monotonic", "_repeatable")
+
+    def __init__(self, surroundings: Surroundings, address: str, timeout: float, *, repeatable: bool) -> None:
+        self._monotonic = surroundings.monotonic
+        self._address = address
+        self._deadline = surroundings.monotonic() + timeout
+        self._backoff = Backoff(surroundings.random)
+        self._repeatable = repeatable
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How the next attempt is to be made: seconds left, and whether it waits for the channel."""
+        left = max(self._deadline - self._monotonic(), _LEAST)
+        return {"timeout": left, "wait_for_ready": not self._repeatable}
+
+    def delay_after(self, failure: grpc.RpcError) -> float:
+        """Return the seconds to wait before the next attempt. Raises what the failure means when there is none."""
+        error = error_of_call(failure, self._address)
+        delay = self._backoff.next()
+        if not self._repeatable or not isinstance(error, AGAIN) or self._monotonic() + delay >= self._deadline:
+            raise error from None
+        return delay
+
+
+def closed_client() -> errors.Closed:
+    """Return the error of using a client after its end."""
+    return errors.Closed("the client is closed; connect() makes a new one")
+
+
+def error_of_call(failure: grpc.RpcError, address: str) -> errors.LowwaterError:
+    """Return what a failed call means."""
+    # Raised failures are calls as well, which the types do not say.
+    call: Any = failure
+    code, details = call.code(), call.details() or ""
+    for key, value in call.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            error = wire.error_from_details(value)
+            if error is not None:
+                return error
+    metadata = {"address": address, "grpc_status": code.name}
+    if code is grpc.StatusCode.UNAVAILABLE or (code is grpc.StatusCode.INTERNAL and details == _BROKEN):
+        msg = f"no authority answers at {address}: {details}. Is `lowwater serve` running there?"
+        return errors.Unavailable(msg, metadata=metadata)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return errors.Timeout(f"the authority at {address} did not answer in time", metadata=metadata)
+    return errors.LowwaterError(f"{code.name} from {address}: {details}", reason=code.name, metadata=metadata)

@@ -1,0 +1,128 @@
+"""Claims: what a worker asks for, and what it is granted."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from lowwater import errors
+from lowwater._core import wire
+from lowwater._core.calls import Call, Calls
+from lowwater._core.columns import Column, is_one
+from lowwater._core.fold import Reading
+from lowwater._core.lease import LeaseState
+from lowwater._pb.lowwater.v1 import workers_pb2
+from lowwater.watermark import EventTime, Watermarks, to_micros
+
+__all__ = ["Claimant", "Grant", "closed_worker", "no_inputs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What the authority answered to a claim."""
+
+    state: LeaseState
+    bounds: tuple[bytes, ...]
+    watermarks: Watermarks
+    reading: Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who claims."""
+
+    computation: str
+    name: str
+    host: str
+    identity: str
+    generation: int
+    ordinal: int
+
+    @classmethod
+    def here(cls, computation: str, name: str | None, identity: str, generation: int, ordinal: int) -> Claimant:
+        """Return a claimant in this process, by default named after it."""
+        host = socket.gethostname()
+        return cls(
+            computation, name if name is not None else f"{host}-{os.getpid()}", host, identity, generation, ordinal
+        )
+
+    def claim(
+        self,
+        calls: Calls,
+        request_id: bytes,
+        start: bytes,
+        end: bytes,
+        bounds: Sequence[bytes] | None,
+        bound: EventTime | Sequence[EventTime] | None,
+        batch_digest: bytes,
+        *,
+        adopt: bool,
+    ) -> Call[Grant]:
+        """Claim ``[start, end)`` or the ranges between ``bounds``. Raises InvalidArgument."""
+        keys = _bounds(start, end, bounds)
+        request = workers_pb2.ClaimRequest(
+            computation=self.computation,
+            bounds=keys,
+            worker=self.name,
+            host=self.host,
+            identity=self.identity,
+            generation=self.generation,
+            ordinal=self.ordinal,
+            request_id=request_id,
+            bound_micros=_starting_bounds(bound, len(keys) - 1),
+            batch_digest=batch_digest,
+            adopt=adopt,
+        )
+
+        def grant(answer: workers_pb2.ClaimResponse) -> Grant:
+            reading = wire.reading_of_claim(self.computation, answer)
+            watermarks = Watermarks(answer.watermarks_micros)
+            state = LeaseState(
+                self.computation,
+                answer.sequencer,
+                Column.of(watermarks.micros),
+                input_version=reading.input_version,
+                input_incarnations=reading.incarnations,
+                reference=answer.reference_micros,
+            )
+            return Grant(state, tuple(keys), watermarks, reading)
+
+        return calls.claim(request, grant)
+
+
+def no_inputs(computation: str) -> errors.InvalidArgument:
+    """Return the error of asking an injector for its inputs."""
+    msg = f"{computation} is an injector: it has no inputs. Call lease.advance(None, frontier=...) instead."
+    return errors.InvalidArgument(msg, metadata={"computation": computation, "field": "inputs"})
+
+
+def closed_worker() -> errors.Closed:
+    """Return the error of using a worker after its end."""
+    return errors.Closed("the worker is closed; lw.worker(...) makes a new one")
+
+
+def _bounds(start: bytes, end: bytes, bounds: Sequence[bytes] | None) -> list[bytes]:
+    if bounds is not None and (start or end):
+        msg = "pass either start and end, or bounds"
+        raise errors.InvalidArgument(msg, metadata={"field": "bounds", "fix": "leave start and end out"})
+    keys = [start, end] if bounds is None else list(bounds)
+    inner = keys[:-1] if keys and not keys[-1] else keys
+    if len(keys) < 2 or any(inner[i] >= inner[i + 1] for i in range(len(inner) - 1)):
+        msg = "bounds are at least two keys, strictly ascending; only the last may be empty, for no upper bound"
+        raise errors.InvalidArgument(msg, metadata={"field": "bounds", "fix": "sort them, without duplicates"})
+    return keys
+
+
+def _starting_bounds(bound: EventTime | Sequence[EventTime] | None, ranges: int) -> list[int]:
+    if bound is None:
+        return []
+    if is_one(bound):
+        return [to_micros(bound)]
+    values = list(Column.of(cast(Sequence[EventTime], bound)).values())
+    if len(values) != ranges:
+        msg = f"bound has {len(values)} values for {ranges} ranges; pass one for all, or one a range"
+        raise errors.InvalidArgument(msg, metadata={"field": "bound", "fix": f"{ranges} values"})
+    return values

@@ -1,0 +1,152 @@
+"""What those do who follow watermarks: wait for a time, look for changes, or fold several computations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lowwater import errors
+from lowwater._core.fold import Reading, fold_inputs
+from lowwater._core.text import describe_holder, duration
+from lowwater._core.watching import Subscription, WatchState
+from lowwater.views import Inputs, WatermarkView
+from lowwater.watermark import EventTime, Watermark
+
+__all__ = ["Changes", "Folding", "FoldChanges", "Waiting", "check_followed", "closed_reader"]
+
+
+class Waiting:
+    """One wait for a computation to come to a time, within one life of it."""
+
+    def __init__(self, name: str, until: EventTime, timeout: float | None) -> None:
+        self.name = name
+        self._target = Watermark.of(until)
+        self._timeout = timeout
+        self._life = 0
+
+    def reached(self, known: WatchState, subscription: Subscription) -> bool:
+        """Whether it is there. Raises IncarnationChanged when it was reset meanwhile."""
+        if not subscription.confirmed:
+            return False
+        view = known.ratchet.get(self.name)
+        self._life = self._life or view.incarnation
+        if view.incarnation != self._life:
+            msg = f"{self.name} was reset while it was waited for: life {self._life} ended, {view.incarnation} began. Wait anew."
+            metadata = {
+                "computation": self.name,
+                "waited_for": str(self._life),
+                "incarnation": str(view.incarnation),
+            }
+            raise errors.IncarnationChanged(msg, metadata=metadata)
+        return view.registered and view.low >= self._target
+
+    def too_late(self, known: WatchState) -> errors.Timeout:
+        """Return the error of not being there in time; it says who holds it."""
+        view = known.ratchet.get(self.name)
+        stale = known.stale_for([self.name])
+        if stale == float("inf"):
+            where = "the authority was never heard of"
+        else:
+            where = f"it is {view.low}, held by {describe_holder(view)}" if view.registered else "it is not registered"
+            where += f"; the authority was last heard {duration(stale)} ago"
+        msg = f"{self.name} did not reach {self._target} within {self._timeout:g} s: {where}. Ask why({self.name!r})."
+        metadata = {
+            "computation": self.name,
+            "until": str(self._target),
+            "low": str(view.low),
+            "stale_for": f"{stale:g}",
+        }
+        return errors.Timeout(msg, metadata=metadata)
+
+
+class Changes:
+    """One iteration over the changes of some computations, or of all.
+
+    Conflated: what is noted is that a computation changed, and its newest value is looked up when it is shown. O(names) a change.
+    """
+
+    def __init__(self, followed: Sequence[str]) -> None:
+        self._followed = frozenset(followed)
+        self._version = 0
+        self._changed: dict[str, None] = {}
+
+    def come(self, known: WatchState, subscription: Subscription) -> bool:
+        """Whether there is anything to show."""
+        if not subscription.confirmed or known.holding:
+            return False
+        for view in known.ratchet.changed_since(self._version) if known.ratchet.version > self._version else ():
+            if not self._followed or view.computation in self._followed:
+                self._changed.setdefault(view.computation)
+        self._version = known.ratchet.version
+        return bool(self._changed)
+
+    def take(self, known: WatchState) -> WatermarkView:
+        """Return the newest of the computation that has waited longest, after :meth:`come`."""
+        name = next(iter(self._changed))
+        del self._changed[name]
+        return known.ratchet.get(name)
+
+
+class Folding:
+    """The minimum over some computations, as (name asked for -> full name), as far as a reader may know it."""
+
+    def __init__(self, names: Mapping[str, str], reading: Reading | None) -> None:
+        self._names = dict(names)
+        self._reading = reading
+
+    @property
+    def followed(self) -> tuple[str, ...]:
+        """The full names."""
+        return tuple(self._names.values())
+
+    def fold(self, known: WatchState, subscription: Subscription) -> Inputs:
+        """Return the minimum as it is known now."""
+        # What somebody else in this process heard before this reader may be of a life that has ended since.
+        confirmed = subscription.confirmed
+        views = {
+            asked: known.ratchet.get(name) if confirmed else WatermarkView(name) for asked, name in self._names.items()
+        }
+        stale_for = known.stale_for(self.followed) if confirmed else float("inf")
+        return fold_inputs(tuple(self._names), views, self._reading, stale_for)
+
+
+class FoldChanges:
+    """One iteration over the changes of a fold. Conflated."""
+
+    def __init__(self, folding: Folding) -> None:
+        self.newest: Inputs | None = None
+        """The fold to show, after :meth:`come`."""
+        self._folding = folding
+        self._looked_at: tuple[WatchState, int] | None = None
+
+    def come(self, known: WatchState, subscription: Subscription) -> bool:
+        """Whether there is a fold to show that shows something else than the last one did."""
+        if not subscription.confirmed or known.holding or self._looked_at == (known, known.ratchet.version):
+            return False
+        self._looked_at = known, known.ratchet.version
+        new = self._folding.fold(known, subscription)
+        if _same(self.newest, new):
+            return False
+        self.newest = new
+        return True
+
+
+def check_followed(names: Sequence[str]) -> None:
+    """Raise InvalidArgument unless at least one computation is named."""
+    if not names:
+        msg = "name at least one computation"
+        raise errors.InvalidArgument(msg, metadata={"field": "names", "fix": 'inputs("flights")'})
+
+
+def closed_reader() -> errors.Closed:
+    """Return the error of using a reader after its end."""
+    return errors.Closed("the reader is closed; lw.inputs(...) makes a new one")
+
+
+def _same(old: Inputs | None, new: Inputs) -> bool:
+    """Whether two folds show the same, but for their age."""
+    return old is not None and (old.low, old.heuristic, old.held_by, old.incarnations) == (
+        new.low,
+        new.heuristic,
+        new.held_by,
+        new.incarnations,
+    )

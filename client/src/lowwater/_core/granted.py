@@ -1,0 +1,236 @@
+"""A claim that was granted, as its worker uses it: everything that needs no network."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Final, Protocol, SupportsIndex, cast
+
+from lowwater import errors
+from lowwater._core.claims import Grant
+from lowwater._core.columns import Column, is_one
+from lowwater._core.fold import Fold, fold_of, injector_fold
+from lowwater._core.lease import LeaseState
+from lowwater._core.reporting import Reporting, stale
+from lowwater.histogram import Histogram
+from lowwater.views import Inputs, Refusal
+from lowwater.watermark import MAX, EventTime, to_micros
+
+__all__ = ["CLOSE_TIMEOUT", "RELEASED", "WORKER_CLOSED", "Granted", "Oldest", "Stage"]
+
+CLOSE_TIMEOUT: Final = 5.0
+"""Seconds that leaving a worker waits at most for its last states to be durable."""
+
+RELEASED: Final = "was released"
+WORKER_CLOSED: Final = "belongs to a worker that was closed"
+"""Why a lease is at its end."""
+
+Oldest = EventTime | None | Mapping[int, EventTime | None] | Sequence[EventTime | None]
+"""The oldest event time not finished: of all ranges, of some handles, or of every range (numpy arrays too). None: nothing."""
+
+
+class Stage(Protocol):
+    """Where leases put their states: the reporter of a shell."""
+
+    reporting: Reporting
+
+    @property
+    def guard(self) -> AbstractContextManager[object]:
+        """Held around every use of a lease's state."""
+        ...
+
+    def staged(self, lease: LeaseState) -> None:
+        """Let a lease's new state go out at the next tick. The guard is held."""
+        ...
+
+
+class Granted:
+    """One claim: the ranges it got, and what their worker says about them.
+
+    A range is called by its handle, its index in ``bounds``. What is staged here, the reporter of the shell sends.
+    """
+
+    def __init__(self, stage: Stage, grant: Grant, monotonic: Callable[[], float]) -> None:
+        self.computation = grant.state.computation
+        self.sequencer = grant.state.sequencer
+        """Names the claim. Grows from claim to claim of a computation."""
+        self.bounds = grant.bounds
+        """n + 1 keys; range i is ``[bounds[i], bounds[i + 1])``, and the last may be empty: no upper bound."""
+        self.watermarks = grant.watermarks
+        """Where each range stood when it was claimed."""
+        self._stage = stage
+        self._state = grant.state
+        self._reading = grant.reading
+        self._monotonic = monotonic
+        self._pid = os.getpid()
+        self._told: set[int] = set()
+        self._closed = ""
+
+    def __len__(self) -> int:
+        """How many ranges it has."""
+        return self._state.count
+
+    @property
+    def live(self) -> Sequence[int]:
+        """The handles that are neither lost nor finished."""
+        self._check_process()
+        state = self._state
+        with self._stage.guard:
+            if state.lost_all or state.finished_all:
+                return ()
+            gone = state.lost.keys() | state.finished
+        return [handle for handle in range(state.count) if handle not in gone] if gone else range(state.count)
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """The handles that somebody else owns by now."""
+        self._check_process()
+        with self._stage.guard:
+            return frozenset(range(self._state.count) if self._state.lost_all else self._state.lost)
+
+    @property
+    def refused(self) -> Refusal | None:
+        """What the authority did not take over of the last state, though the ranges are owned: a time too far ahead."""
+        return self._state.refusal
+
+    def advance(
+        self,
+        seen: Inputs | None,
+        *,
+        oldest: Oldest,
+        frontier: EventTime | None = None,
+        pending: Histogram | Iterable[EventTime] | None = None,
+        finished: int = 0,
+        oldest_operation: dt.datetime | int | None = None,
+    ) -> None:
+        """Say what the ranges hold now: every range stands at the lesser of what it holds and what ``seen`` says.
+
+        It is a promise, so it must be durable: say only what a restart from this worker's own state would also say.
+
+        Args:
+            seen: What ``Worker.inputs()`` returned *before* everything that was there was read. None for an injector.
+            oldest: The oldest event time not finished: in flight, stored, or not delivered yet. None: nothing is held. One
+                value counts for all ranges; a mapping changes the handles it names and leaves what the others hold; a
+                sequence or array of 64-bit integers has every range's (None or MAX: nothing).
+            frontier: For an injector, instead of ``seen``: nothing older will be injected.
+            pending: Event times of the records not finished, for the heuristic watermarks; an iterable or a Histogram.
+                None: as last told, or none when nothing is held.
+            finished: How many records were finished since the last call.
+            oldest_operation: The start, by the wall clock, of the oldest operation still running.
+
+        Costs nothing on the network; conflated: what was not sent yet is replaced. Raises StaleSequencer when ranges were lost,
+        InvalidArgument, and TypeError or ValueError for what is no event time.
+        """
+        self._check_open()
+        with self._stage.guard:
+            self._check_stands()
+        fold = self._fold(seen, frontier)
+        held = self._held(oldest)
+        state = self._state
+        histogram = None if pending is None else _histogram(pending, _reference(state.reference, fold))
+        operation = 0 if oldest_operation is None else to_micros(oldest_operation)
+        if finished < 0:
+            msg = f"finished={finished}: a number of records cannot be negative"
+            raise errors.InvalidArgument(msg, metadata={"field": "finished", "fix": "finished >= 0"})
+        with self._stage.guard:
+            state.advance(
+                fold, held, pending=histogram, finished=finished, oldest_operation=operation, now=self._monotonic()
+            )
+            self._stage.staged(state)
+
+    # -- for the shells -----------------------------------------------------------------------------------------------
+
+    def _stage_end(self, handles: Iterable[int] | None) -> None:
+        """Stage that nothing will ever come in some ranges, or in all."""
+        self._check_open()
+        chosen = None if handles is None else [self._handle(handle) for handle in handles]
+        with self._stage.guard:
+            self._check_stands(finishing=True)
+            self._state.finish(chosen)
+            self._stage.staged(self._state)
+
+    @property
+    def _ended_here(self) -> bool:
+        """Whether there is nothing to end: it was, or is the business of the process that forked this one."""
+        return bool(self._closed) or self._pid != os.getpid()
+
+    @property
+    def _settled(self) -> bool:
+        """Whether there is nothing to wait for: all is durable, or lost."""
+        return self._state.durable == self._state.version or bool(self._state.lost_all)
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            msg = f"this lease belongs to process {self._pid}, which forked this one and reports for it; claim here"
+            raise errors.Closed(msg)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            msg = f"this lease {self._closed}; claim again"
+            raise errors.Closed(msg)
+        self._check_process()
+
+    def _check_stands(self, *, finishing: bool = False) -> None:
+        state = self._state
+        self._stage.reporting.check()
+        if state.lost_all:
+            raise stale(state)
+        if state.lost.keys() - self._told:
+            new = tuple(sorted(state.lost.keys() - self._told))
+            self._told.update(new)
+            raise stale(state, new)
+        if state.finished_all and not finishing:
+            msg = f"this lease on {self.computation} is finished: it said that nothing will ever come"
+            raise errors.Closed(msg)
+
+    def _fold(self, seen: Inputs | None, frontier: EventTime | None) -> Fold:
+        reading = self._reading
+        if not reading.inputs:
+            if frontier is None or seen is not None:
+                msg = f"{self.computation} is an injector: call advance(None, frontier=...), with no snapshot of inputs"
+                raise errors.InvalidArgument(msg, metadata={"field": "frontier", "fix": "advance(None, frontier=...)"})
+            return injector_fold(to_micros(frontier), reading.shares)
+        if frontier is not None:
+            msg = f"{self.computation} has inputs ({', '.join(reading.inputs)}), so it has no frontier of its own; pass seen"
+            raise errors.InvalidArgument(msg, metadata={"field": "frontier", "fix": "advance(seen, oldest=...)"})
+        if seen is None or seen.computation != self.computation or tuple(seen.each) != reading.inputs:
+            msg = f"pass the snapshot that worker.inputs() of {self.computation} returned before its data was read"
+            raise errors.InvalidArgument(msg, metadata={"field": "seen", "fix": "seen = worker.inputs()"})
+        return fold_of(seen)
+
+    def _held(self, oldest: Oldest) -> int | dict[int, int] | Column:
+        if oldest is None:
+            return MAX
+        if isinstance(oldest, Mapping):
+            return {self._handle(h): MAX if v is None else to_micros(v) for h, v in oldest.items()}
+        if is_one(oldest):
+            return to_micros(oldest)
+        column = Column.of(cast(Sequence[EventTime | None], oldest))
+        if column.count != len(self):
+            msg = f"oldest has {column.count} values, but the lease has {len(self)} ranges; pass one a range, or a mapping"
+            raise errors.InvalidArgument(msg, metadata={"field": "oldest", "fix": f"{len(self)} values"})
+        return column
+
+    def _handle(self, handle: SupportsIndex) -> int:
+        index = handle.__index__()
+        if not 0 <= index < len(self):
+            msg = f"there is no handle {index}: the lease has the handles 0 to {len(self) - 1}"
+            raise errors.InvalidArgument(msg, metadata={"field": "handle", "fix": f"0 <= handle < {len(self)}"})
+        return index
+
+
+def _reference(told: int, fold: Fold) -> int:
+    """Where ages count from: the authority's reference will be no less than this claim's own frontiers."""
+    return max([told, *(micros for _, micros in fold.frontiers if micros != MAX)])
+
+
+def _histogram(pending: Histogram | Iterable[EventTime], reference: int) -> Histogram:
+    if isinstance(pending, Histogram):
+        made = pending.copy()
+        made.age(reference)
+        return made
+    made = Histogram(reference)
+    made.add_many(pending)
+    return made

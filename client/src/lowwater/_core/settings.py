@@ -1,0 +1,70 @@
+"""How to reach the authority, for both shells."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Final
+
+import grpc
+
+__all__ = ["DEFAULT_ADDRESS", "OPTIONS", "Settings", "address_of"]
+
+DEFAULT_ADDRESS: Final = "localhost:7420"
+
+OPTIONS: Final = (
+    # A frozen peer is noticed after 11 s; without ping_timeout_ms its default of 60 s would override keepalive_timeout_ms.
+    # The authority allows a ping every 2 s.
+    ("grpc.keepalive_time_ms", 6_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A subscriber that stalls finds some 17 KB of old watermarks in gRPC's buffers: 100 KB without the second, 4 MB without either.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 8_192),
+    # Streams and calls back off by themselves, up to 5 s with full jitter; the channel must be ready for them by then.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A claim of a million ranges in one message.
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+)
+"""Options of every channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to reach the authority. Plain values, so that it may be pickled and sent to other processes."""
+
+    address: str
+    token: str | None = field(default=None, repr=False)
+    root_certificates: bytes | None = None
+    private_key: bytes | None = field(default=None, repr=False)
+    certificate_chain: bytes | None = None
+    server_token: str = ""
+    namespace: str = ""
+    timeout: float = 10.0
+    report_interval: float = 0.05
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the channel uses TLS."""
+        return any((self.root_certificates, self.private_key, self.certificate_chain))
+
+    @property
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """What the channel encrypts with; None without TLS."""
+        if not self.encrypted:
+            return None
+        return grpc.ssl_channel_credentials(self.root_certificates, self.private_key, self.certificate_chain)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes along with every call."""
+        return (("authorization", f"Bearer {self.token}"),) if self.token else ()
+
+
+def address_of(address: str | None) -> str:
+    """Return the address given, that of the environment, or the default."""
+    return address or os.environ.get("LOWWATER_ADDRESS") or DEFAULT_ADDRESS

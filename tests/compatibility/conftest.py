@@ -1,0 +1,65 @@
+"""What the tests of this folder share: wheels and environments, made once, and two servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.compatibility.environments import Environment, build, environment, released
+from tests.compatibility.running import Installed
+from tests.process.serving import Serving
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheels of this source tree, by distribution."""
+    return build(tmp_path_factory.mktemp("wheels"))
+
+
+@pytest.fixture(scope="session")
+def old() -> Environment:
+    """Client and authority of the previous release."""
+    version, wheels = released()
+    made = environment("released", wheels)
+    assert {made.versions()[name] for name in ("lowwater", "lowwater-authority")} == {version}
+    return made
+
+
+@pytest.fixture(scope="session")
+def installed(wheels: dict[str, Path]) -> Environment:
+    """Client and authority as built, under the locked versions: the newest that the lock found."""
+    return environment("built", [wheels["lowwater"], wheels["lowwater-authority"]])
+
+
+@pytest.fixture(scope="session")
+def newest_client(wheels: dict[str, Path]) -> Environment:
+    """The client alone as built, under the locked versions."""
+    return environment("client", [wheels["lowwater"]])
+
+
+@pytest.fixture(scope="session")
+def lowest_client(wheels: dict[str, Path]) -> Environment:
+    """The client alone, under the lowest versions that it allows."""
+    return environment("client_lowest", [wheels["lowwater"]], lowest=True)
+
+
+@pytest.fixture(scope="session")
+def lowest(wheels: dict[str, Path]) -> Environment:
+    """Client and authority, under the lowest versions that they allow."""
+    return environment("lowest", [wheels["lowwater"], wheels["lowwater-authority"]], lowest=True)
+
+
+@pytest.fixture(scope="session")
+def current(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server of this source tree; every test has a namespace of its own on it."""
+    with Serving(tmp_path_factory.mktemp("current") / "data") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def previous(old: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server of the previous release; every test has a namespace of its own on it."""
+    with Installed(old, tmp_path_factory.mktemp("previous") / "data") as server:
+        yield server

@@ -1,0 +1,100 @@
+"""proto/ keeps what the releases promised: `buf breaking` against their images notices what does not."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+
+from tests.compatibility.environments import ROOT, Environment, clean_environ, released
+
+PROTO = ROOT / "proto"
+BUF = str(Path(sys.executable).with_name("buf"))
+IMAGES = sorted((PROTO / "released").glob("*.binpb"))
+BROKEN = 100
+"""The exit code of buf for findings."""
+
+BREAKS = {
+    "a field removed": ("v1/types.proto", "  uint64 ranges = 10;\n", "", '"10" with name "ranges"'),
+    "a field renumbered": ("v1/types.proto", "uint64 ranges = 10;", "uint64 ranges = 12;", '"10" with name "ranges"'),
+    "another type": ("v1/types.proto", "sfixed64 low_micros = 5;", "int64 low_micros = 5;", '"low_micros"'),
+    "a call removed": (
+        "v1/watermarks.proto",
+        "  rpc ListRanges(ListRangesRequest) returns (ListRangesResponse);\n",
+        "",
+        '"ListRanges"',
+    ),
+    "an enum value renumbered": ("v1/types.proto", "RANGE_STATE_FINISHED = 4", "RANGE_STATE_FINISHED = 6", '"4"'),
+    "a field of the journal removed": ("journal/v1/journal.proto", "  string identity = 7;\n", "", '"identity"'),
+    "a field of the journal renumbered": (
+        "journal/v1/journal.proto",
+        "  sfixed64 time_micros = 2;\n  // In the",
+        "  sfixed64 time_micros = 6;\n  // In the",
+        '"time_micros"',
+    ),
+    "another type in the journal": ("journal/v1/journal.proto", "fixed64 last_sequencer", "uint64 last_sequencer", "6"),
+}
+
+
+def breaking(proto: Path, image: Path) -> subprocess.CompletedProcess[str]:
+    command = [BUF, "breaking", str(proto), "--against", str(image)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.stem)
+def test_the_contract_keeps_what_was_released(image: Path) -> None:
+    done = breaking(PROTO, image)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize("what", BREAKS)
+def test_a_broken_contract_is_noticed(what: str, tmp_path: Path) -> None:
+    file, old, new, named = BREAKS[what]
+    proto = tmp_path / "proto"
+    shutil.copytree(PROTO, proto)
+    source = proto / "lowwater" / file
+    text = source.read_text()
+    assert text.count(old) == 1
+    source.write_text(text.replace(old, new))
+    done = breaking(proto, IMAGES[-1])
+    assert done.returncode == BROKEN, done.stderr
+    assert named in done.stdout
+    assert source.name in done.stdout
+
+
+def test_a_new_field_breaks_nothing(tmp_path: Path) -> None:
+    proto = tmp_path / "proto"
+    shutil.copytree(PROTO, proto)
+    source = proto / "lowwater/v1/types.proto"
+    source.write_text(
+        source.read_text().replace("uint64 ranges = 10;", "uint64 ranges = 10;\n  // New.\n  bool new = 99;")
+    )
+    assert breaking(proto, IMAGES[-1]).returncode == 0
+
+
+def test_an_image_is_the_contract_of_the_released_wheels(old: Environment) -> None:
+    """Their generated code has every message of the image, field by field."""
+    image = FileDescriptorSet.FromString((PROTO / f"released/{released()[0]}.binpb").read_bytes())
+    expected = {file.name: file for file in image.file if file.package.startswith("lowwater.")}
+    assert len(expected) == 6
+    for name, wanted in expected.items():
+        package = "lowwater_authority" if "journal" in name else "lowwater"
+        module = f"{package}._pb.{name.removesuffix('.proto').replace('/', '.')}_pb2"
+        code = f"import sys, {module} as m; sys.stdout.buffer.write(m.DESCRIPTOR.serialized_pb)"
+        done = subprocess.run([old.python, "-I", "-c", code], capture_output=True, check=True, env=clean_environ())
+        found = FileDescriptorProto.FromString(done.stdout)
+        assert _plain(found) == _plain(wanted), name
+
+
+def _plain(file: FileDescriptorProto) -> FileDescriptorProto:
+    """Without the JSON names, which only buf writes, and the extensions of its images."""
+    file.DiscardUnknownFields()
+    for message in file.message_type:
+        for each in (message, *message.nested_type):
+            for field in each.field:
+                field.ClearField("json_name")
+    return file

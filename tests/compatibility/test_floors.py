@@ -1,0 +1,80 @@
+"""The lowest and the highest versions of what the distributions need."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.compatibility.environments import ROOT, Environment, clean_environ
+from tests.compatibility.running import Installed, run
+from tests.process.serving import Serving
+
+CLIENTS = ("sync", "aio")
+
+
+def floors(member: str) -> dict[str, str]:
+    """The lowest versions that a distribution's metadata allows, by name."""
+    project = tomllib.loads((ROOT / member / "pyproject.toml").read_text())["project"]
+    found = map(re.compile(r"([\w-]+)>=([\d.]+)").match, project["dependencies"])
+    return {each[1]: each[2] for each in found if each}
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version))
+
+
+def check_floors(environment: Environment, member: str) -> None:
+    """The environment has the floors; with a newer Python perhaps the first versions that have a wheel for it."""
+    installed = environment.versions()
+    for name, floor in floors(member).items():
+        lead = numbers(installed[name])[: len(numbers(floor))]
+        assert lead >= numbers(floor), name
+        if sys.version_info < (3, 12):
+            assert lead == numbers(floor), name
+
+
+def import_alone(environment: Environment) -> None:
+    """The package imports without a warning and without what the environment does not have."""
+    code = (
+        "import lowwater, lowwater.aio, sys; assert not {'numpy', 'pyspark', 'lowwater_authority'} & set(sys.modules)"
+    )
+    command = [environment.python, "-I", "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environ())
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_the_client_works_under_its_floors(lowest_client: Environment, current: Serving, kind: str) -> None:
+    check_floors(lowest_client, "client")
+    run(lowest_client.python, kind, current.address, f"lowest-{kind}")
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_the_client_works_under_the_newest(newest_client: Environment, current: Serving, kind: str) -> None:
+    locked = {each["name"]: each["version"] for each in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
+    installed = newest_client.versions()
+    for name in floors("client"):
+        assert installed[name] == locked[name]
+        assert numbers(installed[name]) > numbers(floors("client")[name])
+    run(newest_client.python, kind, current.address, f"newest-{kind}")
+
+
+@pytest.mark.parametrize("which", ["lowest_client", "newest_client"])
+def test_the_client_imports_without_a_warning(which: str, request: pytest.FixtureRequest) -> None:
+    import_alone(request.getfixturevalue(which))
+
+
+def test_the_authority_serves_under_its_floors(lowest: Environment, tmp_path: Path) -> None:
+    check_floors(lowest, "authority")
+    with Installed(lowest, tmp_path / "data") as server:
+        for kind in CLIENTS:
+            run(sys.executable, kind, server.address, kind)
+        server.kill()
+        # What it wrote is also read under its floors.
+        server.start()
+        assert server.stop() == 0

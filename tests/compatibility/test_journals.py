@@ -1,0 +1,161 @@
+"""Journals of earlier releases are read, whole; those of later ones are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lowwater._pb.lowwater.v1 import watermarks_pb2
+from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater_authority.journal import LoadedLog
+from lowwater_authority.journal.sqlite import SqliteJournal
+from tests.compatibility.make_journal import BOUNDS, HOUR, JOURNALS, Peer, ask
+from tests.process.serving import Serving
+
+RELEASES = sorted(path.name for path in JOURNALS.iterdir())
+ADDED = {"history_step_micros"}
+"""Fields of answers that releases which have a journal here did not all have."""
+MIN = -(2**63)
+
+
+def copy(release: str, folder: Path) -> Path:
+    """A data folder with the journal of a release."""
+    data = folder / "data"
+    data.mkdir()
+    shutil.copy(JOURNALS / release / "journal.sqlite", data)
+    return data
+
+
+def answered(release: str) -> dict[str, Any]:
+    """What the release's own server answered."""
+    answers: dict[str, Any] = json.loads((JOURNALS / release / "answers.json").read_text())
+    return answers
+
+
+@pytest.fixture(params=RELEASES)
+def release(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def server(release: str, tmp_path: Path) -> Iterator[Serving]:
+    """The present server on a copy."""
+    with Serving(copy(release, tmp_path)) as one:
+        yield one
+
+
+@pytest.fixture
+def peer(server: Serving) -> Iterator[Peer]:
+    one = Peer(server.address, stream=3)
+    yield one
+    one.close()
+
+
+def without_added(answer: Any) -> Any:
+    """An answer as an earlier release would have given it."""
+    if isinstance(answer, dict):
+        return {key: without_added(value) for key, value in answer.items() if key not in ADDED}
+    return [without_added(each) for each in answer] if isinstance(answer, list) else answer
+
+
+def lows_of(answer: dict[str, Any]) -> dict[str, int]:
+    """The published low watermarks, by computation."""
+    return {each["computation"]: int(each["low_micros"]) for each in answer["watermarks"]["watermarks"]}
+
+
+def test_every_release_has_a_journal() -> None:
+    images = JOURNALS.parents[2] / "proto/released"
+    assert sorted(path.stem for path in images.glob("*.binpb")) == RELEASES
+
+
+async def test_the_journal_holds_records_of_every_kind(release: str, tmp_path: Path) -> None:
+    journal = SqliteJournal(copy(release, tmp_path) / "journal.sqlite")
+    await journal.open()
+    logs: dict[str, LoadedLog] = {name: await journal.load(name) for name in await journal.logs()}
+    await journal.close()
+    graph = logs.pop("")
+    assert {each.name for each in pb.Topology.FromString(graph.records[-1][1]).computations} >= logs.keys()
+
+    records = {name: [pb.Record.FromString(data) for _, data in log.records] for name, log in logs.items()}
+    ops = [op for found in records.values() for record in found for op in record.ops]
+    kinds = Counter(op.WhichOneof("kind") for op in ops)
+    assert kinds.keys() == {"claim", "values", "release", "revoke", "retire", "batch"}, kinds
+    values = [op.values for op in ops if op.HasField("values")]
+    assert any(each.lowers for each in values)
+    assert any(each.HasField("mass") for each in values)
+    assert any(each.senders for each in values)
+    assert any(record.heuristics for found in records.values() for record in found)
+    assert {record.incarnation for record in records["records/reset"]} > {1}
+
+    snapshots = {name: pb.Snapshot.FromString(log.snapshot) for name, log in logs.items() if log.snapshot is not None}
+    behind = {name for name in snapshots if records[name]}
+    assert behind >= {f"snapshot/{each}" for each in ("flights", "enriched", "hourly", "retired", "reset")}
+    groups = [group for snapshot in snapshots.values() for group in snapshot.groups]
+    assert len({group.state for group in groups}) >= 4, "never claimed, owned, given back, retired"
+    assert any(group.HasField("mass") for group in groups)
+    assert any(group.live for group in groups)
+    assert any(snapshot.has_batch for snapshot in snapshots.values())
+
+
+def test_the_server_answers_what_the_release_answered(release: str, peer: Peer) -> None:
+    assert without_added(ask(peer)) | {"claims": answered(release)["claims"]} == without_added(answered(release))
+
+
+def test_a_repeated_claim_of_then_is_recognised(release: str, peer: Peer) -> None:
+    """A claim whose answer was lost is repeated, perhaps to the next release."""
+    told = answered(release)["claims"]
+    assert peer.claim("records flights", "records/flights") == told["records flights"]
+    assert peer.claim("snapshot flights", "snapshot/flights") == told["snapshot flights"]
+
+
+def test_owners_of_then_go_on(release: str, server: Serving, peer: Peer) -> None:
+    """A lease outlives the change of the server, and no value goes back."""
+    told = answered(release)
+    before = lows_of(told)
+    assert len({low for low in before.values() if low != MIN}) >= 3
+    for part in ("snapshot", "records"):
+        peer.report(f"{part}/flights", told["claims"][f"{part} flights"], 19, 20, handles=[0, 2])
+        peer.batch(f"{part}/hourly", told["claims"][f"{part} hourly"], 2, 11, version=1)
+    newer = peer.claim("newer", "records/flights", *BOUNDS)
+    assert newer > max(told["claims"].values())
+    peer.report("records/flights", newer, 21, handles=[0])
+    server.kill()
+    peer.close()
+    server.start()
+    after = Peer(server.address, stream=4)
+    lows = lows_of(ask(after))
+    after.close()
+    assert lows.keys() == before.keys()
+    for name, low in lows.items():
+        assert low >= before[name], name
+    assert lows["snapshot/flights"] == 19 * HOUR
+    assert lows["snapshot/hourly"] == 11 * HOUR
+
+
+def test_the_completions_of_then_are_found_in_its_records(release: str, peer: Peer) -> None:
+    """0.1.0 kept no history, but its records say when each value was published."""
+    for part in ("snapshot", "records"):
+        found = peer.watermarks.GetHistory(watermarks_pb2.GetHistoryRequest(computation=f"{part}/flights"))
+        assert found.completions[-1].through_micros == 17 * HOUR
+
+
+def test_a_journal_of_a_later_release_is_refused(tmp_path: Path) -> None:
+    data = copy(RELEASES[-1], tmp_path)
+    with closing(sqlite3.connect(data / "journal.sqlite", isolation_level=None)) as connection:
+        connection.execute("UPDATE meta SET format = format + 1")
+    before = (data / "journal.sqlite").read_bytes()
+    command = [sys.executable, "-m", "lowwater_authority", "--data", str(data), "--listen", "127.0.0.1:0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "upgrade lowwater-authority" in done.stderr
+    assert (data / "journal.sqlite").read_bytes() == before

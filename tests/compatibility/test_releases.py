@@ -1,0 +1,101 @@
+"""The previous release and this one talk to each other, replace each other, and read each other's journal."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+import lowwater
+from lowwater import Watermark
+from tests.compatibility.environments import Environment
+from tests.compatibility.running import Installed, Lows, Running, never_back, run
+from tests.process.serving import Serving
+
+CLIENTS = ("sync", "aio")
+NAMESPACE = "n"
+
+
+def lows(server: Serving) -> dict[str, int]:
+    """What a server answers a client that has never seen a value before."""
+    with lowwater.connect(server.address, namespace=NAMESPACE) as lw:
+        return {name: view.low.micros for name, view in lw.get("flights", "enriched", "hourly").items()}
+
+
+def last(saw: Lows) -> dict[str, int]:
+    return {name: values[-1] for name, values in saw.items()}
+
+
+def test_the_old_client_works_with_the_new_server(old: Environment, current: Serving) -> None:
+    run(old.python, "sync", current.address, "old-client")
+    with lowwater.connect(current.address, namespace="old-client") as lw:
+        assert [each.through for each in lw.history("enriched")][-1].finished
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_the_new_client_works_with_the_old_server(previous: Serving, kind: str) -> None:
+    run(sys.executable, kind, previous.address, f"new-{kind}-client")
+
+
+def test_the_old_server_refuses_what_it_does_not_know(previous: Serving) -> None:
+    with lowwater.connect(previous.address, namespace="refused") as lw:
+        lw.register("flights")
+        with pytest.raises(lowwater.LowwaterError) as refused:
+            lw.history("flights")
+    assert refused.value.reason == "UNIMPLEMENTED"
+    assert previous.address in str(refused.value)
+
+
+def test_the_old_server_takes_a_field_that_it_does_not_know_for_nothing(previous: Serving) -> None:
+    with lowwater.connect(previous.address, namespace="ignored") as lw:
+        assert lw.register("flights", history_step=timedelta(minutes=1)).history_step == timedelta(hours=1)
+
+
+@pytest.mark.parametrize("client", ["old sync", *(f"new {kind}" for kind in CLIENTS)])
+def test_the_new_server_replaces_the_old_one_below_a_running_client(
+    old: Environment, tmp_path: Path, client: str
+) -> None:
+    age, kind = client.split()
+    python = old.python if age == "old" else sys.executable
+    with Installed(old, tmp_path / "data") as before, Running(python, kind, before.address, NAMESPACE) as program:
+        half = program.half()
+        before.kill()
+        with Serving(tmp_path / "data", port=before.port) as after:
+            assert lows(after) == last(half)
+            saw = program.end()
+            assert lows(after) == last(saw)
+            with lowwater.connect(after.address, namespace=NAMESPACE) as lw:
+                moments = list(lw.history("enriched"))
+    never_back(saw)
+    assert moments[0].after.unknown, "the old server's records tell when their steps became complete, too"
+    assert [each.through for each in moments][-2:] == [
+        Watermark.of(datetime(2013, 1, 9, 16, tzinfo=UTC)),
+        Watermark.FINISHED,
+    ]
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+def test_the_old_server_reads_what_the_new_one_wrote(old: Environment, tmp_path: Path, end: signal.Signals) -> None:
+    """Killed, it leaves records behind; stopped, snapshots. Both hold fields that the old server passes over."""
+    with (
+        Serving(tmp_path / "data") as new,
+        lowwater.connect(new.address, namespace=NAMESPACE) as lw,
+        Running(sys.executable, "sync", new.address, NAMESPACE) as program,
+    ):
+        half = program.half()
+        lw.register("other", history_step=timedelta(minutes=1))
+        new.signal(end)
+        new.wait()
+        with Installed(old, tmp_path / "data", port=new.port) as before:
+            assert lows(before) == last(half)
+            never_back(saw := program.end())
+            # A change of the graph is written without the fields that it does not know.
+            lw.register("third")
+            assert before.stop() == 0
+        with Serving(tmp_path / "data", port=new.port) as again:
+            assert lows(again) == last(saw)
+            assert lw.register("other").history_step == timedelta(hours=1)
+            assert list(lw.history("enriched")) == []

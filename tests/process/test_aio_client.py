@@ -1,0 +1,381 @@
+"""The client on asyncio against a real ``lowwater serve``: the behaviours of tests/process/test_client_end_to_end.py."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lowwater
+import lowwater.aio
+from lowwater import RangeState, TaskAttempt, Watermark
+from tests.process.serving import Serving
+
+BOUNDS = [b"", b"\x40", b"\x80", b""]
+
+
+def at(hour: int, minute: int = 0) -> datetime:
+    return datetime(2013, 1, 9, hour, minute, tzinfo=UTC)
+
+
+def mark(hour: int, minute: int = 0) -> Watermark:
+    return Watermark.of(at(hour, minute))
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Poll a condition that the other process brings about."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.to_thread(threading.Event().wait, 0.01)
+
+
+async def inputs_at(worker: lowwater.aio.Worker, low: Watermark) -> lowwater.Inputs:
+    """Wait until a worker's inputs have come to a time."""
+    async with asyncio.timeout(30):
+        while (seen := await worker.inputs()).low < low:
+            await asyncio.to_thread(threading.Event().wait, 0.01)
+    return seen
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path / "data") as one:
+        yield one
+
+
+@pytest.fixture
+async def lw(server: Serving) -> AsyncIterator[lowwater.aio.Client]:
+    async with lowwater.aio.connect(server.address) as client:
+        yield client
+
+
+async def pipeline(lw: lowwater.aio.Client) -> tuple[lowwater.aio.Lease, lowwater.aio.Worker, lowwater.aio.Lease]:
+    """Register flights -> enriched, each with one worker."""
+    await lw.register("flights")
+    await lw.register("enriched", inputs=["flights"], heuristics=[0.5, 0.99])
+    flights = await lw.worker("flights", name="injector").claim()
+    worker = lw.worker("enriched", name="exec-7")
+    return flights, worker, await worker.claim(bounds=BOUNDS)
+
+
+async def test_a_pipeline_from_registration_to_its_end(lw: lowwater.aio.Client) -> None:
+    flights, worker, enriched = await pipeline(lw)
+    assert (await lw.register("flights")).incarnation == 1
+    assert (await lw.topology()).computations["enriched"].input_incarnations == (1,)
+    assert list(enriched.watermarks) == [Watermark.UNKNOWN] * 3
+    assert (await worker.inputs()).low.unknown
+
+    flights.advance(None, oldest=None, frontier=at(14))
+    assert (await lw.wait("flights", at(14), timeout=30)).low == mark(14)
+    seen = await inputs_at(worker, mark(14))
+    assert seen.held_by == f"flights all keys, owned by injector on {worker.host}"
+    enriched.advance(seen, oldest=[None, at(13), None], pending=[at(13)], finished=99)
+    await enriched.flush()
+
+    view = (await lw.get("enriched"))["enriched"]
+    assert (view.low, view.heuristic[0.5]) == (mark(13), mark(14))
+    found = await lw.complete("enriched", at(14))
+    assert (bool(found), found.holding, found.holders[0].start) == (False, 1, b"\x40")
+    why = await lw.why("enriched")
+    assert [hop.computation for hop in why] == ["enriched"]
+    assert "held by [0x40, 0x80) at 2013-01-09T13:00:00Z, owned by exec-7" in str(why)
+    assert [each.watermark for each in await lw.ranges("enriched")] == [mark(13), mark(14), mark(14)]
+    assert (await lw.ranges("enriched", below=at(14))).total == 1
+    assert (await lw.history("flights")).completions[-1].through == mark(14)
+    with pytest.raises(lowwater.UnknownComputation, match="spelling"):
+        await lw.why("enrched")
+
+    enriched.advance(seen, oldest={1: None})
+    assert (await lw.wait("enriched", at(14), timeout=30)).low == mark(14)
+    with pytest.raises(lowwater.Timeout, match="did not reach finished"):
+        await lw.wait("enriched", Watermark.FINISHED, timeout=0.05)
+    await flights.finish()
+    enriched.advance(await inputs_at(worker, Watermark.FINISHED), oldest=None)
+    assert (await lw.wait("enriched", Watermark.FINISHED, timeout=30)).low.finished
+    assert str(await lw.why("enriched")) == "enriched is finished: nothing will ever come."
+    with pytest.raises(lowwater.Closed, match="finished"):
+        flights.advance(None, oldest=None, frontier=at(15))
+    assert lw.statistics().reporter.refused == 0
+
+
+async def test_subscribers_see_every_computation_and_the_newest_values(lw: lowwater.aio.Client) -> None:
+    flights, _, _ = await pipeline(lw)
+    async with aclosing(lw.watch()) as changes, lw.inputs("flights", "enriched") as both:
+        assert {(await anext(changes)).computation, (await anext(changes)).computation} == {"flights", "enriched"}
+        async with aclosing(both.watch()) as folds:
+            assert (await anext(folds)).low.unknown
+        for hour in (10, 11, 12):
+            flights.advance(None, oldest=None, frontier=at(hour))
+            await flights.flush()
+        async with asyncio.timeout(30):
+            while (await anext(changes)).low != mark(12):
+                pass
+        seen = await both.read()
+        assert seen.each["flights"].low == mark(12)
+        assert seen.held_by == f"enriched [.., @), owned by exec-7 on {lw.worker('x').host}"
+        assert seen.stale_for < 10
+
+
+async def test_a_watch_ends_when_its_reader_or_client_is_closed(server: Serving) -> None:
+    lw = lowwater.aio.connect(server.address)
+    await lw.register("flights")
+    reader = lw.inputs("flights")
+    seen: asyncio.Queue[object] = asyncio.Queue()
+
+    async def follow(iterator: AsyncIterator[object]) -> None:
+        async for each in iterator:
+            seen.put_nowait(each)
+
+    of_reader = asyncio.create_task(follow(reader.watch()))
+    of_client = asyncio.create_task(follow(lw.watch("flights")))
+    for _ in range(2):
+        await seen.get()
+    reader.close()
+    await of_reader
+    await lw.close()
+    await of_client
+    assert seen.empty()
+
+
+async def test_values_keep_across_kill_and_restart_while_a_worker_reports(
+    server: Serving, lw: lowwater.aio.Client
+) -> None:
+    flights, worker, enriched = await pipeline(lw)
+    flights.advance(None, oldest=None, frontier=at(14))
+    enriched.advance(await inputs_at(worker, mark(14)), oldest=at(13))
+    await enriched.flush()
+    server.kill()
+
+    # Without the authority the pipeline goes on; watermarks stop.
+    flights.advance(None, oldest=None, frontier=at(16))
+    seen = await worker.inputs()
+    assert seen.low == mark(14)
+    enriched.advance(seen, oldest=None)
+    with pytest.raises(lowwater.Timeout, match="stays staged"):
+        await enriched.flush(timeout=0.05)
+    assert (await worker.inputs()).stale_for > seen.stale_for
+
+    await asyncio.to_thread(server.start)
+    assert (await lw.wait("flights", at(16), timeout=30)).low == mark(16)
+    assert (await lw.wait("enriched", at(14), timeout=30)).low == mark(14)
+    enriched.advance(await inputs_at(worker, mark(16)), oldest=None)
+    await enriched.flush(timeout=30)
+    assert (await lw.get("enriched"))["enriched"].low == mark(16)
+    assert lw.statistics().reporter.streams > 1
+    assert (await worker.inputs()).stale_for < 10
+
+
+async def test_a_planned_stop_is_announced_and_survived(
+    server: Serving, lw: lowwater.aio.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lowwater")
+    flights, worker, _ = await pipeline(lw)
+    flights.advance(None, oldest=None, frontier=at(14))
+    await inputs_at(worker, mark(14))
+    assert await asyncio.to_thread(server.stop) == 0
+    await asyncio.to_thread(server.start)
+    flights.advance(None, oldest=None, frontier=at(15))
+    await flights.flush(timeout=30)
+    assert (await inputs_at(worker, mark(15))).low == mark(15)
+    assert "the authority goes away" in caplog.text
+
+
+async def test_a_newer_claim_fences_the_older_one(lw: lowwater.aio.Client) -> None:
+    _, worker, old = await pipeline(lw)
+    seen = await worker.inputs()
+    old.advance(seen, oldest=None)
+    await old.flush()
+    await lw.worker("enriched", name="exec-8").claim(b"\x40", b"\x80")
+    await eventually(lambda: old.lost == {1})
+    with pytest.raises(lowwater.StaleSequencer, match="1 of its 3 ranges"):
+        old.advance(seen, oldest=None)
+    old.advance(seen, oldest=None)
+    assert list(old.live) == [0, 2]
+    await lw.worker("enriched").claim()
+    await eventually(lambda: len(old.live) == 0)
+    with pytest.raises(lowwater.StaleSequencer, match="all its ranges"):
+        old.advance(seen, oldest=None)
+    with pytest.raises(lowwater.StaleSequencer):
+        await old.flush()
+
+
+async def test_a_released_range_holds_until_it_is_claimed_again(lw: lowwater.aio.Client) -> None:
+    flights, worker, enriched = await pipeline(lw)
+    flights.advance(None, oldest=None, frontier=at(14))
+    enriched.advance(await inputs_at(worker, mark(14)), oldest=at(13))
+    await enriched.release()
+    with pytest.raises(lowwater.Closed, match="released"):
+        enriched.advance(await worker.inputs(), oldest=None)
+    [unowned, *_] = await lw.ranges("enriched")
+    assert (unowned.watermark, unowned.state) == (mark(13), RangeState.UNOWNED)
+    again = await worker.claim(bounds=BOUNDS, bound=[at(11), at(15), at(12)])
+    assert list(again.watermarks) == [mark(11), mark(13), mark(12)]
+    with pytest.raises(lowwater.OwnedRanges):
+        await lw.retire("enriched", b"\x40", b"\x80")
+    assert await lw.retire("enriched", b"\x40", b"\x80", force=True) == 1
+
+
+async def test_leaving_makes_the_last_states_durable(server: Serving, lw: lowwater.aio.Client) -> None:
+    await lw.register("flights")
+    async with lw.worker("flights") as worker:
+        lease = await worker.claim()
+        lease.advance(None, oldest=None, frontier=at(14))
+    assert (await lw.get("flights"))["flights"].low == mark(14)
+    with pytest.raises(lowwater.Closed):
+        lease.advance(None, oldest=None, frontier=at(15))
+    async with lowwater.aio.connect(server.address) as leaving:
+        (await leaving.worker("flights").claim()).advance(None, oldest=None, frontier=at(16))
+    assert (await lw.get("flights"))["flights"].low == mark(16)
+    assert [task.get_name() for task in asyncio.all_tasks() if "lowwater-report" in task.get_name()] == [
+        "lowwater-report"
+    ]
+
+
+async def test_a_wait_does_not_survive_a_reset(lw: lowwater.aio.Client) -> None:
+    flights, worker, enriched = await pipeline(lw)
+    flights.advance(None, oldest=None, frontier=at(14))
+    enriched.advance(await inputs_at(worker, mark(14)), oldest=None)
+    await lw.wait("enriched", at(14), timeout=30)
+    waiting = asyncio.create_task(lw.wait("enriched", at(15), timeout=30))
+    assert [each.name for each in await lw.reset("flights")] == ["flights", "enriched"]
+    with pytest.raises(lowwater.IncarnationChanged, match="Wait anew"):
+        await waiting
+    await eventually(lambda: bool(flights.lost) and bool(enriched.lost))
+    assert (await lw.get("enriched"))["enriched"].incarnation == 2
+    with pytest.raises(lowwater.Timeout):
+        await lw.wait("enriched", at(14), timeout=0.01)
+    again = await worker.claim(bounds=BOUNDS)
+    await (await lw.worker("flights").claim()).finish()
+    again.advance(await inputs_at(worker, Watermark.FINISHED), oldest=None)
+    assert (await lw.wait("enriched", Watermark.FINISHED, timeout=30)).incarnation == 2
+
+
+async def test_new_inputs_are_folded_after_a_new_claim(lw: lowwater.aio.Client) -> None:
+    flights, worker, enriched = await pipeline(lw)
+    enriched.advance(await worker.inputs(), oldest=None)
+    await enriched.flush()
+    await lw.register("weather")
+    assert (await lw.set_inputs("enriched", ["flights", "weather"])).inputs == ("flights", "weather")
+    await eventually(lambda: len(enriched.lost) == 3)
+    again = await worker.claim(bounds=BOUNDS)
+    flights.advance(None, oldest=None, frontier=at(14))
+    (await lw.worker("weather").claim()).advance(None, oldest=None, frontier=at(13))
+    again.advance(await inputs_at(worker, mark(13)), oldest=None)
+    assert (await lw.wait("enriched", at(13), timeout=30)).low == mark(13)
+
+
+async def test_another_deployment_is_refused(server: Serving, lw: lowwater.aio.Client, tmp_path: Path) -> None:
+    flights, worker, _ = await pipeline(lw)
+    flights.advance(None, oldest=None, frontier=at(14))
+    await inputs_at(worker, mark(14))
+    server.kill()
+    (tmp_path / "other").mkdir()
+    with Serving(tmp_path / "other" / "data", port=server.port):
+        for call in (lw.get, lw.topology, worker.claim, lambda: lw.wait("flights", at(15), timeout=30)):
+            with pytest.raises(lowwater.ServerTokenMismatch):
+                await call()
+
+        async def report() -> None:
+            """Refused at once, or when the report stream has found out."""
+            flights.advance(None, oldest=None, frontier=at(15))
+            await flights.flush(timeout=30)
+
+        with pytest.raises(lowwater.ServerTokenMismatch):
+            await report()
+        with pytest.raises(lowwater.ServerTokenMismatch):
+            await worker.inputs()
+        async with lowwater.aio.connect(server.address, server_token=lw.server_token) as strict:
+            with pytest.raises(lowwater.ServerTokenMismatch):
+                await strict.get()
+
+
+async def test_micro_batches_are_staged_prepared_and_committed(lw: lowwater.aio.Client) -> None:
+    flights, worker, enriched = await pipeline(lw)
+    flights.advance(None, oldest=None, frontier=at(14))
+    seen = await inputs_at(worker, mark(14))
+    name, sequencer, task = "enriched", enriched.sequencer, TaskAttempt(1, 0, 5)
+    batch: dict[str, Any] = {"digest": b"plan", "bound": seen.low, "seen": seen, "covers_all": True}
+    assert await lw.prepare_batch(name, sequencer, 0, tasks=[task], **batch) == (task,)
+    await lw.stage_task(name, sequencer, 0, task, handles=[0, 1, 2], oldest=[None, at(13), None], finished=10)
+    with pytest.raises(lowwater.NotPrepared):
+        await lw.commit_batch(name, sequencer, 0)
+    assert await lw.prepare_batch(name, sequencer, 0, tasks=[task], **batch) == ()
+    assert (await lw.get(name))[name].low.unknown
+    assert await lw.commit_batch(name, sequencer, 0) == ()
+    assert await lw.commit_batch(name, sequencer, 0) == ()
+    assert (await lw.get(name))[name].low == mark(13)
+
+
+async def test_what_is_cancelled_leaves_the_client_usable(server: Serving, lw: lowwater.aio.Client) -> None:
+    flights, worker, enriched = await pipeline(lw)
+    seen = await worker.inputs()
+    changes = lw.watch("flights")
+    await anext(changes)
+    server.kill()
+    flights.advance(None, oldest=None, frontier=at(14))
+    enriched.advance(seen, oldest=None)
+    waits = [
+        asyncio.ensure_future(each)
+        for each in (
+            flights.flush(),
+            enriched.finish([0]),
+            lw.wait("flights", at(14)),
+            lw.get(),
+            lw.reset("flights"),
+            worker.claim(),
+            lw.inputs("enriched").read(),  # not followed before, so nothing is known yet
+        )
+    ]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await asyncio.gather(*waits)
+    assert [each.cancelled() for each in waits] == [True] * len(waits)
+
+    await asyncio.to_thread(server.start)
+    await flights.flush(timeout=30)
+    assert (await lw.wait("flights", at(14), timeout=30)).low == mark(14)
+    assert (await anext(changes)).low == mark(14)
+    await changes.aclose()
+    await enriched.flush(timeout=30)
+    assert [each.state for each in await lw.ranges("enriched")].count(RangeState.FINISHED) == 1
+
+
+async def test_many_tasks_share_one_client(lw: lowwater.aio.Client) -> None:
+    await lw.register("sum", inputs=[f"part-{i}" for i in range(8)])
+
+    async def part(i: int) -> None:
+        await lw.register(f"part-{i}")
+        async with lw.worker(f"part-{i}") as worker:
+            lease = await worker.claim()
+            for minute in range(30):
+                lease.advance(None, oldest=None, frontier=at(12, minute))
+                await lease.flush()
+            await lease.finish()
+
+    async def follow() -> list[Watermark]:
+        async with lw.worker("sum") as worker:
+            lease = await worker.claim()
+            lows = []
+            async with lw.inputs(*(f"part-{i}" for i in range(8))) as parts, aclosing(parts.watch()) as folds:
+                async for fold in folds:
+                    lows.append(fold.low)
+                    if fold.finished:
+                        break
+            lease.advance(await inputs_at(worker, Watermark.FINISHED), oldest=None)
+            await lease.flush()
+            return lows
+
+    following = asyncio.create_task(follow())
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(part(i) for i in range(8)))
+        lows = await following
+    assert lows == sorted(lows)
+    assert (await lw.get("sum"))["sum"].low.finished
+    statistics = lw.statistics()
+    assert (statistics.reporter.leases, statistics.reporter.streams) == (0, 1)

@@ -1,0 +1,378 @@
+"""Every way in which a request can be wrong: one change to a valid request, and what the refusal must say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+from lowwater._pb.lowwater.v1 import types_pb2, workers_pb2
+from lowwater_authority.core.batches import MAX_PARTS
+from lowwater_authority.service import decode
+from lowwater_authority.service.watermarks import MAX_HOLDERS, MAX_PAGE
+from tests.property.rpc_world import HOUR, STUBS, Pipeline, opening, report
+
+MIN, MAX = -(2**63), 2**63 - 1
+
+Change = Callable[[Any, Random, Pipeline], None]
+"""Spoils a valid request in place."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method, how its request is spoilt, and the reason and the field of the refusal."""
+
+    method: str
+    change: Change
+    reason: str = "INVALID_ARGUMENT"
+    field: str = ""
+
+
+def put(**fields: Any) -> Change:
+    """Set fields; a function of (random, pipeline) makes the value."""
+
+    def change(request: Any, random: Random, pipeline: Pipeline) -> None:
+        for name, value in fields.items():
+            made = value(random, pipeline) if callable(value) else value
+            request.ClearField(name)
+            if isinstance(made, list):
+                getattr(request, name).extend(made)
+            elif hasattr(made, "SerializeToString"):
+                getattr(request, name).CopyFrom(made)
+            elif made is not None:
+                setattr(request, name, made)
+
+    return change
+
+
+def up(*messages: Callable[[Random, Pipeline], workers_pb2.ReportRequest]) -> Change:
+    """Put other messages up a report stream."""
+
+    def change(request: Any, random: Random, pipeline: Pipeline) -> None:
+        request[:] = [message(random, pipeline) for message in messages]
+
+    return change
+
+
+def again(request: Any, random: Random, pipeline: Pipeline) -> None:
+    """Open a stream whose number, or a later one, was used before."""
+    newest = next(pipeline.streams)
+    pipeline.world.call("Report", [opening(newest)])
+    request[:] = [opening(max(1, newest - random.choice([0, 1]))), report(1, pipeline.group("a", 20))]
+
+
+def fresh(_: Random, pipeline: Pipeline) -> workers_pb2.ReportRequest:
+    """A good first message."""
+    return opening(next(pipeline.streams))
+
+
+def numbered(number: int | Callable[[Random], int]) -> Callable[[Random, Pipeline], workers_pb2.ReportRequest]:
+    """A good report under some number."""
+
+    def made(random: Random, pipeline: Pipeline) -> workers_pb2.ReportRequest:
+        chosen = number if isinstance(number, int) else number(random)
+        return report(chosen, pipeline.group("a", 15, 16, 17))
+
+    return made
+
+
+def with_mass(
+    frontiers: list[tuple[int, int]], buckets: int = 0
+) -> Callable[[Random, Pipeline], workers_pb2.ReportRequest]:
+    """A report with a mass."""
+
+    def made(_: Random, pipeline: Pipeline) -> workers_pb2.ReportRequest:
+        mass = workers_pb2.Mass(
+            frontiers=[types_pb2.Heuristic(share_ppm=share, micros=micros) for share, micros in frontiers],
+            pending=workers_pb2.Histogram(starts_micros=range(buckets), counts=[1] * buckets),
+        )
+        return report(1, pipeline.group("a", 15, 16, 17, mass=mass))
+
+    return made
+
+
+def text(least: int, most: int) -> Callable[[Random, Pipeline], str]:
+    """A string of so many characters, of one to four bytes."""
+    return lambda random, _: random.choice("xé水🌊") * random.randint(least, most)
+
+
+def keys(*lengths: int) -> Callable[[Random, Pipeline], list[bytes]]:
+    """Ascending bounds with keys of some lengths."""
+    return lambda _, __: [b"", *(bytes([64 + i]) * length for i, length in enumerate(lengths)), b""]
+
+
+def tasks(*names: tuple[int, int, int]) -> list[workers_pb2.TaskAttempt]:
+    """Task attempts (stage, partition, attempt)."""
+    return [workers_pb2.TaskAttempt(stage=stage, partition=part, attempt=attempt) for stage, part, attempt in names]
+
+
+def histogram(starts: list[int], counts: list[int]) -> workers_pb2.Histogram:
+    """Buckets."""
+    return workers_pb2.Histogram(starts_micros=starts, counts=counts)
+
+
+def digest(random: Random, _: Pipeline) -> bytes:
+    """One that is too long."""
+    return b"d" * random.randint(decode.MAX_DIGEST + 1, 5000)
+
+
+def any_of(*values: Any) -> Callable[[Random, Pipeline], Any]:
+    """One of the values."""
+    return lambda random, _: random.choice(values)
+
+
+BAD_NAMES: Final = any_of(
+    "", " ", "a b", "é", "a/", "/a", "a/b/c", "a\n", "a\0", "\0", "x" * 129, "n/" + "x" * 129, "x" * 20_000, "水" * 9000
+)
+UNKNOWN: Final = any_of("nobody", "", "A", "a ", "n", "x" * 20_000, "水\0" * 5000)
+STALE: Final = any_of(0, 1, 2**63, 2**64 - 1)
+
+CASES: Final[dict[str, Case]] = {
+    # -- the graph
+    "a name that is none": Case("Register", put(name=BAD_NAMES), field="name"),
+    "an input that is no name": Case(
+        "Register", put(inputs=lambda random, pipeline: ["a", BAD_NAMES(random, pipeline)]), field="inputs[1]"
+    ),
+    "an input twice": Case("Register", put(inputs=["a", "b", "a"]), field="inputs"),
+    "too many inputs": Case(
+        "Register", put(inputs=lambda r, _: [f"i{n}" for n in range(r.randint(1001, 1100))]), field="inputs"
+    ),
+    "its own input": Case("Register", put(inputs=["new"]), "CYCLE", "inputs"),
+    "a share that is none": Case(
+        "Register", put(heuristics_ppm=lambda r, _: [r.choice([0, 1_000_000, 2**32 - 1])]), field="heuristics_ppm"
+    ),
+    "a share twice": Case("Register", put(heuristics_ppm=[5, 990_000, 5]), field="heuristics_ppm"),
+    "too many shares": Case(
+        "Register", put(heuristics_ppm=lambda r, _: list(range(1, r.randint(18, 5000)))), field="heuristics_ppm"
+    ),
+    "a long key hash": Case("Register", put(key_hash=text(65, 20_000)), field="key_hash"),
+    "an absurd max skew": Case("Register", put(max_skew_micros=any_of(2**62, 2**63, 2**64 - 1)), field="max_skew_micros"),
+    "an absurd history step": Case(
+        "Register", put(history_step_micros=any_of(1, 999_999, 2**63, 2**64 - 1)), field="history_step_micros"
+    ),
+    "other inputs": Case("Register", put(name="b", inputs=["spare"]), "REGISTRATION_CONFLICT"),
+    "other shares": Case("Register", put(name="b", inputs=["a"], heuristics_ppm=[5]), "REGISTRATION_CONFLICT"),
+    "another key hash": Case("Register", put(name="a", inputs=[], heuristics_ppm=[990_000]), "REGISTRATION_CONFLICT"),
+    "another max skew": Case(
+        "Register", put(name="spare", inputs=[], heuristics_ppm=[990_000], key_hash="", max_skew_micros=5),
+        "REGISTRATION_CONFLICT",
+    ),
+    "new inputs that are no names": Case("SetInputs", put(inputs=lambda r, p: [BAD_NAMES(r, p)]), field="inputs[0]"),
+    "new inputs twice": Case("SetInputs", put(inputs=["b", "b"]), field="inputs"),
+    "new inputs that close a cycle": Case("SetInputs", put(computation="a", inputs=["n/c"]), "CYCLE", "inputs"),
+    "new inputs that are the computation": Case("SetInputs", put(inputs=["n/c"]), "CYCLE", "inputs"),
+    "new inputs that are behind": Case("SetInputs", put(computation="b", inputs=["a", "spare"]), "WOULD_REGRESS"),
+    "new inputs that are unregistered": Case("SetInputs", put(computation="b", inputs=["nobody"]), "WOULD_REGRESS"),
+    "an interval that is reversed": Case("Retire", put(start=b"m", end=any_of(b"a", b"m", b"lz")), field="end"),
+    "an interval with a long start": Case(
+        "Retire", put(start=lambda r, _: b"m" * r.randint(1025, 20_000), end=b""), field="start"
+    ),
+    "an interval with a long end": Case("Retire", put(end=lambda r, _: b"m" * r.randint(1025, 20_000)), field="end"),
+    "an interval that is owned": Case("Retire", put(computation="a"), "OWNED_RANGES"),
+    # -- reading
+    "too many names to get": Case(
+        "GetWatermarks", put(computations=["a"] * (decode.MAX_NAMES + 1)), field="computations"
+    ),
+    "too many names to watch": Case("Watch", put(computations=["a"] * (decode.MAX_NAMES + 1)), field="computations"),
+    "too many holders": Case("CheckComplete", put(max_holders=any_of(MAX_HOLDERS + 1, 2**32 - 1)), field="max_holders"),
+    "too many ranges": Case("ListRanges", put(page_size=any_of(MAX_PAGE + 1, 2**32 - 1)), field="page_size"),
+    "too many completions": Case("GetHistory", put(page_size=any_of(MAX_PAGE + 1, 2**32 - 1)), field="page_size"),
+    # -- claims
+    "no bounds": Case("Claim", put(bounds=[]), field="bounds"),
+    "one bound": Case("Claim", put(bounds=[b"g"]), field="bounds"),
+    "an empty range": Case("Claim", put(bounds=[b"", b"g", b"g"], bound_micros=[]), field="bounds[2]"),
+    "a reversed range": Case("Claim", put(bounds=[b"m", b"g"], bound_micros=[]), field="bounds[1]"),
+    "overlapping ranges": Case("Claim", put(bounds=[b"", b"m", b"g", b"z"], bound_micros=[]), field="bounds[2]"),
+    "an empty key inside": Case("Claim", put(bounds=[b"a", b"", b"z"], bound_micros=[]), field="bounds[1]"),
+    "empty keys only": Case("Claim", put(bounds=[b"", b"", b""], bound_micros=[]), field="bounds[1]"),
+    "a long key": Case("Claim", put(bounds=keys(5, 1025), bound_micros=[]), field="bounds"),
+    "long keys that do not ascend": Case(
+        "Claim", put(bounds=[b"\xff" * 1024, b"\xfe" * 1024], bound_micros=[]), field="bounds[1]"
+    ),
+    "a long worker": Case("Claim", put(worker=text(257, 20_000)), field="worker"),
+    "a long host": Case("Claim", put(host=text(257, 20_000)), field="host"),
+    "a long identity": Case("Claim", put(identity=text(257, 20_000)), field="identity"),
+    "a request id of the wrong size": Case(
+        "Claim", put(request_id=any_of(b"", b"x", b"x" * 15, b"x" * 17)), field="request_id"
+    ),
+    "starting bounds for other ranges": Case(
+        "Claim", put(bound_micros=lambda r, _: [HOUR] * r.randint(3, 9)), field="bound_micros"
+    ),
+    "a long digest of a first batch": Case("Claim", put(batch_digest=digest), field="batch_digest"),
+    "another identity": Case(
+        "Claim", put(computation="d", identity=any_of("", "other", "水" * 256)), "IDENTITY_MISMATCH"
+    ),
+    "an older generation": Case("Claim", put(computation="d", identity="query", generation=2), "OLDER_CLAIM"),
+    "a run that starts before a committed batch": Case(
+        "Claim", put(computation="d", identity="query", generation=3, batch_digest=b"other"), "REWOUND"
+    ),
+    "a release of another claim": Case("Release", put(sequencer=STALE), "STALE_SEQUENCER"),
+    "a release of nothing owned": Case("Release", put(computation="spare"), "STALE_SEQUENCER"),
+    # -- micro-batches
+    "a part of another claim": Case("StageTask", put(sequencer=STALE), "STALE_SEQUENCER"),
+    "a part without a task": Case("StageTask", put(task=None), field="task"),
+    "more handles than times": Case("StageTask", put(oldest_micros=[HOUR]), field="oldest_micros"),
+    "more times than handles": Case("StageTask", put(handles=[0]), field="oldest_micros"),
+    "a handle twice": Case("StageTask", put(handles=[1, 1]), field="handles"),
+    "a handle out of range": Case("StageTask", put(handles=lambda r, _: [0, r.choice([2, 2**32 - 1])]), field="handles"),
+    "starts without counts": Case("StageTask", put(pending=histogram([1, 2], [1])), field="pending"),
+    "counts without starts": Case("StageTask", put(pending=histogram([], [1])), field="pending"),
+    "starts that do not ascend": Case(
+        "StageTask", put(pending=any_of(histogram([2, 1], [1, 1]), histogram([MAX, MIN], [1, 1]))),
+        field="pending.starts_micros",
+    ),
+    "a start twice": Case("StageTask", put(pending=histogram([1, 1], [1, 1])), field="pending.starts_micros"),
+    "a count beyond 63 bits": Case(
+        "StageTask", put(pending=any_of(histogram([1], [2**63]), histogram([1], [2**64 - 1]))), field="pending.counts"
+    ),
+    "too many records pending": Case(
+        "StageTask", put(pending=any_of(histogram([1], [2**40 + 1]), histogram([1, 2], [2**62, 2**62]))),
+        field="pending and finished",
+    ),
+    "too many records finished": Case(
+        "StageTask", put(finished=any_of(2**40 + 1, 2**63, 2**64 - 1)), field="pending and finished"
+    ),
+    "too many buckets": Case(
+        "StageTask",
+        put(pending=lambda *_: histogram(list(range(decode.MAX_BUCKETS + 1)), [1] * (decode.MAX_BUCKETS + 1))),
+        field="pending",
+    ),
+    "a prepare of another claim": Case("PrepareBatch", put(sequencer=STALE), "STALE_SEQUENCER"),
+    "too many tasks": Case(
+        "PrepareBatch", put(tasks=lambda *_: tasks(*((1, n, 1) for n in range(MAX_PARTS + 1)))), field="tasks"
+    ),
+    "an attempt twice": Case("PrepareBatch", put(tasks=tasks((1, 0, 7), (1, 0, 7))), field="tasks"),
+    "two attempts of one task": Case("PrepareBatch", put(tasks=tasks((1, 0, 7), (1, 0, 8))), field="tasks"),
+    "a long digest": Case("PrepareBatch", put(digest=digest), field="digest"),
+    "a frontier of no share": Case(
+        "PrepareBatch",
+        put(frontiers=lambda r, _: [types_pb2.Heuristic(share_ppm=r.choice([0, 1_000_000, 2**32 - 1]))]),
+        field="frontiers.share_ppm",
+    ),
+    "a frontier twice": Case(
+        "PrepareBatch", put(frontiers=[types_pb2.Heuristic(share_ppm=5)] * 2), field="frontiers.share_ppm"
+    ),
+    "too many frontiers": Case(
+        "PrepareBatch", put(frontiers=[types_pb2.Heuristic(share_ppm=n) for n in range(1, 18)]), field="frontiers"
+    ),
+    "a commit of another claim": Case("CommitBatch", put(sequencer=STALE), "STALE_SEQUENCER"),
+    "a commit without a prepare": Case("CommitBatch", put(batch=any_of(0, 5, 2**63, 2**64 - 1)), "NOT_PREPARED"),
+    "a commit of an unprepared computation": Case(
+        "CommitBatch", put(computation="a", sequencer=lambda _, p: p.sequencers["a"]), "NOT_PREPARED"
+    ),
+    # -- report streams
+    "a report before the open": Case("Report", up(numbered(1)), field="kind"),
+    "an empty first message": Case("Report", up(lambda *_: workers_pb2.ReportRequest()), field="kind"),
+    "a second open": Case("Report", up(fresh, fresh), field="kind"),
+    "an empty message": Case("Report", up(fresh, lambda *_: workers_pb2.ReportRequest()), field="kind"),
+    "a sender of the wrong size": Case(
+        "Report",
+        up(lambda r, _: opening(sender=r.choice([b"", b"x", b"x" * 15, b"x" * 17, b"x" * 9999]))),
+        field="open.sender",
+    ),
+    "stream 0": Case("Report", up(lambda *_: opening(0)), field="open.stream"),
+    "a stream that is not new": Case("Report", again, "OLD_STREAM"),
+    "report 0": Case("Report", up(fresh, numbered(0)), field="report.number"),
+    "a first report that is not number 1": Case(
+        "Report", up(fresh, numbered(lambda r: r.choice([2, 3, 2**63, 2**64 - 1]))), field="report.number"
+    ),
+    "a claim twice in one report": Case(
+        "Report", up(fresh, lambda _, p: report(1, p.group("a", 15), p.group("a", 16))), field="report.groups"
+    ),
+    "a mass with a frontier of no share": Case(
+        "Report", up(fresh, with_mass([(1_000_000, 5)])), field="mass.frontiers.share_ppm"
+    ),
+    "a mass with a frontier twice": Case(
+        "Report", up(fresh, with_mass([(5, 5), (5, 6)])), field="mass.frontiers.share_ppm"
+    ),
+    "a mass with too many frontiers": Case(
+        "Report", up(fresh, with_mass([(n, 5) for n in range(1, 18)])), field="mass.frontiers"
+    ),
+    "a mass with too many buckets": Case(
+        "Report", up(fresh, with_mass([], decode.MAX_BUCKETS + 1)), field="mass.pending"
+    ),
+    "a stream for another deployment": Case(
+        "Report", up(lambda *_: opening(token="other")), "SERVER_TOKEN_MISMATCH"
+    ),
+}  # fmt: skip
+
+CASES.update(
+    {
+        f"{method} for another deployment": Case(
+            method, put(server_token=any_of("other", "x" * 20_000)), "SERVER_TOKEN_MISMATCH"
+        )
+        for method in STUBS
+        if method != "Report"
+    }
+)
+_NAMED: Final = ("SetInputs", "Reset", "Retire", "CheckComplete", "ListRanges", "GetHistory", "Claim", "Release")
+CASES.update(
+    {
+        f"{method} of an unknown computation": Case(method, put(computation=UNKNOWN), "UNKNOWN_COMPUTATION")
+        for method in (*_NAMED, "StageTask", "PrepareBatch", "CommitBatch")
+    }
+)
+
+TOO_LARGE: Final = Case(
+    "Claim",
+    put(bounds=lambda *_: [n.to_bytes(4) for n in range(decode.MAX_RANGES + 2)], bound_micros=[]),
+    field="bounds",
+)
+"""As the others, but it takes a second."""
+
+IN_PART: Final[dict[str, tuple[Callable[[Pipeline], workers_pb2.GroupReport], str, list[int]]]] = {
+    # Reports are refused claim by claim and range by range, in the acknowledgement: what, why, and which handles.
+    "an unknown computation": (
+        lambda p: workers_pb2.GroupReport(computation="nobody", sequencer=1, watermarks_micros=[1]),
+        "UNKNOWN_COMPUTATION",
+        [],
+    ),
+    "sequencer 0": (
+        lambda p: workers_pb2.GroupReport(computation="a", watermarks_micros=[1]),
+        "STALE_SEQUENCER",
+        [],
+    ),
+    "another claim": (
+        lambda p: workers_pb2.GroupReport(computation="a", sequencer=2**64 - 1, watermarks_micros=[1]),
+        "STALE_SEQUENCER",
+        [],
+    ),
+    "no values": (lambda p: p.group("a"), "INVALID_ARGUMENT", []),
+    "too few values": (lambda p: p.group("a", 20, 20), "INVALID_ARGUMENT", []),
+    "too many values": (lambda p: p.group("a", 20, 20, 20, 20), "INVALID_ARGUMENT", []),
+    "more values than handles": (lambda p: p.group("a", 20, 20, handles=[0]), "INVALID_ARGUMENT", [0]),
+    "a handle out of range": (lambda p: p.group("a", 20, handles=[3]), "INVALID_ARGUMENT", [3]),
+    "a handle far out of range": (lambda p: p.group("a", 20, handles=[2**32 - 1]), "INVALID_ARGUMENT", [2**32 - 1]),
+    "a handle twice": (lambda p: p.group("a", 20, 20, handles=[1, 1]), "INVALID_ARGUMENT", [1, 1]),
+    "a time beyond max skew": (lambda p: p.group("a", 14, 10**6, 16), "TOO_FAR_AHEAD", [1]),
+    "MAX without finish": (lambda p: _max(p, 2), "FINISH_REQUIRED", [2]),
+    "MAX less one": (lambda p: _max(p, 2, MAX - 1), "TOO_FAR_AHEAD", [2]),
+    "an old version of the inputs": (
+        lambda p: p.group("b", 20, 20, input_version=9, input_incarnations=[1]),
+        "INPUT_VERSION",
+        [],
+    ),
+    "inputs of an injector": (lambda p: p.group("a", 20, 20, 20, input_version=1), "INPUT_VERSION", []),
+    "a mass whose starts do not ascend": (lambda p: _mass(p, [2, 1], [1, 1]), "INVALID_ARGUMENT", []),
+    "a mass with unequal columns": (lambda p: _mass(p, [2], [1, 1]), "INVALID_ARGUMENT", []),
+    "a mass with a count beyond 63 bits": (lambda p: _mass(p, [2], [2**64 - 1]), "INVALID_ARGUMENT", []),
+    "a mass of too many records": (lambda p: _mass(p, [2], [2**40 + 1]), "INVALID_ARGUMENT", []),
+    "a mass of too many recent records": (lambda p: _mass(p, [2], [1], recent=2**64 - 1), "INVALID_ARGUMENT", []),
+    "a frontier beyond max skew": (
+        lambda p: _mass(p, [2], [1], frontiers=[types_pb2.Heuristic(share_ppm=990_000, micros=MAX - 1)]),
+        "TOO_FAR_AHEAD",
+        [],
+    ),
+}
+
+
+def _max(pipeline: Pipeline, handle: int, value: int = MAX) -> workers_pb2.GroupReport:
+    group = pipeline.group("a", 14, 15, 16)
+    group.watermarks_micros[handle] = value
+    return group
+
+
+def _mass(pipeline: Pipeline, starts: list[int], counts: list[int], **fields: Any) -> workers_pb2.GroupReport:
+    mass = workers_pb2.Mass(pending=histogram(starts, counts), **fields)
+    return pipeline.group("a", 14, 15, 16, mass=mass)

@@ -1,0 +1,346 @@
+"""A real gRPC server over a shard in memory, with a small pipeline in it, all on one event loop that the test turns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import grpc
+
+import lowwater_authority
+from lowwater._pb.lowwater.v1 import (
+    errors_pb2,
+    topology_pb2,
+    topology_pb2_grpc,
+    types_pb2,
+    watermarks_pb2,
+    watermarks_pb2_grpc,
+    workers_pb2,
+    workers_pb2_grpc,
+)
+from lowwater_authority.authority import Authority
+from lowwater_authority.core import recovery
+from lowwater_authority.core.computation import Computation
+from lowwater_authority.journal import MemoryDisk, MemoryJournal
+from lowwater_authority.observer import Observer
+from lowwater_authority.server import OPTIONS
+from tests.property.core_driver import durable
+
+HOUR: Final = 3_600_000_000
+NOW: Final = 1_000 * HOUR
+SENDER: Final = b"s" * 16
+NONCE: Final = 1
+FIRST_SEQUENCER: Final = (1 << 40 | NONCE << 28) + 1
+SOURCES: Final = Path(lowwater_authority.__file__).parent
+
+STUBS: Final = {
+    "Register": topology_pb2_grpc.TopologyServiceStub,
+    "GetTopology": topology_pb2_grpc.TopologyServiceStub,
+    "SetInputs": topology_pb2_grpc.TopologyServiceStub,
+    "Reset": topology_pb2_grpc.TopologyServiceStub,
+    "Retire": topology_pb2_grpc.TopologyServiceStub,
+    "GetWatermarks": watermarks_pb2_grpc.WatermarkServiceStub,
+    "Watch": watermarks_pb2_grpc.WatermarkServiceStub,
+    "CheckComplete": watermarks_pb2_grpc.WatermarkServiceStub,
+    "ListRanges": watermarks_pb2_grpc.WatermarkServiceStub,
+    "GetHistory": watermarks_pb2_grpc.WatermarkServiceStub,
+    "Claim": workers_pb2_grpc.WorkerServiceStub,
+    "Release": workers_pb2_grpc.WorkerServiceStub,
+    "Report": workers_pb2_grpc.WorkerServiceStub,
+    "StageTask": workers_pb2_grpc.WorkerServiceStub,
+    "PrepareBatch": workers_pb2_grpc.WorkerServiceStub,
+    "CommitBatch": workers_pb2_grpc.WorkerServiceStub,
+}
+"""The stub of each method of the protocol."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What a refused call says."""
+
+    code: grpc.StatusCode
+    reason: str
+    message: str
+    metadata: dict[str, str]
+
+
+def refusal_of(error: Any) -> Refusal:
+    """Read the status and its ErrorInfo; the reason is empty without one."""
+    found = Refusal(error.code(), "", error.details() or "", {})
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            status = errors_pb2.RpcStatus.FromString(value)
+            info = errors_pb2.ErrorInfo.FromString(status.details[0].value)
+            assert status.message == error.details()
+            found = Refusal(error.code(), info.reason, status.message, dict(info.metadata))
+    return found
+
+
+class Sites(Observer):
+    """Keeps the source lines that refusals came through: (path below the package, line)."""
+
+    def __init__(self) -> None:
+        self.reached: set[tuple[str, int]] = set()
+
+    def refused(self, method: str, reason: str) -> None:
+        """Called while the error is handled, so its traceback is at hand."""
+        error = sys.exc_info()[1]
+        frame = error.__traceback__ if error is not None else None
+        while frame is not None:
+            path = Path(frame.tb_frame.f_code.co_filename)
+            if path.is_relative_to(SOURCES):
+                self.reached.add((str(path.relative_to(SOURCES)), frame.tb_lineno))
+            frame = frame.tb_next
+
+
+class World:
+    """A server and a raw channel to it. Processing time stands still unless a test moves ``now``."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.now = NOW
+        self.sites = Sites()
+        self.disk = MemoryDisk()
+        # One nonce for all: the sequencers are the same in every world.
+        journal = MemoryJournal(self.disk, randbits=lambda _: NONCE)
+        self.authority = Authority(journal, clock=lambda: self.now, observer=self.sites)
+        self.shard = self.authority.shard
+
+    def __enter__(self) -> Self:
+        self.run(self._start())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.run(self._stop())
+        self.loop.close()
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Turn the loop until something is done."""
+        return self.loop.run_until_complete(work)
+
+    async def _start(self) -> None:
+        await self.authority.recover()
+        self._server = grpc.aio.server(options=OPTIONS)
+        self.authority.add_to(self._server)
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        self._rounds = asyncio.create_task(self.authority.run())
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS[:2])
+        # A stream of grpc.aio that is refused while it writes ends with an error of its own instead of the server's.
+        self._threaded = grpc.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS[:2])
+
+    async def _stop(self) -> None:
+        await self.channel.close()
+        self._threaded.close()
+        self.authority.leave()
+        await self._server.stop(None)
+        await self._rounds
+        await self.authority.close()
+        await self.loop.shutdown_default_executor()
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def method(self, name: str) -> Any:
+        """The raw method of the channel."""
+        return getattr(STUBS[name](self.channel), name)
+
+    def call(self, name: str, request: Any) -> Any:
+        """Call any method: the answer; of a Watch the first message; of a Report, which takes a list, all of them."""
+        return self.run(self._call(name, request))
+
+    async def _call(self, name: str, request: Any) -> Any:
+        if name == "Report":
+            reporting = workers_pb2_grpc.WorkerServiceStub(self._threaded).Report
+            return await asyncio.to_thread(lambda: list(reporting(iter(request), timeout=30)))
+        if name == "Watch":
+            watching = self.method(name)(request, timeout=30)
+            message = await watching.read()
+            watching.cancel()
+            return message
+        return await self.method(name)(request, timeout=30)
+
+    def refused(self, name: str, request: Any) -> Refusal:
+        """Call a method that must refuse."""
+        try:
+            answer = self.call(name, request)
+        except grpc.RpcError as error:
+            return refusal_of(error)
+        msg = f"{name} took {request!r} and answered {answer!r}"
+        raise AssertionError(msg)
+
+    def computation(self, name: str) -> Computation:
+        """The staged state."""
+        return self.shard._computations[name]
+
+    # -- the whole state -------------------------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, object]:
+        """Everything that anybody can see, and everything that the shard keeps."""
+        names = self.shard.names()
+        lists = {
+            name: self.call("ListRanges", watermarks_pb2.ListRangesRequest(computation=name, page_size=10_000))
+            for name in names
+        }
+        stages = {name: self.computation(name).batches for name in names}
+        return {
+            "topology": self.call("GetTopology", topology_pb2.GetTopologyRequest()),
+            "watermarks": self.call("GetWatermarks", watermarks_pb2.GetWatermarksRequest()),
+            "ranges": lists,
+            "states": {name: recovery.snapshot(self.computation(name)) for name in names},
+            "batches": {name: (len(stage), id(stage.prepared)) for name, stage in stages.items()},
+            "journal": self.journal(),
+        }
+
+    def durable(self) -> dict[str, object]:
+        """What a restart would bring back."""
+        states = {name: durable(recovery.snapshot(self.computation(name))) for name in self.shard.names()}
+        return {"states": states, "journal": self.journal(), "graph": self.shard.topology}
+
+    def journal(self) -> dict[str, tuple[int, int]]:
+        """How far every log is written."""
+        return {name: (stored.last, stored.snapshot_position) for name, stored in self.disk.logs.items()}
+
+    def check(self) -> None:
+        """Assert every invariant, and that the journal tells the same as the living state."""
+        for name in self.shard.names():
+            computation = self.computation(name)
+            computation._check()
+            loaded = self.run(self.shard.journal.load(name))
+            records = [payload for _, payload in loaded.records]
+            again = recovery.recover(computation.spec, loaded.snapshot, records, epoch_base=computation.epoch_base)
+            again._check()
+            assert durable(recovery.snapshot(again)) == durable(recovery.snapshot(computation))
+
+
+# -- a pipeline ----------------------------------------------------------------------------------------------------
+
+
+def opening(stream: int = 1, sender: bytes = SENDER, token: str = "") -> workers_pb2.ReportRequest:
+    """The first message of a report stream."""
+    return workers_pb2.ReportRequest(open=workers_pb2.ReportOpen(server_token=token, sender=sender, stream=stream))
+
+
+def report(number: int, *groups: workers_pb2.GroupReport) -> workers_pb2.ReportRequest:
+    """A later message of a report stream."""
+    return workers_pb2.ReportRequest(report=workers_pb2.Report(number=number, groups=groups))
+
+
+class Pipeline:
+    """a -> b -> n/c, whose ranges are owned and reported; spare, unclaimed; d, which runs micro-batches."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._ids = iter(range(1, 1 << 20))
+        self.streams = iter(range(1, 1 << 20))
+        self.sequencers: dict[str, int] = {}
+        for name, inputs in (("a", ()), ("b", ("a",)), ("n/c", ("b",)), ("spare", ()), ("d", ())):
+            self.register(name, inputs)
+        self.claim("a", b"", b"g", b"p", b"")
+        self.claim("b", b"", b"m", b"")
+        self.claim("d", b"", b"m", b"", identity="query", generation=3)
+        self.say(self.group("a", 14, 15, 16))
+        self.say(self.group("b", 13, 14, input_version=1, input_incarnations=[1]))
+        for batch in (3, 4):
+            world.call("StageTask", self.stage(batch))
+            world.call("PrepareBatch", self.prepare(batch))
+            if batch == 3:
+                world.call("CommitBatch", self.commit(batch))
+
+    def register(self, name: str, inputs: Sequence[str] = ()) -> None:
+        request = topology_pb2.RegisterRequest(name=name, inputs=inputs, heuristics_ppm=[990_000])
+        self.world.call("Register", request)
+
+    def claiming(self, name: str, *bounds: bytes, **fields: Any) -> workers_pb2.ClaimRequest:
+        request_id = next(self._ids).to_bytes(16)
+        return workers_pb2.ClaimRequest(
+            computation=name, bounds=bounds, worker="w", host="h", request_id=request_id, **fields
+        )
+
+    def claim(self, name: str, *bounds: bytes, **fields: Any) -> None:
+        self.sequencers[name] = self.world.call("Claim", self.claiming(name, *bounds, **fields)).sequencer
+
+    def group(self, name: str, *hours: int, **fields: Any) -> workers_pb2.GroupReport:
+        values = [hour * HOUR for hour in hours]
+        return workers_pb2.GroupReport(
+            computation=name, sequencer=self.sequencers[name], watermarks_micros=values, **fields
+        )
+
+    def say(self, *groups: workers_pb2.GroupReport) -> list[workers_pb2.RefusedRanges]:
+        """Report on a stream of its own; returns what was refused."""
+        sender = next(self._ids).to_bytes(16)
+        answers = self.world.call("Report", [opening(1, sender), report(1, *groups)])
+        acks = [answer.ack for answer in answers if answer.HasField("ack")]
+        assert [ack.number for ack in acks] == [1]
+        return list(acks[0].refused)
+
+    def low(self, name: str) -> int:
+        request = watermarks_pb2.GetWatermarksRequest(computations=[name])
+        low: int = self.world.call("GetWatermarks", request).watermarks[0].low_micros
+        return low
+
+    def stage(self, batch: int) -> workers_pb2.StageTaskRequest:
+        return workers_pb2.StageTaskRequest(
+            computation="d",
+            sequencer=self.sequencers["d"],
+            batch=batch,
+            task=workers_pb2.TaskAttempt(stage=1, partition=0, attempt=7),
+            handles=[0, 1],
+            oldest_micros=[12 * HOUR, 13 * HOUR],
+            pending=workers_pb2.Histogram(starts_micros=[12 * HOUR, 13 * HOUR], counts=[1, 2]),
+            finished=3,
+        )
+
+    def prepare(self, batch: int) -> workers_pb2.PrepareBatchRequest:
+        return workers_pb2.PrepareBatchRequest(
+            computation="d",
+            sequencer=self.sequencers["d"],
+            batch=batch,
+            digest=b"plan",
+            tasks=[workers_pb2.TaskAttempt(stage=1, partition=0, attempt=7)],
+            bound_micros=14 * HOUR,
+            frontiers=[types_pb2.Heuristic(share_ppm=990_000, micros=14 * HOUR)],
+        )
+
+    def commit(self, batch: int) -> workers_pb2.CommitBatchRequest:
+        return workers_pb2.CommitBatchRequest(computation="d", sequencer=self.sequencers["d"], batch=batch)
+
+    def valid(self, method: str) -> Any:
+        """A request that the method takes as the pipeline stands."""
+        requests: dict[str, Callable[[], Any]] = {
+            "Register": lambda: topology_pb2.RegisterRequest(
+                name="new", inputs=["a", "b"], heuristics_ppm=[500_000, 990_000], key_hash="xxhash64"
+            ),
+            "GetTopology": topology_pb2.GetTopologyRequest,
+            "SetInputs": lambda: topology_pb2.SetInputsRequest(computation="n/c", inputs=["b", "spare"]),
+            "Reset": lambda: topology_pb2.ResetRequest(computation="n/c"),
+            "Retire": lambda: topology_pb2.RetireRequest(computation="spare", start=b"c", end=b"m"),
+            "GetWatermarks": lambda: watermarks_pb2.GetWatermarksRequest(computations=["a", "b"]),
+            "Watch": lambda: watermarks_pb2.WatchRequest(computations=["a", "b"]),
+            "CheckComplete": lambda: watermarks_pb2.CheckCompleteRequest(computation="a", until_micros=HOUR),
+            "ListRanges": lambda: watermarks_pb2.ListRangesRequest(computation="a"),
+            "GetHistory": lambda: watermarks_pb2.GetHistoryRequest(computation="a"),
+            "Claim": lambda: self.claiming("spare", b"", b"g", b"", bound_micros=[15 * HOUR, 16 * HOUR]),
+            "Release": lambda: workers_pb2.ReleaseRequest(computation="a", sequencer=self.sequencers["a"]),
+            "Report": lambda: [opening(next(self.streams)), report(1, self.group("a", 15, 16, 17))],
+            "StageTask": lambda: self.stage(4),
+            "PrepareBatch": lambda: self.prepare(4),
+            "CommitBatch": lambda: self.commit(4),
+        }
+        return requests[method]()
+
+
+@contextlib.contextmanager
+def running() -> Iterator[Pipeline]:
+    """A pipeline on a server of its own."""
+    with World() as world:
+        yield Pipeline(world)

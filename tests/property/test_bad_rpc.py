@@ -1,0 +1,158 @@
+"""Whatever a client sends: a precise refusal with the field and the fix, and nothing changed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.property.bad_rpc_cases import CASES, IN_PART, TOO_LARGE, Case
+from tests.property.rpc_world import SOURCES, STUBS, Pipeline, Refusal, opening, report, running
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Iterator[Pipeline]:
+    """One for all cases: none of them may change it."""
+    with running() as one:
+        yield one
+
+
+def refused(pipeline: Pipeline, case: Case, random: Random) -> Refusal:
+    """Send the spoilt request."""
+    request = pipeline.valid(case.method)
+    case.change(request, random, pipeline)
+    return pipeline.world.refused(case.method, request)
+
+
+@pytest.mark.parametrize("method", STUBS)
+def test_the_valid_requests_are_valid(method: str) -> None:
+    with running() as one:
+        one.world.call(method, one.valid(method))
+        one.world.check()
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(random=st.randoms())
+@settings(max_examples=4)
+def test_a_bad_request_is_refused_and_changes_nothing(pipeline: Pipeline, name: str, random: Random) -> None:
+    case = CASES[name]
+    before = pipeline.world.dump()
+    found = refused(pipeline, case, random)
+    assert (found.reason, found.metadata.get("field", "")) == (case.reason, case.field)
+    assert found.code not in {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
+    assert found.message
+    assert found.metadata, "what varies in the message is there for programs too"
+    if case.reason == "INVALID_ARGUMENT":
+        assert found.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert found.metadata["fix"]
+    assert pipeline.world.dump() == before
+
+
+@pytest.mark.parametrize("name", IN_PART)
+def test_a_bad_part_of_a_report_is_refused_in_its_acknowledgement(pipeline: Pipeline, name: str) -> None:
+    made, reason, handles = IN_PART[name]
+    before = pipeline.world.durable()
+    (found,) = pipeline.say(made(pipeline))
+    assert (found.reason, list(found.handles)) == (reason, handles)
+    assert found.message
+    assert pipeline.world.durable() == before
+
+
+def test_every_refusal_in_the_sources_is_reached_by_a_case() -> None:
+    with running() as one:
+        for case in (*CASES.values(), TOO_LARGE):
+            found = refused(one, case, Random(0))
+            assert (found.reason, found.metadata.get("field", "")) == (case.reason, case.field)
+        reached = one.world.sites.reached
+    missing = []
+    for path in (*(SOURCES / "service").glob("*.py"), *(SOURCES / "core").glob("*.py"), SOURCES / "shard.py"):
+        place = str(path.relative_to(SOURCES))
+        for site, lines in refusals(path.read_text()):
+            if site not in OTHERWISE and not any((place, line) in reached for line in lines):
+                missing.append(f"{place}: {site}")
+    assert not missing
+
+
+OTHERWISE = {
+    "raise errors.OldStream in report",  # an earlier report of the stream failed: tests/unit/test_shard.py
+    "raise errors.Overloaded in stage_task",  # 100,000 parts: tests/unit/test_core_batches.py
+    "raise errors.InputVersion in commit",  # the inputs change meanwhile: the same file
+    "raise errors.IncarnationChanged in commit",
+    "raise errors.StaleSequencer in _granted_before",  # a repeat of an older claim: tests/unit/test_core_requests.py
+}  # fmt: skip
+"""Refusals that take more than one bad request, and where they are tested."""
+
+
+def refusals(source: str) -> Iterator[tuple[str, range]]:
+    """What a file refuses with, in which function, and on which lines."""
+    seen: set[ast.AST] = set()
+    for function in ast.walk(ast.parse(source)):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for node in ast.walk(function):
+            # A nested function comes with the one around it.
+            if not isinstance(node, ast.Raise | ast.Expr) or node in seen:
+                continue
+            seen.add(node)
+            call = node.exc if isinstance(node, ast.Raise) else node.value
+            if not isinstance(call, ast.Call):
+                continue
+            called = ast.unparse(call.func)
+            if isinstance(node, ast.Raise) and (called == "bad_field" or called.startswith("errors.")):
+                what = f" {ast.unparse(call.args[0])}" if called == "bad_field" else ""
+                yield f"raise {called}{what} in {function.name}", range(node.lineno, (node.end_lineno or 0) + 1)
+            elif called == "_refuse":
+                what = ast.unparse(call.args[0])
+                yield f"{called} {what} in {function.name}", range(node.lineno, (node.end_lineno or 0) + 1)
+
+
+def test_a_long_name_does_not_hide_the_refusal(pipeline: Pipeline) -> None:
+    """A status of more than 8 KB is replaced by gRPC's own, which says nothing of what to do."""
+    request = pipeline.valid("Register")
+    request.inputs[:] = [f"{'x' * 120}{n}" for n in range(1000)]
+    pipeline.world.call("Register", request)
+    request.inputs.append("one-more/than-is-registered")
+    request.inputs.pop(0)
+    found = pipeline.world.refused("Register", request)
+    assert found.reason == "REGISTRATION_CONFLICT"
+    assert found.message.startswith("new is registered with inputs")
+    assert found.message.endswith("change the inputs with set_inputs.")
+    assert len(found.message.encode()) <= 1024
+
+
+def test_bytes_that_are_no_utf8_are_refused_by_protobuf(pipeline: Pipeline) -> None:
+    before = pipeline.world.dump()
+    raw: Any = pipeline.world.channel.unary_unary("/lowwater.v1.TopologyService/Reset")
+
+    async def send(data: bytes) -> None:
+        await raw(data, timeout=30)
+
+    for data in (b"\x0a\x02\xff\xfe", b"\x0a\x05\x80", b"\xff" * 100):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            pipeline.world.run(send(data))
+        assert "Error parsing message" in (error.value.details() or "")
+    assert pipeline.world.dump() == before
+
+
+def test_nothing_of_a_report_behind_a_gap_is_applied() -> None:
+    with running() as one:
+        first, lost, third = (report(n, one.group("a", hour)) for n, hour in ((1, 17), (2, 16), (3, 18)))
+        del lost
+        found = one.world.refused("Report", [opening(50), first, third])
+        assert found.metadata == {"field": "report.number", "fix": "open a new stream and send the full state"}
+        assert one.low("a") == 17 * 3_600_000_000
+        one.world.check()
+
+
+def test_rule8_a_repeated_report_is_harmless() -> None:
+    with running() as one:
+        reports = [report(n, one.group("a", hour)) for n, hour in ((1, 17), (2, 16), (1, 17), (2, 16), (3, 18))]
+        answers = one.world.call("Report", [opening(50), *reports])
+        assert answers[-1].ack.number == 3
+        assert one.low("a") == 18 * 3_600_000_000

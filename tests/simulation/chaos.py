@@ -1,0 +1,126 @@
+"""What goes wrong, and when: a list of moves made from a seed, so that it can be shortened and repeated."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any, Final
+
+
+@dataclass(frozen=True)
+class Move:
+    """One thing that happens at a time."""
+
+    at: float
+    """Seconds since the start of the world."""
+    kind: str
+    facts: dict[str, Any]
+
+    def __str__(self) -> str:
+        told = " ".join(f"{key}={value}" for key, value in self.facts.items())
+        return f"{self.at:8.3f} s  {self.kind} {told}"
+
+
+KINDS: Final = {
+    # kind: how often, against the others
+    "crash the authority": 6,
+    "pause the authority": 3,
+    "stop the authority": 2,
+    "turn the authority's clock": 1,
+    "bad network": 8,
+    "hostile reports": 4,
+    "cut": 4,
+    "bad store": 8,
+    "crash a worker": 5,
+    "pause a worker": 5,
+    "replace a paused worker": 5,
+    "replace a run": 4,
+    "share out anew": 5,
+    "crash a reader": 2,
+    "pause a reader": 2,
+    "reset": 1,
+    "new inputs": 1,
+}
+
+GAP: Final = 1.5
+"""Seconds between two moves, on average."""
+
+
+def schedule(random: Random, moves: int) -> list[Move]:
+    """Return what will happen. Everything that a move leaves open is decided here, by ``pick`` as well: a number from 0 to 1."""
+    at = 5.0
+    made = []
+    for _ in range(moves):
+        at += random.expovariate(1 / GAP)
+        kind = random.choices(list(KINDS), weights=list(KINDS.values()))[0]
+        made.append(Move(round(at, 3), kind, _facts(kind, random)))
+    return made
+
+
+def _facts(kind: str, random: Random) -> dict[str, Any]:
+    def seconds(low: float, high: float) -> float:
+        return round(low * math.exp(random.random() * math.log(high / low)), 3)
+
+    def chance() -> float:
+        return round(random.random(), 4)
+
+    match kind:
+        case "crash the authority":
+            return {"down": seconds(0.01, 5), "keep": random.randrange(3)}
+        case "stop the authority":
+            return {"down": seconds(0.1, 5)}
+        case "pause the authority":
+            return {"seconds": seconds(0.05, 25)}
+        case "turn the authority's clock":
+            return {"by": random.choice([-3600, -5, 5, 120])}
+        case "bad network":
+            return {
+                "seconds": seconds(1, 15),
+                "slow": chance() / 4,
+                "slowness": seconds(0.1, 12),
+                "lose_request": random.choice([0, 0.05, 0.3]),
+                "lose_response": random.choice([0, 0.05, 0.3]),
+                "repeat": random.choice([0, 0.1, 0.5]),
+                "break": random.choice([0, 0.005, 0.05]),
+            }
+        case "hostile reports":
+            return {"seconds": seconds(1, 10), "lost": 0.05, "doubled": 0.2, "swapped": 0.1}
+        case "cut":
+            return {"pick": chance(), "seconds": seconds(0.5, 20)}
+        case "bad store":
+            return {
+                "seconds": seconds(0.5, 10),
+                "slow": random.choice([0, 0.2, 0.5]),
+                "slowness": seconds(0.05, 5),
+                "failed": random.choice([0, 0.05, 0.3]),
+                "lost": random.choice([0, 0.05, 0.3]),
+                "written": random.choice([0, 0.05, 0.3]),
+                "hang": random.random() < 0.1,
+            }
+        case "crash a worker" | "crash a reader":
+            return {"pick": chance()}
+        case "pause a worker" | "pause a reader" | "replace a paused worker":
+            return {"pick": chance(), "seconds": seconds(0.2, 25)}
+        case "share out anew":
+            return {"pick": chance(), "cut": random.randrange(1 << 30)}
+        case _:
+            return {"pick": chance()}
+
+
+def length(moves: Sequence[Move]) -> float:
+    """Return the seconds that a world with these moves lasts, but for the peace behind it."""
+    return moves[-1].at + 5.0 if moves else 10.0
+
+
+def dump(seed: int, moves: Sequence[Move], seconds: float) -> str:
+    """Return all that makes a world, as JSON."""
+    return json.dumps({"seed": seed, "seconds": seconds, "moves": [asdict(move) for move in moves]})
+
+
+def load(text: str) -> tuple[int, list[Move], float]:
+    """The reverse of :func:`dump`."""
+    told = json.loads(text)
+    return told["seed"], [Move(**each) for each in told["moves"]], told["seconds"]

@@ -1,0 +1,206 @@
+"""The network: who listens where, which connections there are, and the weather between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from tests.simulation.kernel.channel import SimChannel
+from tests.simulation.kernel.connection import Connection
+from tests.simulation.kernel.pipe import KERNEL
+from tests.simulation.kernel.server import SimServer
+
+if TYPE_CHECKING:
+    import grpc
+
+    from tests.simulation.kernel.process import Process
+    from tests.simulation.kernel.simulation import Simulation
+
+FROZEN_SERVER_SECONDS: Final = 11.0
+"""Silence after which a client gives a connection up, by keepalive."""
+
+FROZEN_CLIENT_SECONDS: Final = 30.0
+"""Silence after which the authority's server does so."""
+
+
+@dataclass
+class Weather:
+    """What the network does to messages; may be changed at any time. Seconds, and probabilities per message."""
+
+    delay: tuple[float, float] = (0.0002, 0.002)
+    p_slow: float = 0.0
+    slow: tuple[float, float] = (0.1, 3.0)
+    p_lose_request: float = 0.0
+    """Of a unary call: its deadline ends it."""
+    p_lose_response: float = 0.0
+    """Of a unary call: it took effect."""
+    p_repeat_request: float = 0.0
+    """Of a unary call: a copy arrives once more, ``slow`` later, at whoever listens there then."""
+    p_break: float = 0.0
+    """A message of a stream is lost, and the stream with it."""
+    p_report_lost: float = 0.0
+    """Of a Report stream's requests but the first: later ones arrive, until the stream breaks some seconds later."""
+    p_report_doubled: float = 0.0
+    p_report_swapped: float = 0.0
+    """It arrives behind the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """A message, at the moment it is sent, whatever becomes of it. Copy it to keep it: its sender may change it."""
+
+    at: float
+    process: Process
+    """Who sends."""
+    peer: Process
+    """Who is meant to get it."""
+    method: str
+    """For example ``/lowwater.v1.WorkerService/Claim``."""
+    direction: str
+    """``request`` or ``response``."""
+    message: Any
+
+
+class Network:
+    """Made by the simulation. ``weather`` and ``taps`` are the world's to change."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.weather = Weather()
+        self.taps: list[Callable[[Tap], None]] = []
+        self.connections: dict[Connection, None] = {}
+        self._random = sim.rng("network")
+        self._listeners: dict[str, SimServer] = {}
+        self._cuts: set[tuple[str, str | None]] = set()
+        self._hopeful: dict[SimChannel, None] = {}
+        self._calls = 0
+
+    # -- for the world ---------------------------------------------------------------------------------------------
+
+    def channel(self, process: Process, address: str) -> grpc.aio.Channel:
+        """A channel of a process to whoever listens at an address. Connects at its first call."""
+        return cast("grpc.aio.Channel", SimChannel(self, process, address))
+
+    def server(self, process: Process, address: str) -> grpc.aio.Server:
+        """A server of a process. It listens from ``start`` on."""
+        return cast("grpc.aio.Server", SimServer(self, process, address))
+
+    def cut(self, process: Process, address: str | None = None) -> None:
+        """Cut a process, and its successors, off from an address, or from everything, as client and as server."""
+        self.sim.trace("cut", process=process.name, address=address)
+        self._cuts.add((process.name, address))
+        for connection in list(self.connections):
+            if self._is_cut(connection.client, connection.server):
+                connection.close("the network is cut")
+
+    def heal(self, process: Process, address: str | None = None) -> None:
+        """Undo a cut of the same arguments, if there is one."""
+        if (process.name, address) in self._cuts:
+            self.sim.trace("heal", process=process.name, address=address)
+            self._cuts.remove((process.name, address))
+            self.changed()
+
+    def _is_cut(self, client: Process, server: SimServer) -> bool:
+        cuts = self._cuts
+        return bool(cuts) and (
+            (client.name, None) in cuts or (client.name, server.address) in cuts or (server.process.name, None) in cuts
+        )
+
+    # -- what happens to processes ---------------------------------------------------------------------------------
+
+    def died(self, process: Process) -> None:
+        """The operating system closes what a dead process had open."""
+        for server in [server for server in self._listeners.values() if server.process is process]:
+            self.unlisten(server)
+        for connection in self.connections_of(process):
+            connection.close("a process died")
+
+    def paused(self, process: Process) -> None:
+        """Begin to count the silence of a frozen process."""
+        for connection in self.connections_of(process):
+            self.watch(connection, process)
+
+    def watch(self, connection: Connection, frozen: Process) -> None:
+        """Close a connection by keepalive, unless the frozen process is resumed in time."""
+        seconds = FROZEN_SERVER_SECONDS if frozen is connection.server.process else FROZEN_CLIENT_SECONDS
+        pauses = frozen.pauses
+
+        def silent() -> None:
+            if connection.open and frozen.paused and frozen.pauses == pauses:
+                self.sim.reach("network: keepalive")
+                connection.close("keepalive: the peer is silent")
+
+        self.sim.loop.call_later(seconds, silent, context=KERNEL)
+
+    def connections_of(self, process: Process) -> list[Connection]:
+        """The open connections of a process."""
+        return [c for c in self.connections if c.client is process or c.server.process is process]
+
+    # -- for channels and servers ----------------------------------------------------------------------------------
+
+    def listen(self, server: SimServer) -> None:
+        """Let a server have its address. Raises RuntimeError when another one listens there."""
+        if server.address in self._listeners:
+            raise RuntimeError(f"{self._listeners[server.address].process} listens at {server.address} already")
+        self._listeners[server.address] = server
+        self.sim.trace("listen", process=str(server.process), address=server.address)
+        self.changed()
+
+    def unlisten(self, server: SimServer) -> None:
+        """Free the address of a server."""
+        if self._listeners.get(server.address) is server:
+            del self._listeners[server.address]
+
+    def listener(self, client: Process, address: str) -> SimServer | None:
+        """Whom a client reaches at an address now."""
+        server = self._listeners.get(address)
+        return None if server is None or self._is_cut(client, server) else server
+
+    def hope(self, channel: SimChannel) -> None:
+        """Let a channel try again when anything changes."""
+        self._hopeful[channel] = None
+
+    def changed(self) -> None:
+        """Somebody may be reachable who was not."""
+        hopeful, self._hopeful = self._hopeful, {}
+        for channel in hopeful:
+            channel.connect()
+
+    # -- the weather -----------------------------------------------------------------------------------------------
+
+    def latency(self) -> float:
+        """Draw how long a message takes."""
+        if self.chance(self.weather.p_slow):
+            return self._random.uniform(*self.weather.slow)
+        return self._random.uniform(*self.weather.delay)
+
+    def detour(self) -> float:
+        """Draw how much later a copy of a message arrives."""
+        return self.latency() + self._random.uniform(*self.weather.slow)
+
+    def chance(self, probability: float) -> bool:
+        """Draw whether something happens. Draws nothing when it is impossible."""
+        return probability > 0 and self._random.random() < probability
+
+    def fate(self, point: str, probability: float) -> bool:
+        """As chance, and counts the fault point."""
+        if not self.chance(probability):
+            return False
+        self.sim.reach(f"network: {point}")
+        self.sim.trace("fate", point=point)
+        return True
+
+    def number_call(self) -> int:
+        """The number of a new call."""
+        self._calls += 1
+        return self._calls
+
+    def tap(self, sender: Process, peer: Process, method: str, direction: str, message: Any) -> None:
+        """Show a message to the world. What the world raises then ends the simulation."""
+        tap = Tap(self.sim.now, sender, peer, method, direction, message)
+        for look in self.taps:
+            try:
+                look(tap)
+            except Exception as error:  # noqa: BLE001 - must not end in the program that happens to send
+                self.sim.abort(error)

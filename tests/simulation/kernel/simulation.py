@@ -1,0 +1,100 @@
+"""A simulation: one seed, one loop, one network, any number of processes, and a record of all that happened."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Coroutine
+from random import Random
+from typing import Any, TypeVar
+
+from tests.simulation.kernel.loop import VirtualLoop
+from tests.simulation.kernel.network import Network
+from tests.simulation.kernel.process import Process
+
+T = TypeVar("T")
+
+
+class Simulation:
+    """To be run once. ``keep_trace`` keeps every traced line in ``lines``; else only their hash is kept."""
+
+    def __init__(self, seed: int, *, keep_trace: bool = False) -> None:
+        self.seed = seed
+        self.keep_trace = keep_trace
+        self.lines: list[str] = []
+        self.points: Counter[str] = Counter()
+        """How often each named fault point was reached."""
+        self.errors: list[tuple[float, str, BaseException | None]] = []
+        """What nobody caught, with its time and where: handlers, callbacks, tasks that nobody awaits. Empty in a
+        healthy world."""
+        self._rngs: dict[str, Random] = {}
+        self._hash = hashlib.sha256()
+        self.loop = VirtualLoop(self._uncaught)  # type: ignore[abstract]  # the rest raises, which is meant
+        self.network = Network(self)
+        self.processes: dict[str, Process] = {}
+        """The newest process of each name."""
+        self.god = self.process("god")
+        """Runs the simulation itself; it is neither killed nor paused, and may have channels."""
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the start."""
+        return self.loop.now
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over: nothing is recorded any more."""
+        return self.loop.is_closed()
+
+    def rng(self, label: str) -> Random:
+        """The random numbers for one purpose; always the same object for the same label."""
+        if label not in self._rngs:
+            # A string, not a tuple: its seeding does not depend on PYTHONHASHSEED.
+            self._rngs[label] = Random(f"{self.seed}/{label}")
+        return self._rngs[label]
+
+    def process(self, name: str) -> Process:
+        """The newest process of a name; made at the first call."""
+        if name not in self.processes:
+            self.processes[name] = Process(self, name)
+        return self.processes[name]
+
+    def trace(self, kind: str, **facts: object) -> None:
+        """Record that something happened. Facts must be the same in every run: no sets, no addresses of objects."""
+        if self.ended:
+            return
+        line = f"{self.loop.now:.9f} {kind} {facts}"
+        self._hash.update(line.encode())
+        if self.keep_trace:
+            self.lines.append(line)
+
+    def digest(self) -> str:
+        """A hash of all that was traced so far."""
+        return self._hash.hexdigest()
+
+    def reach(self, point: str) -> None:
+        """Count a fault point."""
+        if not self.ended:
+            self.points[point] += 1
+
+    def error(self, where: str, error: BaseException | None) -> None:
+        """Record what should not have happened."""
+        if not self.ended:
+            self.errors.append((self.now, where, error))
+            self.trace("error", error=type(error).__name__)
+
+    def abort(self, error: BaseException) -> None:
+        """End :meth:`run` with this error, from wherever the code stands."""
+        self.loop.abort(error)
+
+    def run(self, coro: Coroutine[Any, Any, T], limit: float) -> T:
+        """Run a coroutine in ``god`` until it is done, then end everything as it stands.
+
+        Raises what it raises, and SimulationStuck when that takes more than ``limit`` virtual seconds or can never be.
+        Coroutines that are left are closed at the end, so their ``finally`` blocks run then: judge before that, inside
+        the coroutine. Nothing is recorded, sent or scheduled any more by then.
+        """
+        return self.loop.run(coro, limit, self.god.context.copy())
+
+    def _uncaught(self, message: str, error: BaseException | None) -> None:
+        self.error(message, error)

@@ -1,0 +1,69 @@
+"""The named fault points: what a run must have met to prove anything."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.simulation.chaos import KINDS
+
+_FAULTS: Final = (
+    "network: a full stream",
+    "network: a request of a client that is gone",
+    "network: broken stream",
+    "network: doubled report",
+    "network: keepalive",
+    "network: lost report",
+    "network: lost request",
+    "network: lost response",
+    "network: repeated request",
+    "network: swapped report",
+    "store: failed",
+    "store: hang",
+    "store: lost",
+    "store: slow",
+    "store: written",
+    *(f"move: {kind}" for kind in KINDS),
+)
+"""What goes wrong."""
+
+_MET: Final = (
+    "a claim committed the batch before it",
+    "a claim was granted twice",
+    "a crash in the middle of a write",
+    "a crash that kept some of what was cached",
+    "a crash that lost what was cached",
+    "a micro-batch was held for a missing part",
+    "a micro-batch was replayed",
+    "a new input lowered a range",
+    "a recovery from a snapshot and records behind it",
+    "a wait met a reset",
+    "a weak store went back",
+    "an append of unknown outcome was given up",
+    "storage refused a zombie",
+    "ended by JOURNAL_FAILED",
+    "ended by OLDER_CLAIM",
+    "ended by STALE_SEQUENCER",
+    "ended by TIMEOUT",
+    "ended by UNAVAILABLE",
+    "ended by WOULD_REGRESS",
+    "flush: TIMEOUT",
+    "prepare: TIMEOUT",
+    "stage: TIMEOUT",
+    "commit: TIMEOUT",
+    "refused: Claim OLDER_CLAIM",
+    "refused: Claim STALE_SEQUENCER",
+    "refused: CommitBatch INCARNATION_CHANGED",
+    "refused: CommitBatch NOT_PREPARED",
+    "refused: Report INVALID_ARGUMENT",
+    "report refused: STALE_SEQUENCER",
+    "report refused: TOO_FAR_AHEAD",
+)
+"""What comes of it: the places in the code that only faults lead to."""
+
+POINTS: Final = _FAULTS + _MET
+"""All of them."""
+
+
+def is_fault(point: str) -> bool:
+    """Whether a point is something that goes wrong, rather than what comes of it."""
+    return point in _FAULTS

@@ -1,0 +1,417 @@
+"""The programs that run in the simulated processes: an authority, workers of every kind, readers. They use what users use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+import lowwater
+from lowwater import Inputs, TaskAttempt, errors
+from lowwater._aio.client import Client
+from lowwater._core.surroundings import Surroundings
+from lowwater_authority.authority import Authority
+from lowwater_authority.journal.memory import MemoryDisk, MemoryJournal
+from lowwater_authority.observer import Observer
+from tests.simulation.storage import Fenced, Plan, Storage
+from tests.simulation.truth import MAX, MIN, Node, Pipeline, Record
+
+if TYPE_CHECKING:
+    from lowwater.aio import Lease, Worker
+    from tests.simulation.kernel import Process, SimFaults, Simulation
+    from tests.simulation.oracle import Oracle
+
+ADDRESS = "authority:7420"
+SHARES = (0.99, 0.5)
+HOUR = 3_600_000_000
+CENTURY = 4_102_444_800_000_000
+"""The year 2100."""
+
+
+@dataclass
+class Place:
+    """What all programs of a world share."""
+
+    sim: Simulation
+    pipeline: Pipeline
+    storage: Storage
+    oracle: Oracle
+    finishing: bool = False
+    """Whether injectors that have injected everything say so."""
+    calm: bool = False
+    """Whether workers do their best, instead of whatever comes to mind."""
+
+    def random(self, process: Process) -> Random:
+        """The randomness of a process."""
+        return self.sim.rng(f"{process.name}/{process.generation}")
+
+    def client(self, process: Process) -> Client:
+        """A client as any program makes one, but for the network."""
+        random = self.random(process)
+        surroundings = Surroundings(monotonic=lambda: self.sim.now, random=random.random, randbytes=random.randbytes)
+        settings = lowwater.Settings(ADDRESS, timeout=5.0)
+        return Client(settings, surroundings=surroundings, channel=lambda: self.sim.network.channel(process, ADDRESS))
+
+
+# -- the authority -----------------------------------------------------------------------------------------------------
+
+
+class Reached(Observer):
+    """Counts what the authority refuses."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self._sim = sim
+
+    def reported(self, ranges: int, refused: dict[str, int]) -> None:
+        """See Observer."""
+        del ranges
+        for reason in refused:
+            self._sim.reach(f"report refused: {reason}")
+
+    def refused(self, method: str, reason: str) -> None:
+        """See Observer."""
+        self._sim.reach(f"refused: {method} {reason}")
+
+
+class Running:
+    """The newest authority, so that it can be asked to leave."""
+
+    authority: Authority | None = None
+
+
+async def serve(place: Place, process: Process, disk: MemoryDisk, faults: SimFaults, running: Running) -> None:
+    """What ``lowwater serve`` does, over the simulated journal and network."""
+    random = place.random(process)
+    journal = MemoryJournal(disk, faults=faults, randbits=random.getrandbits, clock=lambda: place.sim.now)
+    authority = Authority(journal, clock=process.clock, observer=Reached(place.sim))
+    await authority.recover()
+    server = place.sim.network.server(process, ADDRESS)
+    authority.add_to(server)
+    await server.start()
+    running.authority = authority
+    place.oracle.started(authority)
+    try:
+        await authority.run()
+    finally:
+        await server.stop(1.0)
+    await authority.close()
+
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one worker is to own: cells, cut into ranges at these edges."""
+
+    edges: tuple[int, ...]
+
+    def bounds(self, node: Node) -> list[bytes]:
+        """The key bounds to claim."""
+        return [node.edge(edge) for edge in self.edges]
+
+    @property
+    def cells(self) -> range:
+        """All of its cells."""
+        return range(self.edges[0], self.edges[-1])
+
+    def of(self, handle: int) -> range:
+        """The cells of one range."""
+        return range(self.edges[handle], self.edges[handle + 1])
+
+    def handles(self) -> range:
+        """All handles."""
+        return range(len(self.edges) - 1)
+
+
+async def register(place: Place, lw: Client, name: str) -> None:
+    """Register a computation as its own program does at its start, with the inputs it was deployed with."""
+    node = place.pipeline.nodes[name]
+    try:
+        await lw.register(name, inputs=node.inputs, heuristics=SHARES)
+    except errors.RegistrationConflict:
+        pass  # its inputs are being changed at this time
+
+
+async def work(place: Place, process: Process, name: str, share: Share) -> None:
+    """One worker of one computation, until it loses all that it owns or is killed."""
+    random = place.random(process)
+    node = place.pipeline.nodes[name]
+    async with place.client(process) as lw:
+        await register(place, lw, name)
+        async with lw.worker(name, name=process.name) as worker:
+            # A worker that comes back from an older state than was reported begins there: its ranges go down.
+            older = None
+            if node.inputs and not place.calm and random.random() < 0.2:
+                older = node.stamp(max(place.pipeline.least_of(name, share.cells) - random.randrange(10 * HOUR), 0))
+            lease = await worker.claim(bounds=share.bounds(node), bound=older)
+            place.oracle.claimed(process, name, lease.sequencer, share)
+            try:
+                await place.storage.open(name, share.cells, lease.sequencer)
+                if node.inputs:
+                    await _follow(place, process, worker, lease, node, share)
+                else:
+                    await _inject(place, process, lease, node, share)
+            except Fenced:
+                place.sim.reach("storage refused a zombie")
+
+
+async def _inject(place: Place, process: Process, lease: Lease, node: Node, share: Share) -> None:
+    """Inject what the sources have, and say how far they are."""
+    random = place.random(process)
+    frontiers = {}
+    for index in share.cells:
+        frontiers[index] = await place.storage.inject(node.name, index, lease.sequencer, 0)
+    told: set[int] = set()
+    while True:
+        oldest = [min(frontiers[index] for index in share.of(handle)) for handle in share.handles()]
+        finished = [handle for handle in share.handles() if oldest[handle] == MAX]
+        running = [micros for micros in oldest if micros != MAX]
+        if running:
+            # Nothing hinders a source from knowing less than is true, for a while.
+            slack = 0 if place.calm or random.random() < 0.8 else random.randrange(60_000_000)
+            lease.advance(None, oldest=[m - slack for m in oldest], frontier=max(running) - slack)
+            if not place.calm and random.random() < 0.02:
+                # A wrong clock, a wrong unit: refused, and made good by the next state.
+                lease.advance(None, oldest=None, frontier=CENTURY)
+        if not set(finished) <= told and await _finish(lease, finished):
+            told.update(finished)
+        if len(told) == len(oldest):
+            await asyncio.sleep(random.uniform(1, 5))
+            continue
+        await asyncio.sleep(random.uniform(0.1, 1.5))
+        for index in share.cells:
+            if frontiers[index] == MAX or random.random() < 0.3:
+                continue
+            source = node.cells[index].source
+            assert source is not None
+            if place.finishing and source.offset == len(source.times):
+                source.finished = True
+                place.pipeline.changed()
+            frontiers[index] = await place.storage.inject(node.name, index, lease.sequencer, random.randrange(1, 4))
+
+
+async def _finish(lease: Lease, handles: Sequence[int]) -> bool:
+    """Whether it is durable that nothing will ever come in some ranges."""
+    try:
+        await lease.finish(handles)
+    except (errors.Timeout, errors.TooFarAhead):
+        return False  # it stays staged
+    return True
+
+
+async def _follow(place: Place, process: Process, worker: Worker, lease: Lease, node: Node, share: Share) -> None:
+    """Read what is there behind a snapshot of the inputs, do some of it, and say what is left."""
+    random = place.random(process)
+    while True:
+        seen = await worker.inputs()
+        place.oracle.folded(process, node.name, seen)
+        there = await place.storage.read(node.name, share.cells, lease.sequencer)
+        done = 0
+        for index in share.cells:
+            ready = [r for r in there[index] if _closed(node, r, seen.low.micros)]
+            chosen = [r for r in ready if place.calm or random.random() < 0.7]
+            if not chosen:
+                continue
+            closed = seen.low.micros if node.window else MIN
+            # A worker may die after the step and before it knows: the records are done, and nobody was told.
+            await place.storage.finish(node.name, index, lease.sequencer, chosen, _results(node, chosen), closed)
+            gone = {record.number for record in chosen}
+            there[index] = [record for record in there[index] if record.number not in gone]
+            done += len(chosen)
+        lease.advance(
+            seen,
+            oldest=[_oldest(node, share.of(handle), there, seen) for handle in share.handles()],
+            pending=[node.stamp(record.time) for records in there.values() for record in records],
+            finished=done,
+        )
+        if random.random() < 0.1:
+            try:
+                await lease.flush(2.0)
+            except (errors.Timeout, errors.TooFarAhead, errors.InputVersion, errors.IncarnationChanged) as error:
+                place.sim.reach(f"flush: {error.reason}")
+        if lease.refused is not None and lease.refused.reason in {"INPUT_VERSION", "INCARNATION_CHANGED"}:
+            return  # folds that do not count any more: claim again
+        await asyncio.sleep(random.uniform(0.1, 1.5))
+        if not place.calm and random.random() < 0.02:
+            place.oracle.released(node.name, lease.sequencer)
+            await lease.release()
+            return
+
+
+def _closed(node: Node, record: Record, low: int) -> bool:
+    """Whether a record may be finished: at once, or with its window."""
+    return not node.window or node.stamp(record.time) + node.window <= low
+
+
+def _results(node: Node, records: Sequence[Record]) -> list[int]:
+    """What comes of records: one each, or one a window."""
+    new = [record.time for record in records if not record.again]
+    return new if not node.window else sorted({node.stamp(time) for time in new})
+
+
+def _oldest(node: Node, cells: range, there: Mapping[int, Sequence[Record]], seen: Inputs) -> int:
+    """The least event time that cells hold. Of windows, also the one that a record at the inputs' low watermark would open."""
+    held = [node.stamp(record.time) for index in cells for record in there[index]]
+    return min([node.stamp(seen.low.micros) if node.window else MAX, *held])
+
+
+# -- micro-batches -----------------------------------------------------------------------------------------------------
+
+
+async def run_batches(place: Place, process: Process, name: str, share: Share) -> None:
+    """One run of a query of micro-batches, until it is replaced or killed."""
+    random = place.random(process)
+    node = place.pipeline.nodes[name]
+    async with place.client(process) as lw:
+        await register(place, lw, name)
+        ordinal, generation, logged = await place.storage.begin_run(name)
+        if not place.calm and random.random() < 0.3:
+            await asyncio.sleep(random.uniform(0, 5))  # a slow start: another run may be quicker
+        async with lw.worker(
+            name, name=process.name, identity=f"checkpoint of {name}", generation=generation, ordinal=ordinal
+        ) as worker:
+            digest = logged.digest if logged is not None else b""
+            lease = await worker.claim(bounds=share.bounds(node), batch_digest=digest)
+            place.oracle.claimed(process, name, lease.sequencer, share)
+            try:
+                await place.storage.open(name, share.cells, lease.sequencer)
+                batch = generation
+                while True:
+                    await _batch(place, process, lw, worker, lease, node, share, batch)
+                    batch += 1
+                    await asyncio.sleep(random.uniform(0.1, 2.0))
+            except Fenced:
+                place.sim.reach("storage refused a zombie")
+
+
+async def _batch(
+    place: Place, process: Process, lw: Client, worker: Worker, lease: Lease, node: Node, share: Share, batch: int
+) -> None:
+    """One micro-batch: plan, tasks, prepare, the query's own commit, commit."""
+    random = place.random(process)
+    plan = await place.storage.plan(node.name, batch, lease.sequencer, None)
+    if plan is None:
+        seen = await worker.inputs()
+        place.oracle.folded(process, node.name, seen)
+        there = await place.storage.read(node.name, share.cells, lease.sequencer)
+        plan = await place.storage.plan(node.name, batch, lease.sequencer, Plan(seen, there))
+        assert plan is not None
+    else:
+        place.sim.reach("a micro-batch was replayed")
+    seen, low = plan.seen, plan.seen.low.micros
+    done = {}
+    left = {}
+    for index in share.cells:
+        records = plan.records[index]
+        ready = [record for record in records if _closed(node, record, low)]
+        done[index] = (ready, _results(node, ready))
+        left[index] = [record for record in records if not _closed(node, record, low)]
+    tasks = []
+    for handle in share.handles():
+        attempt = 0
+        if random.random() < 0.1:
+            # A task that fails tells nothing true; a second attempt does the work.
+            await _stage(place, lw, node, lease, batch, TaskAttempt(0, handle, 0), [handle], [MAX])
+            attempt = 1
+        task = TaskAttempt(0, handle, attempt)
+        await _stage(place, lw, node, lease, batch, task, [handle], [_oldest(node, share.of(handle), left, seen)])
+        tasks.append(task)
+    bound = node.stamp(low)
+    missing: Sequence[TaskAttempt] = tasks
+    try:
+        missing = await lw.prepare_batch(
+            node.name, lease.sequencer, batch, digest=plan.digest, tasks=tasks, bound=bound, seen=seen
+        )
+    except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.JournalFailed) as error:
+        place.sim.reach(f"prepare: {error.reason}")
+    await place.storage.commit(node.name, batch, lease.sequencer, done, low if node.window else MIN)
+    if missing:
+        place.sim.reach("a micro-batch was held for a missing part")
+        return
+    try:
+        await lw.commit_batch(node.name, lease.sequencer, batch)
+    except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.JournalFailed, errors.NotPrepared) as error:
+        place.sim.reach(f"commit: {error.reason}")
+    except (errors.InputVersion, errors.IncarnationChanged) as error:
+        place.sim.reach(f"commit: {error.reason}")
+        raise Fenced from error  # folds that do not count any more: claim again
+
+
+async def _stage(
+    place: Place,
+    lw: Client,
+    node: Node,
+    lease: Lease,
+    batch: int,
+    task: TaskAttempt,
+    handles: list[int],
+    oldest: list[int],
+) -> None:
+    try:
+        await lw.stage_task(node.name, lease.sequencer, batch, task, handles=handles, oldest=oldest)
+    except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.Overloaded) as error:
+        place.sim.reach(f"stage: {error.reason}")
+
+
+# -- readers -----------------------------------------------------------------------------------------------------------
+
+
+async def watch(place: Place, process: Process) -> None:
+    """Follow everything."""
+    random = place.random(process)
+    async with place.client(process) as lw:
+        async for view in lw.watch():
+            place.oracle.viewed(process, view)
+            if random.random() < 0.05:
+                await asyncio.sleep(random.uniform(0.5, 8))  # slow now and then: the newest value comes next
+
+
+async def fold(place: Place, process: Process, names: Sequence[str]) -> None:
+    """Read the minimum over some computations, again and again."""
+    random = place.random(process)
+    async with place.client(process) as lw:
+        reader = lw.inputs(*names)
+        while True:
+            place.oracle.folded(process, "", await reader.read())
+            await asyncio.sleep(random.uniform(0.5, 3))
+
+
+async def ask(place: Place, process: Process) -> None:
+    """Ask everything that can be asked, one thing at a time."""
+    random = place.random(process)
+    async with place.client(process) as lw:
+        while True:
+            await asyncio.sleep(random.uniform(0.2, 3))
+            name = random.choice(list(place.pipeline.nodes))
+            try:
+                await _question(place, process, lw, name, random)
+            except (errors.Unavailable, errors.Timeout, errors.ShuttingDown, errors.UnknownComputation) as error:
+                place.sim.reach(f"ask: {error.reason}")
+            except errors.IncarnationChanged:
+                place.sim.reach("a wait met a reset")
+
+
+async def _question(place: Place, process: Process, lw: Client, name: str, random: Random) -> None:
+    oracle = place.oracle
+    until = place.pipeline.low(name) + random.randrange(-7_200_000_000, 3_600_000_000)
+    until = min(max(until, MIN + 1), MAX)
+    match random.randrange(6):
+        case 0:
+            for view in (await lw.get()).values():
+                oracle.viewed(process, view)
+        case 1:
+            answer = await lw.complete(name, until)
+            oracle.answered(process, name, until, complete=bool(answer))
+        case 2:
+            oracle.listed(name, await lw.ranges(name, limit=1000))
+        case 3:
+            view = await lw.wait(name, until, timeout=random.uniform(0.1, 20))
+            oracle.viewed(process, view)
+            oracle.answered(process, name, until, complete=True)
+        case 4:
+            oracle.remembered(name, await lw.history(name, limit=10_000))
+        case _:
+            await lw.why(name)

@@ -1,0 +1,39 @@
+"""From a world that fails to the few moves that make it fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tests.simulation.chaos import Move, length
+from tests.simulation.world import Result, World
+
+ATTEMPTS = 80
+"""Worlds tried at most: each takes about a second."""
+
+
+def shrink(
+    seed: int, moves: Sequence[Move], told: Callable[[str], None], *, attempts: int = ATTEMPTS
+) -> tuple[list[Move], Result]:
+    """Leave out moves, half of them first, then fewer and fewer, as long as some promise is still broken (delta debugging).
+
+    What is left of the randomness depends on the seed and on names, not on how many moves there are, so most of a world stays as
+    it was. Returns the moves that are left and what came of them.
+    """
+    seconds = length(moves)
+    kept, result = list(moves), World(seed, moves, seconds).run()
+    assert result.violations
+    size = max(1, len(kept) // 2)
+    while size:
+        start = 0
+        shorter = False
+        while start < len(kept) and attempts:
+            attempts -= 1
+            fewer = kept[:start] + kept[start + size :]
+            tried = World(seed, fewer, seconds).run()
+            if tried.violations:
+                kept, result, shorter = fewer, tried, True
+                told(f"{len(kept)} moves are enough")
+            else:
+                start += size
+        size = size if size == 1 and shorter and attempts else size // 2
+    return kept, result

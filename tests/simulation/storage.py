@@ -1,0 +1,151 @@
+"""The durable storage of the workers: shared, slow, fenced by sequencers (MillWheel 6.2), and never wrong.
+
+Each call takes a while before and after the one instant at which it happens. A worker that dies in between never learns whether it
+happened; what happened, happened whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from lowwater import Inputs
+from tests.simulation.truth import MIN, Pipeline, Record
+
+
+class Fenced(Exception):
+    """A newer claim has opened the cell."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a micro-batch takes in, written down before it runs, so that a replay takes in the same."""
+
+    seen: Inputs
+    records: Mapping[int, Sequence[Record]]
+    """By cell."""
+
+    @property
+    def digest(self) -> bytes:
+        """Names the plan."""
+        numbers = [record.number for index in sorted(self.records) for record in self.records[index]]
+        return hash((self.seen.low.micros, *numbers)).to_bytes(8, "little", signed=True)
+
+
+@dataclass
+class Checkpoint:
+    """The durable state of a query of micro-batches."""
+
+    ordinal: int = 0
+    committed: int = 0
+    """The number of the last batch that was committed; they count from 1."""
+    plans: dict[int, Plan] = field(default_factory=dict)
+
+
+class Storage:
+    """What every worker program reads and writes."""
+
+    def __init__(self, pipeline: Pipeline, random: Random) -> None:
+        self._pipeline = pipeline
+        self._random = random
+        self._checkpoints = {name: Checkpoint() for name in pipeline.nodes}
+
+    async def _trip(self) -> None:
+        await asyncio.sleep(self._random.uniform(0.001, 0.02))
+
+    def _check(self, name: str, index: int, sequencer: int) -> None:
+        if sequencer < self._pipeline.nodes[name].cells[index].fence:
+            raise Fenced
+
+    async def open(self, name: str, cells: Sequence[int], sequencer: int) -> None:
+        """Keep older claims from writing. Raises Fenced when a newer one was here first."""
+        await self._trip()
+        for index in cells:
+            self._check(name, index, sequencer)
+        for index in cells:
+            self._pipeline.nodes[name].cells[index].fence = sequencer
+        await self._trip()
+
+    async def read(self, name: str, cells: Sequence[int], sequencer: int) -> dict[int, list[Record]]:
+        """Return everything that is there, by cell."""
+        await self._trip()
+        found = {}
+        for index in cells:
+            self._check(name, index, sequencer)
+            found[index] = list(self._pipeline.nodes[name].cells[index].pending.values())
+        await self._trip()
+        return found
+
+    async def finish(
+        self,
+        name: str,
+        index: int,
+        sequencer: int,
+        records: Sequence[Record],
+        outputs: Sequence[int],
+        closed: int = MIN,
+    ) -> None:
+        """Finish records and hand on what comes of them. ``closed``: windows up to there have been closed."""
+        await self._trip()
+        self._check(name, index, sequencer)
+        self._pipeline.finish(name, index, records, outputs, closed)
+        await self._trip()
+
+    async def inject(self, name: str, index: int, sequencer: int, count: int) -> int:
+        """Inject the next records; returns the frontier after them."""
+        await self._trip()
+        self._check(name, index, sequencer)
+        self._pipeline.inject(name, index, count)
+        source = self._pipeline.nodes[name].cells[index].source
+        assert source is not None
+        frontier = source.frontier
+        await self._trip()
+        return frontier
+
+    # -- micro-batches -----------------------------------------------------------------------------------------------
+
+    async def begin_run(self, name: str) -> tuple[int, int, Plan | None]:
+        """Begin a run: its ordinal, its generation (the first batch not committed), and that batch's plan, if there is one."""
+        await self._trip()
+        checkpoint = self._checkpoints[name]
+        checkpoint.ordinal += 1
+        generation = checkpoint.committed + 1
+        began = checkpoint.ordinal, generation, checkpoint.plans.get(generation)
+        await self._trip()
+        return began
+
+    async def plan(self, name: str, batch: int, sequencer: int, plan: Plan | None) -> Plan | None:
+        """Return the plan of a batch, which is ``plan`` if it had none. Raises Fenced."""
+        await self._trip()
+        self._check(name, 0, sequencer)
+        checkpoint = self._checkpoints[name]
+        if batch <= checkpoint.committed:
+            raise Fenced
+        if plan is not None:
+            checkpoint.plans.setdefault(batch, plan)
+        found = checkpoint.plans.get(batch)
+        await self._trip()
+        return found
+
+    async def commit(
+        self,
+        name: str,
+        batch: int,
+        sequencer: int,
+        done: Mapping[int, tuple[Sequence[Record], Sequence[int]]],
+        closed: int,
+    ) -> None:
+        """Commit a batch: finish records by cell and hand on what comes of them, all in one step."""
+        await self._trip()
+        checkpoint = self._checkpoints[name]
+        for index in done:
+            self._check(name, index, sequencer)
+        if checkpoint.committed != batch - 1:
+            raise Fenced
+        checkpoint.committed = batch
+        checkpoint.plans.pop(batch - 1, None)
+        for index, (records, outputs) in done.items():
+            self._pipeline.finish(name, index, records, outputs, closed)
+        await self._trip()

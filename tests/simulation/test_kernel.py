@@ -1,0 +1,328 @@
+"""The loop and the processes of the simulator."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.kernel import Crashed, Simulation, SimulationStuck
+from tests.simulation.kernel.small_world import SmallWorld, stormy
+
+# -- time ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_hour_of_sleeps_costs_only_its_callbacks() -> None:
+    sim = Simulation(1)
+
+    async def hour() -> float:
+        started = asyncio.get_running_loop().time()
+        for _ in range(3600):
+            await asyncio.sleep(1)
+        return asyncio.get_running_loop().time() - started
+
+    assert sim.run(hour(), 3601) == sim.now == 3600
+    assert sim.loop.callbacks < 3 * 3600
+
+
+def test_timeouts_are_virtual_and_forgotten_timers_are_swept_out() -> None:
+    sim = Simulation(1)
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(60):
+                await asyncio.Event().wait()
+        for _ in range(10_000):
+            async with asyncio.timeout(3600):
+                await asyncio.sleep(0)
+        assert sim.now == 60
+        assert len(sim.loop._timers) < 1_000
+
+    sim.run(main(), 100)
+
+
+def test_there_are_no_threads_and_no_sockets() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(NotImplementedError):
+            await loop.run_in_executor(None, print)
+        with pytest.raises(NotImplementedError):
+            await loop.create_connection(asyncio.Protocol, "localhost", 1)
+
+    Simulation(1).run(main(), 1)
+
+
+# -- stuck -----------------------------------------------------------------------------------------------------------
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def ticking() -> None:
+    while True:  # noqa: ASYNC110 - to be found out
+        await asyncio.sleep(1)
+
+
+async def spinning() -> None:
+    while True:  # noqa: ASYNC110 - to be found out
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("main", "reason"),
+    [(forever, "nothing is scheduled"), (ticking, "limit of 100 virtual seconds"), (spinning, "time stands still")],
+)
+def test_a_stuck_simulation_says_who_waits_where(main: object, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.simulation.kernel.loop.STANDSTILL", 10_000)
+    sim = Simulation(1)
+
+    async def world() -> None:
+        sim.process("waiter").start(forever)
+        await main()  # type: ignore[operator]
+
+    with pytest.raises(SimulationStuck, match=reason) as stuck:
+        sim.run(world(), 100)
+    assert any(line.startswith("waiter#1: forever waits at") and "locks.py" in line for line in stuck.value.pending)
+
+
+def test_an_error_of_the_world_ends_the_run_from_anywhere() -> None:
+    sim = Simulation(1)
+
+    async def program() -> None:
+        sim.abort(AssertionError("seen"))
+        await forever()
+
+    async def world() -> None:
+        sim.process("p").start(program)
+        await forever()
+
+    with pytest.raises(AssertionError, match="seen"):
+        sim.run(world(), 100)
+
+
+# -- killing ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_a_killed_process_runs_again() -> None:
+    sim, ran, kept = Simulation(1), list[str](), list[AsyncIterator[int]]()
+
+    async def generate() -> AsyncIterator[int]:
+        try:
+            yield 1
+            await forever()
+        finally:
+            ran.append("generator")
+
+    async def nobody_holds() -> None:
+        try:
+            await forever()
+        finally:
+            ran.append("garbage")
+
+    async def program() -> None:
+        kept.append(generate())
+        await anext(kept[0])
+        asyncio.get_running_loop().call_later(5, ran.append, "timer")
+        inner = asyncio.create_task(forever())
+        inner.add_done_callback(lambda _: ran.append("callback"))
+        try:
+            async for _ in generate():
+                pass
+        except BaseException:
+            ran.append("except")
+            raise
+        finally:
+            ran.append("finally")
+
+    async def world() -> list[str]:
+        process = sim.process("p")
+        task = process.start(program)
+        process.start(nobody_holds)
+        await asyncio.sleep(1)
+        process.crash()
+        task.cancel()
+        kept.clear()
+        del task
+        gc.collect()
+        await asyncio.sleep(10)
+        gc.collect()
+        assert not process.alive
+        with pytest.raises(Crashed, match="restarted"):
+            process.start(forever)
+        return list(ran)
+
+    assert sim.run(world(), 100) == []
+    assert not sim.errors
+
+
+def leave_a_mess() -> weakref.ref[Simulation]:
+    """Run a simulation that leaves all kinds of unfinished things behind."""
+    sim, tasks = Simulation(1), list[asyncio.Task[None]]()
+
+    async def generate() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            await asyncio.sleep(1)
+
+    async def stubborn() -> None:
+        kept = generate()
+        await anext(kept)
+        try:
+            await forever()
+        finally:
+            sim.trace("not at the end")
+            tasks.append(asyncio.create_task(forever()))
+            await asyncio.sleep(1)
+            raise KeyError
+
+    async def world() -> str:
+        for name in ("killed", "paused", "alive"):
+            sim.process(name).start(stubborn)
+        await asyncio.sleep(1)
+        sim.process("killed").crash()
+        sim.process("paused").pause()
+        sim.process("fresh").start(forever)
+        return sim.digest()
+
+    assert sim.run(world(), 100) == sim.digest()
+    assert len(tasks) == 3
+    return weakref.ref(sim)
+
+
+def test_a_simulation_ends_without_a_word_and_leaves_no_memory() -> None:
+    """Warnings and unraisable errors would fail this test."""
+    left = leave_a_mess()
+    gc.collect()
+    assert left() is None
+
+
+def test_a_process_ends_with_its_main_coroutine() -> None:
+    sim, ran, tasks = Simulation(1), [], list[asyncio.Task[None]]()
+
+    async def background() -> None:
+        await asyncio.sleep(5)
+        ran.append("background")
+
+    async def program(error: Exception | None) -> None:
+        tasks.append(asyncio.create_task(background()))
+        await asyncio.sleep(1)
+        if error:
+            raise error
+
+    async def world() -> None:
+        good, bad = sim.process("good"), sim.process("bad")
+        good.start(program, None)
+        bad.start(program, KeyError("x"))
+        await good.ended.wait()
+        await bad.ended.wait()
+        assert sim.now == 1
+        assert good.failure is None
+        assert isinstance(bad.failure, KeyError)
+        await asyncio.sleep(10)
+
+    sim.run(world(), 100)
+    assert ran == []
+
+
+def test_a_restarted_process_is_a_new_one_with_the_same_name_and_clock() -> None:
+    sim = Simulation(1)
+
+    async def world() -> None:
+        old = sim.process("p")
+        old.skew = -0.5
+        await asyncio.sleep(2)
+        new = old.restarted()
+        assert (str(old), str(new)) == ("p#1", "p#2")
+        assert sim.process("p") is new
+        assert new.clock() == 1_357_689_600_000_000 + 1_500_000
+        new.skew = 10
+        assert new.clock() - old.clock() == 10_500_000
+
+    sim.run(world(), 10)
+
+
+# -- freezing --------------------------------------------------------------------------------------------------------
+
+
+def test_a_paused_process_goes_on_in_order() -> None:
+    sim, ran = Simulation(1), list[str]()
+
+    async def program(wake: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        cancelled = loop.call_later(3, ran.append, "cancelled")
+        sim.god.start(_cancel_at, cancelled, 5)
+        loop.call_later(4, ran.append, "second timer")
+        loop.call_later(2, ran.append, "first timer")
+        loop.call_later(20, ran.append, "later timer")
+        await wake.wait()
+        ran.append("event")
+        await forever()
+
+    async def _cancel_at(handle: asyncio.Handle, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        handle.cancel()
+
+    async def world() -> None:
+        process, wake = sim.process("p"), asyncio.Event()
+        process.start(program, wake)
+        await asyncio.sleep(1)
+        process.pause()
+        await asyncio.sleep(2)
+        wake.set()
+        await asyncio.sleep(7)
+        assert ran == []
+        sim.loop.call_soon(ran.append, "after", context=process.context)
+        process.resume()
+        await asyncio.sleep(0)
+        assert ran == ["first timer", "event", "second timer", "after"]
+        await asyncio.sleep(11)
+        assert ran[4:] == ["later timer"]
+
+    sim.run(world(), 100)
+
+
+def test_god_is_spared() -> None:
+    god = Simulation(1).god
+    with pytest.raises(ValueError, match="killed"):
+        god.crash()
+    with pytest.raises(ValueError, match="paused"):
+        god.pause()
+
+
+# -- randomness ------------------------------------------------------------------------------------------------------
+
+
+def test_each_label_has_its_own_randomness() -> None:
+    one, two, other = Simulation(1), Simulation(1), Simulation(2)
+    one.rng("b").random()
+    assert one.rng("a").random() == two.rng("a").random()
+    assert one.rng("a") is one.rng("a")
+    assert one.rng("a").random() != other.rng("a").random()
+
+
+def test_the_same_seed_gives_the_same_run_whatever_the_hash_seed() -> None:
+    root = Path(__file__).parents[2]
+    printed = [
+        subprocess.run(
+            [sys.executable, "-W", "error", "-m", "tests.simulation.kernel.small_world", seed],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            cwd=root,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        ).stdout
+        for seed, hash_seed in (("7", "1"), ("7", "2"), ("8", "1"))
+    ]
+    assert printed[0] == printed[1] != printed[2]
+    here = SmallWorld(7)
+    assert f"{here.run(stormy, 100_000)} {here.sim.digest()}\n" == printed[0]

@@ -1,0 +1,174 @@
+"""What is true: a pipeline whose durable state lives here, cell by cell, outside of everything that is tested.
+
+The key space of a computation is a few cells. A cell of an injector is a list of records that are still to come; a cell of any
+other computation holds the records that were handed to it and are not finished. The oldest work of a cell, and from it the true
+low watermark of a computation, is recomputed from nothing whenever somebody asks: no interval map, no claims, no reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+MIN = -(2**63)
+MAX = 2**63 - 1
+
+
+class Record(NamedTuple):
+    """One record: a number and an event time in microseconds."""
+
+    number: int
+    time: int
+    again: bool = False
+    """Whether it was finished before: an owner that starts from an older state does it once more, and nothing new comes of it."""
+
+
+@dataclass
+class Source:
+    """What one cell of an injector will inject, in this order."""
+
+    times: Sequence[int]
+    end: int
+    """Nothing before it comes after the last record."""
+    offset: int = 0
+    finished: bool = False
+    least: list[int] = field(default_factory=list)
+    """The least event time from each record on."""
+
+    def __post_init__(self) -> None:
+        self.least = [*reversed(list(accumulate(reversed(self.times), min, initial=self.end)))]
+
+    @property
+    def frontier(self) -> int:
+        """Nothing older will be injected."""
+        return MAX if self.finished else self.least[self.offset]
+
+
+@dataclass
+class Cell:
+    """One stretch of keys."""
+
+    pending: dict[int, Record] = field(default_factory=dict)
+    source: Source | None = None
+    fence: int = 0
+    """The highest sequencer that has opened it; writes under a lower one are refused."""
+    closed: int = MIN
+    """The greatest input low watermark by which a window was closed here: an older record would be lost."""
+
+
+@dataclass
+class Node:
+    """A computation."""
+
+    name: str
+    inputs: list[str]
+    window: int
+    """Results are stamped with the start of a window of this length, in microseconds; 0: with the record's own time."""
+    cells: list[Cell]
+
+    def stamp(self, time: int) -> int:
+        """The event time of what comes of a record: floored to the window's start."""
+        return time if not self.window or time in (MIN, MAX) else time - time % self.window
+
+    def edge(self, index: int) -> bytes:
+        """The key at which a cell begins; behind the last one, no upper bound."""
+        return bytes([256 // len(self.cells) * index]) if 0 < index < len(self.cells) else b""
+
+    def covered(self, start: bytes, end: bytes) -> range:
+        """The cells of a key range, which begins and ends at edges."""
+        first = start[0] * len(self.cells) // 256 if start else 0
+        last = end[0] * len(self.cells) // 256 if end else len(self.cells)
+        return range(first, last)
+
+
+class LateRecord(AssertionError):
+    """A record arrived behind a watermark by which its window had been closed: the watermark led."""
+
+
+class Pipeline:
+    """All computations, in topological order."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self.nodes = {node.name: node for node in nodes}
+        self._numbers = 0
+        self._lows: dict[tuple[str, bool], int] = {}
+
+    def changed(self) -> None:
+        """To be called after every change."""
+        self._lows.clear()
+
+    def low(self, name: str, *, fresh: bool = False) -> int:
+        """The true low watermark: the least event time that is not finished, here or upstream.
+
+        ``fresh``: that anything can come out of; work that is only done again is left out.
+        """
+        if (name, fresh) not in self._lows:
+            cells = range(len(self.nodes[name].cells))
+            self._lows[name, fresh] = min(self.low_of(name, index, fresh=fresh) for index in cells)
+        return self._lows[name, fresh]
+
+    def low_of(self, name: str, index: int, *, fresh: bool = False) -> int:
+        """The same for one cell."""
+        node = self.nodes[name]
+        cell = node.cells[index]
+        if cell.source is not None:
+            return cell.source.frontier
+        upstream = min(self.low(each, fresh=True) for each in node.inputs)
+        held = (record.time for record in cell.pending.values() if not (fresh and record.again))
+        return node.stamp(min([upstream, *held]))
+
+    def least_of(self, name: str, cells: Iterable[int]) -> int:
+        """The same for several cells."""
+        return min(self.low_of(name, index) for index in cells)
+
+    @property
+    def unfinished(self) -> int:
+        """Records that are still to be injected, or were and are not finished."""
+        return sum(
+            len(cell.pending) + (len(cell.source.times) - cell.source.offset if cell.source else 0)
+            for node in self.nodes.values()
+            for cell in node.cells
+        )
+
+    def restore(self, name: str, cells: Iterable[int], time: int) -> None:
+        """A new owner starts from an older state: there is work from a time on to be done again."""
+        for index in cells:
+            cell = self.nodes[name].cells[index]
+            if cell.source is None and time != MIN:
+                self._numbers += 1
+                cell.pending[self._numbers] = Record(self._numbers, time, again=True)
+        self.changed()
+
+    # -- what workers do, durably ----------------------------------------------------------------------------------
+
+    def emit(self, name: str, times: Iterable[int]) -> None:
+        """Hand records to everything that reads a computation, at the very moment at which they are finished there."""
+        for time in times:
+            self._numbers += 1
+            for reader in self.nodes.values():
+                if name not in reader.inputs:
+                    continue
+                cell = reader.cells[hash((self._numbers, reader.name.encode()[0])) % len(reader.cells)]
+                if reader.window and reader.stamp(time) + reader.window <= cell.closed:
+                    msg = f"{name} hands {time} to {reader.name}, which has closed windows up to {cell.closed}"
+                    raise LateRecord(msg)
+                cell.pending[self._numbers] = Record(self._numbers, time)
+        self.changed()
+
+    def inject(self, name: str, index: int, count: int) -> None:
+        """Inject the next records of a cell."""
+        source = self.nodes[name].cells[index].source
+        assert source is not None
+        taken = source.times[source.offset : source.offset + count]
+        source.offset += len(taken)
+        self.emit(name, taken)
+
+    def finish(self, name: str, index: int, records: Iterable[Record], outputs: Iterable[int], closed: int) -> None:
+        """Finish records of a cell and hand on what comes of them, in one step."""
+        cell = self.nodes[name].cells[index]
+        for record in records:
+            del cell.pending[record.number]
+        cell.closed = max(cell.closed, closed)
+        self.emit(name, outputs)

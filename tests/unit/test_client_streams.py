@@ -1,0 +1,246 @@
+"""Report streams: what ends them and what follows, pure, and on both shells against a server of a few lines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+
+from lowwater import Refusal, Settings, errors
+from lowwater._aio.connection import Connection as AioConnection
+from lowwater._aio.reporter import Reporter as AioReporter
+from lowwater._aio.watcher import Watcher as AioWatcher
+from lowwater._core.attempts import Attempts
+from lowwater._core.backoff import CAP
+from lowwater._core.columns import Column
+from lowwater._core.lease import LeaseState
+from lowwater._core.reporting import Reporting
+from lowwater._core.surroundings import Surroundings
+from lowwater._pb.lowwater.v1 import types_pb2, workers_pb2
+from lowwater._sync.connection import Connection
+from lowwater._sync.reporter import Reporter
+from lowwater._sync.watcher import Watcher
+
+CERTAIN = Surroundings(random=lambda: 1.0)
+"""Delays without jitter."""
+
+Failing = Callable[[bool], Settings]
+
+
+@pytest.fixture
+def failing() -> Iterator[Failing]:
+    """A server that lets every report stream in, acknowledges if told to, and fails it at once."""
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+
+    def serve(acknowledging: bool) -> Settings:
+        def report(requests: Iterator[workers_pb2.ReportRequest], context: Any) -> Iterator[workers_pb2.ReportResponse]:
+            next(requests)
+            yield workers_pb2.ReportResponse(opened=workers_pb2.ReportOpened(server_token="t"))
+            if acknowledging:
+                yield workers_pb2.ReportResponse(ack=workers_pb2.ReportAck(number=0))
+            context.abort(grpc.StatusCode.INTERNAL, "out of order")
+
+        handler = grpc.stream_stream_rpc_method_handler(
+            report,
+            request_deserializer=workers_pb2.ReportRequest.FromString,
+            response_serializer=workers_pb2.ReportResponse.SerializeToString,
+        )
+        service = grpc.method_handlers_generic_handler("lowwater.v1.WorkerService", {"Report": handler})
+        server.add_generic_rpc_handlers((service,))
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        return Settings(address)
+
+    yield serve
+    server.stop(None).wait()
+
+
+def on_threads(settings: Settings, streams: int) -> list[float]:
+    """The delays after some streams."""
+    connection = Connection(settings, CERTAIN)
+    reporter = Reporter(connection, Watcher(connection))
+    delays = []
+    for _ in range(streams):
+        with pytest.raises(grpc.RpcError) as failure:
+            reporter._stream()
+        delays.append(reporter.reporting.ended(failure.value))
+    connection.close()
+    return delays
+
+
+def on_asyncio(settings: Settings, streams: int) -> list[float]:
+    """The delays after some streams."""
+
+    async def run() -> list[float]:
+        connection = AioConnection(settings, CERTAIN, None)
+        reporter = AioReporter(connection, AioWatcher(connection))
+        delays = []
+        for _ in range(streams):
+            with pytest.raises(grpc.RpcError) as failure:
+                await reporter._stream()
+            delays.append(reporter.reporting.ended(failure.value))
+        await connection.close()
+        return delays
+
+    return asyncio.run(run())
+
+
+BOTH = pytest.mark.parametrize("shell", [on_threads, on_asyncio], ids=["threads", "asyncio"])
+
+
+@BOTH
+def test_streams_that_are_opened_and_fail_at_once_back_off(
+    failing: Failing, shell: Callable[[Settings, int], list[float]]
+) -> None:
+    assert shell(failing(False), 8) == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, CAP, CAP]
+
+
+@BOTH
+def test_an_acknowledgement_starts_the_backoff_over(
+    failing: Failing, shell: Callable[[Settings, int], list[float]]
+) -> None:
+    assert shell(failing(True), 3) == [0.1, 0.1, 0.1]
+
+
+# -- the state machine --------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def reporting(clock: Clock | None = None) -> Reporting:
+    return Reporting(Settings("there:1"), Surroundings(clock or Clock(), lambda: 1.0, bytes))
+
+
+def lease(computation: str = "c", sequencer: int = 1) -> LeaseState:
+    return LeaseState(computation, sequencer, Column(2, 0), reference=0)
+
+
+class Unavailable(grpc.RpcError):
+    """Nobody is there."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "connection refused"
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+
+def test_refusals_are_logged_once_a_claim_and_forgotten_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    one = reporting()
+    for computation in ("c", "d"):
+        for sequencer in range(1, 51):
+            state = lease(computation, sequencer)
+            refused = [(computation, sequencer, Refusal("TOO_FAR_AHEAD", "m", (0,)))]
+            one.state.add(state)
+            one.log(refused)
+            one.log(refused)
+            one.remove(state)
+            one.log(refused)
+    assert len(caplog.records) == 100
+    assert not one._logged
+
+
+def test_a_stream_sends_its_opening_then_what_is_due_and_ends_with_the_next() -> None:
+    clock = Clock()
+    one, state = reporting(clock), lease()
+    one.state.add(state)
+    state.finish(None)
+    one.state.staged(state)
+    stream, opening = one.open("token")
+    assert (opening.open.server_token, opening.open.sender, opening.open.stream) == ("token", bytes(16), 1)
+    due = one.due(stream)
+    assert due is not None
+    assert (list(due.messages), due.within) == ([], None), "not before the server has let it in"
+    one.take(workers_pb2.ReportResponse(opened=workers_pb2.ReportOpened(server_token="token")))
+    due = one.due(stream)
+    assert due is not None
+    assert [message.report.number for message in due.messages] == [1]
+    due = one.due(stream)
+    assert due is not None
+    assert due.within == pytest.approx(3.0), "the next beat"
+    one.ended(None)
+    assert one.due(stream) is None
+    later, _ = one.open("token")
+    assert one.due(stream) is None
+    assert one.due(later) is not None
+
+
+def test_a_stream_that_lasted_starts_the_backoff_over() -> None:
+    clock = Clock()
+    one = reporting(clock)
+    for delay in (0.1, 0.2, 0.4):
+        one.open("")
+        assert one.ended(Unavailable()) == delay
+    one.open("")
+    one.take(workers_pb2.ReportResponse(opened=workers_pb2.ReportOpened(server_token="t")))
+    clock.now += CAP + 1
+    assert one.ended(Unavailable()) == 0.1
+
+
+def test_a_flush_that_is_too_late_says_why_the_last_stream_ended() -> None:
+    one, state = reporting(), lease()
+    assert "acknowledged as durable within 2 s. It stays" in str(one.too_late(state, 2.0))
+    one.ended(Unavailable())
+    assert "connection refused" in str(one.too_late(state, 2.0))
+
+
+def test_an_authority_that_goes_away_says_for_how_long() -> None:
+    one = reporting()
+    assert one.take(workers_pb2.ReportResponse(go_away=types_pb2.GoAway(retry_after_millis=700)))
+    assert one.ended(None) == pytest.approx(0.8)
+
+
+def test_another_deployment_ends_the_reporting(caplog: pytest.LogCaptureFixture) -> None:
+    one, state = reporting(), lease()
+    one.ended(errors.ServerTokenMismatch("another one"))
+    with pytest.raises(errors.ServerTokenMismatch):
+        one.answered(state, 1)
+    assert "stopped reporting" in caplog.text
+
+
+def test_a_bug_does_not_end_the_reporting(caplog: pytest.LogCaptureFixture) -> None:
+    one = reporting()
+    assert one.ended(ZeroDivisionError()) == 0.1
+    assert one.failure is None
+    assert "ZeroDivisionError" in caplog.text
+
+
+# -- attempts -----------------------------------------------------------------------------------------------------
+
+
+def test_a_repeatable_call_is_repeated_within_its_deadline() -> None:
+    clock = Clock()
+    attempts = Attempts(Surroundings(clock, lambda: 1.0, bytes), "there:1", 1.0, repeatable=True)
+    assert attempts.options == {"timeout": 1.0, "wait_for_ready": False}
+    delays = []
+    for _ in range(3):
+        delays.append(attempts.delay_after(Unavailable()))
+        clock.now += delays[-1]
+    assert delays == [0.1, 0.2, 0.4]
+    assert attempts.options["timeout"] == pytest.approx(0.3)
+    with pytest.raises(errors.Unavailable, match="there:1"):
+        attempts.delay_after(Unavailable())
+    clock.now += 1
+    assert attempts.options["timeout"] > 0
+
+
+def test_a_call_that_may_not_be_repeated_waits_for_the_channel_instead() -> None:
+    attempts = Attempts(CERTAIN, "there:1", 1.0, repeatable=False)
+    assert attempts.options["wait_for_ready"]
+    with pytest.raises(errors.Unavailable):
+        attempts.delay_after(Unavailable())
