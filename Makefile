@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-year test lint fmt gen bench clean
+.PHONY: help setup demo demo-year test simulate mutants lint fmt gen bench clean
 
 RUN := . .tools/env &&
 # Everything that is type-checked.
@@ -11,11 +11,16 @@ TYPED := $(wildcard client/src authority/src spark_listener/src tests scripts be
 ARGS ?=
 # Which benchmark: make bench NAME=latency. All of them when empty.
 NAME ?=
+# The first world of the simulator, at random when empty, and how many moves of chaos it makes, 60 a world.
+SEED ?=
+STEPS ?= 3000
 
 help:
 	@echo "make demo        replay four days of real flights through three Spark jobs (about three minutes)"
 	@echo "make demo-year   the whole year through plain Python workers, every window checked"
 	@echo "make test        every check and every test"
+	@echo "make simulate    simulated worlds under chaos, every value checked; SEED=... STEPS=..."
+	@echo "make mutants     plant bugs in the authority and the client; the simulator must find each"
 	@echo "make lint        the checks only: ruff, mypy, pyright, buf, generated code"
 	@echo "make fmt         format Python and proto, apply safe lint fixes"
 	@echo "make gen         generate the protobuf code from proto/"
@@ -35,6 +40,12 @@ demo-year: setup
 test: lint
 	@scripts/setup.sh --tests
 	$(RUN) pytest $(ARGS)
+
+simulate: setup
+	@$(RUN) python -m tests.simulation run $(if $(SEED),--seed $(SEED)) --steps $(STEPS) $(ARGS)
+
+mutants: setup
+	@$(RUN) python -m tests.simulation mutants $(ARGS)
 
 lint: setup
 	$(RUN) ruff check .

@@ -23,14 +23,35 @@ class Installed(Serving):
         super().__init__(data, port=port)
         self.environment = environment
 
+    @property
+    def _command(self) -> list[str]:
+        command = [self.environment.lowwater, "serve", "--data", str(self.data)]
+        return [*command, "--listen", self.address, "--metrics", "127.0.0.1:0"]
+
+    def refuse(self) -> tuple[int, str]:
+        """Start it where it cannot serve; returns its exit code and what it said."""
+        done = subprocess.run(
+            self._command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=clean_environ(),
+            cwd=self.data.parent,
+            timeout=SECONDS,
+        )
+        return done.returncode, done.stderr
+
     def start(self) -> Self:
         """Start and wait until it serves."""
-        command = [self.environment.lowwater, "serve", "--data", str(self.data)]
-        command += ["--listen", self.address, "--metrics", "127.0.0.1:0"]
         log = self.data.parent / "serve.log"
         with log.open("a") as written:
             self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=written, text=True, env=clean_environ(), cwd=self.data.parent
+                self._command,
+                stdout=subprocess.PIPE,
+                stderr=written,
+                text=True,
+                env=clean_environ(),
+                cwd=self.data.parent,
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

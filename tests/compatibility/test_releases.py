@@ -78,24 +78,19 @@ def test_the_new_server_replaces_the_old_one_below_a_running_client(
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
-def test_the_old_server_reads_what_the_new_one_wrote(old: Environment, tmp_path: Path, end: signal.Signals) -> None:
-    """Killed, it leaves records behind; stopped, snapshots. Both hold fields that the old server passes over."""
+def test_the_old_server_refuses_what_the_new_one_wrote(old: Environment, tmp_path: Path, end: signal.Signals) -> None:
+    """It would replay an added input without lowering what stands beyond it: it says so, and the new one goes on."""
     with (
         Serving(tmp_path / "data") as new,
-        lowwater.connect(new.address, namespace=NAMESPACE) as lw,
         Running(sys.executable, "sync", new.address, NAMESPACE) as program,
     ):
         half = program.half()
-        lw.register("other", history_step=timedelta(minutes=1))
         new.signal(end)
         new.wait()
-        with Installed(old, tmp_path / "data", port=new.port) as before:
-            assert lows(before) == last(half)
-            never_back(saw := program.end())
-            # A change of the graph is written without the fields that it does not know.
-            lw.register("third")
-            assert before.stop() == 0
+        code, said = Installed(old, tmp_path / "data", port=new.port).refuse()
+        assert code == 1
+        assert "has format 2" in said
+        assert "upgrade lowwater-authority" in said
         with Serving(tmp_path / "data", port=new.port) as again:
-            assert lows(again) == last(saw)
-            assert lw.register("other").history_step == timedelta(hours=1)
-            assert list(lw.history("enriched")) == []
+            assert lows(again) == last(half)
+            never_back(program.end())

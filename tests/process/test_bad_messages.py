@@ -131,12 +131,12 @@ class Lossy(workers.WorkerServicer):
         self.loses = threading.Event()
         self.lost = threading.Event()
 
-    async def Report(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        async for response in super().Report(self._thinned(requests), context):
+    async def Report(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async for response in super().Report(self._thinned(request_iterator), context):
             yield response
 
-    async def _thinned(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        async for request in requests:
+    async def _thinned(self, request_iterator: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for request in request_iterator:
             if self.loses.is_set() and request.HasField("report"):
                 self.loses.clear()
                 self.lost.set()

@@ -77,21 +77,6 @@ def numbered(number: int | Callable[[Random], int]) -> Callable[[Random, Pipelin
     return made
 
 
-def with_mass(
-    frontiers: list[tuple[int, int]], buckets: int = 0
-) -> Callable[[Random, Pipeline], workers_pb2.ReportRequest]:
-    """A report with a mass."""
-
-    def made(_: Random, pipeline: Pipeline) -> workers_pb2.ReportRequest:
-        mass = workers_pb2.Mass(
-            frontiers=[types_pb2.Heuristic(share_ppm=share, micros=micros) for share, micros in frontiers],
-            pending=workers_pb2.Histogram(starts_micros=range(buckets), counts=[1] * buckets),
-        )
-        return report(1, pipeline.group("a", 15, 16, 17, mass=mass))
-
-    return made
-
-
 def text(least: int, most: int) -> Callable[[Random, Pipeline], str]:
     """A string of so many characters, of one to four bytes."""
     return lambda random, _: random.choice("xé水🌊") * random.randint(least, most)
@@ -238,6 +223,7 @@ CASES: Final[dict[str, Case]] = {
         put(pending=lambda *_: histogram(list(range(decode.MAX_BUCKETS + 1)), [1] * (decode.MAX_BUCKETS + 1))),
         field="pending",
     ),
+    "a bound beyond max skew": Case("Claim", put(bound_micros=any_of([MAX - 1], [10**18])), "TOO_FAR_AHEAD", "bound_micros"),
     "a prepare of another claim": Case("PrepareBatch", put(sequencer=STALE), "STALE_SEQUENCER"),
     "too many tasks": Case(
         "PrepareBatch", put(tasks=lambda *_: tasks(*((1, n, 1) for n in range(MAX_PARTS + 1)))), field="tasks"
@@ -279,18 +265,6 @@ CASES: Final[dict[str, Case]] = {
     ),
     "a claim twice in one report": Case(
         "Report", up(fresh, lambda _, p: report(1, p.group("a", 15), p.group("a", 16))), field="report.groups"
-    ),
-    "a mass with a frontier of no share": Case(
-        "Report", up(fresh, with_mass([(1_000_000, 5)])), field="mass.frontiers.share_ppm"
-    ),
-    "a mass with a frontier twice": Case(
-        "Report", up(fresh, with_mass([(5, 5), (5, 6)])), field="mass.frontiers.share_ppm"
-    ),
-    "a mass with too many frontiers": Case(
-        "Report", up(fresh, with_mass([(n, 5) for n in range(1, 18)])), field="mass.frontiers"
-    ),
-    "a mass with too many buckets": Case(
-        "Report", up(fresh, with_mass([], decode.MAX_BUCKETS + 1)), field="mass.pending"
     ),
     "a stream for another deployment": Case(
         "Report", up(lambda *_: opening(token="other")), "SERVER_TOKEN_MISMATCH"
@@ -359,6 +333,14 @@ IN_PART: Final[dict[str, tuple[Callable[[Pipeline], workers_pb2.GroupReport], st
     "a mass with a count beyond 63 bits": (lambda p: _mass(p, [2], [2**64 - 1]), "INVALID_ARGUMENT", []),
     "a mass of too many records": (lambda p: _mass(p, [2], [2**40 + 1]), "INVALID_ARGUMENT", []),
     "a mass of too many recent records": (lambda p: _mass(p, [2], [1], recent=2**64 - 1), "INVALID_ARGUMENT", []),
+    "a mass with a frontier of no share": (lambda p: _frontiers(p, 1_000_000), "INVALID_ARGUMENT", []),
+    "a mass with a frontier twice": (lambda p: _frontiers(p, 5, 5), "INVALID_ARGUMENT", []),
+    "a mass with too many frontiers": (lambda p: _frontiers(p, *range(1, 18)), "INVALID_ARGUMENT", []),
+    "a mass with too many buckets": (
+        lambda p: _mass(p, list(range(decode.MAX_BUCKETS + 1)), [1] * (decode.MAX_BUCKETS + 1)),
+        "INVALID_ARGUMENT",
+        [],
+    ),
     "a frontier beyond max skew": (
         lambda p: _mass(p, [2], [1], frontiers=[types_pb2.Heuristic(share_ppm=990_000, micros=MAX - 1)]),
         "TOO_FAR_AHEAD",
@@ -376,3 +358,7 @@ def _max(pipeline: Pipeline, handle: int, value: int = MAX) -> workers_pb2.Group
 def _mass(pipeline: Pipeline, starts: list[int], counts: list[int], **fields: Any) -> workers_pb2.GroupReport:
     mass = workers_pb2.Mass(pending=histogram(starts, counts), **fields)
     return pipeline.group("a", 14, 15, 16, mass=mass)
+
+
+def _frontiers(pipeline: Pipeline, *shares: int) -> workers_pb2.GroupReport:
+    return _mass(pipeline, [], [], frontiers=[types_pb2.Heuristic(share_ppm=share, micros=5) for share in shares])

@@ -45,6 +45,7 @@ class Oracle:
         self.parts: dict[tuple[int, int, int], Part] = {}
         self.parts_of = (0, -1)
         self.prepared: Batch | None = None
+        self.refused_of_batch: set[tuple[str, int | None]] = set()
 
     def crash(self, epoch_base: int) -> None:
         """Come back from an image: what waited in memory is lost."""
@@ -85,6 +86,8 @@ class Oracle:
             replay = order[0] == self.committed[0] and digest == self.committed[1] and digest != b""
             if order[0] <= self.committed[0] and not replay:
                 raise Refusal("REWOUND")
+        if any(now + self.skew < bound < MAX for bound in bounds):
+            raise Refusal("TOO_FAR_AHEAD")
         if self.prepared is not None and self.prepared.number < order[0]:
             self.apply_prepared(now)
         start, end = edges[0], edges[-1]
@@ -95,7 +98,7 @@ class Oracle:
                 cell = self.cells[index]
                 if cell.state != "RETIRED":
                     least = min(least, cell.value)
-                elif not bounds:
+                elif not bounds or bounds[handle % len(bounds)] == MAX:
                     least = MIN
             values.append(min(least, bounds[handle % len(bounds)]) if bounds else least)
         new = Claim(max(self.last_sequencer, self.epoch_base) + 1, edges, worker)
@@ -304,7 +307,7 @@ class Oracle:
         batch = self.prepared
         if batch is None or (batch.sequencer, batch.number) != (sequencer, number):
             if self.committed is not None and self.committed[0] == number:
-                return set()
+                return self.refused_of_batch
             raise Refusal("NOT_PREPARED")
         if batch.fold[0] != required[0]:
             raise Refusal("INPUT_VERSION")
@@ -332,6 +335,7 @@ class Oracle:
         if self.committed is None or batch.number >= self.committed[0]:
             self.committed, self.committed_by = (batch.number, batch.digest), batch.sequencer
         self.changed = self.strong = True
+        self.refused_of_batch = refused
         return refused
 
     # -- watermarks ----------------------------------------------------------------------------------------
@@ -350,7 +354,9 @@ class Oracle:
         """End a round: whether it must not be lost, None when nothing changed."""
         if not self.changed:
             return None
-        old, self.low = self.low, max(self.low, self.minimum())
+        # A computation all of whose cells were retired holds: nobody is left to say that nothing will come.
+        least = self.minimum() if any(cell.state != "RETIRED" for cell in self.cells) else MIN
+        old, self.low = self.low, max(self.low, least)
         if found := completed(old, self.low, self.step):
             self.history.append((self.life, *found, now))
         for share in self.shares:

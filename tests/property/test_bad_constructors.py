@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lowwater
+import lowwater.aio
 from lowwater import MAX, MIN, Histogram, TaskAttempt, Watermark, Watermarks
 from lowwater.histogram import MOST_RECORDS
 
@@ -163,3 +164,20 @@ def test_a_merge_that_cannot_be_changes_nothing() -> None:
     assert histogram == before
     histogram.age(10**15)
     assert histogram.total == MOST_RECORDS, "full buckets may still flow together"
+
+
+# -- what the authority says ---------------------------------------------------------------------------------------------
+
+
+@given(micros=st.integers(MIN, MAX))
+def test_a_wild_clock_breaks_nobody_who_looks_at_it(micros: int) -> None:
+    view = lowwater.WatermarkView("a", oldest_operation_micros=micros, since_micros=micros)
+    assert view.since == view.oldest_operation
+    assert (view.since is None) == (micros <= 0)
+    last = dt.datetime.max.replace(tzinfo=UTC)
+    epoch = dt.datetime(1970, 1, 1, tzinfo=UTC)
+    time = lowwater.Completion(1, Watermark(0), Watermark(0), micros).time
+    assert time == (view.since or epoch)
+    exact = 0 <= micros <= (last - epoch) // dt.timedelta(microseconds=1)
+    assert not exact or (time - epoch) // dt.timedelta(microseconds=1) == micros
+    assert exact or time in {epoch, last}

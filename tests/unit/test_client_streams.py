@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
 from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
 
 from lowwater import Refusal, Settings, errors
 from lowwater._aio.connection import Connection as AioConnection
 from lowwater._aio.reporter import Reporter as AioReporter
 from lowwater._aio.watcher import Watcher as AioWatcher
-from lowwater._core.attempts import Attempts
+from lowwater._core.attempts import Attempts, error_of_call
 from lowwater._core.backoff import CAP
+from lowwater._core.calls import Stubs
 from lowwater._core.columns import Column
 from lowwater._core.lease import LeaseState
 from lowwater._core.reporting import Reporting
@@ -24,6 +26,9 @@ from lowwater._pb.lowwater.v1 import types_pb2, workers_pb2
 from lowwater._sync.connection import Connection
 from lowwater._sync.reporter import Reporter
 from lowwater._sync.watcher import Watcher
+from lowwater_authority.authority import Authority
+from lowwater_authority.journal import MemoryDisk, MemoryJournal
+from lowwater_authority.observer import Observer
 
 CERTAIN = Surroundings(random=lambda: 1.0)
 """Delays without jitter."""
@@ -104,6 +109,37 @@ def test_an_acknowledgement_starts_the_backoff_over(
     failing: Failing, shell: Callable[[Settings, int], list[float]]
 ) -> None:
     assert shell(failing(True), 3) == [0.1, 0.1, 0.1]
+
+
+async def test_what_grpc_makes_of_a_refusal_while_a_stream_is_written_to_opens_the_next_stream() -> None:
+    """The refusal itself, of a report whose number has a gap, is lost on asyncio in about every second stream."""
+    authority = Authority(MemoryJournal(MemoryDisk()), clock=lambda: 1, observer=Observer())
+    await authority.recover()
+    server = grpc.aio.server()
+    authority.add_to(server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+
+    async def with_a_gap(stream: int) -> AsyncIterator[workers_pb2.ReportRequest]:
+        yield workers_pb2.ReportRequest(open=workers_pb2.ReportOpen(sender=bytes(16), stream=stream))
+        for number in range(2, 2000):
+            yield workers_pb2.ReportRequest(report=workers_pb2.Report(number=number))
+
+    one = Reporting(Settings(address), CERTAIN)
+    reasons = set()
+    async with grpc.aio.insecure_channel(address) as channel:
+        stubs = Stubs(channel)
+        for stream in range(1, 200):
+            one.open("")
+            with pytest.raises(grpc.RpcError) as failure:
+                assert [one.take(response) async for response in stubs.workers.Report(with_a_gap(stream))]
+            assert one.ended(failure.value) > 0
+            assert one.failure is None
+            reasons.add(error_of_call(failure.value, address).reason)
+            if len(reasons) == 2:
+                break
+    assert reasons == {"INVALID_ARGUMENT", "UNAVAILABLE"}
+    await server.stop(None)
 
 
 # -- the state machine --------------------------------------------------------------------------------------------
@@ -244,3 +280,21 @@ def test_a_call_that_may_not_be_repeated_waits_for_the_channel_instead() -> None
     assert attempts.options["wait_for_ready"]
     with pytest.raises(errors.Unavailable):
         attempts.delay_after(Unavailable())
+
+
+class Unknown(Unavailable):
+    """A server without the method."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNIMPLEMENTED
+
+    def details(self) -> str:
+        return "Method not found!"
+
+
+def test_a_call_that_the_authority_does_not_know_says_what_to_upgrade() -> None:
+    error = error_of_call(Unknown(), "there:1")
+    assert error.reason == "UNIMPLEMENTED"
+    assert str(error) == (
+        "the authority at there:1 does not know this call: it is older than this client. Upgrade lowwater-authority first."
+    )

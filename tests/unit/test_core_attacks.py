@@ -277,14 +277,14 @@ def a_new_input(made: type[Computation] = Computation) -> Driver:
     return d
 
 
-def test_H4_a_new_input_holds_the_ranges_that_nobody_claims_anew() -> None:
+def test_rule1_H4_a_new_input_holds_the_ranges_that_nobody_claims_anew() -> None:
     d = a_new_input()
     d.crash()
     assert d.values() == [(b"", 15), (b"m", 14)]
 
 
 @off("H4")
-def test_H4_off_new_inputs_lower_nothing() -> None:
+def test_rule1_H4_off_new_inputs_lower_nothing() -> None:
     a_new_input(switches.NewInputsLowerNothing)
 
 
@@ -348,6 +348,45 @@ def test_a_retired_range_proves_everything_again(bound: list[int], value: int) -
     grant = d.claim(*bounds, bound=bound)
     assert grant.watermarks.tolist()[0] == value
     assert grant.watermarks.tolist()[1:] == bound[1:]
+
+
+def test_a_bound_of_MAX_brings_nothing_back_finished() -> None:
+    """MAX enters by finish alone: as the bound of a range that was retired it says as little as none at all."""
+    d = Driver()
+    d.report(d.claim(b"", b"m").sequencer, 10)
+    d.retire(b"m")
+    assert d.low == 10
+    d.claim(b"", b"p", b"", bound=[MAX, MAX])
+    assert d.values() == [(b"", MIN), (b"p", MIN)]
+    assert d.low == 10
+    d.report(d.claim(b"", b"m", b"p", b"", bound=[8, MAX, 9]).sequencer, 11, 12, 13)
+    d.claim(b"", b"", bound=[MAX])
+    assert d.values() == [(b"", 11)], "what nobody retired keeps what its owner said"
+
+
+def test_H9_a_bound_ahead_of_the_clock_is_refused() -> None:
+    d = Driver()
+    d.claim(b"", b"")
+    d.retire(b"m", force=True)
+    with pytest.raises(errors.TooFarAhead) as refused:
+        d.claim(b"m", b"", bound=[d.now + 1001 * SECOND])
+    assert refused.value.metadata["field"] == "bound_micros"
+    assert d.values() == [(b"", MIN), (b"m", MAX)]
+
+
+def test_a_computation_without_any_range_is_not_finished() -> None:
+    """Its injector is replaced: the old one's range is retired before the new one has claimed."""
+    d = Driver()
+    d.report(d.claim(b"", b"").sequencer, 10)
+    d.retire(force=True)
+    assert d.low == 10
+    d.crash()
+    assert d.low == 10
+    d.report(d.claim(b"", b"", bound=[12]).sequencer, 14)
+    assert d.low == 14
+    d.report(d.claim(b"", b"m").sequencer, MAX, finish=True)
+    d.retire(b"m", force=True)
+    assert d.low == MAX, "one owner has said that nothing will ever come, and nobody waits for the rest"
 
 
 def test_retire_cuts_ranges_and_leaves_the_rest_holding() -> None:

@@ -317,6 +317,24 @@ async def test_h4_an_input_behind_the_published_value_is_refused(running: Runnin
     assert running.low("b") == 15
 
 
+async def test_h4_what_was_retired_comes_back_no_further_than_the_inputs(running: Running) -> None:
+    """Its owner restarts from a state that knows nothing of the input that was added meanwhile."""
+    shard = running.shard
+    await shard.register(Spec("b", ("a",)))
+    await shard.register(Spec("c"))
+    await running.report(await running.claim("a"), 15)
+    await running.report(await running.claim("c"), 14, name="c")
+    first = await running.claim("b", b"", b"m")
+    second = await running.claim("b", b"m", b"")
+    await running.report(first, 13, name="b", lives=(1,))
+    await running.report(second, 15, name="b", lives=(1,))
+    await shard.retire("b", b"m", b"", force=True)
+    await shard.set_inputs("b", ["a", "c"])
+    bounds = np.array([15 * HOUR])
+    revived = await shard.claim("b", ClaimRequest([b"m", b""], request_id=b"r" * 16, bound_micros=bounds))
+    assert revived.watermarks.tolist() == [14 * HOUR]
+
+
 async def test_adopt_starts_a_new_life(running: Running) -> None:
     await running.claim("a", identity="first")
     with pytest.raises(errors.IdentityMismatch):

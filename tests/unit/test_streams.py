@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from lowwater import errors
-from lowwater_authority.service.streams import Outbox
+from lowwater_authority.core.requests import Fenced
+from lowwater_authority.service.streams import Outbox, Streams
 
 
 async def test_nothing_is_acknowledged_behind_a_report_that_failed() -> None:
@@ -23,3 +24,16 @@ async def test_acknowledgements_merge() -> None:
     (message,) = await outbox.take()
     assert message.ack.number == 3
     assert outbox.empty
+
+
+async def test_a_claim_that_is_lost_whole_is_spoken_for_no_more() -> None:
+    """A worker that claims again and again on one stream leaves nothing behind."""
+    streams = Streams()
+    outbox = streams.open(b"s" * 16, 1)
+    for sequencer in range(1, 4):
+        streams.speaks("a", sequencer, outbox)
+        streams.fence(Fenced("a", sequencer, [0], "a newer claim took it over"))
+    assert len(streams._speakers) == 3
+    for sequencer in range(1, 4):
+        streams.fence(Fenced("a", sequencer, None, "a newer claim took it over"))
+    assert not streams._speakers

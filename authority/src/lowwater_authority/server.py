@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from lowwater_authority.authority import Authority
-from lowwater_authority.journal import JournalError
+from lowwater_authority.journal import JournalError, JournalUnknown
 from lowwater_authority.journal.sqlite import SqliteJournal
 from lowwater_authority.web.metrics import Metrics
 
@@ -155,6 +155,11 @@ async def serve(args: argparse.Namespace) -> int:
     asked.cancel()
     try:
         await rounds
+    except JournalUnknown as error:
+        log.warning(
+            "stopped before it was known whether the last write took effect; the next start will find out: %s", error
+        )
+        return 1
     except JournalError:
         log.exception("the journal is not this process's any more, or is damaged")
         return 1

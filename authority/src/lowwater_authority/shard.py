@@ -8,14 +8,17 @@ time, journal and randomness are passed in.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from lowwater import errors
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation, View
 from lowwater_authority.core.requests import Fenced, Refused
-from lowwater_authority.core.times import MIN
+from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.hub import Hub
 from lowwater_authority.journal import JournalCorrupt
@@ -161,11 +164,12 @@ class Shard:
 
     # -- owners --------------------------------------------------------------------------------------------
 
-    async def claim(self, name: str, request: ClaimRequest, *, adopt: bool = False) -> Grant:
+    async def claim(self, name: str, asked: ClaimRequest, *, adopt: bool = False) -> Grant:
         """Grant ranges. With ``adopt``, take the computation over from another identity by a new life."""
 
         def stage(round_: Round) -> Grant:
             computation = self._touch(round_, name)
+            request = self._bounded(name, asked)
             adopts = adopt and computation.identity not in (None, request.identity)
             if not adopts or request.request_id in computation.granted:
                 grant = computation.claim(request, round_.now)
@@ -180,6 +184,20 @@ class Shard:
             return grant
 
         return await self._loop.write(stage, alone=adopt)
+
+    def _bounded(self, name: str, asked: ClaimRequest) -> ClaimRequest:
+        """Let no bound lead what is published of the inputs.
+
+        A retired range begins at its bound, and what its new owner knows may be older than a change of the inputs. The range of
+        an owner never stands beyond them anyway, so for all others this changes nothing.
+        """
+        inputs = self.topology.get(name).inputs
+        if not inputs or not len(asked.bound_micros):
+            return asked
+        views = [self.view(each) for each in inputs]
+        low = min(MIN if view is None else view.low for view in views)
+        bounds = np.where(asked.bound_micros == MAX, MAX, np.minimum(asked.bound_micros, low))
+        return replace(asked, bound_micros=bounds)
 
     def report(
         self,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from lowwater.watermark import MAX, MIN, EventTime, all_to_micros, to_micros
 
@@ -128,7 +128,7 @@ class Histogram:
 
         Raises ValueError when they have more than 2^40 together.
         """
-        given: object = other
+        given: Any = other
         if not isinstance(given, Histogram):
             msg = f"only a Histogram can be merged, not {type(given).__name__}; add_many() takes event times"
             raise TypeError(msg)
@@ -168,7 +168,7 @@ class Histogram:
             return NotImplemented
         return self._reference == other._reference and self._buckets == other._buckets
 
-    __hash__ = None  # type: ignore[assignment]  # mutable
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # mutable
 
     def __len__(self) -> int:
         return len(self._buckets)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from typing import Final
 
 from lowwater.watermark import MAX, Watermark
 
@@ -32,8 +33,16 @@ PPM = 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+_LAST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+
+
+def _datetime(micros: int) -> datetime:
+    """Return a processing time; beyond the years that datetime knows, their end: a wild clock must not break who looks at it."""
+    return _EPOCH + timedelta(microseconds=max(0, min(micros, _LAST)))
+
+
 def _moment(micros: int) -> datetime | None:
-    return _EPOCH + timedelta(microseconds=micros) if micros > 0 else None
+    return _datetime(micros) if micros > 0 else None
 
 
 class RangeState(Enum):
@@ -136,7 +145,7 @@ class Inputs:
     heuristic: Mapping[float, Watermark]
     """The least heuristic watermark by share. An input without a share stands with its next larger one, or its low."""
     stale_for: float
-    """Seconds since the authority was last heard of; infinite when it never was."""
+    """Seconds since the authority last confirmed the values; infinite when it never did."""
     held_by: str | None
     """Who holds ``low``: the input and, if known, its key range and worker. None when all inputs are finished."""
     each: Mapping[str, WatermarkView]
@@ -199,7 +208,7 @@ class Completion:
     @property
     def time(self) -> datetime:
         """When the authority knew."""
-        return datetime.fromtimestamp(self.time_micros / 1e6, UTC)
+        return _datetime(self.time_micros)
 
     @property
     def behind(self) -> timedelta | None:

@@ -7,7 +7,7 @@ import operator
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, SupportsIndex, overload
+from typing import Any, ClassVar, Final, SupportsIndex, cast, overload
 
 __all__ = ["MAX", "MIN", "EventTime", "Watermark", "Watermarks", "all_to_micros", "to_micros"]
 
@@ -109,7 +109,7 @@ class Watermarks(Sequence[Watermark]):
     def __init__(self, micros: Iterable[int]) -> None:
         # A slice, or a column of the wire, is 64-bit integers already.
         plain = isinstance(micros, array) and micros.typecode == "q"
-        self._micros = array("q", micros if plain else all_to_micros(micros))
+        self._micros: array[int] = array("q", micros if plain else all_to_micros(micros))
 
     @property
     def micros(self) -> memoryview:
@@ -127,9 +127,9 @@ class Watermarks(Sequence[Watermark]):
         return Watermarks(self._micros[index]) if isinstance(index, slice) else Watermark(self._micros[index])
 
     def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+        return list(self) == list(cast(Sequence[object], other)) if isinstance(other, Sequence) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # compares to lists, which have none
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # compares to lists, which have none
 
     def __repr__(self) -> str:
         return f"<{len(self)} watermarks, the least {min(self, default=None)}>"
@@ -182,11 +182,12 @@ def all_to_micros(values: Iterable[EventTime | None]) -> list[int]:
             'convert it, for example by .astype("datetime64[us]").astype("int64")'
         )
         raise TypeError(msg)
-    plain = column.tolist() if hasattr(column, "tolist") else values
+    plain: object = column.tolist() if hasattr(column, "tolist") else values
     if isinstance(plain, str | bytes) or not isinstance(plain, Iterable):
         msg = f"pass a list or another iterable of event times in microseconds, not {type(values).__name__} {values!r}"
         raise TypeError(msg)
-    micros = [v if type(v) is int else MAX if v is None else to_micros(v) for v in plain]
+    each = cast(Iterable[EventTime | None], plain)
+    micros = [v if type(v) is int else MAX if v is None else to_micros(v) for v in each]
     if micros and not MIN <= min(micros) <= max(micros) <= MAX:
         msg = "an event time is beyond 64 bits; event times are microseconds since the epoch"
         raise ValueError(msg)

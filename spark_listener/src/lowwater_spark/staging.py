@@ -18,7 +18,7 @@ import lowwater
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lowwater._sync.connection import Settings
+    from lowwater import Settings
 
 __all__ = ["RECEIPT", "Destination", "Part", "Receipt", "receipt_of", "stage_part"]
 

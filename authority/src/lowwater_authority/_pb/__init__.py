@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 0786bf001da7656a64de931773003b3aa05773ab717153f406fcb671219d991a
+Made from: sha256 6ca5ada077a2f502812486a52ad01e52d32925973da4e1933d927bb0d5d2abde
 """

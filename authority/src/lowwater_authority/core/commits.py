@@ -44,7 +44,7 @@ class Commits(Reports):
         return self.batches.prepare(request, group.count)
 
     def commit(self, sequencer: int, batch: int, required: Fold, now: int) -> list[Refused]:
-        """Apply the prepared batch, whole or not at all. A repeat changes nothing.
+        """Apply the prepared batch, whole or not at all; returns what was refused of it. A repeat gets the first answer.
 
         Raises StaleSequencer, NotPrepared, InputVersion.
         """
@@ -52,7 +52,7 @@ class Commits(Reports):
         prepared = self.batches.prepared
         if prepared is None or (prepared.request.sequencer, prepared.request.batch) != (sequencer, batch):
             if self.last_batch is not None and self.last_batch[0] == batch:
-                return []
+                return self._refused_of_batch
             msg = (
                 f"no whole set of task parts is prepared for batch {batch} of {self.spec.name}; the stage holds until a later "
                 "batch is prepared. Run an empty batch."
@@ -88,6 +88,7 @@ class Commits(Reports):
         self._apply_batch(op)
         self._ops.append(pb.Op(batch=op))
         self._strong = True
+        self._refused_of_batch = refused
         return refused
 
     def _apply_batch(self, op: pb.Batch) -> None:

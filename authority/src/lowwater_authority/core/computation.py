@@ -69,11 +69,13 @@ class Computation(Commits):
         """Grant the ranges between the request's bounds, or refuse it and change nothing.
 
         A repeat of a request id gets the first answer. A prepared batch that the claim's generation proves committed is
-        applied first. Raises IdentityMismatch, OlderClaim, Rewound, StaleSequencer (a repeat of a superseded claim).
+        applied first. Raises IdentityMismatch, OlderClaim, Rewound, TooFarAhead, StaleSequencer (a repeat of a superseded
+        claim).
         """
         if request.request_id in self.granted:
             return self._granted_before(self.granted[request.request_id])
         self._check_order(request)
+        self._check_bounds(request, now)
         prepared = self.batches.prepared
         if prepared is not None and prepared.request.batch < request.generation:
             self._apply_prepared(now)
@@ -129,6 +131,18 @@ class Computation(Commits):
                     f"'lowwater reset {self.spec.name}'."
                 )
                 raise errors.Rewound(msg, metadata=self._about(generation=request.generation, committed=batch))
+
+    def _check_bounds(self, request: ClaimRequest, now: int) -> None:
+        """A retired range begins at its bound, so one bad timestamp must not lift it for ever."""
+        bounds = request.bound_micros
+        ahead = bounds[(bounds > now + self.spec.max_skew) & (bounds != MAX)]
+        if len(ahead):
+            msg = (
+                f"bound_micros has {int(ahead[0])}, more than {self.spec.max_skew // 1_000_000} s ahead of the clock: is it in "
+                "microseconds? Claim without a bound when nothing is known."
+            )
+            fix = "event times up to max_skew ahead of the clock, or none"
+            raise errors.TooFarAhead(msg, metadata=self._about(field="bound_micros", fix=fix))
 
     def _apply_claim(self, op: pb.Claim, now: int) -> tuple[Group, list[Taken]]:
         group = Group(
@@ -273,7 +287,9 @@ class Computation(Commits):
         self._flush()
         if not self._ops:
             return None
-        self.raise_low(max(self.low, self.map.minimum()), now)
+        low = self.map.minimum()
+        # Nobody says that nothing will ever come where nobody is left to say it: a watermark holds without any range.
+        self.raise_low(self.low if low == MAX and self.map.all_retired else max(self.low, low), now)
         self._move_heuristics()
         record = pb.Record(
             incarnation=self.incarnation,

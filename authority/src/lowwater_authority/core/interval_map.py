@@ -110,6 +110,11 @@ class IntervalMap:
         """Return every group once, in the order of its first key. O(runs)."""
         return list(dict.fromkeys(run.group for run in self._runs.values()))
 
+    @property
+    def all_retired(self) -> bool:
+        """Whether no range is left that anybody answers for. O(runs)."""
+        return all(run.group.state is GroupState.RETIRED for run in self._runs.values())
+
     def held_below(self, below: int, limit: int) -> tuple[list[Range], int]:
         """Return up to ``limit`` ranges with a value under ``below``, least first, and how many there are. O(n)."""
         return self._furthest_behind(np.flatnonzero(self.columns.values[: self.columns.size] < below), limit)
@@ -153,13 +158,17 @@ class IntervalMap:
     def claim(self, group: Group, bounds_micros: Int64s, now: int) -> list[Taken]:
         """Give the group all ranges between its bounds; each becomes min(last values, bound).
 
-        ``bounds_micros``: none, one, or one value a range. A retired range counts as its bound, or MIN without one:
-        what comes back has everything to prove. Returns what other groups lost.
+        ``bounds_micros``: none, one, or one value a range. A retired range counts as its bound, or MIN without one, or
+        with MAX, which is none: what comes back has everything to prove. Returns what other groups lost.
         """
         start, end = group.bounds[0], group.bounds[-1]
-        old_starts, old_values, old_since = self._covering(start, end, MAX if len(bounds_micros) else MIN)
+        old_starts, old_values, old_since, retired = self._covering(start, end)
+        old_values[retired] = MAX if len(bounds_micros) else MIN
         values, since = _merge(group.bounds, old_starts, old_values, old_since, now)
         if len(bounds_micros):
+            if retired.any() and (bounds_micros == MAX).any():
+                revived, _ = _merge(group.bounds, old_starts, np.where(retired, MIN, MAX), old_since, now)
+                values[(revived == MIN) & (bounds_micros == MAX)] = MIN
             np.minimum(values, bounds_micros, out=values)
         taken = self._carve(start, end)
         self._place(group, values, since)
@@ -186,19 +195,19 @@ class IntervalMap:
             low = run.low if run.start >= start else run.group.handle_at(start)
             yield run.group, low, min(run.high, run.group.handle_to(end))
 
-    def _covering(self, start: bytes, end: bytes, retired: int) -> tuple[list[bytes], Int64s, Int64s]:
+    def _covering(self, start: bytes, end: bytes) -> tuple[list[bytes], Int64s, Int64s, npt.NDArray[np.bool_]]:
+        """Return start, value, since, and whether it is retired, of all ranges that share keys with an interval."""
         starts: list[bytes] = []
         values: list[Int64s] = []
         since: list[Int64s] = []
+        retired: list[npt.NDArray[np.bool_]] = []
         for group, low, high in self.overlapping(start, end):
             slots = slice(group.base + low, group.base + high)
             starts.extend(group.bounds[low:high])
-            here = self.columns.values[slots].copy()
-            if group.state is GroupState.RETIRED:
-                here[:] = retired
-            values.append(here)
+            values.append(self.columns.values[slots])
             since.append(self.columns.since[slots])
-        return starts, np.concatenate(values), np.concatenate(since)
+            retired.append(np.full(high - low, group.state is GroupState.RETIRED))
+        return starts, np.concatenate(values), np.concatenate(since), np.concatenate(retired)
 
     def _carve(self, start: bytes, end: bytes) -> list[Taken]:
         """Remove an interval from the map, leaving a hole; what sticks out becomes stretches of its own."""

@@ -69,6 +69,8 @@ class Staged:
         self.granted: OrderedDict[bytes, int] = OrderedDict()
         self._ops: list[pb.Op] = []
         self._changes: dict[int, _Changes] = {}
+        self._refused_of_batch: list[Refused] = []
+        """What was refused of the last committed batch, in this process's life: its driver may ask again."""
         self._mass_changed = False
         self._strong = False
 
@@ -151,9 +153,11 @@ class Staged:
             raise ValueError(msg)
         if len(values):
             self._store(group, handles if len(handles) else None, values, now)
+            # Also a range that moved and came back within the round.
+            self.map.columns.since[group.base + handles if len(handles) else group.slots()] = now
         if op.HasField("mass"):
             self._set_mass(group, codec.mass_from(op.mass))
-        group.senders.update(codec.senders_from(op.senders))
+        group.senders = codec.senders_from(op.senders)
         group.oldest_operation = op.oldest_operation_micros
         group.last_report = now
 

@@ -134,9 +134,12 @@ class Streams:
 
     def fence(self, fenced: Fenced) -> None:
         """Tell the stream that speaks for a claim what it lost."""
-        outbox = self._speakers.get((fenced.computation, fenced.sequencer))
+        key = fenced.computation, fenced.sequencer
+        outbox = self._speakers.get(key)
         if outbox is not None:
             outbox.fence(fenced)
+            if fenced.handles is None:
+                del self._speakers[key]
 
     def wake(self) -> None:
         """Make every stream look around: the server stops."""

@@ -35,7 +35,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
 
     @refusing
     async def GetTopology(  # noqa: N802
-        self, request: topology_pb2.GetTopologyRequest, _: Context
+        self, request: topology_pb2.GetTopologyRequest, context: Context
     ) -> topology_pb2.GetTopologyResponse:
         """Read the graph."""
         check_token(self.services.token, request.server_token)

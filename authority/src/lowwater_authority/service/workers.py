@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater._pb.lowwater.v1 import workers_pb2_grpc
+from lowwater_authority.core.requests import Refused
 from lowwater_authority.service import decode, encode
 from lowwater_authority.service.refusals import bad_field, check_token, refuse, refusing
 from lowwater_authority.service.streams import Outbox, Streams
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from lowwater_authority.core.requests import Refused
+    from lowwater_authority.core.requests import GroupReport
     from lowwater_authority.service.context import Services
 
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -108,6 +109,8 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             yield pb.ReportResponse(
                 opened=pb.ReportOpened(server_token=self.services.token, epoch=self.services.shard.journal.epoch)
             )
+            if self.services.leaving.is_set():
+                outbox.wake()  # the call to look around came before there was this outbox
             while True:
                 for message in await outbox.take():
                     if outbox.closed is None:
@@ -159,11 +162,18 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         self, report: pb.Report, sender: bytes, stream: int, outbox: Outbox, *, after: asyncio.Future[Any] | None
     ) -> asyncio.Future[Any]:
         """Hand a report to the shard; the outbox acknowledges it when it is durable."""
-        groups = [(group.computation, decode.group(group)) for group in report.groups]
-        if len({(name, group.sequencer) for name, group in groups}) < len(groups):
+        if len({(group.computation, group.sequencer) for group in report.groups}) < len(report.groups):
             raise bad_field(
                 "report.groups", "names a claim twice", "send one entry a claim, and the rest in the next report"
             )
+        groups: list[tuple[str, GroupReport]] = []
+        malformed: list[tuple[str, Refused]] = []
+        for message in report.groups:
+            # One bad claim must not stop those beside it.
+            try:
+                groups.append((message.computation, decode.group(message)))
+            except errors.InvalidArgument as error:
+                malformed.append((message.computation, Refused(message.sequencer, error.reason, error.message)))
         for name, group in groups:
             if self.services.shard.claimed(name, group.sequencer):
                 self.streams.speaks(name, group.sequencer, outbox)
@@ -177,7 +187,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 # The client connects again and sends its whole state, so nothing is lost by ending the stream.
                 outbox.close(error)
                 return
-            refused = done.result()
+            refused = [*malformed, *done.result()]
             self.observer.reported(ranges, dict(Counter(value.reason for _, value in refused)))
             outbox.acknowledge(
                 report.number, [encode.refused(name, value) for name, value in refused], self._references(names)

@@ -103,7 +103,7 @@ class Client:
         """Follow some computations and fold them locally. Raises InvalidArgument without names."""
         self._check_open()
         check_followed(names)
-        return InputReader(self._runtime, {name: self._full(name) for name in names})
+        return InputReader(self._runtime, {name: self._full(name, "names") for name in names})
 
     async def watch(self, *names: str) -> AsyncGenerator[WatermarkView, None]:
         """Yield the watermarks of some computations, or of all, and again whenever they change. Conflated.
@@ -112,7 +112,7 @@ class Client:
         ServerTokenMismatch when another deployment answers.
         """
         watcher = self._runtime().watcher
-        followed = [self._full(name) for name in names]
+        followed = [self._full(name, "names") for name in names]
         changes, subscription = Changes(followed), watcher.subscribe(followed)
         try:
             while True:
@@ -157,8 +157,8 @@ class Client:
 
         Raises UnknownComputation.
         """
-        published = await self._call(self._calls.get(()))
         full = self._full(name)
+        published = await self._call(self._calls.get(()))
         published.require(full)
         guilty = find_guilty(full, published.views)
         found = await self.ranges(guilty, limit=10) if guilty is not None else Ranges((), 0)
@@ -178,7 +178,7 @@ class Client:
     ) -> Worker:
         """Return a worker of a computation, to claim key ranges with; see :meth:`lowwater.Client.worker`."""
         self._check_open()
-        claimant = Claimant.here(self._full(computation), name, identity, generation, ordinal)
+        claimant = Claimant.here(self._full(computation, "computation"), name, identity, generation, ordinal)
         made = Worker(self._runtime, claimant, self._surroundings)
         # Kept even if the caller keeps only its leases: close() has to make their last states durable.
         self._workers = [*(worker for worker in self._workers if not worker.closed), made]
@@ -284,5 +284,5 @@ class Client:
     async def _call(self, call: Call[Result]) -> Result:
         return await self._runtime().call(call)
 
-    def _full(self, name: str) -> str:
-        return full_name(self.settings.namespace, name)
+    def _full(self, name: str, field: str = "name") -> str:
+        return full_name(self.settings.namespace, name, field)

@@ -29,7 +29,7 @@ def real_channel(settings: Settings) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(settings.address, credentials, options=OPTIONS)
 
 
-class Connection:
+class Connection(forking.Forked):
     """A channel, made at the first use. It belongs to the process and the running event loop that made it."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Connection:
     ) -> None:
         self.settings = settings
         self.surroundings = surroundings
-        self.closed = False
+        self.closed: bool = False
         self._closing = Signal()
         self._pid = os.getpid()
         self._loop = asyncio.get_running_loop()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from lowwater import errors
 from lowwater._aio.runtime import Runtime
+from lowwater._core import checks
 from lowwater._core.claims import Grant
 from lowwater._core.granted import CLOSE_TIMEOUT, RELEASED, WORKER_CLOSED, Granted
 
@@ -33,7 +34,7 @@ class Lease(Granted):
         Cancelled, the state stays staged. Raises Timeout, StaleSequencer, and TooFarAhead or whatever else the state was refused for.
         """
         self._check_open()
-        seconds = self._runtime.connection.settings.timeout if timeout is None else timeout
+        seconds = self._runtime.connection.settings.timeout if timeout is None else checks.seconds("timeout", timeout)
         await self._runtime.here().reporter.flush(self._state, seconds)
 
     async def finish(self, handles: Iterable[int] | None = None) -> None:

@@ -21,7 +21,7 @@ class Reporter(Streaming):
     """Runs the state machine of the report stream, started by the first lease: sends what is due, and hears what became of it."""
 
     def __init__(self, connection: Connection, watcher: Watcher) -> None:
-        self.reporting = Reporting(connection.settings, connection.surroundings)
+        self.reporting: Reporting = Reporting(connection.settings, connection.surroundings)
         super().__init__(connection, self.reporting, "lowwater-report")
         self._watcher = watcher
 

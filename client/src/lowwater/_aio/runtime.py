@@ -25,10 +25,10 @@ class Runtime:
     def __init__(
         self, settings: Settings, surroundings: Surroundings, make_channel: Callable[[], grpc.aio.Channel] | None
     ) -> None:
-        self.connection = Connection(settings, surroundings, make_channel)
-        self.watcher = Watcher(self.connection)
-        self.reporter = Reporter(self.connection, self.watcher)
-        self.calls = Calls(self.watcher.state, settings.namespace)
+        self.connection: Connection = Connection(settings, surroundings, make_channel)
+        self.watcher: Watcher = Watcher(self.connection)
+        self.reporter: Reporter = Reporter(self.connection, self.watcher)
+        self.calls: Calls = Calls(self.watcher.state, settings.namespace)
 
     def here(self) -> Runtime:
         """Return itself. Raises Closed in another process or event loop, and after the end."""

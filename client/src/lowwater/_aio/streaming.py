@@ -17,7 +17,7 @@ class Streaming:
     """Drives a state machine: opens its streams, feeds it what they bring, and wakes those that wait for it."""
 
     def __init__(self, connection: Connection, streamed: Streamed, name: str) -> None:
-        self.changed = Signal()
+        self.changed: Signal = Signal()
         """Notified after every message, and at the end of every stream."""
         self._connection = connection
         self._streamed = streamed

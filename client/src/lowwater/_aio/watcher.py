@@ -16,7 +16,7 @@ class Watcher(Streaming):
     """Runs the state machine of the watch stream, started by the first subscription."""
 
     def __init__(self, connection: Connection) -> None:
-        self.state = WatchState(connection.settings, connection.surroundings)
+        self.state: WatchState = WatchState(connection.settings, connection.surroundings)
         super().__init__(connection, self.state, "lowwater-watch")
 
     def subscribe(self, names: Iterable[str]) -> Subscription:

@@ -28,16 +28,16 @@ class Worker:
     """
 
     def __init__(self, runtime: Callable[[], Runtime], claimant: Claimant, surroundings: Surroundings) -> None:
-        self.computation = claimant.computation
-        self.host = claimant.host
-        self.name = claimant.name
+        self.computation: str = claimant.computation
+        self.host: str = claimant.host
+        self.name: str = claimant.name
         self._runtime = runtime
         self._claimant = claimant
         self._surroundings = surroundings
         self._leases: list[Lease] = []
         self._reading: Reading | None = None
         self._reader: InputReader | None = None
-        self.closed = False
+        self.closed: bool = False
 
     async def claim(
         self,

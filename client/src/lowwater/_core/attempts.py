@@ -17,7 +17,7 @@ AGAIN: Final = (errors.Unavailable, errors.Overloaded, errors.JournalFailed, err
 """Refusals after which a repeatable call is repeated."""
 
 _BROKEN: Final = "Internal error from Core"
-"""gRPC's word, on asyncio, for a connection that broke while a stream was sending."""
+"""gRPC's word, on asyncio, for a stream that ended while it was written to, even if the server said why."""
 
 _LEAST: Final = 0.001
 """Seconds that an attempt gets, however little is left."""
@@ -70,9 +70,18 @@ def error_of_call(failure: grpc.RpcError, address: str) -> errors.LowwaterError:
             if error is not None:
                 return error
     metadata = {"address": address, "grpc_status": code.name}
-    if code is grpc.StatusCode.UNAVAILABLE or (code is grpc.StatusCode.INTERNAL and details == _BROKEN):
+    if code is grpc.StatusCode.INTERNAL and details == _BROKEN:
+        msg = f"the stream to the authority at {address} ended while it was written to, and gRPC does not say why"
+        return errors.Unavailable(msg, metadata=metadata)
+    if code is grpc.StatusCode.UNAVAILABLE:
         msg = f"no authority answers at {address}: {details}. Is `lowwater serve` running there?"
         return errors.Unavailable(msg, metadata=metadata)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.Timeout(f"the authority at {address} did not answer in time", metadata=metadata)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        msg = (
+            f"the authority at {address} does not know this call: it is older than this client. "
+            "Upgrade lowwater-authority first."
+        )
+        return errors.LowwaterError(msg, reason=code.name, metadata=metadata)
     return errors.LowwaterError(f"{code.name} from {address}: {details}", reason=code.name, metadata=metadata)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from lowwater import errors
-from lowwater._core import wire
+from lowwater._core import checks, wire
 from lowwater._core.fold import Reading
 from lowwater._core.watching import WatchState
 from lowwater._pb.lowwater.v1 import (
@@ -37,11 +37,22 @@ __all__ = ["Call", "Calls", "Published", "Stubs", "full_name"]
 
 Result = TypeVar("Result")
 
-_MICROSECOND = timedelta(microseconds=1)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_LONGEST_SKEW: Final = timedelta(microseconds=2**62 - 1)
+_STEPS: Final = (timedelta(seconds=1), timedelta(days=366))
+"""What the authority takes."""
 
 
-def full_name(namespace: str, name: str) -> str:
-    """Return a computation's full name: a namespace goes before names that have none."""
+def _micros(field: str, length: timedelta, least: timedelta, most: timedelta) -> int:
+    given: Any = length
+    if not isinstance(given, timedelta) or not least <= given <= most:
+        raise checks.refused(field, given, f"a timedelta of {least} to {most}")
+    return length // _MICROSECOND
+
+
+def full_name(namespace: str, name: str, field: str = "name") -> str:
+    """Return a computation's full name: a namespace goes before names that have none. Raises InvalidArgument for what is no name."""
+    checks.text(field, name)
     return f"{namespace}/{name}" if namespace and "/" not in name else name
 
 
@@ -87,9 +98,12 @@ class Calls:
         self._known = known
         self._namespace = namespace
 
-    def full(self, name: str) -> str:
-        """Return a computation's full name."""
-        return full_name(self._namespace, name)
+    def full(self, name: str, field: str = "name") -> str:
+        """Return a computation's full name. Raises InvalidArgument for what is no name."""
+        return full_name(self._namespace, name, field)
+
+    def _inputs(self, inputs: Iterable[str]) -> list[str]:
+        return [self.full(name, f"inputs[{i}]") for i, name in enumerate(checks.listed("inputs", inputs))]
 
     # -- the graph ----------------------------------------------------------------------------------------------------
 
@@ -106,11 +120,11 @@ class Calls:
         request = topology_pb2.RegisterRequest(
             server_token=self._known.server_token,
             name=self.full(name),
-            inputs=[self.full(each) for each in inputs],
+            inputs=self._inputs(inputs),
             heuristics_ppm=wire.ppm(heuristics),
-            key_hash=key_hash,
-            max_skew_micros=max_skew // _MICROSECOND,
-            history_step_micros=0 if history_step is None else history_step // _MICROSECOND,
+            key_hash=checks.text("key_hash", key_hash),
+            max_skew_micros=_micros("max_skew", max_skew, _MICROSECOND, _LONGEST_SKEW),
+            history_step_micros=0 if history_step is None else _micros("history_step", history_step, *_STEPS),
         )
 
         def take(answer: topology_pb2.RegisterResponse) -> Computation:
@@ -148,7 +162,7 @@ class Calls:
         request = topology_pb2.SetInputsRequest(
             server_token=self._known.server_token,
             computation=self.full(name),
-            inputs=[self.full(each) for each in inputs],
+            inputs=self._inputs(inputs),
         )
 
         def take(answer: topology_pb2.SetInputsResponse) -> Computation:
@@ -169,7 +183,11 @@ class Calls:
     def retire(self, name: str, start: bytes, end: bytes, *, force: bool) -> Call[int]:
         """Take a key range out of a computation."""
         request = topology_pb2.RetireRequest(
-            server_token=self._known.server_token, computation=self.full(name), start=start, end=end, force=force
+            server_token=self._known.server_token,
+            computation=self.full(name),
+            start=checks.key("start", start),
+            end=checks.key("end", end),
+            force=checks.flag("force", force),
         )
 
         def take(answer: topology_pb2.RetireResponse) -> int:
@@ -189,7 +207,7 @@ class Calls:
             return Published(by_name, answer.time_micros)
 
         request = watermarks_pb2.GetWatermarksRequest(
-            server_token=self._known.server_token, computations=[self.full(name) for name in names]
+            server_token=self._known.server_token, computations=[self.full(name, "names") for name in names]
         )
         return Call(lambda stubs: stubs.watermarks.GetWatermarks, request, take)
 
@@ -212,7 +230,7 @@ class Calls:
         request = watermarks_pb2.ListRangesRequest(
             server_token=self._known.server_token,
             computation=self.full(name),
-            page_size=limit,
+            page_size=checks.count("limit", limit, 32, least=1),
             below_micros=None if below is None else to_micros(below),
         )
         return Call(lambda stubs: stubs.watermarks.ListRanges, request, wire.ranges)
@@ -224,7 +242,7 @@ class Calls:
             server_token=self._known.server_token,
             computation=full,
             since_micros=None if since is None else to_micros(since),
-            page_size=limit,
+            page_size=checks.count("limit", limit, 32, least=1),
         )
         return Call(lambda stubs: stubs.watermarks.GetHistory, request, lambda answer: wire.history(full, answer))
 
@@ -262,13 +280,14 @@ class Calls:
         finished: int,
     ) -> Call[None]:
         """Stage what a task of a micro-batch holds."""
+        finished = checks.records(finished, pending)
         request = workers_pb2.StageTaskRequest(
             server_token=self._known.server_token,
-            computation=self.full(computation),
-            sequencer=sequencer,
-            batch=batch,
+            computation=self.full(computation, "computation"),
+            sequencer=checks.count("sequencer", sequencer, 64),
+            batch=checks.count("batch", batch, 64),
             task=wire.attempt(task),
-            handles=handles,
+            handles=checks.counts("handles", handles, 32),
             oldest_micros=all_to_micros(oldest),
             pending=wire.histogram(pending) if pending is not None else None,
             finished=finished,
@@ -290,21 +309,24 @@ class Calls:
         oldest_operation: EventTime | None,
     ) -> Call[tuple[TaskAttempt, ...]]:
         """Name the accepted attempts of a micro-batch."""
+        given: Any = seen
+        if not isinstance(given, Inputs | None):
+            raise checks.refused("seen", given, "what worker.inputs() returned, or None for an injector")
         if frontiers is None:
             frontiers = seen.heuristic.items() if seen is not None else ()
         request = workers_pb2.PrepareBatchRequest(
             server_token=self._known.server_token,
-            computation=self.full(computation),
-            sequencer=sequencer,
-            batch=batch,
-            digest=digest,
-            tasks=[wire.attempt(task) for task in tasks],
+            computation=self.full(computation, "computation"),
+            sequencer=checks.count("sequencer", sequencer, 64),
+            batch=checks.count("batch", batch, 64),
+            digest=checks.key("digest", digest),
+            tasks=[wire.attempt(task) for task in checks.listed("tasks", tasks)],
             bound_micros=to_micros(bound),
-            covers_all=covers_all,
+            covers_all=checks.flag("covers_all", covers_all),
             input_version=seen.input_version if seen is not None else 0,
             input_incarnations=seen.incarnations if seen is not None else (),
-            oldest_operation_micros=0 if oldest_operation is None else to_micros(oldest_operation),
-            frontiers=wire.frontiers((wire.ppm([share])[0], to_micros(micros)) for share, micros in frontiers),
+            oldest_operation_micros=checks.operation(oldest_operation),
+            frontiers=wire.frontiers(map(_frontier, checks.listed("frontiers", frontiers))),
         )
 
         def take(answer: workers_pb2.PrepareBatchResponse) -> tuple[TaskAttempt, ...]:
@@ -316,12 +338,20 @@ class Calls:
         """Apply the prepared batch."""
         request = workers_pb2.CommitBatchRequest(
             server_token=self._known.server_token,
-            computation=self.full(computation),
-            sequencer=sequencer,
-            batch=batch,
+            computation=self.full(computation, "computation"),
+            sequencer=checks.count("sequencer", sequencer, 64),
+            batch=checks.count("batch", batch, 64),
         )
 
         def take(answer: workers_pb2.CommitBatchResponse) -> tuple[Refusal, ...]:
             return tuple(wire.refusal(each) for each in answer.refused)
 
         return Call(lambda stubs: stubs.workers.CommitBatch, request, take)
+
+
+def _frontier(pair: Any) -> tuple[int, int]:
+    try:
+        share, time = pair
+    except (TypeError, ValueError):
+        raise checks.refused("frontiers", pair, "pairs of (share, event time)") from None
+    return wire.ppm([share])[0], to_micros(time)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from lowwater import errors
-from lowwater._core import wire
+from lowwater._core import checks, wire
 from lowwater._core.calls import Call, Calls
 from lowwater._core.columns import Column, is_one
 from lowwater._core.fold import Reading
@@ -43,10 +43,15 @@ class Claimant:
 
     @classmethod
     def here(cls, computation: str, name: str | None, identity: str, generation: int, ordinal: int) -> Claimant:
-        """Return a claimant in this process, by default named after it."""
+        """Return a claimant in this process, by default named after it. Raises InvalidArgument."""
         host = socket.gethostname()
         return cls(
-            computation, name if name is not None else f"{host}-{os.getpid()}", host, identity, generation, ordinal
+            computation,
+            checks.text("name", name) if name is not None else f"{host}-{os.getpid()}",
+            host,
+            checks.text("identity", identity),
+            checks.count("generation", generation, 64),
+            checks.count("ordinal", ordinal, 64),
         )
 
     def claim(
@@ -73,8 +78,8 @@ class Claimant:
             ordinal=self.ordinal,
             request_id=request_id,
             bound_micros=_starting_bounds(bound, len(keys) - 1),
-            batch_digest=batch_digest,
-            adopt=adopt,
+            batch_digest=checks.key("batch_digest", batch_digest),
+            adopt=checks.flag("adopt", adopt),
         )
 
         def grant(answer: workers_pb2.ClaimResponse) -> Grant:
@@ -108,7 +113,10 @@ def _bounds(start: bytes, end: bytes, bounds: Sequence[bytes] | None) -> list[by
     if bounds is not None and (start or end):
         msg = "pass either start and end, or bounds"
         raise errors.InvalidArgument(msg, metadata={"field": "bounds", "fix": "leave start and end out"})
-    keys = [start, end] if bounds is None else list(bounds)
+    if bounds is None:
+        keys = [checks.key("start", start), checks.key("end", end)]
+    else:
+        keys = [checks.key(f"bounds[{i}]", bound) for i, bound in enumerate(checks.listed("bounds", bounds))]
     inner = keys[:-1] if keys and not keys[-1] else keys
     if len(keys) < 2 or any(inner[i] >= inner[i + 1] for i in range(len(inner) - 1)):
         msg = "bounds are at least two keys, strictly ascending; only the last may be empty, for no upper bound"

@@ -8,7 +8,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
-from typing import Any, Final, TypeGuard
+from typing import Any, ClassVar, Final, TypeGuard
 
 from lowwater.watermark import MAX, EventTime, Watermark, all_to_micros
 
@@ -34,7 +34,7 @@ class Column:
     __slots__ = ("_common", "_dense", "_exceptions", "_finished", "count")
 
     def __init__(self, count: int, common: int) -> None:
-        self.count = count
+        self.count: int = count
         self._common = common
         self._exceptions: dict[int, int] = {}
         self._dense: array[int] | None = None
@@ -81,7 +81,7 @@ class Column:
             return NotImplemented
         return self.values() == other.values()
 
-    __hash__ = None  # type: ignore[assignment]  # mutable
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # mutable
 
     @property
     def uniform(self) -> int | None:
@@ -174,7 +174,7 @@ def everything_but(count: int, handles: Collection[int]) -> Handles[int] | None:
     # Whole stretches are copied as bytes: some milliseconds for a million handles, which one by one would take fifty.
     every = memoryview(_every(count)).cast("B")
     size = len(every) // count
-    stretches = []
+    stretches: list[memoryview] = []
     start = 0
     for handle in sorted(handles):
         stretches.append(every[start * size : handle * size])

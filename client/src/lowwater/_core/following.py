@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lowwater import errors
+from lowwater._core import checks
 from lowwater._core.fold import Reading, fold_inputs
 from lowwater._core.text import describe_holder, duration
 from lowwater._core.watching import Subscription, WatchState
@@ -15,11 +16,13 @@ __all__ = ["Changes", "Folding", "FoldChanges", "Waiting", "check_followed", "cl
 
 
 class Waiting:
-    """One wait for a computation to come to a time, within one life of it."""
+    """One wait for a computation to come to a time, within one life of it. Raises InvalidArgument for a bad timeout."""
 
     def __init__(self, name: str, until: EventTime, timeout: float | None) -> None:
         self.name = name
         self._target = Watermark.of(until)
+        if timeout is not None:
+            checks.seconds("timeout", timeout)
         self._timeout = timeout
         self._life = 0
 

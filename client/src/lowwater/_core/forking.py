@@ -1,16 +1,27 @@
-"""What a forked child does with what it inherits."""
+"""What a client does when its process forks."""
 
 from __future__ import annotations
 
 import os
 import weakref
-from typing import Any, Protocol
+from typing import Any
+
+import grpc
 
 __all__ = ["Forked", "keep", "register"]
 
 
-class Forked(Protocol):
+class Forked:
     """Something that has to know of forks."""
+
+    def before_fork(self) -> None:
+        """Begin nothing new with gRPC. Must not wait."""
+
+    def await_quiet(self) -> None:
+        """Wait until nothing is open. Called when all instances have had their :meth:`before_fork`."""
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
 
     def after_fork_in_child(self) -> None:
         """Forget what belongs to the parent, which may have held any lock when this process began."""
@@ -20,6 +31,8 @@ _instances: weakref.WeakSet[Any] = weakref.WeakSet()
 
 _inherited: list[Any] = []
 
+_anchors: list[Any] = []
+
 _hooked = False
 
 
@@ -28,13 +41,38 @@ def keep(instance: object) -> None:
     _inherited.append(instance)
 
 
+def anchor() -> None:
+    """Keep gRPC initialised for as long as the process lives.
+
+    Without any channel gRPC shuts itself down, on a thread of its own; in a child that is forked meanwhile, making a channel waits
+    for that thread for ever. A channel that is never used has no threads, timers or sockets.
+    """
+    if not _anchors:
+        _anchors.append(grpc.insecure_channel("localhost:0"))
+
+
 def register(instance: Forked) -> None:
     """Tell an instance in forked children, as long as it lives. The hook is set with the first client, not by the import."""
     global _hooked
     _instances.add(instance)
     if not _hooked:
         _hooked = True
-        os.register_at_fork(after_in_child=_after_fork_in_child)
+        os.register_at_fork(
+            before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+        )
+
+
+def _before_fork() -> None:
+    instances = list(_instances)
+    for instance in instances:
+        instance.before_fork()
+    for instance in instances:
+        instance.await_quiet()
+
+
+def _after_fork_in_parent() -> None:
+    for instance in list(_instances):
+        instance.after_fork_in_parent()
 
 
 def _after_fork_in_child() -> None:

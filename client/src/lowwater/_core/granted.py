@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Final, Protocol, SupportsIndex, cast
 
 from lowwater import errors
+from lowwater._core import checks
 from lowwater._core.claims import Grant
 from lowwater._core.columns import Column, is_one
 from lowwater._core.fold import Fold, fold_of, injector_fold
@@ -16,7 +17,7 @@ from lowwater._core.lease import LeaseState
 from lowwater._core.reporting import Reporting, stale
 from lowwater.histogram import Histogram
 from lowwater.views import Inputs, Refusal
-from lowwater.watermark import MAX, EventTime, to_micros
+from lowwater.watermark import MAX, EventTime, Watermarks, to_micros
 
 __all__ = ["CLOSE_TIMEOUT", "RELEASED", "WORKER_CLOSED", "Granted", "Oldest", "Stage"]
 
@@ -53,12 +54,12 @@ class Granted:
     """
 
     def __init__(self, stage: Stage, grant: Grant, monotonic: Callable[[], float]) -> None:
-        self.computation = grant.state.computation
-        self.sequencer = grant.state.sequencer
+        self.computation: str = grant.state.computation
+        self.sequencer: int = grant.state.sequencer
         """Names the claim. Grows from claim to claim of a computation."""
-        self.bounds = grant.bounds
+        self.bounds: tuple[bytes, ...] = grant.bounds
         """n + 1 keys; range i is ``[bounds[i], bounds[i + 1])``, and the last may be empty: no upper bound."""
-        self.watermarks = grant.watermarks
+        self.watermarks: Watermarks = grant.watermarks
         """Where each range stood when it was claimed."""
         self._stage = stage
         self._state = grant.state
@@ -130,10 +131,8 @@ class Granted:
         held = self._held(oldest)
         state = self._state
         histogram = None if pending is None else _histogram(pending, _reference(state.reference, fold))
-        operation = 0 if oldest_operation is None else to_micros(oldest_operation)
-        if finished < 0:
-            msg = f"finished={finished}: a number of records cannot be negative"
-            raise errors.InvalidArgument(msg, metadata={"field": "finished", "fix": "finished >= 0"})
+        operation = checks.operation(oldest_operation)
+        finished = checks.records(finished, histogram)
         with self._stage.guard:
             state.advance(
                 fold, held, pending=histogram, finished=finished, oldest_operation=operation, now=self._monotonic()
@@ -145,7 +144,7 @@ class Granted:
     def _stage_end(self, handles: Iterable[int] | None) -> None:
         """Stage that nothing will ever come in some ranges, or in all."""
         self._check_open()
-        chosen = None if handles is None else [self._handle(handle) for handle in handles]
+        chosen = None if handles is None else [self._handle(handle) for handle in checks.listed("handles", handles)]
         with self._stage.guard:
             self._check_stands(finishing=True)
             self._state.finish(chosen)
@@ -195,10 +194,15 @@ class Granted:
         if frontier is not None:
             msg = f"{self.computation} has inputs ({', '.join(reading.inputs)}), so it has no frontier of its own; pass seen"
             raise errors.InvalidArgument(msg, metadata={"field": "frontier", "fix": "advance(seen, oldest=...)"})
-        if seen is None or seen.computation != self.computation or tuple(seen.each) != reading.inputs:
+        given: object = seen
+        if (
+            not isinstance(given, Inputs)
+            or given.computation != self.computation
+            or tuple(given.each) != reading.inputs
+        ):
             msg = f"pass the snapshot that worker.inputs() of {self.computation} returned before its data was read"
             raise errors.InvalidArgument(msg, metadata={"field": "seen", "fix": "seen = worker.inputs()"})
-        return fold_of(seen)
+        return fold_of(given)
 
     def _held(self, oldest: Oldest) -> int | dict[int, int] | Column:
         if oldest is None:
@@ -214,11 +218,7 @@ class Granted:
         return column
 
     def _handle(self, handle: SupportsIndex) -> int:
-        index = handle.__index__()
-        if not 0 <= index < len(self):
-            msg = f"there is no handle {index}: the lease has the handles 0 to {len(self) - 1}"
-            raise errors.InvalidArgument(msg, metadata={"field": "handle", "fix": f"0 <= handle < {len(self)}"})
-        return index
+        return checks.whole("handle", handle, 0, len(self) - 1)
 
 
 def _reference(told: int, fold: Fold) -> int:

@@ -12,7 +12,7 @@ from lowwater._core.columns import Column, Handles, everything_but
 from lowwater._core.fold import Fold
 from lowwater._core.recent import RecentSlots
 from lowwater.errors import FinishRequired, TooFarAhead
-from lowwater.histogram import Histogram
+from lowwater.histogram import MOST_RECORDS, Histogram
 from lowwater.views import Refusal
 from lowwater.watermark import MAX
 
@@ -77,21 +77,21 @@ class LeaseState:
     ) -> None:
         self.computation = computation
         self.sequencer = sequencer
-        self.count = watermarks.count
+        self.count: int = watermarks.count
         self.reference = reference
         """Where the ages of histograms count from: the newest that the authority told."""
-        self.version = 0
+        self.version: int = 0
         """Grows with every staged state; 0 before the first."""
-        self.durable = 0
+        self.durable: int = 0
         """The newest version that the authority took over, durably and whole: not while refused ranges wait."""
-        self.answered = 0
+        self.answered: int = 0
         """The newest version that the authority answered, whatever it refused of it."""
         self.lost: dict[int, str] = {}
         """Handles that a newer claim, a reset or a retirement took, and why. Not filled when all are lost."""
         self.lost_all: str = ""
         """Why the whole claim is stale; empty while it is not."""
         self.finished: set[int] = set()
-        self.finished_all = False
+        self.finished_all: bool = False
 
         self._oldest = watermarks.copy()
         self._fold = Fold(MAX, (), input_version, input_incarnations)
@@ -209,7 +209,7 @@ class LeaseState:
             handles = None if self._sent is None else self._sent.differences(values)
             self._sent = values
         else:
-            changed = []
+            changed: list[int] = []
             for handle in self._dirty:
                 value = self._value(handle)
                 if self._sent[handle] != value:
@@ -247,7 +247,9 @@ class LeaseState:
             return None
         self._pending.age(self.reference)
         starts, counts = self._pending.columns()
-        return Mass(tuple(starts), tuple(counts), self._recent.total, self._fold.frontiers)
+        # Together at most what the authority takes of one claim.
+        recent = min(self._recent.total, max(0, MOST_RECORDS - sum(counts)))
+        return Mass(tuple(starts), tuple(counts), recent, self._fold.frontiers)
 
     def _group(self, handles: Handles[int] | None, mass: Mass | None) -> GroupState:
         assert self._sent is not None

@@ -22,10 +22,10 @@ class Ratchet:
     __slots__ = ("_versions", "_views", "held_back", "server_token", "version")
 
     def __init__(self, server_token: str = "") -> None:
-        self.server_token = server_token
-        self.version = 0
+        self.server_token: str = server_token
+        self.version: int = 0
         """Grows with every change of any view."""
-        self.held_back = 0
+        self.held_back: int = 0
         """How often a value lower than one seen before came and was not shown."""
         self._views: dict[str, WatermarkView] = {}
         self._versions: dict[str, int] = {}

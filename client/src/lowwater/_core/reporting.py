@@ -43,7 +43,7 @@ class Reporting:
     def __init__(self, settings: Settings, surroundings: Surroundings) -> None:
         self.failure: errors.LowwaterError | None = None
         """Why nothing will ever be reported again."""
-        self.state = ReporterState(surroundings.randbytes(16), settings.report_interval)
+        self.state: ReporterState = ReporterState(surroundings.randbytes(16), settings.report_interval)
         self._last_error: errors.LowwaterError | None = None  # why the last stream ended; None after an answer
         self._address = settings.address
         self._monotonic = surroundings.monotonic

@@ -74,9 +74,9 @@ class ReporterState:
     def __init__(self, sender: bytes, interval: float) -> None:
         self.sender = sender
         """Names this process in its streams: 16 random bytes."""
-        self.stream = 0
+        self.stream: int = 0
         """Grows with every stream opened."""
-        self.opened = False
+        self.opened: bool = False
         """Whether the server has answered the open of the newest stream."""
         self._interval = interval
         self._leases: dict[tuple[str, int], LeaseState] = {}
@@ -164,7 +164,7 @@ class ReporterState:
         if not groups:
             return []
         self._not_before = now + self._interval
-        reports = []
+        reports: list[Report] = []
         for part in _messages(groups):
             self._number += 1
             reports.append(Report(self._number, part))

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import grpc
+
+from lowwater._core import checks
 
 __all__ = ["DEFAULT_ADDRESS", "OPTIONS", "Settings", "address_of"]
 
 DEFAULT_ADDRESS: Final = "localhost:7420"
+
+_SECRET: Final = "(not shown)"
+_TOKEN: Final = re.compile(r"[\x20-\x7e]*")
 
 OPTIONS: Final = (
     # A frozen peer is noticed after 11 s; without ping_timeout_ms its default of 60 s would override keepalive_timeout_ms.
@@ -35,7 +41,10 @@ OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to reach the authority. Plain values, so that it may be pickled and sent to other processes."""
+    """How to reach the authority. Plain values, so that it may be pickled and sent to other processes.
+
+    Raises InvalidArgument for what nothing could be reached with.
+    """
 
     address: str
     token: str | None = field(default=None, repr=False)
@@ -46,6 +55,24 @@ class Settings:
     namespace: str = ""
     timeout: float = 10.0
     report_interval: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not checks.text("address", self.address):
+            raise checks.refused("address", self.address, "host:port, such as localhost:7420, or None for the default")
+        token: Any = self.token
+        if token is not None and (not isinstance(token, str) or _TOKEN.fullmatch(token) is None):
+            raise checks.refused("token", _SECRET, "a str of printable ASCII, without line breaks")
+        for field_name in ("root_certificates", "private_key", "certificate_chain"):
+            if not isinstance(getattr(self, field_name), bytes | None):
+                raise checks.refused(field_name, _SECRET, "the bytes of a PEM file")
+        if bool(self.private_key) != bool(self.certificate_chain):
+            missing = "certificate_chain" if self.private_key else "private_key"
+            raise checks.refused(missing, None, "private_key and certificate_chain, or neither")
+        checks.text("server_token", self.server_token)
+        if self.namespace != "":
+            checks.name_part("namespace", self.namespace)
+        checks.seconds("timeout", self.timeout, positive=True)
+        checks.seconds("report_interval", self.report_interval, positive=True)
 
     @property
     def encrypted(self) -> bool:
@@ -66,5 +93,5 @@ class Settings:
 
 
 def address_of(address: str | None) -> str:
-    """Return the address given, that of the environment, or the default."""
-    return address or os.environ.get("LOWWATER_ADDRESS") or DEFAULT_ADDRESS
+    """Return the address given; None: that of the environment, or the default."""
+    return address if address is not None else os.environ.get("LOWWATER_ADDRESS") or DEFAULT_ADDRESS

@@ -11,7 +11,7 @@ from typing import Final
 import grpc
 
 from lowwater import errors
-from lowwater._core import wire
+from lowwater._core import checks, wire
 from lowwater._core.attempts import error_of_call
 from lowwater._core.backoff import Backoff
 from lowwater._core.ratchet import Ratchet
@@ -29,6 +29,9 @@ BEAT: Final = 1.0
 
 LATE: Final = 2 * BEAT
 """A message that is older than so many seconds when it is read has been waiting in a buffer."""
+
+MOST_NAMES: Final = 10_000
+"""Most names in one read, as the authority takes them."""
 
 SLEW: Final = 0.0005
 """How fast two clocks may drift apart: NTP corrects by at most this rate, and plain clocks drift by less."""
@@ -52,8 +55,8 @@ class Subscription:
     __slots__ = ("confirmed", "names")
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names
-        self.confirmed = False
+        self.names: tuple[str, ...] = names
+        self.confirmed: bool = False
         """Whether a stream that follows all the names was live at the subscription or since. Before, what the ratchet has of
         them may be of a life that ended while nobody followed them, and must not be used."""
 
@@ -80,14 +83,14 @@ class WatchState:
     """
 
     def __init__(self, settings: Settings, surroundings: Surroundings) -> None:
-        self.ratchet = Ratchet(settings.server_token)
+        self.ratchet: Ratchet = Ratchet(settings.server_token)
         self.failure: errors.LowwaterError | None = None
         """Why nothing will ever be heard again."""
-        self.holding = False
+        self.holding: bool = False
         """Whether values newer than those known are about to come."""
-        self.live = False
+        self.live: bool = False
         """Whether a stream is open that has told of all it follows."""
-        self.renewing = False
+        self.renewing: bool = False
         """Whether the open stream is to be ended because it does not follow all that is wanted."""
         self._address = settings.address
         self._monotonic = surroundings.monotonic
@@ -116,8 +119,17 @@ class WatchState:
         return bool(self._names or self._everything)
 
     def subscribe(self, names: Iterable[str]) -> Subscription:
-        """Follow names from now on; ``renewing`` tells whether the open stream has to make room for one that follows them."""
-        subscription = Subscription(tuple(names))
+        """Follow names from now on; ``renewing`` tells whether the open stream has to make room for one that follows them.
+
+        Raises InvalidArgument, and changes nothing: what the stream cannot carry would end every stream from now on.
+        """
+        subscription = Subscription(tuple(checks.known_name("names", name) for name in checks.listed("names", names)))
+        followed = len(self._names.keys() | set(subscription.names))
+        if subscription.names and followed > MOST_NAMES:
+            msg = (
+                f"names: a client follows at most {MOST_NAMES} computations by name, not {followed}; name none, for all"
+            )
+            raise errors.InvalidArgument(msg, metadata={"field": "names", "fix": "name none, for all"})
         self._names.update(subscription.names)
         self._everything += not subscription.names
         if self._open and not self._covers(subscription.names):
@@ -172,7 +184,7 @@ class WatchState:
         """
         if server_token is not None:
             self.ratchet.check_token(server_token)
-        shown = []
+        shown: list[WatermarkView] = []
         for view in views:
             self.ratchet.admit(view)
             shown.append(self.ratchet.get(view.computation))

@@ -11,6 +11,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from lowwater import errors
+from lowwater._core import checks
 from lowwater._core.fold import Reading
 from lowwater._core.lease import GroupState, Mass
 from lowwater._core.reports import Report
@@ -137,20 +138,28 @@ def frontiers(shares: Iterable[tuple[int, int]]) -> list[types_pb2.Heuristic]:
 
 
 def attempt(task: TaskAttempt) -> workers_pb2.TaskAttempt:
-    """Return the message of a task's attempt."""
-    return workers_pb2.TaskAttempt(stage=task.stage, partition=task.partition, attempt=task.attempt)
+    """Return the message of a task's attempt. Raises InvalidArgument."""
+    given: Any = task
+    if not isinstance(given, TaskAttempt):
+        raise checks.refused("task", given, "a TaskAttempt")
+    return workers_pb2.TaskAttempt(
+        stage=checks.count("task.stage", task.stage, 32),
+        partition=checks.count("task.partition", task.partition, 32),
+        attempt=checks.count("task.attempt", task.attempt, 64),
+    )
 
 
 def ppm(heuristics: Iterable[float]) -> list[int]:
     """Return shares in parts per million, largest first. Raises InvalidArgument for what is no share."""
-    shares = []
-    for share in heuristics:
-        parts = round(share * PPM)
+    shares: set[int] = set()
+    for share in checks.listed("heuristics", heuristics):
+        parts = round(share * PPM) if checks.is_number(share) and 0 < share < 1 else 0
         if not 0 < parts < PPM:
-            msg = f"heuristics: {share!r} is no share of the records; pass numbers above 0 and below 1, such as 0.99"
-            raise errors.InvalidArgument(msg, metadata={"field": "heuristics", "fix": "0 < share < 1"})
-        shares.append(parts)
-    return sorted(set(shares), reverse=True)
+            raise checks.refused(
+                "heuristics", share, "shares of the records: numbers above 0 and below 1, such as 0.99"
+            )
+        shares.add(parts)
+    return sorted(shares, reverse=True)
 
 
 # -- downwards ----------------------------------------------------------------------------------------------------

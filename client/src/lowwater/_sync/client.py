@@ -111,7 +111,7 @@ class Client:
         """Follow some computations and fold them locally. Raises InvalidArgument without names."""
         self._runtime()
         check_followed(names)
-        return InputReader(self._per_process, {name: self._full(name) for name in names})
+        return InputReader(self._per_process, {name: self._full(name, "names") for name in names})
 
     def watch(self, *names: str) -> Iterator[WatermarkView]:
         """Yield the watermarks of some computations, or of all, and again whenever they change. Conflated.
@@ -120,7 +120,7 @@ class Client:
         ServerTokenMismatch when another deployment answers.
         """
         watcher = self._runtime().watcher
-        followed = [self._full(name) for name in names]
+        followed = [self._full(name, "names") for name in names]
         changes, subscription = Changes(followed), watcher.subscribe(followed)
         try:
             while True:
@@ -179,8 +179,8 @@ class Client:
         Raises UnknownComputation.
         """
         runtime = self._runtime()
-        published = runtime.call(runtime.calls.get(()))
         full = self._full(name)
+        published = runtime.call(runtime.calls.get(()))
         published.require(full)
         guilty = find_guilty(full, published.views)
         found = self.ranges(guilty, limit=10) if guilty is not None else Ranges((), 0)
@@ -204,7 +204,7 @@ class Client:
         Claims order by (generation, ordinal); an older one is refused whenever it arrives.
         """
         self._runtime()
-        claimant = Claimant.here(self._full(computation), name, identity, generation, ordinal)
+        claimant = Claimant.here(self._full(computation, "computation"), name, identity, generation, ordinal)
         made = Worker(self._per_process, claimant, self._surroundings)
         # Kept even if the caller keeps only its leases: close() has to make their last states durable.
         self._workers = [*(worker for worker in self._workers if not worker.closed), made]
@@ -310,5 +310,5 @@ class Client:
             raise closed_client()
         return self._per_process.get()
 
-    def _full(self, name: str) -> str:
-        return full_name(self.settings.namespace, name)
+    def _full(self, name: str, field: str = "name") -> str:
+        return full_name(self.settings.namespace, name, field)

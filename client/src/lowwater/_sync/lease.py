@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from lowwater import errors
+from lowwater._core import checks
 from lowwater._core.claims import Grant
 from lowwater._core.granted import CLOSE_TIMEOUT, RELEASED, WORKER_CLOSED, Granted
 from lowwater._sync.runtime import Runtime
@@ -34,7 +35,7 @@ class Lease(Granted):
         Raises Timeout, StaleSequencer, and TooFarAhead or whatever else the state was refused for.
         """
         self._check_open()
-        seconds = self._runtime.connection.settings.timeout if timeout is None else timeout
+        seconds = self._runtime.connection.settings.timeout if timeout is None else checks.seconds("timeout", timeout)
         self._runtime.reporter.flush(self._state, seconds)
 
     def finish(self, handles: Iterable[int] | None = None) -> None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from lowwater._core.attempts import closed_client
+from lowwater._core.calls import Stubs
 from lowwater._core.lease import LeaseState
 from lowwater._core.reporting import Reporting
 from lowwater._core.reports import ReporterStatistics
@@ -26,7 +27,7 @@ class Reporter(Streaming):
     """
 
     def __init__(self, connection: Connection, watcher: Watcher) -> None:
-        self.reporting = Reporting(connection.settings, connection.surroundings)
+        self.reporting: Reporting = Reporting(connection.settings, connection.surroundings)
         super().__init__(connection, self.reporting, "lowwater-report")
         self._watcher = watcher
 
@@ -75,8 +76,8 @@ class Reporter(Streaming):
         with self.changed:
             return self.reporting.statistics()
 
-    def _open(self) -> Any:
-        report = self._connection.stubs.workers.Report
+    def _open(self, stubs: Stubs) -> Any:
+        report = stubs.workers.Report
         stream, opening = self.reporting.open(self._watcher.state.server_token)
         return report(self._requests(stream, opening), metadata=self._connection.settings.metadata)
 

@@ -24,11 +24,11 @@ class Runtime:
     """One process's connection, watcher and reporter. Nothing in it is started before it is used."""
 
     def __init__(self, settings: Settings, surroundings: Surroundings = REAL) -> None:
-        self.pid = os.getpid()
-        self.connection = Connection(settings, surroundings)
-        self.watcher = Watcher(self.connection)
-        self.reporter = Reporter(self.connection, self.watcher)
-        self.calls = Calls(self.watcher.state, settings.namespace)
+        self.pid: int = os.getpid()
+        self.connection: Connection = Connection(settings, surroundings)
+        self.watcher: Watcher = Watcher(self.connection)
+        self.reporter: Reporter = Reporter(self.connection, self.watcher)
+        self.calls: Calls = Calls(self.watcher.state, settings.namespace)
 
     def call(self, call: Call[Result]) -> Result:
         """Make a unary call within the client's timeout.
@@ -53,11 +53,12 @@ class Runtime:
         self.connection.close()
 
 
-class PerProcess:
+class PerProcess(forking.Forked):
     """The runtime of a client in whichever process asks for it.
 
-    gRPC's channels and threads do not live on in a forked child, and closing them there would disturb the parent: the child
-    forgets them, without closing or even freeing, and makes new ones at its first use.
+    gRPC's threads do not live on in a forked child. What they were doing at that moment does, and makes its calls crash or hang: one
+    child in a hundred of an idle parent, most of one that waits for an answer. So the parent closes its channel for the moment of
+    the fork and then opens it anew; calls are repeated, and the streams go on from their state. The child makes its own.
     """
 
     def __init__(self, make: Callable[[], Runtime]) -> None:
@@ -81,6 +82,24 @@ class PerProcess:
         """Return this process's runtime if it was made."""
         runtime = self._runtime
         return runtime if runtime is not None and runtime.pid == os.getpid() else None
+
+    def before_fork(self) -> None:
+        """Let nobody begin a call or a stream."""
+        runtime = self.existing()
+        if runtime is not None:
+            runtime.connection.pause()
+
+    def await_quiet(self) -> None:
+        """Close the channel."""
+        runtime = self.existing()
+        if runtime is not None:
+            runtime.connection.await_quiet()
+
+    def after_fork_in_parent(self) -> None:
+        """Connect again."""
+        runtime = self.existing()
+        if runtime is not None:
+            runtime.connection.resume()
 
     def after_fork_in_child(self) -> None:
         """Forget what belongs to the parent. Its threads may have held the lock when they ceased to exist."""

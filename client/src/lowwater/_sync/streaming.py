@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from lowwater import errors
 from lowwater._core.attempts import closed_client
+from lowwater._core.calls import Stubs
 from lowwater._core.streams import Streamed
 from lowwater._sync.connection import Connection
 
@@ -20,7 +21,7 @@ class Streaming:
     """Drives a state machine: opens its streams, feeds it what they bring, and wakes those that wait for it."""
 
     def __init__(self, connection: Connection, streamed: Streamed, name: str) -> None:
-        self.changed = threading.Condition()
+        self.changed: threading.Condition = threading.Condition()
         """Notified after every message, and at the end of every stream. Guards the state machine."""
         self._connection = connection
         self._streamed = streamed
@@ -28,7 +29,7 @@ class Streaming:
         self._thread: threading.Thread | None = None
         self._call: Any = None
 
-    def _open(self) -> Any:
+    def _open(self, stubs: Stubs) -> Any:
         """Open a stream; returns the call. ``changed`` is held."""
         raise NotImplementedError
 
@@ -65,6 +66,7 @@ class Streaming:
             with self.changed:
                 self.changed.wait_for(lambda: streamed.wanted or closed.is_set())
             failure: Exception | None = None
+            pauses = self._connection.pauses
             try:
                 self._stream()
             except errors.Closed:
@@ -74,23 +76,26 @@ class Streaming:
             if closed.is_set():
                 break
             with self.changed:
-                delay = streamed.ended(failure)
+                # One that was ended by a fork did not fail.
+                forked = self._connection.pauses != pauses
+                delay = streamed.ended(None if forked else failure)
                 self.changed.notify_all()
-            closed.wait(delay)
+            closed.wait(0.0 if forked else delay)
         with self.changed:
             self.changed.notify_all()
 
     def _stream(self) -> None:
         """Follow one stream to its end."""
-        with self.changed:
-            if self._connection.closed.is_set():
-                raise closed_client()
-            self._call = call = self._open()
-        try:
-            for response in call:
-                if self._take(response):
-                    break
-        finally:
-            call.cancel()
+        with self._connection.use() as stubs:
             with self.changed:
-                self._call = None
+                if self._connection.closed.is_set():
+                    raise closed_client()
+                self._call = call = self._open(stubs)
+            try:
+                for response in call:
+                    if self._take(response):
+                        break
+            finally:
+                call.cancel()
+                with self.changed:
+                    self._call = None

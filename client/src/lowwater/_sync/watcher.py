@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lowwater._core.attempts import closed_client
+from lowwater._core.calls import Stubs
 from lowwater._core.watching import Subscription, WatchState
 from lowwater._sync.connection import Connection
 from lowwater._sync.streaming import Streaming
@@ -17,7 +18,7 @@ class Watcher(Streaming):
     """Runs the state machine of the watch stream, started by the first subscription."""
 
     def __init__(self, connection: Connection) -> None:
-        self.state = WatchState(connection.settings, connection.surroundings)
+        self.state: WatchState = WatchState(connection.settings, connection.surroundings)
         super().__init__(connection, self.state, "lowwater-watch")
 
     def subscribe(self, names: Iterable[str]) -> Subscription:
@@ -51,6 +52,5 @@ class Watcher(Streaming):
             self.changed.wait(left)
         return True
 
-    def _open(self) -> Any:
-        stubs = self._connection.stubs
+    def _open(self, stubs: Stubs) -> Any:
         return stubs.watermarks.Watch(self.state.open(), metadata=self._connection.settings.metadata)

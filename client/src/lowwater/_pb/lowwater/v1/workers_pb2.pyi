@@ -72,7 +72,9 @@ class ClaimRequest(google.protobuf.message.Message):
     @property
     def bound_micros(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """What the new owner starts from: a range becomes min(last value, bound). Empty:
-        no bound. One value: for all ranges. n values: one a range.
+        no bound. One value: for all ranges. n values: one a range. MAX: no bound.
+        A retired range has no last value: it starts at the bound, no further than
+        the inputs are, and at MIN without one. Refused beyond max_skew.
         """
 
     def __init__(
