@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
@@ -219,6 +220,77 @@ async def test_a_released_range_holds_until_it_is_claimed_again(lw: lowwater.aio
     with pytest.raises(lowwater.OwnedRanges):
         await lw.retire("enriched", b"\x40", b"\x80")
     assert await lw.retire("enriched", b"\x40", b"\x80", force=True) == 1
+
+
+async def test_a_release_that_failed_or_was_cancelled_may_be_repeated(server: Serving) -> None:
+    async with lowwater.aio.connect(server.address, timeout=1.0) as lw:
+        await lw.register("flights")
+        lost, answered = [await lw.worker("flights").claim(start, end) for start, end in ((b"", b"m"), (b"m", b""))]
+        server.kill()
+        for lease in (lost, answered):
+            with pytest.raises(lowwater.Timeout):
+                await lease.release()
+            releasing = asyncio.create_task(lease.release())
+            await asyncio.sleep(0)
+            releasing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await releasing
+        server.start()
+        # As if the release had come through, and only its answer had not.
+        await lw._call(lw._calls.release("flights", answered.sequencer))
+        for lease in (lost, answered):
+            await lease.release()
+            with pytest.raises(lowwater.Closed, match="released"):
+                await lease.release()
+        assert {each.state for each in await lw.ranges("flights")} == {RangeState.UNOWNED}
+        stale = await lw.worker("flights").claim()
+        await lw.worker("flights").claim()
+        for _ in range(2):
+            with pytest.raises(lowwater.StaleSequencer):
+                await stale.release()
+
+
+async def test_a_claim_whose_worker_is_closed_meanwhile_is_not_reported(
+    server: Serving, lw: lowwater.aio.Client
+) -> None:
+    await lw.register("flights")
+    worker = lw.worker("flights")
+    server.signal(signal.SIGSTOP)
+    claiming = asyncio.create_task(worker.claim())
+    await asyncio.sleep(0)
+    await worker.close()
+    server.signal(signal.SIGCONT)
+    with pytest.raises(lowwater.Closed, match="the worker is closed"):
+        await claiming
+    assert lw.statistics().reporter.leases == 0
+
+
+async def test_saying_nothing_new_is_durable_at_once(lw: lowwater.aio.Client) -> None:
+    await lw.register("flights")
+    async with asyncio.timeout(20), lw.worker("flights") as worker:
+        lease = await worker.claim()
+        for _ in range(20):
+            lease.advance(None, oldest=None, frontier=at(14))
+            await lease.flush(timeout=1.0)
+        for _ in range(20):
+            await lease.finish()
+
+
+async def test_leaving_waits_for_all_workers_together(
+    server: Serving, lw: lowwater.aio.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lowwater._aio.client.CLOSE_TIMEOUT", 0.5)
+    async with lowwater.aio.connect(server.address) as leaving:
+        leases = []
+        for name in ("a", "b", "c"):
+            await lw.register(name)
+            leases.append(await leaving.worker(name).claim())
+        server.kill()
+        for lease in leases:
+            lease.advance(None, oldest=None, frontier=at(14))
+        async with asyncio.timeout(5.0):
+            await leaving.close()
+    assert {lease._settled for lease in leases} == {False}
 
 
 async def test_leaving_makes_the_last_states_durable(server: Serving, lw: lowwater.aio.Client) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -226,6 +228,97 @@ def test_a_released_range_holds_until_it_is_claimed_again(lw: lowwater.Client) -
     assert lw.retire("enriched", b"\x40", b"\x80", force=True) == 1
     seen = worker.inputs()
     eventually(lambda: _advance(again, seen) or 1 in again.lost)
+
+
+def test_a_release_that_failed_may_be_repeated(server: Serving) -> None:
+    with lowwater.connect(server.address, timeout=1.0) as lw:
+        lw.register("flights")
+        lost, answered = [lw.worker("flights").claim(start, end) for start, end in ((b"", b"m"), (b"m", b""))]
+        server.kill()
+        for lease in (lost, answered):
+            with pytest.raises(lowwater.Timeout):
+                lease.release()
+        server.start()
+        # As if the release had come through, and only its answer had not.
+        runtime = lw._runtime()
+        runtime.call(runtime.calls.release("flights", answered.sequencer))
+        for lease in (lost, answered):
+            lease.release()
+            with pytest.raises(lowwater.Closed, match="released"):
+                lease.release()
+        assert {each.state for each in lw.ranges("flights")} == {RangeState.UNOWNED}
+        stale = lw.worker("flights").claim()
+        lw.worker("flights").claim()
+        for _ in range(2):
+            with pytest.raises(lowwater.StaleSequencer):
+                stale.release()
+
+
+def test_a_claim_whose_worker_is_closed_meanwhile_is_not_reported(server: Serving, lw: lowwater.Client) -> None:
+    lw.register("flights")
+    worker = lw.worker("flights")
+    server.signal(signal.SIGSTOP)
+    with futures.ThreadPoolExecutor(1) as threads:
+        claiming = threads.submit(worker.claim)
+        eventually(lambda: lw._runtime().connection._users == 1)
+        worker.close()
+        server.signal(signal.SIGCONT)
+        with pytest.raises(lowwater.Closed, match="the worker is closed"):
+            claiming.result(timeout=30)
+    assert lw.statistics().reporter.leases == 0
+
+
+def test_saying_nothing_new_is_durable_at_once(lw: lowwater.Client) -> None:
+    lw.register("flights")
+    begun = time.monotonic()
+    with lw.worker("flights") as worker:
+        lease = worker.claim()
+        for _ in range(20):
+            lease.advance(None, oldest=None, frontier=at(14))
+            lease.flush(timeout=1.0)
+        for _ in range(20):
+            lease.finish()
+    assert time.monotonic() < begun + 20
+
+
+def workers_that_cannot_leave(server: Serving, lw: lowwater.Client) -> list[lowwater.Lease]:
+    """Three claims of three workers, with states that will not be durable: the authority is gone."""
+    leases = []
+    for name in ("a", "b", "c"):
+        lw.register(name)
+        leases.append(lw.worker(name).claim())
+    server.kill()
+    for lease in leases:
+        lease.advance(None, oldest=None, frontier=at(14))
+    return leases
+
+
+def test_leaving_waits_for_all_workers_together(
+    server: Serving, lw: lowwater.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lowwater._sync.client.CLOSE_TIMEOUT", 0.5)
+    leases = workers_that_cannot_leave(server, lw)
+    begun = time.monotonic()
+    lw.close()
+    assert time.monotonic() < begun + 5.0
+    assert {lease._settled for lease in leases} == {False}
+
+
+def test_a_program_that_is_interrupted_while_it_leaves_leaves(server: Serving, lw: lowwater.Client) -> None:
+    workers_that_cannot_leave(server, lw)
+    runtime = lw._runtime()
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            lw.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    thread = runtime.reporter._thread
+    assert thread is not None
+    assert not thread.is_alive()
+    with pytest.raises(lowwater.Closed):
+        lw.get()
 
 
 def test_leaving_a_worker_makes_its_last_state_durable(lw: lowwater.Client) -> None:
@@ -479,6 +572,49 @@ for child in range(3):
 lw.close()
 print("done")
 """
+
+
+WATCHING = """
+import os, signal, sys, traceback
+import lowwater
+
+lw = lowwater.connect(sys.argv[1])
+lw.register("parent")
+
+def started():
+    changes = lw.watch("parent")
+    assert next(changes).registered
+    return changes
+
+begun, dropped = started(), started()
+watcher = lw._runtime().watcher
+pid = os.fork()
+if not pid:
+    signal.alarm(20)
+    code = 1
+    try:
+        watcher.changed = None  # nobody may touch the parent's lock: it may be held for ever
+        dropped.close()
+        assert list(begun) == []
+        assert next(lw.watch("parent")).registered
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+assert os.waitpid(pid, 0)[1] == 0
+lw.worker("parent").claim().advance(None, oldest=None, frontier=5)
+for changes in (begun, dropped):
+    while next(changes).low.micros != 5:
+        pass
+lw.close()
+assert (list(begun), list(dropped)) == ([], [])
+print("done")
+"""
+
+
+def test_a_watch_that_was_begun_ends_in_a_child_and_goes_on_in_its_parent(server: Serving) -> None:
+    assert run(WATCHING, server.address) == "done\n"
 
 
 def test_forked_children_use_the_client_anew_and_inherited(server: Serving) -> None:

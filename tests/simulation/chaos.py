@@ -42,8 +42,11 @@ KINDS: Final = {
     "crash a reader": 2,
     "pause a reader": 2,
     "reset": 1,
-    "new inputs": 1,
+    "new inputs": 2,
 }
+
+WEATHER: Final = ("bad network", "bad store", "hostile reports")
+"""Kinds that only make the single faults likely."""
 
 GAP: Final = 1.5
 """Seconds between two moves, on average."""

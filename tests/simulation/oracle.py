@@ -1,7 +1,7 @@
 """The observer that knows the truth: checks every value that leaves the authority, and every value that a program sees.
 
 Values are checked at the moment they are *sent*, which is earlier and so stricter than the moment they are read: the truth
-never goes back.
+goes back only where an owner says that it does old work once more, and what was published before that is excused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from lowwater import History, Inputs, Ranges, RangeState, WatermarkView
+from lowwater import Completeness, History, Inputs, WatermarkView
 from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
 from lowwater_authority.journal.faults import Operation
@@ -21,6 +21,7 @@ from tests.simulation.truth import MAX, MIN, Pipeline
 
 if TYPE_CHECKING:
     from lowwater_authority.authority import Authority
+    from lowwater_authority.core.computation import Computation
     from tests.simulation.kernel import Process, Simulation, Tap
     from tests.simulation.programs import Share
 
@@ -68,18 +69,24 @@ class Oracle:
         self._weak = weak
         self._authority: Authority | None = None
         self._published: dict[str, Seen] = {}
-        self._streams: dict[str, dict[str, Seen]] = {}
+        self._lives: dict[str, dict[int, float]] = {}
+        """When each life of a computation was first published."""
+        self._listing: dict[int, str] = {}
+        self._streams: dict[int, dict[str, Seen]] = {}
         self._seen: dict[tuple[str, int, str], Seen] = {}
         self._durable: dict[tuple[str, int], int] = {}
         self._highest: dict[tuple[str, int], int] = {}
         self._durable_claims: set[tuple[str, int]] = set()
         self._claims: dict[tuple[str, bytes], Claim] = {}
-        self._asking: dict[str, Claim] = {}
+        self._asking: dict[int, Claim] = {}
         self._ended: dict[str, float] = {}
         """When a reset or new inputs of a computation were last asked for: all its older claims may be stale since."""
         self._released: set[tuple[str, int]] = set()
         self._excused: dict[str, int] = {}
         """What was published of a computation when a new owner came to do old work again: that is not taken back."""
+        self._orders: dict[tuple[str, int], tuple[int, int]] = {}
+        self._batches: dict[tuple[str, int], int] = {}
+        self._requests: dict[str, dict[bytes, int]] = {}
         self._histories: dict[tuple[str, int], dict[int, int]] = {}
 
     def fail(self, message: str) -> None:
@@ -100,6 +107,7 @@ class Oracle:
             computation = authority.shard._computation(name)
             computation._check()
             self._sound(name)
+            self._remembers(computation)
             # What a crash left of the cache is durable now, though nobody was told before.
             stored = self._disk.logs[name] if name in self._disk.logs else StoredLog()
             if stored.snapshot is not None and stored.records:
@@ -110,6 +118,18 @@ class Oracle:
             self._durable[life] = computation.low
             self._highest[life] = max(computation.low, self._highest.get(life, MIN))
             self._durable_claims.update((name, sequencer) for sequencer in computation.granted.values())
+
+    def _remembers(self, computation: Computation) -> None:
+        """What must not be lost is there: who may claim, what was committed, and every grant."""
+        name = computation.spec.name
+        life = name, computation.incarnation
+        about = f"{name}/{computation.incarnation} has come back without its"
+        batch = computation.last_batch[0] if computation.last_batch is not None else 0
+        self._expect(computation.order >= self._orders.get(life, (0, 0)), f"{about} order of claims")
+        self._expect(batch >= self._batches.get(life, 0), f"{about} last batch")
+        requests = self._requests.get(name, {})
+        self._expect(requests.items() <= computation.granted.items(), f"{about} grants")
+        self._expect(computation.last_sequencer >= max(requests.values(), default=0), f"{about} sequencers")
 
     def _sound(self, name: str) -> None:
         """No key range stands beyond its own oldest work."""
@@ -137,6 +157,8 @@ class Oracle:
                 log, record.low_micros, f"{log}/{record.incarnation} is written down at {record.low_micros}"
             )
             self._durable_claims.update((log, op.claim.sequencer) for op in record.ops if op.HasField("claim"))
+            for op in record.ops:
+                self._remember(log, record.incarnation, op)
             kinds = [op.WhichOneof("kind") for op in record.ops]
             if "batch" in kinds and "claim" in kinds[kinds.index("batch") :]:
                 self._sim.reach("a claim committed the batch before it")
@@ -144,6 +166,15 @@ class Oracle:
                 self._sim.reach("a new input lowered a range")
             if self._authority is not None and log in self._authority.shard.names():
                 self._sound(log)
+
+    def _remember(self, name: str, incarnation: int, op: journal_pb2.Op) -> None:
+        life = name, incarnation
+        if op.HasField("claim"):
+            order = op.claim.generation, op.claim.ordinal
+            self._orders[life] = max(order, self._orders.get(life, (0, 0)))
+            self._requests.setdefault(name, {})[op.claim.request_id] = op.claim.sequencer
+        elif op.HasField("batch"):
+            self._batches[life] = max(op.batch.number, self._batches.get(life, 0))
 
     # -- what is sent ----------------------------------------------------------------------------------------------
 
@@ -158,15 +189,19 @@ class Oracle:
         match tap.message:
             case watermarks_pb2.WatchRequest():
                 # What a stream begins with is no older than what anybody had been sent before it was asked for.
-                self._streams[str(tap.process)] = dict(self._published)
+                self._streams[tap.call] = dict(self._published)
             case watermarks_pb2.WatchResponse() as message:
                 for watermark in message.watermarks:
-                    self._publishes(watermark, self._streams[str(tap.peer)])
+                    self._publishes(watermark, self._streams[tap.call])
             case watermarks_pb2.GetWatermarksResponse() as message:
                 for watermark in message.watermarks:
                     self._publishes(watermark, self._published)
             case watermarks_pb2.CheckCompleteResponse() as message:
                 self._publishes(message.watermark, self._published)
+            case watermarks_pb2.ListRangesRequest() as message:
+                self._listing[tap.call] = message.computation
+            case watermarks_pb2.ListRangesResponse() as message:
+                self._lists(self._listing[tap.call], message)
             case workers_pb2.ClaimRequest() as message:
                 self._asks(tap, message)
             case workers_pb2.ClaimResponse() as message:
@@ -192,6 +227,7 @@ class Oracle:
             self._expect(
                 low <= micros and (micros != MAX or low == MAX), f"{where}, but the {share} ppm one at {micros}"
             )
+        self._lives.setdefault(name, {}).setdefault(seen.incarnation, self._sim.now)
         old, before[name] = before.get(name, Seen()), seen
         newest = self._published.get(name, Seen())
         if self._weak or (seen.incarnation, seen.low) > (newest.incarnation, newest.low):
@@ -214,16 +250,29 @@ class Oracle:
                     micros >= old.shares.get(share, MIN), f"{where}: its {share} ppm one goes back to {micros}"
                 )
 
+    def _lists(self, name: str, message: watermarks_pb2.ListRangesResponse) -> None:
+        node = self._pipeline.nodes[name]
+        covered: list[int] = []
+        for each in message.ranges:
+            cells = node.covered(each.start, each.end)
+            covered += cells
+            truth = self._pipeline.least_of(name, cells)
+            holds = each.watermark_micros <= truth
+            self._expect(holds, f"{name} {cells} is shown at {each.watermark_micros}, but {truth} is not finished")
+        if len(message.ranges) == message.total:
+            self._expect(
+                sorted(covered) == list(range(len(node.cells))), f"the ranges of {name} cover {sorted(covered)}"
+            )
+
     def _asks(self, tap: Tap, message: workers_pb2.ClaimRequest) -> None:
         node = self._pipeline.nodes[message.computation]
         ranges = [node.covered(start, end) for start, end in pairwise(message.bounds)]
         bound = message.bound_micros[0] if message.bound_micros else None
         claim = Claim(message.computation, ranges, (message.generation, message.ordinal), bound)
-        # A process has one claim on its way at most.
-        self._asking[str(tap.process)] = self._claims.setdefault((message.computation, message.request_id), claim)
+        self._asking[tap.call] = self._claims.setdefault((message.computation, message.request_id), claim)
 
     def _grants(self, tap: Tap, message: workers_pb2.ClaimResponse) -> None:
-        claim = self._asking[str(tap.peer)]
+        claim = self._asking[tap.call]
         about = f"the claim {message.sequencer} of {claim.name} {claim.cells}"
         self._expect((claim.name, message.sequencer) in self._durable_claims, f"{about} is granted, but not durable")
         self._expect(claim.sequencer in {0, message.sequencer}, f"{about} was granted as {claim.sequencer} before")
@@ -240,13 +289,16 @@ class Oracle:
             same_life = not self._may_have_ended(older)
             self._expect(older.order <= newer.order or not same_life, f"{about} is granted: {older} is the newer run")
         if claim.bound is not None:
-            view = self._authority.shard.view(claim.name) if self._authority is not None else None
-            shown = max(self.published(claim.name), view.low if view is not None else MIN)
-            self._excused[claim.name] = max(self._excused.get(claim.name, MIN), shown)
-            self._pipeline.restore(claim.name, claim.cells, claim.bound)
+            self.restore(claim.name, claim.cells, claim.bound)
         for cells, micros in zip(claim.ranges, message.watermarks_micros, strict=True):
             truth = self._pipeline.least_of(claim.name, cells)
             self._expect(micros <= truth, f"{about} begins with {cells} at {micros}, but {truth} is not finished")
+
+    def restore(self, name: str, cells: Iterable[int], time: int) -> None:
+        """An owner, which has said so, does work from a time on once more. What was published in any life is not taken back."""
+        shown = [low for (known, _), low in self._highest.items() if known == name]
+        self._excused[name] = max([self._excused.get(name, MIN), *shown])
+        self._pipeline.restore(name, cells, time)
 
     def _may_have_ended(self, claim: Claim) -> bool:
         """Whether a reset or new inputs may have made a claim stale: asked for since, or shortly before and still on the way."""
@@ -295,25 +347,24 @@ class Oracle:
         for view in seen.each.values():
             self.viewed(process, view)
 
-    def answered(self, process: Process, name: str, until: int, *, complete: bool) -> None:
-        """A program was told whether everything before a time is here."""
+    def life(self, name: str) -> int:
+        """Return the newest life that everybody who is connected must know of: it was first published some seconds ago."""
+        return max((life for life, at in self._lives.get(name, {}).items() if at < self._sim.now - 5), default=0)
+
+    def answered(self, process: Process, name: str, until: int, answer: Completeness) -> None:
+        """A program was told whether everything before a time is here, and if not, who holds it."""
+        about = f"{process.name} is told about {name} to {until}: {answer}"
+        self.viewed(process, answer.watermark)
+        complete = answer.watermark.registered and until <= answer.watermark.low.micros
+        self._expect(answer.complete == complete, about)
+        held = [each.watermark.micros for each in answer.holders]
+        self._expect(held == sorted(held) and all(micros < until for micros in held), about)
+        self.reached(process, name, until, complete=answer.complete)
+
+    def reached(self, process: Process, name: str, until: int, *, complete: bool) -> None:
+        """A program goes on because everything before a time is here."""
         if complete:
             self._not_ahead(name, until, f"{process.name} is told that {name} is complete to {until}")
-
-    def listed(self, name: str, ranges: Ranges) -> None:
-        """A program was shown key ranges."""
-        node = self._pipeline.nodes[name]
-        covered: list[int] = []
-        for each in ranges:
-            cells = node.covered(each.start, each.end)
-            covered += cells
-            truth = self._pipeline.least_of(name, cells)
-            holds = each.watermark.micros <= truth or each.state is RangeState.RETIRED
-            self._expect(holds, f"{name} {cells} is shown at {each.watermark.micros}, but {truth} is not finished")
-        if len(ranges) == ranges.total:
-            self._expect(
-                sorted(covered) == list(range(len(node.cells))), f"the ranges of {name} cover {sorted(covered)}"
-            )
 
     def remembered(self, name: str, history: History) -> None:
         """A program was told when steps became complete: never before they were, and it stays what it was."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.simulation.chaos import KINDS
+from tests.simulation.chaos import KINDS, WEATHER
 
 _FAULTS: Final = (
-    "network: a full stream",
-    "network: a request of a client that is gone",
     "network: broken stream",
     "network: doubled report",
     "network: keepalive",
@@ -22,11 +20,15 @@ _FAULTS: Final = (
     "store: lost",
     "store: slow",
     "store: written",
-    *(f"move: {kind}" for kind in KINDS),
+    *(f"move: {kind}" for kind in KINDS if kind not in WEATHER),
 )
 """What goes wrong."""
 
 _MET: Final = (
+    *(f"move: {kind}" for kind in WEATHER),
+    "network: a full stream",
+    "network: a request of a client that is gone",
+    "ranges went down",
     "a claim committed the batch before it",
     "a claim was granted twice",
     "a crash in the middle of a write",

@@ -9,13 +9,13 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import lowwater
-from lowwater import Inputs, TaskAttempt, errors
+from lowwater import Inputs, Watermark, errors
 from lowwater._aio.client import Client
 from lowwater._core.surroundings import Surroundings
 from lowwater_authority.authority import Authority
 from lowwater_authority.journal.memory import MemoryDisk, MemoryJournal
 from lowwater_authority.observer import Observer
-from tests.simulation.storage import Fenced, Plan, Storage
+from tests.simulation.storage import Fenced, Storage
 from tests.simulation.truth import MAX, MIN, Node, Pipeline, Record
 
 if TYPE_CHECKING:
@@ -50,7 +50,13 @@ class Place:
     def client(self, process: Process) -> Client:
         """A client as any program makes one, but for the network."""
         random = self.random(process)
-        surroundings = Surroundings(monotonic=lambda: self.sim.now, random=random.random, randbytes=random.randbytes)
+        surroundings = Surroundings(
+            monotonic=lambda: self.sim.now,
+            random=random.random,
+            randbytes=random.randbytes,
+            host=lambda: "host",
+            pid=lambda: 1,
+        )
         settings = lowwater.Settings(ADDRESS, timeout=5.0)
         return Client(settings, surroundings=surroundings, channel=lambda: self.sim.network.channel(process, ADDRESS))
 
@@ -211,19 +217,19 @@ async def _follow(place: Place, process: Process, worker: Worker, lease: Lease, 
         there = await place.storage.read(node.name, share.cells, lease.sequencer)
         done = 0
         for index in share.cells:
-            ready = [r for r in there[index] if _closed(node, r, seen.low.micros)]
+            ready = [r for r in there[index] if may_finish(node, r, seen.low.micros)]
             chosen = [r for r in ready if place.calm or random.random() < 0.7]
             if not chosen:
                 continue
             closed = seen.low.micros if node.window else MIN
             # A worker may die after the step and before it knows: the records are done, and nobody was told.
-            await place.storage.finish(node.name, index, lease.sequencer, chosen, _results(node, chosen), closed)
+            await place.storage.finish(node.name, index, lease.sequencer, chosen, results(node, chosen), closed)
             gone = {record.number for record in chosen}
             there[index] = [record for record in there[index] if record.number not in gone]
             done += len(chosen)
         lease.advance(
             seen,
-            oldest=[_oldest(node, share.of(handle), there, seen) for handle in share.handles()],
+            oldest=[oldest_of(node, share.of(handle), there, seen) for handle in share.handles()],
             pending=[node.stamp(record.time) for records in there.values() for record in records],
             finished=done,
         )
@@ -232,6 +238,8 @@ async def _follow(place: Place, process: Process, worker: Worker, lease: Lease, 
                 await lease.flush(2.0)
             except (errors.Timeout, errors.TooFarAhead, errors.InputVersion, errors.IncarnationChanged) as error:
                 place.sim.reach(f"flush: {error.reason}")
+        if not place.calm and random.random() < 0.1:
+            await _go_back(place, node, share, lease, seen, random)
         if lease.refused is not None and lease.refused.reason in {"INPUT_VERSION", "INCARNATION_CHANGED"}:
             return  # folds that do not count any more: claim again
         await asyncio.sleep(random.uniform(0.1, 1.5))
@@ -241,119 +249,36 @@ async def _follow(place: Place, process: Process, worker: Worker, lease: Lease, 
             return
 
 
-def _closed(node: Node, record: Record, low: int) -> bool:
+async def _go_back(place: Place, node: Node, share: Share, lease: Lease, seen: Inputs, random: Random) -> None:
+    """Take old work on once more: first let the ranges go down, durably, then take it on."""
+    least = place.pipeline.least_of(node.name, share.cells)
+    if least == MAX:
+        return
+    older = node.stamp(max(least - random.randrange(3 * HOUR), 0))
+    lease.advance(seen, oldest=older)
+    try:
+        await lease.flush(4.0)
+    except (errors.Timeout, errors.TooFarAhead, errors.InputVersion, errors.IncarnationChanged):
+        return  # perhaps it is durable, and then the ranges hold for nothing
+    await place.storage.take_on(node.name, share.cells, lease.sequencer, older, place.oracle)
+    place.sim.reach("ranges went down")
+
+
+def may_finish(node: Node, record: Record, low: int) -> bool:
     """Whether a record may be finished: at once, or with its window."""
     return not node.window or node.stamp(record.time) + node.window <= low
 
 
-def _results(node: Node, records: Sequence[Record]) -> list[int]:
+def results(node: Node, records: Sequence[Record]) -> list[int]:
     """What comes of records: one each, or one a window."""
     new = [record.time for record in records if not record.again]
     return new if not node.window else sorted({node.stamp(time) for time in new})
 
 
-def _oldest(node: Node, cells: range, there: Mapping[int, Sequence[Record]], seen: Inputs) -> int:
+def oldest_of(node: Node, cells: range, there: Mapping[int, Sequence[Record]], seen: Inputs) -> int:
     """The least event time that cells hold. Of windows, also the one that a record at the inputs' low watermark would open."""
     held = [node.stamp(record.time) for index in cells for record in there[index]]
     return min([node.stamp(seen.low.micros) if node.window else MAX, *held])
-
-
-# -- micro-batches -----------------------------------------------------------------------------------------------------
-
-
-async def run_batches(place: Place, process: Process, name: str, share: Share) -> None:
-    """One run of a query of micro-batches, until it is replaced or killed."""
-    random = place.random(process)
-    node = place.pipeline.nodes[name]
-    async with place.client(process) as lw:
-        await register(place, lw, name)
-        ordinal, generation, logged = await place.storage.begin_run(name)
-        if not place.calm and random.random() < 0.3:
-            await asyncio.sleep(random.uniform(0, 5))  # a slow start: another run may be quicker
-        async with lw.worker(
-            name, name=process.name, identity=f"checkpoint of {name}", generation=generation, ordinal=ordinal
-        ) as worker:
-            digest = logged.digest if logged is not None else b""
-            lease = await worker.claim(bounds=share.bounds(node), batch_digest=digest)
-            place.oracle.claimed(process, name, lease.sequencer, share)
-            try:
-                await place.storage.open(name, share.cells, lease.sequencer)
-                batch = generation
-                while True:
-                    await _batch(place, process, lw, worker, lease, node, share, batch)
-                    batch += 1
-                    await asyncio.sleep(random.uniform(0.1, 2.0))
-            except Fenced:
-                place.sim.reach("storage refused a zombie")
-
-
-async def _batch(
-    place: Place, process: Process, lw: Client, worker: Worker, lease: Lease, node: Node, share: Share, batch: int
-) -> None:
-    """One micro-batch: plan, tasks, prepare, the query's own commit, commit."""
-    random = place.random(process)
-    plan = await place.storage.plan(node.name, batch, lease.sequencer, None)
-    if plan is None:
-        seen = await worker.inputs()
-        place.oracle.folded(process, node.name, seen)
-        there = await place.storage.read(node.name, share.cells, lease.sequencer)
-        plan = await place.storage.plan(node.name, batch, lease.sequencer, Plan(seen, there))
-        assert plan is not None
-    else:
-        place.sim.reach("a micro-batch was replayed")
-    seen, low = plan.seen, plan.seen.low.micros
-    done = {}
-    left = {}
-    for index in share.cells:
-        records = plan.records[index]
-        ready = [record for record in records if _closed(node, record, low)]
-        done[index] = (ready, _results(node, ready))
-        left[index] = [record for record in records if not _closed(node, record, low)]
-    tasks = []
-    for handle in share.handles():
-        attempt = 0
-        if random.random() < 0.1:
-            # A task that fails tells nothing true; a second attempt does the work.
-            await _stage(place, lw, node, lease, batch, TaskAttempt(0, handle, 0), [handle], [MAX])
-            attempt = 1
-        task = TaskAttempt(0, handle, attempt)
-        await _stage(place, lw, node, lease, batch, task, [handle], [_oldest(node, share.of(handle), left, seen)])
-        tasks.append(task)
-    bound = node.stamp(low)
-    missing: Sequence[TaskAttempt] = tasks
-    try:
-        missing = await lw.prepare_batch(
-            node.name, lease.sequencer, batch, digest=plan.digest, tasks=tasks, bound=bound, seen=seen
-        )
-    except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.JournalFailed) as error:
-        place.sim.reach(f"prepare: {error.reason}")
-    await place.storage.commit(node.name, batch, lease.sequencer, done, low if node.window else MIN)
-    if missing:
-        place.sim.reach("a micro-batch was held for a missing part")
-        return
-    try:
-        await lw.commit_batch(node.name, lease.sequencer, batch)
-    except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.JournalFailed, errors.NotPrepared) as error:
-        place.sim.reach(f"commit: {error.reason}")
-    except (errors.InputVersion, errors.IncarnationChanged) as error:
-        place.sim.reach(f"commit: {error.reason}")
-        raise Fenced from error  # folds that do not count any more: claim again
-
-
-async def _stage(
-    place: Place,
-    lw: Client,
-    node: Node,
-    lease: Lease,
-    batch: int,
-    task: TaskAttempt,
-    handles: list[int],
-    oldest: list[int],
-) -> None:
-    try:
-        await lw.stage_task(node.name, lease.sequencer, batch, task, handles=handles, oldest=oldest)
-    except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.Overloaded) as error:
-        place.sim.reach(f"stage: {error.reason}")
 
 
 # -- readers -----------------------------------------------------------------------------------------------------------
@@ -403,15 +328,32 @@ async def _question(place: Place, process: Process, lw: Client, name: str, rando
             for view in (await lw.get()).values():
                 oracle.viewed(process, view)
         case 1:
-            answer = await lw.complete(name, until)
-            oracle.answered(process, name, until, complete=bool(answer))
+            oracle.answered(process, name, until, await lw.complete(name, until))
         case 2:
-            oracle.listed(name, await lw.ranges(name, limit=1000))
+            await lw.ranges(name, limit=1000)  # checked when it was sent
         case 3:
+            life = oracle.life(name)
             view = await lw.wait(name, until, timeout=random.uniform(0.1, 20))
             oracle.viewed(process, view)
-            oracle.answered(process, name, until, complete=True)
+            if view.incarnation < life:
+                oracle.fail(f"{process.name} waits for {name} and is answered from life {view.incarnation}, not {life}")
+            oracle.reached(process, name, until, complete=view.low.micros >= until)
         case 4:
             oracle.remembered(name, await lw.history(name, limit=10_000))
         case _:
             await lw.why(name)
+
+
+async def confirm(place: Place, process: Process) -> None:
+    """At the end, ask once for everything, and expect to be told that it is all here."""
+    async with place.client(process) as lw:
+        for name in place.pipeline.nodes:
+            view = await lw.wait(name, Watermark.FINISHED, timeout=30)
+            place.oracle.reached(process, name, MAX, complete=view.low.finished)
+            answer = await lw.complete(name, Watermark.FINISHED)
+            place.oracle.answered(process, name, MAX, answer)
+            ranges = await lw.ranges(name)
+            seen = await lw.inputs(name).read()
+            found = f"{answer.complete} {seen.low} {[each.state.name for each in ranges]} {(await lw.why(name)).guilty}"
+            if not (answer.complete and seen.low.finished and seen.stale_for < 3):
+                place.oracle.fail(f"at the end {name} is not complete: {found}")

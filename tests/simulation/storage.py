@@ -10,9 +10,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import TYPE_CHECKING
 
 from lowwater import Inputs
 from tests.simulation.truth import MIN, Pipeline, Record
+
+if TYPE_CHECKING:
+    from tests.simulation.oracle import Oracle
 
 
 class Fenced(Exception):
@@ -91,6 +95,14 @@ class Storage:
         await self._trip()
         self._check(name, index, sequencer)
         self._pipeline.finish(name, index, records, outputs, closed)
+        await self._trip()
+
+    async def take_on(self, name: str, cells: Sequence[int], sequencer: int, time: int, oracle: Oracle) -> None:
+        """Have work from a time on to be done once more. Raises Fenced."""
+        await self._trip()
+        for index in cells:
+            self._check(name, index, sequencer)
+        oracle.restore(name, cells, time)
         await self._trip()
 
     async def inject(self, name: str, index: int, sequencer: int, count: int) -> int:

@@ -1,8 +1,14 @@
 """The public names, and what using the client wrongly says."""
 
+import os
 import pickle
+import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,6 +20,8 @@ from lowwater._core.claims import Grant
 from lowwater._core.columns import Column
 from lowwater._core.fold import Reading, fold_inputs
 from lowwater._core.lease import LeaseState
+from lowwater._core.settings import Settings
+from lowwater._core.surroundings import Surroundings
 from lowwater._sync.lease import Lease
 from lowwater._sync.runtime import Runtime
 
@@ -49,6 +57,49 @@ def test_importing_starts_nothing_and_needs_no_numpy() -> None:
         "lw.close()\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
+
+
+def test_claims_carry_the_name_of_the_surroundings() -> None:
+    with lowwater.Client(Settings("there:1"), surroundings=Surroundings(host=lambda: "there", pid=lambda: 7)) as lw:
+        assert (lw.worker("c").name, lw.worker("c").host) == ("there-7", "there")
+        assert lw.worker("c", name="given").name == "given"
+    with lowwater.connect("there:1") as lw:
+        assert lw.worker("c").name == f"{socket.gethostname()}-{os.getpid()}"
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of somebody who takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Poll what another thread brings about."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
+
+
+def test_close_ends_calls_that_wait(silent: str) -> None:
+    lw = lowwater.connect(silent, timeout=60.0)
+    calls: list[Callable[[], object]] = [lw.get, lambda: lw.reset("c"), lambda: lw.wait("c", 5), lw.inputs("c").read]
+    with futures.ThreadPoolExecutor(len(calls)) as threads:
+        made = [threads.submit(call) for call in calls]
+        connection = lw._runtime().connection
+        until(lambda: connection._users == 3)  # two calls and the stream
+        lw.close()
+        assert [type(each.exception(timeout=20)) for each in made] == [lowwater.Closed] * len(calls)
+
+
+def test_closing_a_reader_ends_a_read_that_waits(silent: str) -> None:
+    with lowwater.connect(silent, timeout=60.0) as lw, futures.ThreadPoolExecutor(1) as threads:
+        reader = lw.inputs("c")
+        read = threads.submit(reader.read)
+        until(lambda: reader._subscription is not None)
+        reader.close()
+        assert read.result(timeout=20).low.unknown
 
 
 def test_the_address_is_the_argument_the_environment_or_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,10 @@ from lowwater._core.attempts import Attempts, error_of_call
 from lowwater._core.backoff import CAP
 from lowwater._core.calls import Stubs
 from lowwater._core.columns import Column
+from lowwater._core.fold import Fold
 from lowwater._core.lease import LeaseState
-from lowwater._core.reporting import Reporting
+from lowwater._core.reporting import Due, Reporting
+from lowwater._core.reports import BEAT
 from lowwater._core.surroundings import Surroundings
 from lowwater._pb.lowwater.v1 import types_pb2, workers_pb2
 from lowwater._sync.connection import Connection
@@ -214,6 +216,29 @@ def test_a_stream_sends_its_opening_then_what_is_due_and_ends_with_the_next() ->
     later, _ = one.open("token")
     assert one.due(stream) is None
     assert one.due(later) is not None
+
+
+def test_a_state_that_was_durable_already_wakes_those_who_flush_it() -> None:
+    one, state = reporting(), lease()
+    stream, _ = one.open("")
+    one.take(workers_pb2.ReportResponse(opened=workers_pb2.ReportOpened(server_token="t")))
+    one.state.add(state)
+
+    def due() -> tuple[int, bool]:
+        state.advance(Fold(1, ()), 1, now=0.0)
+        one.state.staged(state)
+        one.state.hurry()
+        found = one.due(stream)
+        assert found is not None
+        return len(found.messages), found.answered
+
+    assert due() == (1, False)
+    assert due() == (0, False), "as durable as the report that is on its way"
+    one.take(workers_pb2.ReportResponse(ack=workers_pb2.ReportAck(number=1)))
+    assert one.answered(state, 2)
+    assert due() == (0, True)
+    assert one.answered(state, 3)
+    assert one.due(stream) == Due((), BEAT), "once is enough"
 
 
 def test_a_stream_that_lasted_starts_the_backoff_over() -> None:

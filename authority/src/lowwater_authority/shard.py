@@ -99,6 +99,11 @@ class Shard:
         return self._tick() if since is None else since
 
     @property
+    def now(self) -> int:
+        """Processing time, by a clock that never goes back."""
+        return self._tick()
+
+    @property
     def queued(self) -> int:
         """Requests waiting for a round."""
         return len(self._loop)

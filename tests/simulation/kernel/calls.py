@@ -180,12 +180,12 @@ class Call(ABC):
         self.sim.trace(
             "request", call=self.number, path=path, client=str(self.client), server=str(peer), sum=crc32(payload)
         )
-        self.network.tap(self.client, peer, path, "request", message)
+        self.network.tap(self.client, peer, path, "request", self.number, message)
 
     def tap_response(self, server: Process, message: Any, payload: bytes) -> None:
         """Show a response at the moment it is sent."""
         self.sim.trace("response", call=self.number, server=str(server), sum=crc32(payload))
-        self.network.tap(server, self.client, self.method.path, "response", message)
+        self.network.tap(server, self.client, self.method.path, "response", self.number, message)
 
 
 class UnaryCall(Call):

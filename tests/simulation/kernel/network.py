@@ -59,6 +59,8 @@ class Tap:
     """For example ``/lowwater.v1.WorkerService/Claim``."""
     direction: str
     """``request`` or ``response``."""
+    call: int
+    """Numbers the call or stream that it belongs to."""
     message: Any
 
 
@@ -196,9 +198,9 @@ class Network:
         self._calls += 1
         return self._calls
 
-    def tap(self, sender: Process, peer: Process, method: str, direction: str, message: Any) -> None:
+    def tap(self, sender: Process, peer: Process, method: str, direction: str, call: int, message: Any) -> None:
         """Show a message to the world. What the world raises then ends the simulation."""
-        tap = Tap(self.sim.now, sender, peer, method, direction, message)
+        tap = Tap(self.sim.now, sender, peer, method, direction, call, message)
         for look in self.taps:
             try:
                 look(tap)

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 6ca5ada077a2f502812486a52ad01e52d32925973da4e1933d927bb0d5d2abde
+Made from: sha256 0f819bb5c4ac219141b9e6c27b75c5d08f09cd8bb3eedf4e3d523684bad2a73a
 """

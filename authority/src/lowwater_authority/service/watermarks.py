@@ -65,7 +65,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             yield self._response(await subscription.take(0), unknown)
             while not services.leaving.is_set():
                 yield self._response(await subscription.take(BEAT_SECONDS))
-            yield pb.WatchResponse(server_token=services.token, time_micros=shard.confirmed, go_away=services.go_away())
+            yield self._response((), go_away=services.go_away())
         finally:
             shard.hub.unsubscribe(subscription)
 
@@ -117,11 +117,20 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         shard = self.services.shard
         return encode.watermark(name, view, shard.topology, shard.journal.epoch)
 
-    def _response(self, views: Iterable[View], unknown: Iterable[types_pb2.Watermark] = ()) -> pb.WatchResponse:
+    def _response(
+        self,
+        views: Iterable[View],
+        unknown: Iterable[types_pb2.Watermark] = (),
+        go_away: types_pb2.GoAway | None = None,
+    ) -> pb.WatchResponse:
         watermarks = [*unknown, *(self._watermark(view.name, view) for view in views)]
         self.observer.pushed(len(watermarks))
         return pb.WatchResponse(
-            server_token=self.services.token, watermarks=watermarks, time_micros=self.services.shard.confirmed
+            server_token=self.services.token,
+            watermarks=watermarks,
+            time_micros=self.services.shard.confirmed,
+            go_away=go_away,
+            clock_micros=self.services.shard.now,
         )
 
 

@@ -17,6 +17,7 @@ from lowwater._core.attempts import closed_client
 from lowwater._core.calls import Call, Calls, full_name
 from lowwater._core.claims import Claimant
 from lowwater._core.following import Changes, Waiting, check_followed
+from lowwater._core.granted import CLOSE_TIMEOUT
 from lowwater._core.settings import Settings
 from lowwater._core.statistics import ClientStatistics
 from lowwater._core.surroundings import REAL, Surroundings
@@ -178,7 +179,9 @@ class Client:
     ) -> Worker:
         """Return a worker of a computation, to claim key ranges with; see :meth:`lowwater.Client.worker`."""
         self._check_open()
-        claimant = Claimant.here(self._full(computation, "computation"), name, identity, generation, ordinal)
+        claimant = Claimant.here(
+            self._surroundings, self._full(computation, "computation"), name, identity, generation, ordinal
+        )
         made = Worker(self._runtime, claimant, self._surroundings)
         # Kept even if the caller keeps only its leases: close() has to make their last states durable.
         self._workers = [*(worker for worker in self._workers if not worker.closed), made]
@@ -248,12 +251,16 @@ class Client:
         return ClientStatistics(runtime.reporter.reporting.statistics(), runtime.watcher.state.statistics())
 
     async def close(self) -> None:
-        """End the client's workers, tasks and connection. Ranges hold where they stand."""
+        """End the client's workers, tasks and connection. Ranges hold where they stand.
+
+        Waits at most five seconds in all for the last states of all workers to be durable. Calls that wait raise Closed.
+        """
         if self._closed:
             return
+        deadline = self._surroundings.monotonic() + CLOSE_TIMEOUT
         try:
             for worker in list(self._workers):
-                await worker.close()
+                await worker.retire(deadline)
         finally:
             self._closed = True
             if self._made is not None:

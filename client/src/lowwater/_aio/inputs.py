@@ -46,7 +46,7 @@ class InputReader:
         watcher.state.check()
         if not self._waited:
             deadline = runtime.deadline(runtime.connection.settings.timeout)
-            await watcher.wait(lambda: self._closed or subscription.confirmed, deadline)
+            await watcher.wait(lambda: self._closed or self._folding.come(watcher.state, subscription), deadline)
             self._waited = True
         return self._folding.fold(watcher.state, subscription)
 

@@ -49,14 +49,21 @@ class Lease(Granted):
     async def release(self) -> None:
         """Give the ranges back; they hold their last value until somebody claims them. Durable when it returns.
 
-        Raises StaleSequencer when they were lost before, Unavailable.
+        As :meth:`lowwater.Lease.release`. Cancelled, it may have happened or not, and may be repeated.
         """
         self._check_open()
         runtime = self._runtime.here()
         await self._drain(self._monotonic() + CLOSE_TIMEOUT)
+        repeated, self._releasing = self._releasing, True
+        try:
+            await runtime.call(runtime.calls.release(self.computation, self.sequencer))
+        except errors.StaleSequencer:
+            # The answer of the release before may have been lost; in any case the ranges are no longer this claim's.
+            if not repeated:
+                self._releasing = False
+                raise
         self._closed = RELEASED
         runtime.reporter.reporting.remove(self._state)
-        await runtime.call(runtime.calls.release(self.computation, self.sequencer))
 
     async def retire(self, deadline: float) -> None:
         """Stop reporting, holding; its worker is closed. Waits for the last state to be durable, until a monotonic time at most."""

@@ -89,6 +89,8 @@ class _Requests:
             due = self._reporting.due(self._stream)
             if due is None:
                 raise StopAsyncIteration
+            if due.answered:
+                self._changed.notify()
             self._ready.extend(due.messages)
             if not self._ready:
                 await self._changed.wait(due.within)

@@ -65,6 +65,8 @@ class Worker:
             adopt=adopt,
         )
         grant = await runtime.call(call)
+        if self.closed:
+            raise closed_worker()
         self._read_as(grant.reading)
         lease = Lease(runtime, grant)
         self._leases.append(lease)
@@ -103,8 +105,11 @@ class Worker:
 
     async def close(self) -> None:
         """Stop reporting, after the last states are durable or five seconds. The ranges hold where they stand."""
+        await self.retire(self._surroundings.monotonic() + CLOSE_TIMEOUT)
+
+    async def retire(self, deadline: float) -> None:
+        """Close it, waiting until a monotonic time at most; it is the client's when that is closed."""
         self.closed = True
-        deadline = self._surroundings.monotonic() + CLOSE_TIMEOUT
         for lease in tuple(self._leases):  # cancelled, it can be called again
             await lease.retire(deadline)
         self._leases.clear()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -14,6 +12,7 @@ from lowwater._core.calls import Call, Calls
 from lowwater._core.columns import Column, is_one
 from lowwater._core.fold import Reading
 from lowwater._core.lease import LeaseState
+from lowwater._core.surroundings import Surroundings
 from lowwater._pb.lowwater.v1 import workers_pb2
 from lowwater.watermark import EventTime, Watermarks, to_micros
 
@@ -42,12 +41,20 @@ class Claimant:
     ordinal: int
 
     @classmethod
-    def here(cls, computation: str, name: str | None, identity: str, generation: int, ordinal: int) -> Claimant:
+    def here(
+        cls,
+        surroundings: Surroundings,
+        computation: str,
+        name: str | None,
+        identity: str,
+        generation: int,
+        ordinal: int,
+    ) -> Claimant:
         """Return a claimant in this process, by default named after it. Raises InvalidArgument."""
-        host = socket.gethostname()
+        host = surroundings.host()
         return cls(
             computation,
-            checks.text("name", name) if name is not None else f"{host}-{os.getpid()}",
+            checks.text("name", name) if name is not None else f"{host}-{surroundings.pid()}",
             host,
             checks.text("identity", identity),
             checks.count("generation", generation, 64),

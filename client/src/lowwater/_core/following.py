@@ -28,7 +28,8 @@ class Waiting:
 
     def reached(self, known: WatchState, subscription: Subscription) -> bool:
         """Whether it is there. Raises IncarnationChanged when it was reset meanwhile."""
-        if not subscription.confirmed:
+        # What was heard late may be of a life that ended since; the newest stands right behind it.
+        if not subscription.confirmed or known.holding:
             return False
         view = known.ratchet.get(self.name)
         self._life = self._life or view.incarnation
@@ -100,6 +101,11 @@ class Folding:
     def followed(self) -> tuple[str, ...]:
         """The full names."""
         return tuple(self._names.values())
+
+    @staticmethod
+    def come(known: WatchState, subscription: Subscription) -> bool:
+        """Whether a first read has something to return: something is known, and nothing newer is about to come."""
+        return subscription.confirmed and not known.holding
 
     def fold(self, known: WatchState, subscription: Subscription) -> Inputs:
         """Return the minimum as it is known now."""

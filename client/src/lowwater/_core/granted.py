@@ -68,6 +68,7 @@ class Granted:
         self._pid = os.getpid()
         self._told: set[int] = set()
         self._closed = ""
+        self._releasing = False
 
     def __len__(self) -> int:
         """How many ranges it has."""

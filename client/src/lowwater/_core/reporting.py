@@ -32,6 +32,8 @@ class Due:
     """To send now."""
     within: float | None
     """Seconds after which to ask again, when there are none; None: not before something changes."""
+    answered: bool = False
+    """Whether states were answered without being sent, so that those who wait have to be woken."""
 
 
 class Reporting:
@@ -114,7 +116,8 @@ class Reporting:
         due = self.state.due()
         if due is None or due > now:
             return Due((), None if due is None else due - now)
-        return Due([wire.report_request(report) for report in self.state.take(now)], 0.0)
+        messages = [wire.report_request(report) for report in self.state.take(now)]
+        return Due(messages, 0.0, self.state.answered_here())
 
     def take(self, response: workers_pb2.ReportResponse) -> bool:
         """Take an answer; returns whether the stream is to be left."""

@@ -85,6 +85,7 @@ class ReporterState:
         self._number = 0
         self._not_before = 0.0
         self._next_beat = 0.0
+        self._answered_here = False
         self._reports = 0
         self._acknowledged = 0
         self._refused = 0
@@ -146,6 +147,11 @@ class ReporterState:
             return None
         return min(self._not_before, self._next_beat) if self._waiting else self._next_beat
 
+    def answered_here(self) -> bool:
+        """Whether :meth:`take` found, since this was asked last, states that were durable already: their flushes may end."""
+        answered, self._answered_here = self._answered_here, False
+        return answered
+
     def take(self, now: float) -> list[Report]:
         """Return the reports of one tick: the newest state of the leases that changed, and beats that are due."""
         due = self.due()
@@ -185,6 +191,7 @@ class ReporterState:
             self._in_flight[-1].versions[key] = lease.version
         elif not lease.lost_all:
             lease.acknowledge(lease.version)
+            self._answered_here = True
 
     # -- answers --------------------------------------------------------------------------------------------------
 

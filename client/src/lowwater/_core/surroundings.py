@@ -1,9 +1,10 @@
-"""What the client takes from its process: a clock and chance."""
+"""What the client takes from its process: a clock, chance and a name."""
 
 from __future__ import annotations
 
 import os
 import random
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ class Surroundings:
     """Floats in [0, 1), for the jitter of delays."""
     randbytes: Callable[[int], bytes] = os.urandom
     """So many random bytes: the names of streams and of claims."""
+    host: Callable[[], str] = socket.gethostname
+    """The name of the machine, which claims carry for people."""
+    pid: Callable[[], int] = os.getpid
+    """The number of the process, for the names of workers that were given none."""
 
 
 REAL: Final = Surroundings()

@@ -12,6 +12,7 @@ from lowwater._core.attempts import closed_client
 from lowwater._core.calls import full_name
 from lowwater._core.claims import Claimant
 from lowwater._core.following import Changes, Waiting, check_followed
+from lowwater._core.granted import CLOSE_TIMEOUT
 from lowwater._core.settings import Settings
 from lowwater._core.statistics import ClientStatistics
 from lowwater._core.surroundings import REAL, Surroundings
@@ -116,14 +117,15 @@ class Client:
     def watch(self, *names: str) -> Iterator[WatermarkView]:
         """Yield the watermarks of some computations, or of all, and again whenever they change. Conflated.
 
-        Blocks between changes, without end while the authority is away. Ends when the client is closed. Raises
-        ServerTokenMismatch when another deployment answers.
+        Blocks between changes, without end while the authority is away. Ends when the client is closed, and in a forked child, which
+        may begin another. Raises ServerTokenMismatch when another deployment answers.
         """
-        watcher = self._runtime().watcher
+        runtime = self._runtime()
+        watcher = runtime.watcher
         followed = [self._full(name, "names") for name in names]
         changes, subscription = Changes(followed), watcher.subscribe(followed)
         try:
-            while True:
+            while self._per_process.existing() is runtime:
                 with watcher.changed:
                     watcher.wait(lambda: changes.come(watcher.state, subscription), None)
                     view = changes.take(watcher.state)
@@ -131,7 +133,9 @@ class Client:
         except errors.Closed:
             return
         finally:
-            watcher.unsubscribe(subscription)
+            # In a child the watcher is the parent's, and its lock may be held for ever.
+            if self._per_process.existing() is runtime:
+                watcher.unsubscribe(subscription)
 
     def wait(self, name: str, until: EventTime, timeout: float | None = None) -> WatermarkView:
         """Wait until everything before ``until`` is complete, at most ``timeout`` seconds (None: without end).
@@ -204,7 +208,9 @@ class Client:
         Claims order by (generation, ordinal); an older one is refused whenever it arrives.
         """
         self._runtime()
-        claimant = Claimant.here(self._full(computation, "computation"), name, identity, generation, ordinal)
+        claimant = Claimant.here(
+            self._surroundings, self._full(computation, "computation"), name, identity, generation, ordinal
+        )
         made = Worker(self._per_process, claimant, self._surroundings)
         # Kept even if the caller keeps only its leases: close() has to make their last states durable.
         self._workers = [*(worker for worker in self._workers if not worker.closed), made]
@@ -287,15 +293,21 @@ class Client:
         return ClientStatistics(runtime.reporter.statistics(), runtime.watcher.state.statistics())
 
     def close(self) -> None:
-        """End the client's workers, threads and connection. Ranges hold where they stand."""
+        """End the client's workers, threads and connection. Ranges hold where they stand.
+
+        Waits at most five seconds in all for the last states of all workers to be durable. Calls that wait raise Closed.
+        """
         if self._closed:
             return
-        for worker in self._workers:
-            worker.close()
-        self._closed = True
-        runtime = self._per_process.existing()
-        if runtime is not None:
-            runtime.close()
+        deadline = self._surroundings.monotonic() + CLOSE_TIMEOUT
+        try:
+            for worker in self._workers:
+                worker.retire(deadline)
+        finally:
+            self._closed = True
+            runtime = self._per_process.existing()
+            if runtime is not None:
+                runtime.close()
 
     def __enter__(self) -> Self:
         return self

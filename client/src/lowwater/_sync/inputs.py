@@ -44,7 +44,8 @@ class InputReader:
         with watcher.changed:
             watcher.state.check()
             if not self._waited:
-                watcher.wait(lambda: subscription.confirmed, runtime.deadline(runtime.connection.settings.timeout))
+                deadline = runtime.deadline(runtime.connection.settings.timeout)
+                watcher.wait(lambda: self._closed or self._folding.come(watcher.state, subscription), deadline)
                 self._waited = True
             return self._folding.fold(watcher.state, subscription)
 

@@ -50,14 +50,22 @@ class Lease(Granted):
     def release(self) -> None:
         """Give the ranges back; they hold their last value until somebody claims them. Durable when it returns.
 
-        Raises StaleSequencer when they were lost before, Unavailable.
+        Raises StaleSequencer when they were lost before; Unavailable, after which it may have happened or not: the lease stays as it
+        is, and a repeat returns when the claim is at its end, by the first release or by whoever has claimed since.
         """
         self._check_open()
         runtime = self._runtime
         self._drain(self._monotonic() + CLOSE_TIMEOUT)
+        repeated, self._releasing = self._releasing, True
+        try:
+            runtime.call(runtime.calls.release(self.computation, self.sequencer))
+        except errors.StaleSequencer:
+            # The answer of the release before may have been lost; in any case the ranges are no longer this claim's.
+            if not repeated:
+                self._releasing = False
+                raise
         self._closed = RELEASED
         runtime.reporter.remove(self._state)
-        runtime.call(runtime.calls.release(self.computation, self.sequencer))
 
     def retire(self, deadline: float) -> None:
         """Stop reporting, holding; its worker is closed. Waits for the last state to be durable, until a monotonic time at most."""

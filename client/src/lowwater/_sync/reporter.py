@@ -95,6 +95,8 @@ class Reporter(Streaming):
                 due = None if self._connection.closed.is_set() else self.reporting.due(stream)
                 if due is None:
                     return
+                if due.answered:
+                    self.changed.notify_all()
                 if not due.messages:
                     self.changed.wait(due.within)
             yield from due.messages

@@ -55,7 +55,8 @@ class Worker:
         becomes the lesser of its last value and that. ``adopt`` takes the computation over from another identity by
         starting a new life of it. Read your own state only after the claim: until then its old owner may still write it.
 
-        Raises InvalidArgument, UnknownComputation, OlderClaim, IdentityMismatch, Rewound, Unavailable.
+        Raises InvalidArgument, UnknownComputation, OlderClaim, IdentityMismatch, Rewound, Unavailable; Closed when the worker was
+        closed meanwhile: the ranges, if they were granted, hold until they are claimed again.
         """
         runtime = self._open()
         call = self._claimant.claim(
@@ -73,6 +74,10 @@ class Worker:
         lease = Lease(runtime, grant)
         self._leases.append(lease)
         runtime.reporter.add(grant.state)
+        # Looked at last: whoever closes the worker in another thread meanwhile either sees the lease, or is seen here.
+        if self.closed:
+            runtime.reporter.remove(grant.state)
+            raise closed_worker()
         return lease
 
     def inputs(self) -> Inputs:
@@ -105,9 +110,12 @@ class Worker:
 
     def close(self) -> None:
         """Stop reporting, after the last states are durable or five seconds. The ranges hold where they stand."""
+        self.retire(self._surroundings.monotonic() + CLOSE_TIMEOUT)
+
+    def retire(self, deadline: float) -> None:
+        """Close it, waiting until a monotonic time at most; it is the client's when that is closed."""
         self.closed = True
-        deadline = self._surroundings.monotonic() + CLOSE_TIMEOUT
-        for lease in self._leases:
+        for lease in tuple(self._leases):
             lease.retire(deadline)
         self._leases.clear()
         if self._reader is not None:

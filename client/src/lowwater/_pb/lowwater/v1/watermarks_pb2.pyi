@@ -105,10 +105,17 @@ class WatchResponse(google.protobuf.message.Message):
     WATERMARKS_FIELD_NUMBER: builtins.int
     TIME_MICROS_FIELD_NUMBER: builtins.int
     GO_AWAY_FIELD_NUMBER: builtins.int
+    CLOCK_MICROS_FIELD_NUMBER: builtins.int
     server_token: builtins.str
     """The deployment's identity."""
     time_micros: builtins.int
-    """The authority's processing time."""
+    """Processing time up to which the values are known to be the newest durable
+    ones; it stands while the journal hangs.
+    """
+    clock_micros: builtins.int
+    """Processing time at which it was sent; never before time_micros. 0 from an
+    authority of the first release.
+    """
     @property
     def watermarks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Watermark]:
         """Only what changed."""
@@ -124,9 +131,10 @@ class WatchResponse(google.protobuf.message.Message):
         watermarks: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.Watermark] | None = ...,
         time_micros: builtins.int = ...,
         go_away: lowwater._pb.lowwater.v1.types_pb2.GoAway | None = ...,
+        clock_micros: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["go_away", b"go_away"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["go_away", b"go_away", "server_token", b"server_token", "time_micros", b"time_micros", "watermarks", b"watermarks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock_micros", b"clock_micros", "go_away", b"go_away", "server_token", b"server_token", "time_micros", b"time_micros", "watermarks", b"watermarks"]) -> None: ...
 
 Global___WatchResponse: typing_extensions.TypeAlias = WatchResponse
 
