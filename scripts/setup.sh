@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Brings what `make` needs: uv, a Python 3.11+, a Java 17+ runtime, and the environment in .venv; with --tests a C
-# compiler, with --bench a Redis server.
+# compiler, openssl and a Redis server, with --bench the Redis server.
 #
 # What the system lacks is installed by apt as root or by password-less sudo, after saying so. Without those rights, or
 # without apt, it stops and prints the command to run. A second run finds its stamp and returns at once.
@@ -168,21 +168,24 @@ ready() {
     )
 }
 
-# What only the tests need: a C compiler, for the small shim that watches the journal's disk.
-install_test_tools() {
-    command -v cc >/dev/null || install_packages gcc libc6-dev
+# A Redis server, 7.0 or newer: the shared journal is tested on it, and the benchmarks compare with it.
+install_redis() {
+    command -v redis-server >/dev/null || install_packages redis-server
 }
 
-# What only the benchmarks need: a Redis server to compare with.
-install_bench_tools() {
-    command -v redis-server >/dev/null || install_packages redis-server
+# What only the tests need: a C compiler, for the small shim that watches the journal's disk; a Redis server, and openssl
+# for its certificate.
+install_test_tools() {
+    command -v cc >/dev/null || install_packages gcc libc6-dev
+    command -v openssl >/dev/null || install_packages openssl
+    install_redis
 }
 
 main() {
     local uv java python
     case ${1:-} in
         --tests) install_test_tools ;;
-        --bench) install_bench_tools ;;
+        --bench) install_redis ;;
     esac
     ready && return
     mkdir -p "$TOOLS/bin"

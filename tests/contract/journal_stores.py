@@ -10,6 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 from lowwater_authority.journal import Entry, Journal, MemoryDisk, MemoryJournal, SqliteJournal
+from lowwater_authority.journal.redis import RedisJournal
+from tests.contract.redis_server import DURABLE, RedisServer
 
 
 def entry(log: str, position: int, payload: bytes | None = None, *, strong: bool = True) -> Entry:
@@ -190,3 +192,67 @@ class SqliteStore(Store):
         """Run a statement beside the journal."""
         with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
             return connection.execute(sql, parameters).fetchall()
+
+
+class RedisStore(Store):
+    """RedisJournal over a redis-server that syncs each write. A crash is a kill -9 of it, and a start."""
+
+    TAG = "{lowwater:default}"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.server = RedisServer(directory / "redis", *DURABLE).start()
+
+    async def close(self) -> None:
+        with self.server:
+            await super().close()
+
+    def make(self, timeout: float = 5.0) -> Journal:
+        return RedisJournal(self.server.url, timeout=timeout)
+
+    def crash(self) -> None:
+        self.server.kill()
+        self.server.start()
+
+    def break_lock(self) -> None:
+        """There is none."""
+
+    def damage(self, log: str, position: int) -> None:
+        records = self.records(log)
+        self.rewrite(log, records | {position: flipped(records[position])})
+
+    def remove(self, log: str, position: int) -> None:
+        self.server.execute("XDEL", f"{self.TAG}:records:{log}", f"{position}-0")
+
+    def swap(self, log: str, position: int, other_log: str, other: int) -> None:
+        mine, others = self.records(log), self.records(other_log)
+        if log == other_log:
+            self.rewrite(log, mine | {position: mine[other], other: mine[position]})
+        else:
+            self.rewrite(log, mine | {position: others[other]})
+            self.rewrite(other_log, others | {other: mine[position]})
+
+    def damage_snapshot(self, log: str) -> None:
+        field, *_ = self.parts(log)
+        frame = self.server.execute("HGET", f"{self.TAG}:parts:{log}", field)
+        self.server.execute("HSET", f"{self.TAG}:parts:{log}", field, flipped(frame))
+
+    def remove_snapshot(self, log: str) -> None:
+        *_, field = self.parts(log)
+        self.server.execute("HDEL", f"{self.TAG}:parts:{log}", field)
+
+    def parts(self, log: str) -> list[bytes]:
+        """The fields of the parts of a snapshot, in order."""
+        return sorted(self.server.execute("HKEYS", f"{self.TAG}:parts:{log}"))
+
+    def records(self, log: str) -> dict[int, bytes]:
+        """The records as they are stored."""
+        found = self.server.execute("XRANGE", f"{self.TAG}:records:{log}", "-", "+")
+        return {int(place.partition(b"-")[0]): fields[b"f"] for place, fields in found}
+
+    def rewrite(self, log: str, records: dict[int, bytes]) -> None:
+        """Replace all records: a stream does not change in the middle."""
+        key = f"{self.TAG}:records:{log}"
+        self.server.execute("DEL", key)
+        for position, frame in sorted(records.items()):
+            self.server.execute("XADD", key, f"{position}-0", "f", frame)

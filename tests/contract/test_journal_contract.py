@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -16,12 +16,14 @@ from lowwater_authority.journal import (
     LoadedLog,
 )
 from lowwater_authority.journal.sqlite import PART_BYTES
-from tests.contract.journal_stores import MemoryStore, SqliteStore, Store, entry, turn
+from tests.contract.journal_stores import MemoryStore, RedisStore, SqliteStore, Store, entry, turn
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "redis"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    made = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path)
+    stores: dict[str, Callable[[Path], Store]]
+    stores = {"memory": lambda _: MemoryStore(), "sqlite": SqliteStore, "redis": RedisStore}
+    made = stores[request.param](tmp_path)
     yield made
     await made.close()
 

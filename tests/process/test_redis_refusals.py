@@ -1,0 +1,277 @@
+"""What the Redis journal refuses, and that each refusal says what to change and shows no secret."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import traceback
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from lowwater_authority.journal import JournalCorrupt, JournalFailed, JournalPosition, JournalUnknown, JournalVersion
+from lowwater_authority.journal.redis import RedisJournal
+from lowwater_authority.journal.redis_settings import RedisSettings
+from tests.contract.journal_stores import RedisStore, entry
+from tests.contract.redis_server import RedisServer, free_port
+
+SECRET = "correct-horse"
+
+COMMANDS = (
+    "+eval",
+    "+evalsha",
+    "+info",
+    "+config|get",
+    "+wait",
+    "+hget",
+    "+hmget",
+    "+hset",
+    "+hkeys",
+    "+hdel",
+    "+hexists",
+    "+smembers",
+    "+sadd",
+    "+xrange",
+    "+xadd",
+    "+xtrim",
+)
+"""All that a user needs; docs/durability.md lists them."""
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[RedisStore]:
+    made = RedisStore(tmp_path)
+    yield made
+    await made.close()
+
+
+async def refusal(url: str) -> str:
+    """The text of the error that opening ends with, with its causes."""
+    journal = RedisJournal(url, timeout=2.0)
+    with pytest.raises(JournalFailed) as refused:
+        await journal.open()
+    return str(refused.value) + "".join(traceback.format_exception(refused.value)[:-1])
+
+
+async def test_a_full_server_writes_nothing(store: RedisStore) -> None:
+    journal = await store.open()
+    store.server.execute("CONFIG", "SET", "maxmemory", "1mb")
+    for write in (journal.append([entry("a", 1)]), journal.append([])):
+        with pytest.raises(JournalFailed, match="its memory is full: raise maxmemory"):
+            await write
+    store.server.execute("CONFIG", "SET", "maxmemory", "0")
+    assert await journal.logs() == []
+    await journal.append([entry("a", 1)])
+    assert journal.statistics().failed == 2
+
+
+async def test_a_server_that_may_evict_is_refused(store: RedisStore) -> None:
+    store.server.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    assert "CONFIG SET maxmemory-policy noeviction" in await refusal(store.server.url)
+
+
+async def test_a_server_made_a_replica_neither_writes_nor_confirms_an_owner(store: RedisStore) -> None:
+    journal = await store.open()
+    call = [entry("a", 1)]
+    await journal.append(call)
+    store.server.execute("REPLICAOF", "127.0.0.1", free_port())
+    # The second is written already, the third writes nothing: all the same, a replica's word is old.
+    for write in (journal.append([entry("a", 2)]), journal.append(call), journal.append([])):
+        with pytest.raises(JournalFailed, match="it is a replica: name the master in the URL"):
+            await write
+    assert "is a replica" in await refusal(store.server.url)
+    store.server.execute("REPLICAOF", "NO", "ONE")
+    await journal.append([entry("a", 2)])
+
+
+async def test_too_few_replicas(store: RedisStore) -> None:
+    journal = await store.open()
+    store.server.execute("CONFIG", "SET", "min-replicas-to-write", "1")
+    with pytest.raises(JournalFailed, match="fewer replicas than min-replicas-to-write"):
+        await journal.append([entry("a", 1)])
+
+
+async def test_scripts_are_loaded_again(store: RedisStore) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", 1)])
+    store.server.execute("SCRIPT", "FLUSH")
+    await journal.append([entry("a", 2)])
+    await journal.append([entry("a", 3)])
+    assert (await journal.load("a")).last == 3
+
+
+@pytest.mark.parametrize("account", [":wrong-horse@", "nobody:wrong-horse@", ""])
+async def test_a_wrong_password_is_named_and_not_shown(tmp_path: Path, account: str) -> None:
+    with RedisServer(tmp_path, "--requirepass", SECRET) as server:
+        server.start()
+        text = await refusal(f"redis://{account}127.0.0.1:{server.port}")
+    assert "into the URL" in text
+    assert f"redis://127.0.0.1:{server.port}" in text
+    assert "horse" not in text
+
+
+async def test_no_secret_is_shown_anywhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with RedisServer(tmp_path, "--requirepass", SECRET) as server, caplog.at_level(logging.DEBUG):
+        server.start()
+        journal = RedisJournal(f"redis://:{SECRET}@127.0.0.1:{server.port}")
+        await journal.open()
+        await journal.append([entry("a", 1)])
+        server.kill()
+        for _ in range(2):
+            with pytest.raises(JournalUnknown, match="127") as refused:
+                await journal.append([entry("a", 2)])
+            assert SECRET not in "".join(traceback.format_exception(refused.value))
+        await journal.close()
+    assert "Redis 7" in caplog.text or "Redis 8" in caplog.text
+    assert SECRET not in caplog.text
+    assert SECRET not in repr(journal)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        (f"http://:{SECRET}@host", "begins with one of redis://, rediss://, redis"),
+        (f"redis://:{SECRET}/x@host", "write /,"),
+        (f"redis://:{SECRET}@host:port", "cannot be read"),
+        (f"redis://:{SECRET}@one,two", "several hosts need"),
+        (f"redis+sentinel://:{SECRET}@one,two", "name the master"),
+        (f"redis+cluster://:{SECRET}@one/3", "database 0 only"),
+        (f"redis+cluster://:{SECRET}@one?a=b", "no options"),
+    ],
+)
+def test_a_url_that_cannot_be_used(url: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as refused:
+        RedisJournal(url)
+    assert SECRET not in "".join(traceback.format_exception(refused.value)).replace(repr(url), "")
+
+
+@pytest.mark.parametrize("namespace", ["", "a{b", "}"])
+def test_a_namespace_that_breaks_the_hash_tag(namespace: str) -> None:
+    with pytest.raises(ValueError, match="braces"):
+        RedisJournal("redis://host", namespace=namespace)
+
+
+async def test_a_user_with_the_listed_rights_and_no_others(store: RedisStore) -> None:
+    rights = ("on", f">{SECRET}", "~{lowwater:shop}:*", *COMMANDS)
+    store.server.execute("ACL", "SETUSER", "lowwater", *rights)
+    url = store.server.url.replace("//", f"//lowwater:{SECRET}@")
+    journal = RedisJournal(url, namespace="shop")
+    await journal.open()
+    await journal.append([entry("a", n, strong=n == 1) for n in range(1, 6)])
+    await journal.append([entry("a", n, strong=n == 1) for n in range(1, 6)])
+    for position in (2, 4):
+        await journal.snapshot("a", position, b"s")
+    assert (await journal.load("a")).last == 5
+    assert await journal.logs() == ["a"]
+    await journal.close()
+    assert "see ACL SETUSER" in await refusal(url)
+
+
+def test_the_rights_are_documented() -> None:
+    page = Path(__file__).parents[2] / "docs" / "durability.md"
+    documented = page.read_text(encoding="utf-8")
+    assert all(f"`{right}`" in documented for right in COMMANDS)
+
+
+@pytest.mark.parametrize("right", ["xadd", "sadd"])
+async def test_a_missing_right_leaves_nothing_half_written(store: RedisStore, right: str) -> None:
+    """HSET, the third write of an append, is what ``open`` does."""
+    journal = await store.open()
+    await journal.append([entry("a", 1)])
+    store.server.execute("ACL", "SETUSER", "default", f"-{right}")
+    with pytest.raises(JournalFailed):
+        await journal.append([entry("b", 1), entry("a", 2)])
+    store.server.execute("ACL", "SETUSER", "default", f"+{right}")
+    await journal.append([entry("b", 1), entry("a", 2)])
+    assert (await journal.load("a")).last == 2
+    assert (await journal.load("b")).last == 1
+
+
+async def test_damage_to_the_owner_and_a_newer_format(store: RedisStore) -> None:
+    await store.open()
+    owner = f"{store.TAG}:owner"
+    store.server.execute("HSET", owner, "epoch", "7")
+    with pytest.raises(JournalCorrupt, match="its checksum differs"):
+        await store.make().open()
+    store.server.execute("HSET", owner, "format", "2")
+    with pytest.raises(JournalVersion, match="upgrade lowwater-authority"):
+        await store.make().open()
+
+
+async def test_a_record_behind_the_end_is_refused(store: RedisStore) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", 1), entry("b", 1)])
+    store.server.execute("XADD", f"{store.TAG}:records:a", "3-0", "f", "x")
+    with pytest.raises(JournalPosition, match="a record is behind its end"):
+        await journal.append([entry("b", 2), entry("a", 2)])
+    with pytest.raises(JournalCorrupt, match="log 'a' at position 3 is damaged"):
+        await journal.load("a")
+    assert (await journal.load("b")).last == 1
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate that signs itself; its key is beside it."""
+    path = tmp_path / "certificate.pem"
+    command = (
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        path.with_name("key.pem"),
+        "-out",
+        path,
+    )
+    names = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
+    subprocess.run((*command, *names), check=True, capture_output=True)
+    return path
+
+
+async def test_tls(tmp_path: Path, certificate: Path) -> None:
+    port = free_port()
+    key = certificate.with_name("key.pem")
+    options = ("--tls-port", str(port), "--tls-cert-file", str(certificate), "--tls-key-file", str(key))
+    with RedisServer(tmp_path, *options, "--tls-auth-clients", "no") as server:
+        server.start()
+        journal = RedisJournal(f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}")
+        await journal.open()
+        await journal.append([entry("a", 1)])
+        assert (await journal.load("a")).last == 1
+        await journal.close()
+        assert "certificate verify failed" in await refusal(f"rediss://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "commands", "words"),
+    [
+        (((7, 0, 15), True, "always", True, 0), [], "A claim can lose: to a power cut nothing, "),
+        (
+            ((7, 0, 15), True, "always", False, 0),
+            [],
+            "A claim can lose: to a power cut what is written during a rewrite",
+        ),
+        (((7, 0, 15), True, "everysec", True, 0), [], r"to a power cut up to 2 s \(WAITAOF needs Redis 7.2 and"),
+        (((7, 2, 4), True, "no", True, 0), [], r"some 30 s \(WAITAOF needs Redis 7.2 and appendfsync everysec"),
+        (((7, 2, 4), True, "everysec", True, 0), ["WAITAOF"], r"to a power cut nothing \(WAITAOF\)"),
+        (((7, 2, 4), True, "everysec", True, 1), ["WAITAOF", "WAIT"], "connected replica can take over"),
+        (((7, 2, 4), True, "unknown", True, 0), [], "CONFIG GET is refused"),
+        (((8, 0), False, "everysec", True, 0), [], "A claim can lose: to a power cut everything since the last RDB"),
+    ],
+)
+def test_what_a_strong_entry_waits_for(
+    settings: tuple[tuple[int, ...], bool, str, bool, int], commands: list[str], words: str
+) -> None:
+    described = RedisSettings(*settings, role="master", eviction="noeviction")
+    assert [command[0] for _, command in described.barrier(1000)] == commands
+    assert re.search(words, described.describe())
+
+
+def test_an_old_server_is_refused() -> None:
+    old = RedisSettings.read({"redis_version": "6.2.14", "role": "master"}, {})
+    with pytest.raises(JournalFailed, match=r"is Redis 6\.2\.14: the journal needs 7\.0 or newer"):
+        old.refuse("redis://host:6379")

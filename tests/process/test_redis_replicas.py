@@ -1,0 +1,195 @@
+"""The Redis journal with replicas, behind Sentinel, and in a Cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lowwater_authority.journal import Journal, JournalFailed, JournalPosition, JournalUnknown
+from lowwater_authority.journal.redis import RedisJournal
+from tests.contract.journal_stores import RedisStore, entry
+from tests.contract.redis_server import DURABLE, RedisServer
+
+
+@dataclass
+class Pair:
+    """A master with a replica, and a sentinel that does not run yet."""
+
+    master: RedisServer
+    replica: RedisServer
+    sentinel: RedisServer
+
+    def watch(self) -> str:
+        """Start the sentinel; returns the URL of the pair behind it."""
+        self.sentinel.start_sentinel(
+            f"sentinel monitor pair 127.0.0.1 {self.master.port} 1\n"
+            "sentinel down-after-milliseconds pair 500\n"
+            "sentinel failover-timeout pair 5000"
+        )
+        return f"redis+sentinel://127.0.0.1:{self.sentinel.port}/pair"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    by_file = ("--repl-diskless-sync", "no", *DURABLE)
+    with (
+        RedisServer(tmp_path / "master", *by_file) as master,
+        RedisServer(tmp_path / "replica", *by_file, "--replicaof", f"127.0.0.1 {master.port}") as replica,
+        RedisServer(tmp_path / "sentinel", ready="+slave slave") as sentinel,
+    ):
+        master.start()
+        replica.start()
+        master.wait_for("succeeded")
+        yield Pair(master, replica, sentinel)
+
+
+async def settled(journal: Journal, log: str, position: int) -> None:
+    """Append as the authority does: the same call, until its outcome is known."""
+    while True:
+        try:
+            return await journal.append([entry(log, position)])
+        except (JournalUnknown, JournalFailed):
+            continue
+
+
+async def test_a_strong_entry_waits_for_its_replica_and_an_advance_does_not(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = RedisJournal(pair.master.url, timeout=0.6)
+    await journal.open()
+    assert "replicas 1" in journal.describe_durability()
+    await journal.append([entry("a", 1)])
+    assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:a", "last") == b"1"
+
+    pair.replica.pause()
+    await journal.append([entry("a", 2, strong=False)])
+    short = "has it, but WAIT for 1 was answered by 0"
+    with pytest.raises(JournalUnknown, match=short):
+        await journal.append([entry("a", 3)])
+    # Found written on the master, over another connection, it waits no less: WAIT looks at what its connection wrote.
+    pair.master.execute("CLIENT", "KILL", "TYPE", "normal")
+    for lost in (r"127\.0\.0\.1", short):
+        with pytest.raises(JournalUnknown, match=lost):
+            await journal.append([entry("a", 3)])
+    pair.replica.resume()
+    await settled(journal, "a", 3)
+    assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:a", "last") == b"3"
+
+    pair.replica.kill()
+    with caplog.at_level(logging.WARNING):
+        await settled(journal, "a", 4)
+    assert "have changed: " in caplog.text
+    assert "replicas 0" in caplog.text
+    assert [position for position, _ in (await journal.load("a")).records] == [1, 2, 3, 4]
+    await journal.close()
+
+
+@pytest.mark.slow
+async def test_what_is_strong_survives_a_fail_over(pair: Pair) -> None:
+    journal = RedisJournal(pair.watch(), timeout=2.0)
+    await journal.open()
+    for position in range(1, 51):
+        await journal.append([entry("a", position)])
+    pair.master.kill()
+    switched = asyncio.create_task(asyncio.to_thread(pair.sentinel.wait_for, "+switch-master"))
+    with pytest.raises(JournalUnknown):
+        await journal.append([entry("a", 51)])
+    await switched
+    await settled(journal, "a", 51)
+    found = await journal.load("a")
+    assert [position for position, _ in found.records] == list(range(1, 52))
+    assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:a", "last") == b"51"
+    await journal.close()
+
+
+@pytest.mark.slow
+async def test_an_advance_may_be_lost_by_a_fail_over_and_its_writer_learns_so(pair: Pair) -> None:
+    """C7a of the attacks: the epoch is still the newest, only the position tells."""
+    journal = RedisJournal(pair.watch(), timeout=2.0)
+    await journal.open()
+    await journal.append([entry("a", 1)])
+    pair.replica.pause()
+    for position in range(2, 11):
+        await journal.append([entry("a", position, strong=False)])
+    pair.master.kill()
+    pair.replica.resume()
+    switched = asyncio.create_task(asyncio.to_thread(pair.sentinel.wait_for, "+switch-master"))
+    with pytest.raises(JournalUnknown):
+        await journal.append([])
+    await switched
+    while True:
+        try:
+            await journal.append([])
+            break
+        except (JournalUnknown, JournalFailed):
+            continue
+    # What was in the socket of the stopped replica has reached it; or not. The rest is gone.
+    last = (await journal.load("a")).last
+    with pytest.raises(JournalPosition) as refused:
+        await journal.append([entry("a", 12)])
+    assert refused.value.last == last
+    await journal.close()
+
+
+async def test_a_claim_waits_for_the_sync_where_the_server_can(tmp_path: Path) -> None:
+    """Redis 7.2 and newer can; an older one is said to lose claims."""
+    with RedisServer(tmp_path, "--appendonly", "yes", "--appendfsync", "everysec") as server:
+        server.start()
+        journal = RedisJournal(server.url)
+        await journal.open()
+        await journal.append([entry("a", 1, strong=False)])
+        server.execute("CONFIG", "RESETSTAT")
+        for position in range(2, 5):
+            await journal.append([entry("a", position, strong=position == 3)])
+        used = server.execute("INFO", "commandstats").get("cmdstat_waitaof", {"calls": 0})["calls"]
+        claims = journal.describe_durability().partition("A claim can lose: ")[2]
+        assert (used, claims[:40]) in {
+            (1, "to a power cut nothing (WAITAOF), to a f"),
+            (0, "to a power cut up to 2 s (WAITAOF needs "),
+        }
+        await journal.close()
+
+
+def move(tag: str, one: RedisServer, two: RedisServer) -> None:
+    """Move the slot of a tag, with its keys, from one node of a cluster to another."""
+    slot = one.execute("CLUSTER", "KEYSLOT", tag)
+    source, target = (node.execute("CLUSTER", "MYID") for node in (one, two))
+    two.execute("CLUSTER", "SETSLOT", slot, "IMPORTING", source)
+    one.execute("CLUSTER", "SETSLOT", slot, "MIGRATING", target)
+    keys = one.execute("CLUSTER", "GETKEYSINSLOT", slot, 1000)
+    one.execute("MIGRATE", "127.0.0.1", two.port, "", 0, 5000, "KEYS", *keys)
+    for node in (two, one):
+        node.execute("CLUSTER", "SETSLOT", slot, "NODE", target)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[RedisServer, RedisServer]]:
+    """Two nodes, of which the first has all slots."""
+    options = ("--cluster-enabled", "yes", *DURABLE)
+    with RedisServer(tmp_path / "one", *options) as one, RedisServer(tmp_path / "two", *options) as two:
+        one.start()
+        two.start()
+        one.execute("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        one.execute("CLUSTER", "MEET", "127.0.0.1", two.port)
+        for node in (one, two):
+            node.wait_for("Cluster state changed: ok")
+        yield one, two
+
+
+async def test_a_cluster_that_moves_the_journal(cluster: tuple[RedisServer, RedisServer]) -> None:
+    one, two = cluster
+    journal = RedisJournal(f"redis+cluster://127.0.0.1:{two.port},127.0.0.1:{one.port}")
+    await journal.open()
+    await journal.append([entry("a", n) for n in range(1, 11)] + [entry("", 1)])
+    await journal.snapshot("a", 5, b"five")
+    await asyncio.to_thread(move, RedisStore.TAG, one, two)
+    await journal.append([entry("a", 11), entry("", 2)])
+    found = await journal.load("a")
+    assert (found.snapshot, [position for position, _ in found.records]) == (b"five", list(range(6, 12)))
+    assert two.execute("HGET", f"{RedisStore.TAG}:meta:a", "last") == b"11"
+    await journal.close()
