@@ -22,6 +22,14 @@ LONG = 1200
 """Steps from which on a run counts as long."""
 
 
+def positive(text: str) -> int:
+    """Read a number of which there must be some."""
+    if not text.isdecimal() or not int(text):
+        msg = f"{text!r} is no number from 1 up"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the arguments."""
     parse = argparse.ArgumentParser(
@@ -32,15 +40,19 @@ def parser() -> argparse.ArgumentParser:
     commands = parse.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run worlds; a failing one names its seed and is shrunk")
     run.add_argument("--seed", type=int, help="seed of the first world (default: a random one, printed)")
-    run.add_argument("--steps", type=int, default=1200, help=f"moves of chaos, {MOVES} a world (default: %(default)s)")
-    run.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="worlds at a time (default: %(default)s)")
+    run.add_argument(
+        "--steps", type=positive, default=1200, help=f"moves of chaos, {MOVES} a world (default: %(default)s)"
+    )
+    run.add_argument(
+        "--jobs", type=positive, default=os.cpu_count() or 1, help="worlds at a time (default: %(default)s)"
+    )
     run.add_argument("--no-shrink", action="store_true", help="do not look for the few moves that matter")
     replay = commands.add_parser("replay", help="run one world again from a file of moves, as a failure left it")
     replay.add_argument("file", type=Path)
     mutants = commands.add_parser("mutants", help="plant bugs, one at a time; the simulator must find each")
     mutants.add_argument("names", nargs="*", help="which ones (default: all)")
     mutants.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time (default: %(default)s)"
+        "--jobs", type=positive, default=os.cpu_count() or 1, help="mutants at a time (default: %(default)s)"
     )
     return parse
 

@@ -6,9 +6,9 @@ import asyncio
 import json
 import multiprocessing
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any, Final
-from unittest import mock
+
+import pytest
 
 from lowwater import Inputs
 from lowwater._aio.worker import Worker
@@ -16,7 +16,7 @@ from lowwater._core.fold import Fold
 from lowwater._core.granted import Granted
 from lowwater.aio import Lease
 from lowwater_authority import shard
-from lowwater_authority.core import interval_map, recovery
+from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.group import GroupState
 from lowwater_authority.core.times import MAX
@@ -31,17 +31,13 @@ SEEDS: Final = 40
 FIRST: Final = 1_000_000
 """Seed of the first of them."""
 
-Planted = ExitStack
-
-
-def _patch(planted: Planted, where: Any, name: str, new: object) -> None:
-    planted.enter_context(mock.patch.object(where, name, new))
+Planted = pytest.MonkeyPatch
 
 
 def _class(planted: Planted, made: type[Computation]) -> None:
     """Use another class for computations."""
-    _patch(planted, shard, "Computation", made)
-    _patch(planted, recovery, "Computation", made)
+    planted.setattr(shard, "Computation", made)
+    planted.setattr(recovery, "Computation", made)
 
 
 def publish_before_append(planted: Planted) -> None:
@@ -54,7 +50,7 @@ def publish_before_append(planted: Planted) -> None:
         self.publish(round_, 0)
         await appending
 
-    _patch(planted, Shard, "append", late)
+    planted.setattr(Shard, "append", late)
 
 
 def forget_an_interval_on_recovery(planted: Planted) -> None:
@@ -67,18 +63,7 @@ def forget_an_interval_on_recovery(planted: Planted) -> None:
             found.map.columns.set(group.slots(), MAX)
         return found
 
-    _patch(planted, recovery, "recover", forgetful)
-
-
-def merge_takes_the_greatest(planted: Planted) -> None:
-    """Ranges that are merged stand at the greatest of their values (rule 1)."""
-    least = interval_map._merge
-
-    def greatest(bounds: Any, starts: Any, values: Any, *more: Any) -> Any:
-        found, since = least(bounds, starts, ~values, *more)
-        return ~found, since
-
-    _patch(planted, interval_map, "_merge", greatest)
+    planted.setattr(recovery, "recover", forgetful)
 
 
 def drop_the_ratchet(planted: Planted) -> None:
@@ -96,7 +81,7 @@ def silence_counts_as_idle(planted: Planted) -> None:
                 self.map.columns.set(group.slots(), MAX)
         return take_record(self, now)
 
-    _patch(planted, Computation, "take_record", careless)
+    planted.setattr(Computation, "take_record", careless)
 
 
 def check_against_applied_state(planted: Planted) -> None:
@@ -120,17 +105,13 @@ def fold_newer_inputs(planted: Planted) -> None:
             seen = reader._folding.fold(runtime.watcher.state, subscription)
         return fold(self, seen, frontier)
 
-    _patch(planted, Worker, "claim", remembering)
-    _patch(planted, Granted, "_fold", newest)
+    planted.setattr(Worker, "claim", remembering)
+    planted.setattr(Granted, "_fold", newest)
 
 
 def accept_an_older_claim(planted: Planted) -> None:
     """Claims win in order of arrival (rule 4)."""
-
-    def unordered(self: Computation, request: object) -> None:
-        del self, request
-
-    _patch(planted, Computation, "_check_order", unordered)
+    _class(planted, switches.NoClaimOrder)
 
 
 MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
@@ -138,7 +119,7 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
     for plant in (
         publish_before_append,
         forget_an_interval_on_recovery,
-        merge_takes_the_greatest,
+        switches.merge_takes_the_greatest,
         drop_the_ratchet,
         silence_counts_as_idle,
         check_against_applied_state,
@@ -150,7 +131,7 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
 
 def hunt(name: str) -> tuple[str, int | None, str]:
     """Look for one bug; returns its name, the seed that found it, and the promise that was broken."""
-    with ExitStack() as planted:
+    with Planted.context() as planted:
         MUTANTS[name](planted)
         for seed in range(FIRST, FIRST + SEEDS):
             outcome = live((seed, MOVES))

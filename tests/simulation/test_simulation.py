@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,7 @@ def test_every_planted_bug_is_found() -> None:
 
 
 def test_a_failing_world_names_its_seed_and_is_shrunk() -> None:
-    with ExitStack() as planted:
+    with mutants.Planted.context() as planted:
         mutants.silence_counts_as_idle(planted)
         moves, result = shrink(mutants.FIRST, moves_of(mutants.FIRST), lambda line: None, attempts=12)
     assert result.violations
