@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-year test simulate mutants lint fmt gen bench clean
+.PHONY: help setup demo demo-year test simulate mutants lint fmt gen bench soak clean
 
 RUN := . .tools/env &&
 # Everything that is type-checked.
@@ -14,6 +14,8 @@ NAME ?=
 # The first world of the simulator, at random when empty, and how many moves of chaos it makes, 60 a world.
 SEED ?=
 STEPS ?= 3000
+# How long the soak takes.
+SECONDS ?= 1200
 
 help:
 	@echo "make demo        replay four days of real flights through three Spark jobs (about three minutes)"
@@ -25,6 +27,7 @@ help:
 	@echo "make fmt         format Python and proto, apply safe lint fixes"
 	@echo "make gen         generate the protobuf code from proto/"
 	@echo "make bench       the benchmarks, one JSON object a line; NAME=... for one of them"
+	@echo "make soak        two shards under churn, whose memory must not grow; SECONDS=..."
 	@echo "make setup       only install what the others need"
 	@echo "make clean       remove what tests, demo and builds wrote (not the environment: rm -r .venv .tools)"
 
@@ -70,6 +73,10 @@ gen: setup
 bench: setup
 	@scripts/setup.sh --bench
 	@$(RUN) python -m benchmarks $(NAME) --json $(ARGS)
+
+soak: setup
+	@scripts/setup.sh --bench
+	@$(RUN) python -m benchmarks.soak --seconds $(SECONDS) $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from benchmarks import ingest, latency, result, scale
+from benchmarks import failover, herd, ingest, latency, result, scale
 
 BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "ingest": ingest.run,
     "latency": latency.run,
     "scale": scale.run,
+    "herd": herd.run,
+    "failover": failover.run,
 }
 
 ABOUT: Final = """\
@@ -27,6 +29,10 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
   latency   report sent -> subscriber holds the new watermark, journaled, 1 M ranges,
             against a bare two-hop gRPC relay                                            about half a minute
   scale     the same latency at 1 k, 100 k, 500 k and 10 M ranges, and bytes a range     about a minute, 3 GB
+  herd      2,000 workers come back at once after kill -9, and their beats after that, against the
+            same without admission and without spread beats                              about 3 minutes
+  failover  kill -9 of a shard -> subscribers hold a new value of what it served, 50 times;
+            against the silence after which a shard counts as dead                       about 6 minutes
 """
 
 MORE: Final = """\

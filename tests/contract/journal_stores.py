@@ -6,10 +6,24 @@ import asyncio
 import shutil
 import sqlite3
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 
-from lowwater_authority.journal import Entry, Journal, MemoryDisk, MemoryJournal, SqliteJournal
+import pytest
+
+from lowwater_authority.journal import (
+    Entry,
+    Journal,
+    JournalFenced,
+    JournalLost,
+    LoadedLog,
+    MemoryDisk,
+    MemoryJournal,
+    Ownership,
+    SqliteJournal,
+)
+from lowwater_authority.journal.framing import checksum
 from lowwater_authority.journal.redis import RedisJournal
 from tests.contract.redis_server import DURABLE, RedisServer
 
@@ -17,6 +31,41 @@ from tests.contract.redis_server import DURABLE, RedisServer
 def entry(log: str, position: int, payload: bytes | None = None, *, strong: bool = True) -> Entry:
     """An entry; its payload tells where it belongs unless given."""
     return Entry(log, position, f"{log}:{position}".encode() if payload is None else payload, strong)
+
+
+def loaded(log: str, first: int, last: int, *, snapshot: bytes | None = None) -> LoadedLog:
+    """A log with the payloads of ``entry``, with a snapshot just before ``first`` if one is given."""
+    records = [(position, f"{log}:{position}".encode()) for position in range(first, last + 1)]
+    return LoadedLog(first - 1 if snapshot is not None else 0, snapshot, records)
+
+
+async def fenced(*calls: Awaitable[object]) -> list[dict[str, tuple[int, int]]]:
+    """What each refused call says: by log, the own epoch and that of the owner."""
+    said = []
+    for call in calls:
+        with pytest.raises(JournalFenced) as refused:
+            await call
+        said.append(refused.value.owners)
+    return said
+
+
+async def lost(*calls: Awaitable[object]) -> list[dict[str, tuple[int, int]]]:
+    """What each refused call says: by log, where it ended and where it ends."""
+    said = []
+    for call in calls:
+        with pytest.raises(JournalLost) as refused:
+            await call
+        said.append(refused.value.logs)
+    return said
+
+
+def writes(journal: Journal, log: str, position: int) -> list[Awaitable[object]]:
+    """Every call that writes to a log, whose next position is given."""
+    return [
+        journal.append([entry("b", 1), entry(log, position)]),
+        journal.append([entry(log, position - 1)]),
+        journal.snapshot(log, 1, b""),
+    ]
 
 
 async def turn() -> None:
@@ -32,8 +81,15 @@ class Store(ABC):
     def __init__(self) -> None:
         self._opened: list[Journal] = []
 
-    async def open(self) -> Journal:
-        """A journal as a newly started process would open it."""
+    async def open(self, *logs: str) -> Journal:
+        """A journal as a newly started process would open it, which takes the logs: "a", "b" and "c" unless given."""
+        journal = await self.connect()
+        for log in logs or "abc":
+            await journal.take(log)
+        return journal
+
+    async def connect(self) -> Journal:
+        """A journal that owns nothing yet."""
         journal = self.make()
         await journal.open()
         self._opened.append(journal)
@@ -76,6 +132,26 @@ class Store(ABC):
     def remove_snapshot(self, log: str) -> None:
         """Take the snapshot, or its last part, out of the store."""
 
+    @abstractmethod
+    def forget(self, log: str, keep: int) -> None:
+        """Lose the records behind position ``keep``, which a replica that lags never got. There is no snapshot."""
+
+
+class SharedStore(Store):
+    """A store that several processes have open at once."""
+
+    @abstractmethod
+    def give(self, log: str, owner: Ownership) -> None:
+        """Put another owner in the place of the present one, as a store that has lost some would."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Lose everything, the server token too."""
+
+    @abstractmethod
+    def replace(self) -> None:
+        """Become the empty store of another deployment."""
+
 
 def flipped(frame: bytes) -> bytes:
     """One bit in the middle is wrong."""
@@ -83,7 +159,7 @@ def flipped(frame: bytes) -> bytes:
     return frame[:middle] + bytes([frame[middle] ^ 0x10]) + frame[middle + 1 :]
 
 
-class MemoryStore(Store):
+class MemoryStore(SharedStore):
     """MemoryJournal over one MemoryDisk."""
 
     def __init__(self) -> None:
@@ -91,7 +167,7 @@ class MemoryStore(Store):
         self.disk = MemoryDisk()
 
     def make(self) -> Journal:
-        return MemoryJournal(self.disk)
+        return MemoryJournal(self.disk, shared=True)
 
     def crash(self) -> None:
         self.disk.crash()
@@ -117,6 +193,21 @@ class MemoryStore(Store):
 
     def remove_snapshot(self, log: str) -> None:
         self.disk.logs[log].snapshot = None
+
+    def forget(self, log: str, keep: int) -> None:
+        stored = self.disk.logs[log]
+        stored.records = {position: frame for position, frame in stored.records.items() if position <= keep}
+        stored.last, stored.tail = keep, checksum(stored.records[keep])
+
+    def give(self, log: str, owner: Ownership) -> None:
+        self.disk.owners[log] = owner
+
+    def clear(self) -> None:
+        self.disk.put_back(MemoryDisk())
+
+    def replace(self) -> None:
+        self.clear()
+        self.disk.server_token = "another"
 
 
 class SqliteStore(Store):
@@ -180,6 +271,12 @@ class SqliteStore(Store):
             log,
         )
 
+    def forget(self, log: str, keep: int) -> None:
+        tail = checksum(self.frame(log, keep))
+        ((key,),) = self.execute("UPDATE logs SET last = ?, tail = ? WHERE name = ? RETURNING id", keep, tail, log)
+        assert isinstance(key, int)
+        self.execute("DELETE FROM records WHERE log = ? AND position > ?", key, keep)
+
     def frame(self, log: str, position: int) -> bytes:
         """A record as it is stored."""
         ((frame,),) = self.execute(
@@ -194,7 +291,7 @@ class SqliteStore(Store):
             return connection.execute(sql, parameters).fetchall()
 
 
-class RedisStore(Store):
+class RedisStore(SharedStore):
     """RedisJournal over a redis-server that syncs each write. A crash is a kill -9 of it, and a start."""
 
     TAG = "{lowwater:default}"
@@ -241,6 +338,25 @@ class RedisStore(Store):
         *_, field = self.parts(log)
         self.server.execute("HDEL", f"{self.TAG}:parts:{log}", field)
 
+    def forget(self, log: str, keep: int) -> None:
+        tail = checksum(self.records(log)[keep])
+        for position in sorted(self.records(log)):
+            if position > keep:
+                self.server.execute("XDEL", f"{self.TAG}:records:{log}", f"{position}-0")
+        self.server.execute("XSETID", f"{self.TAG}:records:{log}", f"{keep}-0")
+        self.server.execute("HSET", f"{self.TAG}:meta:{log}", "last", keep, "tail", tail)
+
+    def give(self, log: str, owner: Ownership) -> None:
+        fields = [str(part) for field in owner._asdict().items() for part in field]
+        self.server.execute("HSET", f"{self.TAG}:meta:{log}", *fields)
+
+    def clear(self) -> None:
+        self.server.execute("FLUSHALL")
+
+    def replace(self) -> None:
+        self.clear()
+        self.server.execute("HSET", f"{self.TAG}:deployment", "token", "another")
+
     def parts(self, log: str) -> list[bytes]:
         """The fields of the parts of a snapshot, in order."""
         return sorted(self.server.execute("HKEYS", f"{self.TAG}:parts:{log}"))
@@ -256,3 +372,11 @@ class RedisStore(Store):
         self.server.execute("DEL", key)
         for position, frame in sorted(records.items()):
             self.server.execute("XADD", key, f"{position}-0", "f", frame)
+
+
+STORES: dict[str, Callable[[Path], Store]] = {
+    "memory": lambda _: MemoryStore(),
+    "sqlite": SqliteStore,
+    "redis": RedisStore,
+}
+"""Every store, by name, made in a directory of its own."""

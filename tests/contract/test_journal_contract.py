@@ -1,38 +1,14 @@
-"""The contract of ``Journal``, promise by promise, over every store."""
+"""The contract of ``Journal`` for one process, promise by promise, over every store."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 
-from lowwater_authority.journal import (
-    JournalClosed,
-    JournalCorrupt,
-    JournalFenced,
-    JournalPosition,
-    LoadedLog,
-)
+from lowwater_authority.journal import GRAPH, JournalClosed, JournalCorrupt, JournalPosition, LoadedLog
 from lowwater_authority.journal.sqlite import PART_BYTES
-from tests.contract.journal_stores import MemoryStore, RedisStore, SqliteStore, Store, entry, turn
-
-
-@pytest.fixture(params=["memory", "sqlite", "redis"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    stores: dict[str, Callable[[Path], Store]]
-    stores = {"memory": lambda _: MemoryStore(), "sqlite": SqliteStore, "redis": RedisStore}
-    made = stores[request.param](tmp_path)
-    yield made
-    await made.close()
-
-
-def loaded(log: str, first: int, last: int, *, snapshot: bytes | None = None) -> LoadedLog:
-    """A log with the payloads of ``entry``, with a snapshot just before ``first`` if one is given."""
-    records = [(position, f"{log}:{position}".encode()) for position in range(first, last + 1)]
-    return LoadedLog(first - 1 if snapshot is not None else 0, snapshot, records)
-
+from tests.contract.journal_stores import Store, entry, loaded, turn
 
 # --- append -------------------------------------------------------------------------------------------------------
 
@@ -50,9 +26,9 @@ async def test_records_come_back_in_order(store: Store) -> None:
 
 @pytest.mark.asyncio
 async def test_any_bytes_and_any_name(store: Store) -> None:
-    journal = await store.open()
-    payloads = [b"", b"\0", bytes(range(256)) * 500]
     name = "prüfung/ns'\"; DROP TABLE logs; \N{SNOWMAN}"
+    journal = await store.open(name)
+    payloads = [b"", b"\0", bytes(range(256)) * 500]
     await journal.append([entry(name, n, payload) for n, payload in enumerate(payloads, 1)])
     store.crash()
     journal = await store.open()
@@ -123,7 +99,7 @@ async def test_another_call_at_a_taken_position_is_refused(store: Store, call: l
 
 @pytest.mark.asyncio
 async def test_calls_under_way_together_keep_their_order(store: Store) -> None:
-    journal = await store.open()
+    journal = await store.open("a", *(f"log {n}" for n in range(1, 21)))
     calls = [journal.append([entry("a", n), entry(f"log {n}", 1)]) for n in range(1, 21)]
     await asyncio.gather(*calls)
     assert await journal.load("a") == loaded("a", 1, 20)
@@ -144,65 +120,6 @@ async def test_a_cancelled_call_is_whole_or_absent_and_may_be_repeated(store: St
         assert len(counts) == 1
     await journal.append(call)
     assert (await journal.load("a")).last == (await journal.load("b")).last == 1
-
-
-# --- ownership ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.asyncio
-async def test_each_open_gets_a_greater_epoch_and_the_same_token(store: Store) -> None:
-    seen = []
-    for crash in (False, True, False):
-        journal = await store.open()
-        seen.append((journal.server_token, journal.epoch, journal.nonce))
-        await journal.close()
-        if crash:
-            store.crash()
-    tokens, epochs, nonces = zip(*seen, strict=True)
-    assert epochs == (1, 2, 3)
-    assert len(set(tokens)) == 1
-    assert len(tokens[0]) == 32
-    assert len(set(nonces)) == 3
-    assert all(0 <= nonce < 2**32 for nonce in nonces)
-
-
-@pytest.mark.asyncio
-async def test_fenced_writer_writes_nothing(store: Store) -> None:
-    old = await store.open()
-    await old.append([entry("a", 1)])
-    store.break_lock()
-    new = await store.open()
-    for write in (old.append([entry("a", 2)]), old.append([]), old.snapshot("a", 1, b"old")):
-        with pytest.raises(JournalFenced, match="epoch 1 no longer owns the journal, epoch 2 does"):
-            await write
-    assert await new.load("a") == loaded("a", 1, 1)
-    await new.append([entry("a", 2)])
-    await new.append([])
-    assert await new.load("a") == loaded("a", 1, 2)
-
-
-@pytest.mark.asyncio
-async def test_fenced_writer_cannot_replace_a_newer_snapshot(store: Store) -> None:
-    """C7d of the attacks: paused before writing a snapshot at 100, woken after the next owner has one at 140."""
-    old = await store.open()
-    await old.append([entry("a", n) for n in range(1, 101)])
-    store.break_lock()
-    new = await store.open()
-    await new.append([entry("a", n) for n in range(101, 151)])
-    await new.snapshot("a", 140, b"new")
-    with pytest.raises(JournalFenced):
-        await old.snapshot("a", 100, b"old")
-    assert await new.load("a") == loaded("a", 141, 150, snapshot=b"new")
-
-
-@pytest.mark.asyncio
-async def test_a_predecessors_record_is_not_taken_for_ones_own(store: Store) -> None:
-    old = await store.open()
-    await old.append([entry("a", 1)])
-    store.crash()
-    new = await store.open()
-    with pytest.raises(JournalPosition, match="another record is there"):
-        await new.append([entry("a", 1)])
 
 
 # --- snapshot -----------------------------------------------------------------------------------------------------
@@ -235,7 +152,7 @@ async def test_snapshot_never_replaces_a_newer_one(store: Store, position: int) 
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("log", "position"), [("a", 3), ("a", 0), ("unknown", 1)])
+@pytest.mark.parametrize(("log", "position"), [("a", 3), ("a", 0), ("b", 1), (GRAPH, 1)])
 async def test_snapshot_beyond_the_log_is_refused(store: Store, log: str, position: int) -> None:
     journal = await store.open()
     await journal.append([entry("a", 1), entry("a", 2)])
@@ -306,7 +223,7 @@ async def test_a_cancelled_snapshot_leaves_the_old_one(store: Store) -> None:
 @pytest.mark.asyncio
 async def test_everything_acknowledged_is_there_after_a_crash(store: Store) -> None:
     for crash in range(4):
-        journal = await store.open()
+        journal = await store.open("a", *(str(n) for n in range(1, 11)))
         assert (await journal.load("a")).last == 10 * crash
         for n in range(1, 11):
             await journal.append([entry("a", 10 * crash + n), entry(str(n), crash + 1)])
@@ -393,6 +310,10 @@ async def test_nothing_works_before_open_and_after_close(store: Store) -> None:
             journal.snapshot("a", 1, b""),
             journal.load("a"),
             journal.logs(),
+            journal.take("a"),
+            journal.owners(["a"]),
+            journal.confirm([]),
+            journal.restore("a", 1, b""),
         ):
             with pytest.raises(JournalClosed):
                 await call

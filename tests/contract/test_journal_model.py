@@ -1,4 +1,4 @@
-"""Random histories of appends, retries, snapshots, crashes and take-overs, against a dict of lists."""
+"""Random histories of appends, retries, snapshots, restores, crashes and take-overs, against a dict of lists."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from lowwater_authority.journal import Entry, JournalFenced, JournalPosition
+from lowwater_authority.journal import GRAPH, Entry, JournalFenced, JournalPosition
 from tests.contract.journal_stores import MemoryStore, SqliteStore, Store
 
 T = TypeVar("T")
 
-LOGS = st.sampled_from(["", "a", "b"])
+OWN = st.sampled_from(["a", "b"])
+LOGS = st.sampled_from([GRAPH, "a", "b"])
 PAYLOADS = st.binary(max_size=20)
 
 
@@ -30,7 +31,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.payloads: dict[str, list[bytes]] = {}
         self.snapshots: dict[str, tuple[int, bytes]] = {}
-        self.epoch = 0
+        self.epochs = {"a": 0, "b": 0}
         self.last_call: list[Entry] = []
 
     def make_store(self) -> Store:
@@ -45,9 +46,14 @@ class JournalMachine(RuleBasedStateMachine):
         self.take_over()
 
     def take_over(self) -> None:
-        self.journal = self.run(self.store.open())
-        assert self.journal.epoch == self.epoch + 1
-        self.epoch = self.journal.epoch
+        self.journal = self.run(self.store.connect())
+        for log in self.epochs:
+            self.take(log)
+
+    @rule(log=OWN)
+    def take(self, log: str) -> None:
+        before, self.epochs[log] = self.epochs[log], self.run(self.journal.take(log)).epoch
+        assert self.epochs[log] > before
         self.last_call = []
 
     @rule(call=st.lists(st.tuples(LOGS, PAYLOADS), max_size=5))
@@ -83,6 +89,19 @@ class JournalMachine(RuleBasedStateMachine):
         if position > self.snapshots.get(log, (0, b""))[0]:
             self.snapshots[log] = position, payload
 
+    @rule(log=LOGS, ahead=st.integers(1, 3), payload=PAYLOADS)
+    def restore(self, log: str, ahead: int, payload: bytes) -> None:
+        stored = self.payloads.setdefault(log, [])
+        with pytest.raises(JournalPosition):
+            self.run(self.journal.restore(log, len(stored), b"nothing is lost, so this is refused"))
+        stored.extend(ahead * [b""])
+        self.snapshots[log] = len(stored), payload
+        owner = self.run(self.journal.restore(log, len(stored), payload))
+        if log != GRAPH:
+            assert owner.epoch > self.epochs[log]
+            self.epochs[log] = owner.epoch
+        self.last_call = []
+
     @rule()
     def crash(self) -> None:
         self.store.crash()
@@ -94,7 +113,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.store.break_lock()
         self.take_over()
         with pytest.raises(JournalFenced):
-            self.run(old.append([]))
+            self.run(old.append([Entry("a", len(self.payloads.get("a", [])) + 1, b"old", strong=True)]))
 
     @rule()
     def restart(self) -> None:
@@ -105,6 +124,7 @@ class JournalMachine(RuleBasedStateMachine):
     def holds_what_was_acknowledged(self) -> None:
         if not hasattr(self, "journal"):
             return
+        assert self.run(self.journal.confirm(self.epochs)) == len(self.payloads.get(GRAPH, []))
         assert self.run(self.journal.logs()) == sorted(log for log, payloads in self.payloads.items() if payloads)
         for log, payloads in self.payloads.items():
             found = self.run(self.journal.load(log))

@@ -16,10 +16,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from lowwater_authority.journal import Entry, JournalError, SqliteJournal
+from lowwater_authority.journal import GRAPH, Entry, JournalError, Ownership, SqliteJournal
 
 SNAPSHOT_EVERY = 40
-LOGS = ("", "enriched")
+OWN = "enriched"
+LOGS = (GRAPH, OWN)
 
 
 def say(**fields: object) -> None:
@@ -38,25 +39,30 @@ def entries(position: int) -> list[Entry]:
     return [Entry(log, position, payload(log, position), strong=True) for log in LOGS]
 
 
-async def append(path: Path, count: int, acknowledged: Callable[[int], None]) -> None:
-    """Append ``count`` times to all logs, each in one call, and a snapshot now and then."""
+async def begin(path: Path) -> tuple[SqliteJournal, Ownership]:
+    """An open journal, and what it takes."""
     journal = SqliteJournal(path)
     await journal.open()
-    last = (await journal.load(LOGS[0])).last
-    say(pid=os.getpid(), epoch=journal.epoch, last=last)
+    return journal, await journal.take(OWN)
+
+
+async def append(path: Path, count: int, acknowledged: Callable[[int], None]) -> None:
+    """Append ``count`` times to all logs, each in one call, and a snapshot now and then."""
+    journal, owner = await begin(path)
+    last = (await journal.load(OWN)).last
+    say(pid=os.getpid(), epoch=owner.epoch, last=last)
     for position in range(last + 1, last + 1 + count):
         await journal.append(entries(position))
         acknowledged(position)
         if position % SNAPSHOT_EVERY == 0:
-            await journal.snapshot(LOGS[1], position, payload("snapshot", position))
+            await journal.snapshot(OWN, position, payload("snapshot", position))
     os._exit(0)  # without closing: what is in the write-ahead log stays there
 
 
 async def hold(path: Path) -> None:
     """Open, and keep the journal until the input ends."""
-    journal = SqliteJournal(path)
-    await journal.open()
-    say(pid=os.getpid(), epoch=journal.epoch)
+    journal, owner = await begin(path)
+    say(pid=os.getpid(), epoch=owner.epoch)
     await asyncio.to_thread(sys.stdin.read)
     await journal.close()
 
@@ -77,8 +83,7 @@ async def trace(path: Path, count: int, *, unsafe: bool) -> None:
 
 async def fail(path: Path, call: str, code: str) -> None:
     """One append during which the disk fails, then the same again."""
-    journal = SqliteJournal(path)
-    await journal.open()
+    journal, _ = await begin(path)
     await journal.append(entries(1))
     ctypes.CDLL(None).disk_fail(call.encode(), getattr(errno, code))
     try:

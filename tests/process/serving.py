@@ -35,7 +35,7 @@ class Serving:
 
     def start(self) -> Self:
         """Start and wait until it serves."""
-        command = [sys.executable, "-m", "lowwater_authority", "--data", str(self.data), *self.flags]
+        command = [sys.executable, "-m", "lowwater_authority", *self.journal(), *self.flags]
         command += ["--listen", self.address, "--metrics", "127.0.0.1:0"]
         with (self.data.parent / "serve.log").open("a") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -46,6 +46,10 @@ class Serving:
         self.port = int(found[1].rpartition(":")[2])
         self.metrics = found[2]
         return self
+
+    def journal(self) -> list[str]:
+        """The flags that say where its journal is."""
+        return ["--data", str(self.data)]
 
     def kill(self) -> None:
         """Kill -9."""

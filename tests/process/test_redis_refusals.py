@@ -31,6 +31,7 @@ COMMANDS = (
     "+hkeys",
     "+hdel",
     "+hexists",
+    "+del",
     "+smembers",
     "+sadd",
     "+xrange",
@@ -58,7 +59,7 @@ async def refusal(url: str) -> str:
 async def test_a_full_server_writes_nothing(store: RedisStore) -> None:
     journal = await store.open()
     store.server.execute("CONFIG", "SET", "maxmemory", "1mb")
-    for write in (journal.append([entry("a", 1)]), journal.append([])):
+    for write in (journal.append([entry("a", 1)]), journal.take("a"), journal.restore("a", 1, b"")):
         with pytest.raises(JournalFailed, match="its memory is full: raise maxmemory"):
             await write
     store.server.execute("CONFIG", "SET", "maxmemory", "0")
@@ -77,10 +78,17 @@ async def test_a_server_made_a_replica_neither_writes_nor_confirms_an_owner(stor
     call = [entry("a", 1)]
     await journal.append(call)
     store.server.execute("REPLICAOF", "127.0.0.1", free_port())
-    # The second is written already, the third writes nothing: all the same, a replica's word is old.
-    for write in (journal.append([entry("a", 2)]), journal.append(call), journal.append([])):
+    # The second is written already, the last two write nothing: all the same, a replica's word is old.
+    for asked in (
+        journal.append([entry("a", 2)]),
+        journal.append(call),
+        journal.take("a"),
+        journal.restore("a", 2, b""),
+        journal.confirm(["a"]),
+        journal.owners(["a"]),
+    ):
         with pytest.raises(JournalFailed, match="it is a replica: name the master in the URL"):
-            await write
+            await asked
     assert "is a replica" in await refusal(store.server.url)
     store.server.execute("REPLICAOF", "NO", "ONE")
     await journal.append([entry("a", 2)])
@@ -89,8 +97,9 @@ async def test_a_server_made_a_replica_neither_writes_nor_confirms_an_owner(stor
 async def test_too_few_replicas(store: RedisStore) -> None:
     journal = await store.open()
     store.server.execute("CONFIG", "SET", "min-replicas-to-write", "1")
-    with pytest.raises(JournalFailed, match="fewer replicas than min-replicas-to-write"):
-        await journal.append([entry("a", 1)])
+    for asked in (journal.append([entry("a", 1)]), journal.confirm(["a"])):
+        with pytest.raises(JournalFailed, match="fewer replicas than min-replicas-to-write"):
+            await asked
 
 
 async def test_scripts_are_loaded_again(store: RedisStore) -> None:
@@ -117,6 +126,7 @@ async def test_no_secret_is_shown_anywhere(tmp_path: Path, caplog: pytest.LogCap
         server.start()
         journal = RedisJournal(f"redis://:{SECRET}@127.0.0.1:{server.port}")
         await journal.open()
+        await journal.take("a")
         await journal.append([entry("a", 1)])
         server.kill()
         for _ in range(2):
@@ -139,6 +149,16 @@ async def test_no_secret_is_shown_anywhere(tmp_path: Path, caplog: pytest.LogCap
         (f"redis+sentinel://:{SECRET}@one,two", "name the master"),
         (f"redis+cluster://:{SECRET}@one/3", "database 0 only"),
         (f"redis+cluster://:{SECRET}@one?a=b", "no options"),
+        (f"redis://:{SECRET}@one?timeuot=3", "redis:// has no option 'timeuot', only client_name, db$"),
+        (f"redis://:{SECRET}@one?socket_timeout=3", "has no option 'socket_timeout'"),
+        (f"redis://:{SECRET}@one?ssl_ca_certs=ca.pem", "redis:// has no option 'ssl_ca_certs'"),
+        (
+            f"rediss://:{SECRET}@one?ssl_ca=ca.pem",
+            "rediss:// has no option 'ssl_ca', only .*, ssl_ca_certs, ssl_ca_path, ",
+        ),
+        (f"redis://:{SECRET}@one/shop", "the database of a Redis URL is a number"),
+        (f"redis://:{SECRET}@one?db=shop", "the database of a Redis URL is a number"),
+        (f"redis+sentinel://:{SECRET}@one/pair/shop", "the database of a Redis URL is a number"),
     ],
 )
 def test_a_url_that_cannot_be_used(url: str, words: str) -> None:
@@ -159,12 +179,16 @@ async def test_a_user_with_the_listed_rights_and_no_others(store: RedisStore) ->
     url = store.server.url.replace("//", f"//lowwater:{SECRET}@")
     journal = RedisJournal(url, namespace="shop")
     await journal.open()
+    await journal.take("a")
     await journal.append([entry("a", n, strong=n == 1) for n in range(1, 6)])
     await journal.append([entry("a", n, strong=n == 1) for n in range(1, 6)])
     for position in (2, 4):
         await journal.snapshot("a", position, b"s")
     assert (await journal.load("a")).last == 5
     assert await journal.logs() == ["a"]
+    assert await journal.confirm(["a"]) == 0
+    assert (await journal.owners(["a"]))["a"].epoch == 1
+    await journal.restore("a", 6, b"s")
     await journal.close()
     assert "see ACL SETUSER" in await refusal(url)
 
@@ -177,7 +201,7 @@ def test_the_rights_are_documented() -> None:
 
 @pytest.mark.parametrize("right", ["xadd", "sadd"])
 async def test_a_missing_right_leaves_nothing_half_written(store: RedisStore, right: str) -> None:
-    """HSET, the third write of an append, is what ``open`` does."""
+    """HSET, the third write of an append, is what ``open`` shows."""
     journal = await store.open()
     await journal.append([entry("a", 1)])
     store.server.execute("ACL", "SETUSER", "default", f"-{right}")
@@ -189,15 +213,35 @@ async def test_a_missing_right_leaves_nothing_half_written(store: RedisStore, ri
     assert (await journal.load("b")).last == 1
 
 
-async def test_damage_to_the_owner_and_a_newer_format(store: RedisStore) -> None:
-    await store.open()
-    owner = f"{store.TAG}:owner"
-    store.server.execute("HSET", owner, "epoch", "7")
+@pytest.mark.parametrize("right", ["del", "sadd"])
+async def test_a_missing_right_leaves_what_was_to_be_healed(store: RedisStore, right: str) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", n) for n in range(1, 4)])
+    store.forget("a", 2)
+    store.server.execute("ACL", "SETUSER", "default", f"-{right}")
+    with pytest.raises(JournalFailed):
+        await journal.restore("a", 4, b"three")
+    store.server.execute("ACL", "SETUSER", "default", f"+{right}")
+    assert sorted(store.records("a")) == [1, 2]
+    await journal.restore("a", 4, b"three")
+
+
+async def test_damage_to_the_deployment_and_a_newer_format(store: RedisStore) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", 1)])
+    deployment = f"{store.TAG}:deployment"
+    store.server.execute("HSET", deployment, "token", "7")
     with pytest.raises(JournalCorrupt, match="its checksum differs"):
         await store.make().open()
-    store.server.execute("HSET", owner, "format", "2")
+    store.server.execute("HSET", deployment, "format", "2")
     with pytest.raises(JournalVersion, match="upgrade lowwater-authority"):
         await store.make().open()
+    store.server.execute("DEL", deployment)
+    with pytest.raises(JournalCorrupt, match=f"there are logs, but the key {deployment} is missing"):
+        await store.make().open()
+    # Whoever knows it puts it back.
+    await journal.restore("a", 2, b"one")
+    assert (await store.connect()).server_token == journal.server_token
 
 
 async def test_a_record_behind_the_end_is_refused(store: RedisStore) -> None:
@@ -240,6 +284,7 @@ async def test_tls(tmp_path: Path, certificate: Path) -> None:
         server.start()
         journal = RedisJournal(f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}")
         await journal.open()
+        await journal.take("a")
         await journal.append([entry("a", 1)])
         assert (await journal.load("a")).last == 1
         await journal.close()

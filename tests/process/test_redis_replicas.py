@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from lowwater_authority.journal import Journal, JournalFailed, JournalPosition, JournalUnknown
+from lowwater_authority.journal import (
+    GRAPH,
+    Journal,
+    JournalError,
+    JournalFailed,
+    JournalFenced,
+    JournalLost,
+    JournalUnknown,
+    LoadedLog,
+)
 from lowwater_authority.journal.redis import RedisJournal
 from tests.contract.journal_stores import RedisStore, entry
 from tests.contract.redis_server import DURABLE, RedisServer
@@ -62,6 +71,7 @@ async def test_a_strong_entry_waits_for_its_replica_and_an_advance_does_not(
 ) -> None:
     journal = RedisJournal(pair.master.url, timeout=0.6)
     await journal.open()
+    await journal.take("a")
     assert "replicas 1" in journal.describe_durability()
     await journal.append([entry("a", 1)])
     assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:a", "last") == b"1"
@@ -93,6 +103,7 @@ async def test_a_strong_entry_waits_for_its_replica_and_an_advance_does_not(
 async def test_what_is_strong_survives_a_fail_over(pair: Pair) -> None:
     journal = RedisJournal(pair.watch(), timeout=2.0)
     await journal.open()
+    await journal.take("a")
     for position in range(1, 51):
         await journal.append([entry("a", position)])
     pair.master.kill()
@@ -107,32 +118,106 @@ async def test_what_is_strong_survives_a_fail_over(pair: Pair) -> None:
     await journal.close()
 
 
+async def fail_over(pair: Pair, journal: Journal) -> None:
+    """Kill the master, let the stopped replica go on, and wait until the sentinel has made that the master."""
+    pair.master.kill()
+    with pytest.raises(JournalFailed):
+        await journal.confirm(["a"])
+    pair.replica.resume()
+    await asyncio.to_thread(pair.sentinel.wait_for, "+switch-master")
+
+
+async def answered(journal: Journal) -> int | JournalError:
+    """How a confirmation ends, once somebody can give one."""
+    while True:
+        try:
+            return await journal.confirm(["a"])
+        except JournalFailed:
+            continue
+        except JournalError as error:
+            return error
+
+
 @pytest.mark.slow
-async def test_an_advance_may_be_lost_by_a_fail_over_and_its_writer_learns_so(pair: Pair) -> None:
+async def test_an_advance_may_be_lost_by_a_fail_over_and_is_healed(pair: Pair) -> None:
     """C7a of the attacks: the epoch is still the newest, only the position tells."""
     journal = RedisJournal(pair.watch(), timeout=2.0)
     await journal.open()
+    await journal.take("a")
+    await journal.append([entry("a", 1), entry(GRAPH, 1)])
+    pair.replica.pause()
+    # More than its socket holds, so that the replica has surely not got the last of them.
+    for position in range(2, 11):
+        await journal.append([entry("a", position, b"x" * 2_000_000, strong=False)])
+    await fail_over(pair, journal)
+    refused = await answered(journal)
+    assert isinstance(refused, JournalLost)
+    last = pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:a", "last")
+    assert refused.logs == {"a": (10, int(last))}
+    with pytest.raises(JournalLost):
+        await journal.append([entry("a", 11)])
+    healed = await journal.restore("a", 11, b"ten")
+    assert healed.epoch == 2
+    await journal.append([entry("a", 12)])
+    assert await journal.confirm(["a"]) == 1
+    assert await journal.load("a") == LoadedLog(11, b"ten", [(12, b"a:12")])
+    assert (await journal.load(GRAPH)).records == [(1, b":1")]
+    await journal.close()
+
+
+@pytest.mark.slow
+async def test_an_owner_that_a_fail_over_forgets_is_known_to_itself(pair: Pair) -> None:
+    """C7b of the attacks: the take was of unknown outcome, its replica has never heard of it, and others may take it."""
+    journal = RedisJournal(pair.watch(), timeout=0.6)
+    await journal.open()
+    await journal.take("a")
     await journal.append([entry("a", 1)])
     pair.replica.pause()
-    for position in range(2, 11):
-        await journal.append([entry("a", position, strong=False)])
-    pair.master.kill()
+    with pytest.raises(JournalUnknown, match="has it, but WAIT for 1 was answered by 0"):
+        await journal.take("a")
+    with pytest.raises(JournalFenced):
+        await journal.confirm(["a"])
+    await fail_over(pair, journal)
+    # What was in the socket of the stopped replica has reached it; or not.
+    outcome = await answered(journal)
+    assert outcome == 0 or isinstance(outcome, JournalFenced)
+    other = RedisJournal(pair.replica.url)
+    await other.open()
+    await other.take("a")
+    with pytest.raises(JournalFenced):
+        await journal.append([entry("a", 2)])
+    await other.append([entry("a", 2)])
+    await other.close()
+    await journal.close()
+
+
+async def test_taking_and_healing_wait_for_the_replica(pair: Pair) -> None:
+    journal = RedisJournal(pair.master.url, timeout=0.6)
+    await journal.open()
+    await journal.take("a")
+    await journal.append([entry("a", 1)])
+    for key in ("records", "meta"):
+        pair.master.execute("DEL", f"{RedisStore.TAG}:{key}:a")
+    with pytest.raises(JournalLost):
+        await journal.confirm(["a"])
+    pair.replica.pause()
+    short = "has it, but WAIT for 1 was answered by 0"
+    for write in (journal.restore("a", 2, b"one"), journal.take("b")):
+        with pytest.raises(JournalUnknown, match=short):
+            await write
+    # Not acknowledged, so not known: neither is an owner.
+    with pytest.raises(JournalFenced):
+        await journal.confirm(["a", "b"])
     pair.replica.resume()
-    switched = asyncio.create_task(asyncio.to_thread(pair.sentinel.wait_for, "+switch-master"))
-    with pytest.raises(JournalUnknown):
-        await journal.append([])
-    await switched
     while True:
         try:
-            await journal.append([])
+            healed, taken = await journal.restore("a", 2, b"one"), await journal.take("b")
             break
-        except (JournalUnknown, JournalFailed):
+        except JournalUnknown:
             continue
-    # What was in the socket of the stopped replica has reached it; or not. The rest is gone.
-    last = (await journal.load("a")).last
-    with pytest.raises(JournalPosition) as refused:
-        await journal.append([entry("a", 12)])
-    assert refused.value.last == last
+    for log, owner in (("a", healed), ("b", taken)):
+        assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:{log}", "epoch") == str(owner.epoch).encode()
+    assert await journal.confirm(["a", "b"]) == 0
     await journal.close()
 
 
@@ -142,6 +227,7 @@ async def test_a_claim_waits_for_the_sync_where_the_server_can(tmp_path: Path) -
         server.start()
         journal = RedisJournal(server.url)
         await journal.open()
+        await journal.take("a")
         await journal.append([entry("a", 1, strong=False)])
         server.execute("CONFIG", "RESETSTAT")
         for position in range(2, 5):
@@ -185,6 +271,7 @@ async def test_a_cluster_that_moves_the_journal(cluster: tuple[RedisServer, Redi
     one, two = cluster
     journal = RedisJournal(f"redis+cluster://127.0.0.1:{two.port},127.0.0.1:{one.port}")
     await journal.open()
+    await journal.take("a")
     await journal.append([entry("a", n) for n in range(1, 11)] + [entry("", 1)])
     await journal.snapshot("a", 5, b"five")
     await asyncio.to_thread(move, RedisStore.TAG, one, two)

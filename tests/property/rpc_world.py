@@ -15,6 +15,8 @@ import grpc
 
 import lowwater_authority
 from lowwater._pb.lowwater.v1 import (
+    cluster_pb2,
+    cluster_pb2_grpc,
     errors_pb2,
     topology_pb2,
     topology_pb2_grpc,
@@ -50,6 +52,7 @@ STUBS: Final = {
     "CheckComplete": watermarks_pb2_grpc.WatermarkServiceStub,
     "ListRanges": watermarks_pb2_grpc.WatermarkServiceStub,
     "GetHistory": watermarks_pb2_grpc.WatermarkServiceStub,
+    "Locate": cluster_pb2_grpc.ClusterServiceStub,
     "Claim": workers_pb2_grpc.WorkerServiceStub,
     "Release": workers_pb2_grpc.WorkerServiceStub,
     "Report": workers_pb2_grpc.WorkerServiceStub,
@@ -57,7 +60,7 @@ STUBS: Final = {
     "PrepareBatch": workers_pb2_grpc.WorkerServiceStub,
     "CommitBatch": workers_pb2_grpc.WorkerServiceStub,
 }
-"""The stub of each method of the protocol."""
+"""The stub of each method of the protocol but for those that need many shards: tests/process/test_shards.py."""
 
 Result = TypeVar("Result")
 
@@ -180,7 +183,7 @@ class World:
 
     def computation(self, name: str) -> Computation:
         """The staged state."""
-        return self.shard._computations[name]
+        return self.shard.held.computations[name]
 
     # -- the whole state -------------------------------------------------------------------------------------------
 
@@ -328,6 +331,7 @@ class Pipeline:
             "Watch": lambda: watermarks_pb2.WatchRequest(computations=["a", "b"]),
             "CheckComplete": lambda: watermarks_pb2.CheckCompleteRequest(computation="a", until_micros=HOUR),
             "ListRanges": lambda: watermarks_pb2.ListRangesRequest(computation="a"),
+            "Locate": lambda: cluster_pb2.LocateRequest(computations=["a", "nobody's"], epochs=[0, 3]),
             "GetHistory": lambda: watermarks_pb2.GetHistoryRequest(computation="a"),
             "Claim": lambda: self.claiming("spare", b"", b"g", b"", bound_micros=[15 * HOUR, 16 * HOUR]),
             "Release": lambda: workers_pb2.ReleaseRequest(computation="a", sequencer=self.sequencers["a"]),

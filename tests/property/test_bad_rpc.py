@@ -86,6 +86,9 @@ OTHERWISE = {
     "raise errors.Overloaded in stage_task",  # 100,000 parts: tests/unit/test_core_batches.py
     "raise errors.InputVersion in commit",  # the inputs change meanwhile: the same file
     "raise errors.IncarnationChanged in commit",
+    "raise bad_field field in _change",  # many shards: tests/process/test_shards.py
+    "raise errors.InvalidArgument in _cluster",  # one alone: the same
+    "raise errors.Unavailable in check",  # a shard that lost its store: the same
     "raise errors.StaleSequencer in _granted_before",  # a repeat of an older claim: tests/unit/test_core_requests.py
 }  # fmt: skip
 """Refusals that take more than one bad request, and where they are tested."""

@@ -24,12 +24,8 @@ class Move:
         return f"{self.at:8.3f} s  {self.kind} {told}"
 
 
-KINDS: Final = {
+COMMON: Final = {
     # kind: how often, against the others
-    "crash the authority": 6,
-    "pause the authority": 3,
-    "stop the authority": 2,
-    "turn the authority's clock": 1,
     "bad network": 8,
     "hostile reports": 4,
     "cut": 4,
@@ -44,6 +40,40 @@ KINDS: Final = {
     "reset": 1,
     "new inputs": 2,
 }
+"""What happens in every world."""
+
+ALONE: Final = {
+    "crash the authority": 6,
+    "pause the authority": 3,
+    "stop the authority": 2,
+    "turn the authority's clock": 1,
+}
+"""What happens to the only process of a deployment."""
+
+SHARDED: Final = {
+    "crash a shard": 6,
+    "freeze a shard": 5,
+    "replace a frozen shard": 3,
+    "restart a shard": 3,
+    "scale in": 2,
+    "scale out": 4,
+    "drain": 2,
+    "end the drains": 2,
+    "pin": 2,
+    "unpin": 1,
+    "turn a shard's clock": 1,
+    "cut a shard off from clients": 2,
+    "cut a shard off from the store": 4,
+    "take the store away": 2,
+    "fail the store over": 4,
+    "make the store forget": 4,
+    "put a backup back": 1,
+    "lose views": 2,
+}
+"""What happens to shards and to their store."""
+
+KINDS: Final = (*COMMON, *ALONE, *SHARDED)
+"""All of them."""
 
 WEATHER: Final = ("bad network", "bad store", "hostile reports")
 """Kinds that only make the single faults likely."""
@@ -52,13 +82,19 @@ GAP: Final = 1.5
 """Seconds between two moves, on average."""
 
 
-def schedule(random: Random, moves: int) -> list[Move]:
+def is_sharded(seed: int) -> bool:
+    """Whether the world of a seed has several shards: every other one."""
+    return seed % 2 == 1
+
+
+def schedule(random: Random, moves: int, *, sharded: bool) -> list[Move]:
     """Return what will happen. Everything that a move leaves open is decided here, by ``pick`` as well: a number from 0 to 1."""
     at = 5.0
     made = []
+    kinds = COMMON | (SHARDED if sharded else ALONE)
     for _ in range(moves):
         at += random.expovariate(1 / GAP)
-        kind = random.choices(list(KINDS), weights=list(KINDS.values()))[0]
+        kind = random.choices(list(kinds), weights=list(kinds.values()))[0]
         made.append(Move(round(at, 3), kind, _facts(kind, random)))
     return made
 
@@ -79,6 +115,26 @@ def _facts(kind: str, random: Random) -> dict[str, Any]:
             return {"seconds": seconds(0.05, 25)}
         case "turn the authority's clock":
             return {"by": random.choice([-3600, -5, 5, 120])}
+        case "turn a shard's clock":
+            return {"pick": chance(), "by": random.choice([-3600, -5, 5, 120])}
+        case "crash a shard" | "restart a shard":
+            return {"pick": chance(), "down": seconds(0.05, 8)}
+        case "freeze a shard" | "replace a frozen shard":
+            return {"pick": chance(), "seconds": seconds(0.2, 25)}
+        case "cut a shard off from clients" | "cut a shard off from the store":
+            return {"pick": chance(), "seconds": seconds(0.3, 12)}
+        case "take the store away":
+            return {"seconds": seconds(0.2, 8)}
+        case "pin":
+            return {"pick": chance(), "shard": chance()}
+        case "fail the store over":
+            return {"views": random.randrange(3)}
+        case "make the store forget":
+            return {"writes": int(seconds(1, 60)), "crash": chance() < 0.3, "pick": chance()}
+        case "put a backup back":
+            return {"old": seconds(1, 20), "crash": chance() < 0.3, "pick": chance()}
+        case "lose views":
+            return {"views": random.randrange(1, 6)}
         case "bad network":
             return {
                 "seconds": seconds(1, 15),

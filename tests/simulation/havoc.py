@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import fields
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.chaos import Move
 from tests.simulation.kernel import Process, StoreWeather, Weather
+from tests.simulation.upheaval import Upheaval
 
 if TYPE_CHECKING:
+    from lowwater._aio.client import Client
     from tests.simulation.world import Slot, World
 
 BATCHED = "hourly"
@@ -22,10 +24,7 @@ class Havoc:
     """What goes wrong in a world."""
 
     def __init__(self, world: World) -> None:
-        self.away = False
-        """Whether the authority is down, and comes back by itself."""
-        self.asked_to_leave: Process | None = None
-        """The authority that was last asked to stop."""
+        self.upheaval = Upheaval(world)
         self._world = world
         self._weathers: list[Weather] = []
         self._stores: list[StoreWeather] = []
@@ -34,27 +33,20 @@ class Havoc:
         """Let network and store be calm from now on."""
         self._weathers.clear()
         self._stores.clear()
-        self._world.sim.network.weather, self._world.faults.weather = Weather(), StoreWeather()
+        self._world.sim.network.weather = Weather()
+        self._change_store()
+        self.upheaval.end()
 
     def do(self, move: Move) -> None:
         """Make a move; it goes on by itself."""
         facts = move.facts
         match move.kind:
-            case "crash the authority":
-                self._world.later(self._crash, facts["down"], facts["keep"])
-            case "stop the authority":
-                self._world.later(self._stop, facts["down"])
-            case "pause the authority":
-                self._world.later(self._pause, move.kind, self._world.authority, facts["seconds"])
-            case "turn the authority's clock":
-                self._acted(move.kind)
-                self._world.authority.skew += facts["by"]
             case "bad network" | "hostile reports":
                 self._world.later(self._bad_network, move.kind, facts)
             case "bad store":
                 self._world.later(self._bad_store, facts)
             case "cut":
-                self._world.later(self._cut, self._pick(self._world.living(), facts["pick"]), facts["seconds"])
+                self._world.later(self.cut, move.kind, self._pick(self._world.living(), facts["pick"]), facts["seconds"])
             case "crash a worker" | "crash a reader":
                 victim = self._pick(
                     self._world.workers() if move.kind == "crash a worker" else [p for p, _ in self._world.readers],
@@ -65,10 +57,10 @@ class Havoc:
                     victim.crash()
             case "pause a worker" | "pause a reader":
                 chosen = self._world.workers() if move.kind == "pause a worker" else [p for p, _ in self._world.readers]
-                self._world.later(self._pause, move.kind, self._pick(chosen, facts["pick"]), facts["seconds"])
+                self._world.later(self.pause, move.kind, self._pick(chosen, facts["pick"]), facts["seconds"])
             case "replace a paused worker":
                 slot = self._world.slots[int(facts["pick"] * len(self._world.slots))]
-                self._world.later(self._pause, move.kind, slot.process, facts["seconds"])
+                self._world.later(self.pause, move.kind, slot.process, facts["seconds"])
                 self._replace(slot)
             case "replace a run":
                 self._acted(move.kind)
@@ -80,13 +72,13 @@ class Havoc:
             case "reset":
                 names = list(self._world.pipeline.nodes)
                 self._acted(move.kind)
-                self._operate("reset", names[int(facts["pick"] * len(names))])
+                self.reset(names[int(facts["pick"] * len(names))])
             case "new inputs":
-                if "late" not in self._world.pipeline.nodes["daily"].inputs:
+                if not self._world.inputs_changed:
                     self._acted(move.kind)
-                    self._operate("set_inputs", "daily")
-            case kind:
-                raise ValueError(kind)
+                    self.operate(self._new_inputs)
+            case _:
+                self.upheaval.do(move)
 
     def _acted(self, kind: str) -> None:
         self._world.sim.reach(f"move: {kind}")
@@ -101,43 +93,8 @@ class Havoc:
     def _pick(processes: Sequence[Process], pick: float) -> Process | None:
         return processes[int(pick * len(processes))] if processes else None
 
-    async def _crash(self, down: float, keep: int) -> None:
-        if self.away:
-            return
-        self._acted("crash the authority")
-        self.away = True
-        if self._world.faults.writing:
-            self._world.sim.reach("a crash in the middle of a write")
-        if self._world.disk.unsynced:
-            lost = self._world.disk.unsynced > keep
-            self._world.sim.reach(
-                "a crash that lost what was cached" if lost else "a crash that kept some of what was cached"
-            )
-        self._world.faults.writing = 0
-        self._world.authority.crash()
-        self._world.disk.crash(keep)
-        await asyncio.sleep(down)
-        self.away = False
-
-    async def _stop(self, down: float) -> None:
-        authority = self._world.running.authority
-        if self.away or not self._world.authority.alive or authority is None:
-            return
-        self._acted("stop the authority")
-        self.away = True
-        self.asked_to_leave = leaving = self._world.authority
-        authority.leave()
-        try:
-            async with asyncio.timeout(30):
-                await leaving.ended.wait()
-        except TimeoutError:
-            # What supervises processes loses patience in the end.
-            leaving.crash()
-            self._world.disk.crash()
-        await asyncio.sleep(down)
-        self.away = False
-
-    async def _pause(self, kind: str, process: Process | None, seconds: float) -> None:
+    async def pause(self, kind: str, process: Process | None, seconds: float) -> None:
+        """Freeze a process for a while."""
         if process is None or not process.alive or process.paused:
             return
         self._acted(kind)
@@ -145,10 +102,11 @@ class Havoc:
         await asyncio.sleep(seconds)
         process.resume()
 
-    async def _cut(self, process: Process | None, seconds: float) -> None:
+    async def cut(self, kind: str, process: Process | None, seconds: float) -> None:
+        """Cut a process off from all others for a while."""
         if process is None:
             return
-        self._acted("cut")
+        self._acted(kind)
         self._world.sim.network.cut(process)
         await asyncio.sleep(seconds)
         self._world.sim.network.heal(process)
@@ -186,28 +144,48 @@ class Havoc:
         )
         self._acted("bad store")
         self._stores.append(weather)
-        self._world.faults.weather = _worst(StoreWeather(), self._stores)
+        self._change_store()
         await asyncio.sleep(facts["seconds"])
         if weather in self._stores:
             self._stores.remove(weather)
-        self._world.faults.weather = _worst(StoreWeather(), self._stores)
+        self._change_store()
 
-    def _operate(self, what: str, name: str) -> None:
+    def _change_store(self) -> None:
+        """The store's weather is one object, which all its users look at."""
+        weather = self._world.deployment.store.weather
+        worst = _worst(StoreWeather(away=weather.away), self._stores)
+        for field in fields(worst):
+            setattr(weather, field.name, getattr(worst, field.name))
+
+    # -- operators -------------------------------------------------------------------------------------------------
+
+    def operate(self, run: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
+        """Let an operator do something."""
         process = self._world.named("operator")
-        process.start(self._operator, process, what, name)
+        process.start(self._operator, process, run)
         self._world.leaving.append(process)
 
-    async def _operator(self, process: Process, what: str, name: str) -> None:
+    async def _operator(self, process: Process, run: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
         async with self._world.place.client(process) as lw:
-            if what == "reset":
-                await lw.reset(name)
-                return
-            node = self._world.pipeline.nodes[name]
-            # What is read once is read for good: nobody could say when the last record was.
-            inputs = ["hourly", "late"]
-            await lw.set_inputs(name, inputs)
-            node.inputs = inputs
-            self._world.pipeline.changed()
+            await run(lw)
+
+    def reset(self, name: str) -> None:
+        """Let an operator reset a computation."""
+
+        async def run(lw: Client) -> None:
+            await lw.reset(name)
+
+        self.operate(run)
+
+    async def _new_inputs(self, lw: Client) -> None:
+        node = self._world.pipeline.nodes["daily"]
+        # What is read once is read for good: nobody could say when the last record was.
+        inputs = ["hourly", "late"]
+        await lw.set_inputs("daily", inputs)
+        self._world.inputs_changed = True
+        node.inputs = inputs
+        self._world.pipeline.changed()
+        self._world.look_at_inputs()
 
 
 def _worst(calm: Any, active: Sequence[Any]) -> Any:

@@ -13,39 +13,16 @@ from typing import TYPE_CHECKING
 
 from lowwater import Completeness, History, Inputs, WatermarkView
 from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
-from lowwater_authority.journal.faults import Operation
-from lowwater_authority.journal.framing import Kind, decode
-from lowwater_authority.journal.memory import MemoryDisk, StoredLog
+from lowwater_authority.journal import GRAPH
+from tests.simulation.durable import Claim, Durable
 from tests.simulation.truth import MAX, MIN, Pipeline
 
 if TYPE_CHECKING:
-    from lowwater_authority.authority import Authority
-    from lowwater_authority.core.computation import Computation
     from tests.simulation.kernel import Process, Simulation, Tap
+    from tests.simulation.ledger import Ledger
     from tests.simulation.programs import Share
 
 HOUR = 3_600_000_000
-
-
-@dataclass
-class Claim:
-    """One ClaimRequest that was sent, and what became of it."""
-
-    name: str
-    ranges: list[range]
-    """The cells of each handle."""
-    order: tuple[int, int]
-    bound: int | None
-    """From where on its owner has work to do again."""
-    sequencer: int = 0
-    """0 while nobody has answered."""
-    granted_at: float = 0.0
-
-    @property
-    def cells(self) -> range:
-        """All of them."""
-        return range(self.ranges[0].start, self.ranges[-1].stop)
 
 
 @dataclass
@@ -57,124 +34,28 @@ class Seen:
     shares: Mapping[int, int] = field(default_factory=dict)
 
 
-class Oracle:
+class Oracle(Durable):
     """Collects violations; the world stops at the first."""
 
-    def __init__(self, sim: Simulation, pipeline: Pipeline, disk: MemoryDisk, *, weak: bool) -> None:
-        self.violations: list[str] = []
-        self.observations = 0
-        self._sim = sim
-        self._pipeline = pipeline
-        self._disk = disk
-        self._weak = weak
-        self._authority: Authority | None = None
+    def __init__(self, sim: Simulation, pipeline: Pipeline, ledger: Ledger, *, weak: bool, sharded: bool) -> None:
+        super().__init__(sim, pipeline, ledger, weak=weak)
+        self._sharded = sharded
         self._published: dict[str, Seen] = {}
+        self._publishers: dict[tuple[str, int], str] = {}
+        """Who published a computation by an ownership number."""
         self._lives: dict[str, dict[int, float]] = {}
         """When each life of a computation was first published."""
         self._listing: dict[int, str] = {}
-        self._streams: dict[int, dict[str, Seen]] = {}
+        self._before: dict[int, dict[str, Seen]] = {}
+        """What had been published when a call was made; of a stream, what it was sent last."""
         self._seen: dict[tuple[str, int, str], Seen] = {}
-        self._durable: dict[tuple[str, int], int] = {}
-        self._highest: dict[tuple[str, int], int] = {}
-        self._durable_claims: set[tuple[str, int]] = set()
+        self._epochs: dict[tuple[str, int, str], int] = {}
         self._claims: dict[tuple[str, bytes], Claim] = {}
         self._asking: dict[int, Claim] = {}
         self._ended: dict[str, float] = {}
         """When a reset or new inputs of a computation were last asked for: all its older claims may be stale since."""
         self._released: set[tuple[str, int]] = set()
-        self._excused: dict[str, int] = {}
-        """What was published of a computation when a new owner came to do old work again: that is not taken back."""
-        self._orders: dict[tuple[str, int], tuple[int, int]] = {}
-        self._batches: dict[tuple[str, int], int] = {}
-        self._requests: dict[str, dict[bytes, int]] = {}
         self._histories: dict[tuple[str, int], dict[int, int]] = {}
-
-    def fail(self, message: str) -> None:
-        """A promise was broken."""
-        self.violations.append(f"at {self._sim.now:.3f} s: {message}")
-
-    def _expect(self, holds: bool, message: str) -> None:
-        self.observations += 1
-        if not holds:
-            self.fail(message)
-
-    # -- what is durable -------------------------------------------------------------------------------------------
-
-    def started(self, authority: Authority) -> None:
-        """An authority has recovered: its state must be sound."""
-        self._authority = authority
-        for name in authority.shard.names():
-            computation = authority.shard._computation(name)
-            computation._check()
-            self._sound(name)
-            self._remembers(computation)
-            # What a crash left of the cache is durable now, though nobody was told before.
-            stored = self._disk.logs[name] if name in self._disk.logs else StoredLog()
-            if stored.snapshot is not None and stored.records:
-                self._sim.reach("a recovery from a snapshot and records behind it")
-            if computation.low < self.published(name):
-                self._sim.reach("a weak store went back")
-            life = name, computation.incarnation
-            self._durable[life] = computation.low
-            self._highest[life] = max(computation.low, self._highest.get(life, MIN))
-            self._durable_claims.update((name, sequencer) for sequencer in computation.granted.values())
-
-    def _remembers(self, computation: Computation) -> None:
-        """What must not be lost is there: who may claim, what was committed, and every grant."""
-        name = computation.spec.name
-        life = name, computation.incarnation
-        about = f"{name}/{computation.incarnation} has come back without its"
-        batch = computation.last_batch[0] if computation.last_batch is not None else 0
-        self._expect(computation.order >= self._orders.get(life, (0, 0)), f"{about} order of claims")
-        self._expect(batch >= self._batches.get(life, 0), f"{about} last batch")
-        requests = self._requests.get(name, {})
-        self._expect(requests.items() <= computation.granted.items(), f"{about} grants")
-        self._expect(computation.last_sequencer >= max(requests.values(), default=0), f"{about} sequencers")
-
-    def _sound(self, name: str) -> None:
-        """No key range stands beyond its own oldest work."""
-        assert self._authority is not None
-        node = self._pipeline.nodes[name]
-        ranges, _ = self._authority.shard._computation(name).map.all_ranges(1000)
-        for each in ranges:
-            cells = node.covered(each.start, each.end)
-            truth = self._pipeline.least_of(name, cells)
-            self._expect(each.value <= truth, f"{name} {cells} stands at {each.value}, but {truth} is not finished")
-
-    def durable(self, operation: Operation) -> None:
-        """A write has become durable."""
-        for log, position in operation.places:
-            stored = self._disk.logs.get(log)
-            frame = stored.records.get(position) if stored is not None else None
-            if not log or operation.name != "append" or frame is None:
-                continue
-            record = journal_pb2.Record.FromString(decode(log, position, frame, kind=Kind.RECORD).payload)
-            self._durable[log, record.incarnation] = record.low_micros
-            self._highest[log, record.incarnation] = max(
-                record.low_micros, self._highest.get((log, record.incarnation), MIN)
-            )
-            self._not_ahead(
-                log, record.low_micros, f"{log}/{record.incarnation} is written down at {record.low_micros}"
-            )
-            self._durable_claims.update((log, op.claim.sequencer) for op in record.ops if op.HasField("claim"))
-            for op in record.ops:
-                self._remember(log, record.incarnation, op)
-            kinds = [op.WhichOneof("kind") for op in record.ops]
-            if "batch" in kinds and "claim" in kinds[kinds.index("batch") :]:
-                self._sim.reach("a claim committed the batch before it")
-            if any(op.revoke.HasField("bound_micros") for op in record.ops):
-                self._sim.reach("a new input lowered a range")
-            if self._authority is not None and log in self._authority.shard.names():
-                self._sound(log)
-
-    def _remember(self, name: str, incarnation: int, op: journal_pb2.Op) -> None:
-        life = name, incarnation
-        if op.HasField("claim"):
-            order = op.claim.generation, op.claim.ordinal
-            self._orders[life] = max(order, self._orders.get(life, (0, 0)))
-            self._requests.setdefault(name, {})[op.claim.request_id] = op.claim.sequencer
-        elif op.HasField("batch"):
-            self._batches[life] = max(op.batch.number, self._batches.get(life, 0))
 
     # -- what is sent ----------------------------------------------------------------------------------------------
 
@@ -187,17 +68,21 @@ class Oracle:
 
     def _sent(self, tap: Tap) -> None:
         match tap.message:
-            case watermarks_pb2.WatchRequest():
-                # What a stream begins with is no older than what anybody had been sent before it was asked for.
-                self._streams[tap.call] = dict(self._published)
+            case (
+                watermarks_pb2.WatchRequest()
+                | watermarks_pb2.GetWatermarksRequest()
+                | watermarks_pb2.CheckCompleteRequest()
+            ):
+                # What an answer, or a stream, begins with is no older than what anybody had been sent before it was asked for.
+                self._before[tap.call] = dict(self._published)
             case watermarks_pb2.WatchResponse() as message:
                 for watermark in message.watermarks:
-                    self._publishes(watermark, self._streams[tap.call])
+                    self._publishes(tap, watermark)
             case watermarks_pb2.GetWatermarksResponse() as message:
                 for watermark in message.watermarks:
-                    self._publishes(watermark, self._published)
+                    self._publishes(tap, watermark)
             case watermarks_pb2.CheckCompleteResponse() as message:
-                self._publishes(message.watermark, self._published)
+                self._publishes(tap, message.watermark)
             case watermarks_pb2.ListRangesRequest() as message:
                 self._listing[tap.call] = message.computation
             case watermarks_pb2.ListRangesResponse() as message:
@@ -215,11 +100,14 @@ class Oracle:
             case _:
                 pass
 
-    def _publishes(self, message: types_pb2.Watermark, before: dict[str, Seen]) -> None:
+    def _publishes(self, tap: Tap, message: types_pb2.Watermark) -> None:
         """A watermark goes out, to somebody who, or to whose stream, was sent something before."""
         name, low = message.computation, message.low_micros
         if not message.registered:
             return
+        # A single authority answers with what is the newest at that moment, whenever it was asked.
+        streams = isinstance(tap.message, watermarks_pb2.WatchResponse)
+        before = self._before[tap.call] if self._sharded or streams else self._published
         where = f"{name}/{message.incarnation} is published at {low}"
         self._not_ahead(name, low, where)
         seen = Seen(message.incarnation, low, {each.share_ppm: each.micros for each in message.heuristics})
@@ -233,13 +121,12 @@ class Oracle:
         if self._weak or (seen.incarnation, seen.low) > (newest.incarnation, newest.low):
             self._published[name] = seen
         if not self._weak:
+            publisher = self._publishers.setdefault((name, message.epoch), str(tap.process))
+            who = f"{where} by {tap.process}, but by {publisher} under the same epoch {message.epoch}"
+            self._expect(publisher == str(tap.process), who)
             self._not_behind(old, seen, where)
             durable = self._durable.get((name, message.incarnation), MIN)
             self._expect(low <= durable, f"{where}, but only {durable} is durable")
-
-    def _not_ahead(self, name: str, low: int, where: str) -> None:
-        truth = self._pipeline.low(name)
-        self._expect(low <= max(truth, self._excused.get(name, MIN)), f"{where}, but {truth} is not finished")
 
     def _not_behind(self, old: Seen, new: Seen, where: str) -> None:
         self._expect(new.incarnation >= old.incarnation, f"{where} after its life {old.incarnation}")
@@ -275,6 +162,8 @@ class Oracle:
         claim = self._asking[tap.call]
         about = f"the claim {message.sequencer} of {claim.name} {claim.cells}"
         self._expect((claim.name, message.sequencer) in self._durable_claims, f"{about} is granted, but not durable")
+        if claim.sequencer not in {0, message.sequencer} and self._gone(claim.name, claim.sequencer):
+            claim.sequencer = 0  # the store does not know of it any more
         self._expect(claim.sequencer in {0, message.sequencer}, f"{about} was granted as {claim.sequencer} before")
         if claim.sequencer:
             self._sim.reach("a claim was granted twice")
@@ -286,19 +175,13 @@ class Oracle:
             self._expect(other.sequencer != claim.sequencer, f"{about} has the sequencer of another claim")
             older, newer = sorted((other, claim), key=lambda each: each.sequencer)
             # A reset forgets who owned: what was claimed before it is not compared.
-            same_life = not self._may_have_ended(older)
+            same_life = not self._may_have_ended(older) and not self._gone(newer.name, newer.sequencer)
             self._expect(older.order <= newer.order or not same_life, f"{about} is granted: {older} is the newer run")
         if claim.bound is not None:
             self.restore(claim.name, claim.cells, claim.bound)
         for cells, micros in zip(claim.ranges, message.watermarks_micros, strict=True):
             truth = self._pipeline.least_of(claim.name, cells)
             self._expect(micros <= truth, f"{about} begins with {cells} at {micros}, but {truth} is not finished")
-
-    def restore(self, name: str, cells: Iterable[int], time: int) -> None:
-        """An owner, which has said so, does work from a time on once more. What was published in any life is not taken back."""
-        shown = [low for (known, _), low in self._highest.items() if known == name]
-        self._excused[name] = max([self._excused.get(name, MIN), *shown])
-        self._pipeline.restore(name, cells, time)
 
     def _may_have_ended(self, claim: Claim) -> bool:
         """Whether a reset or new inputs may have made a claim stale: asked for since, or shortly before and still on the way."""
@@ -313,6 +196,8 @@ class Oracle:
         if not found or (name, sequencer) in self._released:
             return  # granted, but the answer never came
         [claim] = found
+        if self._gone(name, sequencer):
+            return
         newer = any(
             other is not claim
             and other.name == name
@@ -337,6 +222,9 @@ class Oracle:
         key = (process.name, process.generation, view.computation)
         self._not_behind(self._seen.setdefault(key, Seen()), new, where)
         self._seen[key] = new
+        epoch = self._epochs.setdefault(key, view.epoch)
+        self._expect(view.epoch >= epoch, f"{where} under the epoch {view.epoch}, after {epoch}")
+        self._epochs[key] = view.epoch
 
     def folded(self, process: Process, name: str, seen: Inputs) -> None:
         """A program read the minimum over some inputs."""
@@ -349,7 +237,8 @@ class Oracle:
 
     def life(self, name: str) -> int:
         """Return the newest life that everybody who is connected must know of: it was first published some seconds ago."""
-        return max((life for life, at in self._lives.get(name, {}).items() if at < self._sim.now - 5), default=0)
+        known = max((life for life, at in self._lives.get(name, {}).items() if at < self._sim.now - 5), default=0)
+        return min(known, self._ledger.book(GRAPH).lives.get(name, known)) if self._weak else known
 
     def answered(self, process: Process, name: str, until: int, answer: Completeness) -> None:
         """A program was told whether everything before a time is here, and if not, who holds it."""

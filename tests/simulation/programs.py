@@ -1,4 +1,4 @@
-"""The programs that run in the simulated processes: an authority, workers of every kind, readers. They use what users use."""
+"""The programs that run in the simulated processes: workers of every kind, and readers. They use what users use."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ import lowwater
 from lowwater import Inputs, Watermark, errors
 from lowwater._aio.client import Client
 from lowwater._core.surroundings import Surroundings
-from lowwater_authority.authority import Authority
-from lowwater_authority.journal.memory import MemoryDisk, MemoryJournal
-from lowwater_authority.observer import Observer
 from tests.simulation.storage import Fenced, Storage
 from tests.simulation.truth import MAX, MIN, Node, Pipeline, Record
 
 if TYPE_CHECKING:
     from lowwater.aio import Lease, Worker
-    from tests.simulation.kernel import Process, SimFaults, Simulation
+    from tests.simulation.kernel import Process, Simulation
     from tests.simulation.oracle import Oracle
 
-ADDRESS = "authority:7420"
 SHARES = (0.99, 0.5)
 HOUR = 3_600_000_000
 CENTURY = 4_102_444_800_000_000
@@ -42,12 +38,14 @@ class Place:
     """Whether injectors that have injected everything say so."""
     calm: bool = False
     """Whether workers do their best, instead of whatever comes to mind."""
+    addresses: str = ""
+    """Where the authority is, as clients are told."""
 
     def random(self, process: Process) -> Random:
         """The randomness of a process."""
         return self.sim.rng(f"{process.name}/{process.generation}")
 
-    def client(self, process: Process) -> Client:
+    def client(self, process: Process, addresses: str = "") -> Client:
         """A client as any program makes one, but for the network."""
         random = self.random(process)
         surroundings = Surroundings(
@@ -57,52 +55,10 @@ class Place:
             host=lambda: "host",
             pid=lambda: 1,
         )
-        settings = lowwater.Settings(ADDRESS, timeout=5.0)
-        return Client(settings, surroundings=surroundings, channel=lambda: self.sim.network.channel(process, ADDRESS))
-
-
-# -- the authority -----------------------------------------------------------------------------------------------------
-
-
-class Reached(Observer):
-    """Counts what the authority refuses."""
-
-    def __init__(self, sim: Simulation) -> None:
-        self._sim = sim
-
-    def reported(self, ranges: int, refused: dict[str, int]) -> None:
-        """See Observer."""
-        del ranges
-        for reason in refused:
-            self._sim.reach(f"report refused: {reason}")
-
-    def refused(self, method: str, reason: str) -> None:
-        """See Observer."""
-        self._sim.reach(f"refused: {method} {reason}")
-
-
-class Running:
-    """The newest authority, so that it can be asked to leave."""
-
-    authority: Authority | None = None
-
-
-async def serve(place: Place, process: Process, disk: MemoryDisk, faults: SimFaults, running: Running) -> None:
-    """What ``lowwater serve`` does, over the simulated journal and network."""
-    random = place.random(process)
-    journal = MemoryJournal(disk, faults=faults, randbits=random.getrandbits, clock=lambda: place.sim.now)
-    authority = Authority(journal, clock=process.clock, observer=Reached(place.sim))
-    await authority.recover()
-    server = place.sim.network.server(process, ADDRESS)
-    authority.add_to(server)
-    await server.start()
-    running.authority = authority
-    place.oracle.started(authority)
-    try:
-        await authority.run()
-    finally:
-        await server.stop(1.0)
-    await authority.close()
+        settings = lowwater.Settings(addresses or self.addresses, timeout=5.0)
+        return Client(
+            settings, surroundings=surroundings, channel=lambda address: self.sim.network.channel(process, address)
+        )
 
 
 # -- workers -----------------------------------------------------------------------------------------------------------

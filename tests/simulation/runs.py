@@ -16,7 +16,7 @@ MOVES: Final = 60
 
 def moves_of(seed: int, count: int = MOVES) -> list[chaos.Move]:
     """Return the moves of a world."""
-    return chaos.schedule(Random(f"moves of {seed}"), count)
+    return chaos.schedule(Random(f"moves of {seed}"), count, sharded=chaos.is_sharded(seed))
 
 
 def live(world: tuple[int, int]) -> Result:

@@ -23,6 +23,10 @@ class Record(NamedTuple):
     time: int
     again: bool = False
     """Whether it was finished before: an owner that starts from an older state does it once more, and nothing new comes of it."""
+    origin: str = ""
+    """The computation that it comes from."""
+    forgotten: bool = False
+    """Whether nobody but its owner can know of it: where it was announced is lost for good."""
 
 
 @dataclass
@@ -116,7 +120,9 @@ class Pipeline:
         if cell.source is not None:
             return cell.source.frontier
         upstream = min(self.low(each, fresh=True) for each in node.inputs)
-        held = (record.time for record in cell.pending.values() if not (fresh and record.again))
+        held = (
+            record.time for record in cell.pending.values() if not ((fresh and record.again) or record.forgotten)
+        )
         return node.stamp(min([upstream, *held]))
 
     def least_of(self, name: str, cells: Iterable[int]) -> int:
@@ -141,6 +147,26 @@ class Pipeline:
                 cell.pending[self._numbers] = Record(self._numbers, time, again=True)
         self.changed()
 
+    def forget(self, name: str, cells: Iterable[int], value: int) -> None:
+        """The store has lost that there is old work to be done again below a value; new work is never forgotten."""
+        node = self.nodes[name]
+        for index in cells:
+            pending = node.cells[index].pending
+            for number, record in pending.items():
+                if record.again and node.stamp(record.time) < value:
+                    pending[number] = record._replace(forgotten=True)
+        self.changed()
+
+    def forget_input(self, name: str, lost: str) -> None:
+        """The store has lost that a computation, which nothing reads, has an input: it does not wait for it any more."""
+        node = self.nodes[name]
+        node.inputs = [each for each in node.inputs if each != lost]
+        for cell in node.cells:
+            for number, record in cell.pending.items():
+                if record.origin == lost:
+                    cell.pending[number] = record._replace(again=True, forgotten=True)
+        self.changed()
+
     # -- what workers do, durably ----------------------------------------------------------------------------------
 
     def emit(self, name: str, times: Iterable[int]) -> None:
@@ -154,7 +180,7 @@ class Pipeline:
                 if reader.window and reader.stamp(time) + reader.window <= cell.closed:
                     msg = f"{name} hands {time} to {reader.name}, which has closed windows up to {cell.closed}"
                     raise LateRecord(msg)
-                cell.pending[self._numbers] = Record(self._numbers, time)
+                cell.pending[self._numbers] = Record(self._numbers, time, origin=name)
         self.changed()
 
     def inject(self, name: str, index: int, count: int) -> None:

@@ -14,15 +14,14 @@ from unittest import mock
 
 from lowwater import errors
 from lowwater_authority import logs
-from lowwater_authority.journal import JournalUnknown
-from lowwater_authority.journal.faults import Operation, Outcome
-from lowwater_authority.journal.memory import MemoryDisk
 from tests.simulation import batches, points, programs
-from tests.simulation.chaos import Move, length
+from tests.simulation.chaos import Move, is_sharded, length
+from tests.simulation.deployment import Deployment, Seat
 from tests.simulation.havoc import BATCHED, Havoc
-from tests.simulation.kernel import Process, SimFaults, Simulation
+from tests.simulation.kernel import Process, Simulation
+from tests.simulation.ledger import Ledger
 from tests.simulation.oracle import Oracle
-from tests.simulation.programs import Place, Running, Share
+from tests.simulation.programs import Place, Share
 from tests.simulation.storage import Storage
 from tests.simulation.truth import MAX, Cell, Node, Pipeline, Source
 
@@ -61,25 +60,6 @@ class Slot:
     name: str
     share: Share
     process: Process
-
-
-class WatchedFaults(SimFaults):
-    """Tells the oracle what has become durable."""
-
-    told: Callable[[Operation], None]
-    writing = 0
-    """Writes that are on their way."""
-
-    async def before(self, operation: Operation) -> Outcome:
-        """See FaultPlan."""
-        self.writing += 1
-        return await super().before(operation)
-
-    async def after(self, operation: Operation) -> None:
-        """See FaultPlan."""
-        await super().after(operation)
-        self.writing -= 1
-        self.told(operation)
 
 
 def pipeline(random: Random, seconds: float) -> Pipeline:
@@ -131,18 +111,19 @@ class World:
         self.seconds = length(moves) if seconds is None else seconds
         self.weak = random.random() < 0.25
         self.snapshot_bytes = random.choice([2_000, 20_000, 200_000])
-        self.disk = MemoryDisk()
-        self.faults = WatchedFaults(sim, "store", weak=self.weak)
         self.pipeline = pipeline(random, self.seconds)
-        self.oracle = Oracle(sim, self.pipeline, self.disk, weak=self.weak)
-        self.faults.told = self.oracle.durable
+        seats = random.randrange(2, 5) if is_sharded(seed) else 1
+        ledger = Ledger()
+        self.oracle = Oracle(sim, self.pipeline, ledger, weak=self.weak, sharded=seats > 1)
+        self.deployment = Deployment(sim, seats, self.oracle, ledger, weak=self.weak)
         self.place = Place(sim, self.pipeline, Storage(self.pipeline, sim.rng("storage")), self.oracle)
-        self.running = Running()
-        self.authority = sim.process("authority")
+        self.place.addresses = self.deployment.addresses
         self.slots: list[Slot] = []
         self.readers: list[tuple[Process, Callable[[Process], Coroutine[Any, Any, None]]]] = []
         self.leaving: list[Process] = []
         """Processes that were replaced and live on, until they notice."""
+        self.inputs_changed = False
+        """Whether an operator has given a computation another input."""
         self.settled = float("inf")
         self._names = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -169,7 +150,8 @@ class World:
         )
 
     async def _live(self) -> None:
-        self._start_authority()
+        for seat in self.deployment.seats:
+            self.deployment.start(self.place, seat)
         for node in self.pipeline.nodes.values():
             self.share_out(node, self.sim.rng(f"shares of {node.name}"))
         place = self.place
@@ -177,6 +159,8 @@ class World:
         self._read("asker", lambda process: programs.ask(place, process))
         self._read("folder", lambda process: programs.fold(place, process, ["enriched", "hourly"]))
         self.later(self._supervise)
+        if self.weak and self.deployment.sharded:
+            self.later(self.havoc.upheaval.keep_backups)
         for move in self.moves:
             await asyncio.sleep(max(0.0, move.at - self.sim.now))
             if self.oracle.violations:
@@ -185,6 +169,13 @@ class World:
             self.havoc.do(move)
         await asyncio.sleep(self.seconds - self.sim.now)
         await self._make_peace()
+
+    def look_at_inputs(self) -> None:
+        """When nobody is left who knows of the other input, it is as if it had never been."""
+        node = self.pipeline.nodes["daily"]
+        if self.weak and "late" in node.inputs and not self.oracle.knows_inputs("daily", node.inputs):
+            self.sim.reach("a change of the graph is lost for good")
+            self.pipeline.forget_input("daily", "late")
 
     def later(self, run: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         """Let something happen beside everything else. It may not fail."""
@@ -197,10 +188,6 @@ class World:
             self.oracle.fail(f"the world itself failed: {error!r}")
 
     # -- life ------------------------------------------------------------------------------------------------------
-
-    def _start_authority(self) -> None:
-        self.authority = self.authority.restarted()
-        self.authority.start(programs.serve, self.place, self.authority, self.disk, self.faults, self.running)
 
     def workers(self) -> list[Process]:
         """Return the living workers that own something, or will."""
@@ -240,8 +227,10 @@ class World:
             await asyncio.sleep(0.5)
             for at, where, error in self.sim.errors:
                 self.oracle.fail(f"nobody caught, at {at:.3f} s, {where}: {error!r}")
+            for seat in self.deployment.seats:
+                self._judge(seat.process, seat)
             for process in [
-                self.authority,
+                *self.deployment.zombies,
                 *(slot.process for slot in self.slots),
                 *(p for p, _ in self.readers),
                 *self.leaving,
@@ -249,8 +238,10 @@ class World:
                 self._judge(process)
             if self.oracle.violations:
                 return
-            if not self.authority.alive and not self.havoc.away:
-                self._start_authority()
+            self.look_at_inputs()
+            for seat in self.deployment.seats:
+                if not seat.process.alive and seat.wanted and not seat.away:
+                    self.deployment.start(self.place, seat)
             for slot in self.slots:
                 if not slot.process.alive:
                     slot.process = slot.process.restarted()
@@ -261,14 +252,14 @@ class World:
                     fresh.start(program, fresh)
                     self.readers[position] = (fresh, program)
 
-    def _judge(self, process: Process) -> None:
+    def _judge(self, process: Process, seat: Seat | None = None) -> None:
         """Programs may be refused; nothing else may happen to them."""
         failure, process.failure = process.failure, None
         if failure is None:
             return
         self.sim.trace("ended", process=process.name, why=repr(failure))
-        if process is self.havoc.asked_to_leave and isinstance(failure, JournalUnknown):
-            self.sim.reach("an append of unknown outcome was given up")  # it was asked to leave
+        if excuse := self.deployment.excused(seat, process, failure):
+            self.sim.reach(excuse)
         elif isinstance(failure, errors.InvalidArgument) or not isinstance(failure, errors.LowwaterError):
             self.oracle.fail(f"{process.name} ended with {failure!r}")
         else:
@@ -279,10 +270,12 @@ class World:
     async def _make_peace(self) -> None:
         self.place.calm = True
         self.havoc.end()
-        for process in [self.authority, *self.living(), *self.leaving]:
+        for process in [*self.havoc.upheaval.everybody(), *self.living(), *self.leaving]:
             self.sim.network.heal(process)
             process.resume()
         started = self.sim.now
+        for name in self.oracle.lost_lives():
+            self.havoc.reset(name)
         await self._arrive(
             "the truth", lambda: not self.pipeline.unfinished and not self.oracle.behind(self.pipeline.nodes)
         )
@@ -291,6 +284,7 @@ class World:
             return
         self.place.finishing = True
         await self._arrive("the end", lambda: all(self.oracle.published(name) == MAX for name in self.pipeline.nodes))
+        await self._arrive("its place", lambda: not self.deployment.misplaced(list(self.pipeline.nodes)))
         process = self.named("confirmer")
         process.start(programs.confirm, self.place, process)
         await process.ended.wait()
@@ -303,9 +297,10 @@ class World:
         while not there() and not self.oracle.violations:
             if self.sim.now > deadline:
                 lags = self.oracle.behind(self.pipeline.nodes)
+                misplaced = self.deployment.misplaced(list(self.pipeline.nodes))
                 self.oracle.fail(
                     f"nothing went wrong for {ARRIVES_WITHIN:g} s, but not everything is at {where}: {lags}, "
-                    f"{self.pipeline.unfinished} records are not finished"
+                    f"{self.pipeline.unfinished} records are not finished, {misplaced}"
                 )
                 return
             await asyncio.sleep(0.25)
@@ -320,6 +315,8 @@ class _Heard(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """See logging.Handler."""
+        if record.getMessage().endswith(("putting it back from memory", "Its answer was not used.")):
+            return  # the oracle says whether there was anything to put back; a zombie was found out
         self._oracle.fail(
             f"logged: {record.getMessage()} {record.exc_info[1]!r}" if record.exc_info else record.getMessage()
         )

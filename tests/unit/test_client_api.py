@@ -27,9 +27,9 @@ from lowwater._sync.runtime import Runtime
 
 NAMES = """
 Client ClientStatistics Closed Completeness Completion Computation Cycle EventTime FinishRequired Histogram History Hop
-IdentityMismatch IncarnationChanged InputReader InputVersion Inputs InvalidArgument JournalFailed Lease LowwaterError MAX MIN NotPrepared OldStream
+IdentityMismatch IncarnationChanged InputReader InputVersion Inputs InvalidArgument JournalFailed Lease LowwaterError MAX MIN Moved NotPrepared OldStream
 OlderClaim Overloaded OwnedRanges RangeState RangeView Ranges Refusal RegistrationConflict Rewound ServerTokenMismatch Settings
-ShuttingDown StaleEpoch StaleSequencer TaskAttempt Timeout TooFarAhead Topology Unavailable UnknownComputation Watermark
+ShardView Shards ShuttingDown StaleEpoch StaleSequencer TaskAttempt Timeout TooFarAhead Topology Unavailable UnknownComputation Watermark
 WatermarkView Watermarks Why Worker WouldRegress connect
 """
 
@@ -108,6 +108,13 @@ def test_the_address_is_the_argument_the_environment_or_the_default(monkeypatch:
     monkeypatch.setenv("LOWWATER_ADDRESS", "there:1")
     assert lowwater.connect().settings.address == "there:1"
     assert lowwater.connect("here:2").settings.address == "here:2"
+
+
+def test_an_address_may_be_several() -> None:
+    assert lowwater.Settings("a:1, b:2,dns:///c").addresses == ("a:1", "b:2", "dns:///c")
+    for wrong in ("", ",", "a:1,,b:2"):
+        with pytest.raises(lowwater.InvalidArgument, match="with commas"):
+            lowwater.connect(wrong)
 
 
 def test_settings_cross_process_borders_and_make_a_client_there() -> None:

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from lowwater import errors
-from lowwater._core.calls import Stubs
+from lowwater._core.call import Stubs
 from lowwater._core.following import Folding, Waiting
 from lowwater._core.watching import BEAT
 from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2
@@ -39,15 +39,15 @@ def test_a_wait_that_begins_on_old_news_is_answered_by_fresh_news_only(reset_at:
     world, waiting = thawed(reset_at)
     for older in (None, *waiting[:-2]):
         if older is not None:
-            assert not world.state.take(older)
+            assert not world.stream.take(older)
         wait = Waiting("c", 4000, 10.0)
         subscription = world.state.subscribe(["c"])
         assert not wait.reached(world.state, subscription), "life 1 has ended"
-        assert not world.state.renewing, "what is newer stands in the buffer"
+        assert not world.stream.renewing, "what is newer stands in the buffer"
         world.state.unsubscribe(subscription)
     wait, subscription = Waiting("c", 4000, 10.0), world.state.subscribe(["c"])
     for newest in waiting[-2:]:
-        world.state.take(newest)
+        world.stream.take(newest)
     assert subscription.confirmed
     assert not wait.reached(world.state, subscription)
     assert Waiting("c", -1, 10.0).reached(world.state, subscription)
@@ -59,12 +59,12 @@ def test_a_wait_that_goes_on_is_not_answered_by_late_news_either() -> None:
     assert not wait.reached(world.state, world.subscription)
     late = waiting[0]
     late.watermarks[0].low_micros = 5001
-    world.state.take(late)
+    world.stream.take(late)
     assert not wait.reached(world.state, world.subscription)
     for message in waiting[-2:]:
-        world.state.take(message)
+        world.stream.take(message)
     waiting[-2].watermarks.add(computation="c", registered=True, incarnation=2, low_micros=-1)
-    world.state.take(waiting[-2])
+    world.stream.take(waiting[-2])
     with pytest.raises(errors.IncarnationChanged, match="Wait anew"):
         wait.reached(world.state, world.subscription)
 
@@ -76,11 +76,11 @@ def test_a_subscription_while_the_journal_hangs_is_confirmed_when_it_no_longer_d
     world.now += 10.0
     world.hears()
     one = world.state.subscribe(["c"])
-    assert not world.state.take(world.sent()), "another stream would not know more"
+    assert not world.stream.take(world.sent()), "another stream would not know more"
     other = world.state.subscribe(["d"])
-    world.state.ended(None)
-    world.state.open()
-    assert not world.state.take(world.sent(1))
+    world.stream.ended(None)
+    world.stream.open("there:1")
+    assert not world.stream.take(world.sent(1))
     assert confirmed(one, other) == [False, False]
     world.hangs_since = None
     world.hears()
@@ -93,13 +93,13 @@ def test_a_stream_that_seems_late_for_ever_is_renewed_for_those_who_wait() -> No
     world.wall -= 10.0  # the authority's own time never goes back: it stands, and then all seems 10 s old
     for _ in range(20):
         world.now += BEAT
-        assert not world.state.take(world.sent(2)), "nobody waits"
+        assert not world.stream.take(world.sent(2)), "nobody waits"
     late = world.state.subscribe(["c"])
     assert confirmed(late) == [False]
     world.now += BEAT
-    assert world.state.take(world.sent(3))
-    assert world.state.ended(None) == 0.0
-    world.state.open()
+    assert world.stream.take(world.sent(3))
+    assert world.stream.ended(None) == 0.0
+    world.stream.open("there:1")
     world.hears(3)
     assert confirmed(late) == [True]
     assert world.stale_for == 0.0
@@ -110,22 +110,22 @@ def test_a_first_message_that_lay_in_a_buffer_is_not_taken_for_fresh() -> None:
     lying = world.sent(5000)
     world.now += 3600.0
     after = world.state.subscribe(["c"])
-    assert world.state.take(lying), "how old it is nobody knows"
+    assert world.stream.take(lying), "how old it is nobody knows"
     assert confirmed(world.subscription, after) == [True, False], "it was sent after the first began to follow"
-    assert world.state.ended(None) == 0.0
-    world.state.open()
+    assert world.stream.ended(None) == 0.0
+    world.stream.open("there:1")
     world.now += 3600.0
-    world.state.take(world.sent(-1, incarnation=2))
+    world.stream.take(world.sent(-1, incarnation=2))
     assert after.confirmed, "however long it took"
 
 
 def test_a_first_read_waits_for_the_newest() -> None:
     world, waiting = thawed(1800.0)
-    world.state.take(waiting[0])
+    world.stream.take(waiting[0])
     assert world.subscription.confirmed
     assert not Folding.come(world.state, world.subscription)
     for message in waiting[-2:]:
-        world.state.take(message)
+        world.stream.take(message)
     assert Folding.come(world.state, world.subscription)
 
 

@@ -60,7 +60,7 @@ class NewestFold(LeaseState):
 )
 def test_rule5_a_tick_never_uses_a_newer_fold_than_the_snapshot(state: type[LeaseState]) -> None:
     """The inputs go on after the snapshot; whatever makes the reporter speak, it repeats what the worker folded."""
-    reporter = ReporterState(b"s" * 16, interval=0.05)
+    reporter = ReporterState(b"s" * 16, 0.05, lambda: 1.0)
     lease = state("c", 7, Column(3, MIN), input_version=2, input_incarnations=(4,), reference=MIN)
     reporter.add(lease)
     said: list[int] = []
@@ -343,7 +343,7 @@ def test_a_report_survives_the_wire() -> None:
 @pytest.mark.parametrize("dense", [True, False])
 def test_a_state_beyond_one_message_is_divided(dense: bool) -> None:
     count = 2 * MESSAGE_WORDS + 3
-    reporter = ReporterState(b"s" * 16, interval=0.0)
+    reporter = ReporterState(b"s" * 16, 0.0, lambda: 1.0)
     lease = lease_of(count)
     reporter.add(lease)
     lease.advance(fold_at(10), Column.of(array("q", range(count))) if dense else MAX, pending=Histogram(0), now=0.0)

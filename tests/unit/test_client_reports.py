@@ -83,7 +83,7 @@ class ReportStream(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.reporter = ReporterState(b"s" * 16, INTERVAL)
+        self.reporter = ReporterState(b"s" * 16, INTERVAL, lambda: 1.0)
         self.authority = Authority()
         self.leases: list[LeaseState] = []
         self.models: list[Model] = []
@@ -284,7 +284,7 @@ TestReportStream = ReportStream.TestCase
 
 
 def staged_reporter(interval: float = INTERVAL) -> tuple[ReporterState, LeaseState]:
-    reporter = ReporterState(b"s" * 16, interval)
+    reporter = ReporterState(b"s" * 16, interval, lambda: 1.0)
     lease = LeaseState("c", 1, Column(2, 0), reference=0)
     reporter.add(lease)
     lease.advance(Fold(1, ()), MAX, now=0.0)
@@ -424,7 +424,7 @@ def test_refusals_of_several_reports_in_flight_all_stand(reason: str) -> None:
 
 def test_a_refused_piece_of_a_divided_state_stands_when_the_others_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lowwater._core.reports.MESSAGE_WORDS", 8)
-    reporter = ReporterState(b"s" * 16, 0.0)
+    reporter = ReporterState(b"s" * 16, 0.0, lambda: 1.0)
     lease = LeaseState("c", 1, Column(COUNT, 0), reference=0)
     reporter.add(lease)
     lease.advance(Fold(COUNT, ()), Column.of(range(COUNT)), now=0.0)
@@ -460,7 +460,7 @@ class Incremental(ReporterState):
     ],
 )
 def test_rule8_a_lost_report_is_told_again_by_the_next_stream(kind: type[ReporterState]) -> None:
-    reporter = kind(b"s" * 16, INTERVAL)
+    reporter = kind(b"s" * 16, INTERVAL, lambda: 1.0)
     lease = LeaseState("c", 1, Column(COUNT, 0), reference=0)
     authority = Authority()
     reporter.add(lease)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
+from contextlib import nullcontext
 from typing import Any
 
 import grpc
@@ -15,18 +16,24 @@ from lowwater import Refusal, Settings, errors
 from lowwater._aio.connection import Connection as AioConnection
 from lowwater._aio.reporter import Reporter as AioReporter
 from lowwater._aio.watcher import Watcher as AioWatcher
-from lowwater._core.attempts import Attempts, error_of_call
+from lowwater._core.asking import Asking, ask
+from lowwater._core.attempts import error_of_call
 from lowwater._core.backoff import CAP
-from lowwater._core.calls import Stubs
+from lowwater._core.call import Call, Stubs
+from lowwater._core.calls import Calls
 from lowwater._core.columns import Column
 from lowwater._core.fold import Fold
 from lowwater._core.lease import LeaseState
-from lowwater._core.reporting import Due, Reporting
+from lowwater._core.report_stream import Due
+from lowwater._core.reporting import Reporting
 from lowwater._core.reports import BEAT
+from lowwater._core.routes import Routes
 from lowwater._core.surroundings import Surroundings
+from lowwater._core.watching import WatchState
 from lowwater._pb.lowwater.v1 import types_pb2, workers_pb2
 from lowwater._sync.connection import Connection
 from lowwater._sync.reporter import Reporter
+from lowwater._sync.streaming import _Running
 from lowwater._sync.watcher import Watcher
 from lowwater_authority.authority import Authority
 from lowwater_authority.journal import MemoryDisk, MemoryJournal
@@ -70,11 +77,14 @@ def on_threads(settings: Settings, streams: int) -> list[float]:
     """The delays after some streams."""
     connection = Connection(settings, CERTAIN)
     reporter = Reporter(connection, Watcher(connection))
+    reporter.reporting.add(lease())
+    reporter.reporting.tend()  # by hand
+    stream = reporter.reporting.stream()
     delays = []
     for _ in range(streams):
         with pytest.raises(grpc.RpcError) as failure:
-            reporter._stream()
-        delays.append(reporter.reporting.ended(failure.value))
+            reporter._stream(stream, _Running())
+        delays.append(stream.ended(failure.value))
     connection.close()
     return delays
 
@@ -85,11 +95,14 @@ def on_asyncio(settings: Settings, streams: int) -> list[float]:
     async def run() -> list[float]:
         connection = AioConnection(settings, CERTAIN, None)
         reporter = AioReporter(connection, AioWatcher(connection))
+        reporter.reporting.add(lease())
+        reporter.reporting.tend()  # by hand
+        stream = reporter.reporting.stream()
         delays = []
         for _ in range(streams):
             with pytest.raises(grpc.RpcError) as failure:
-                await reporter._stream()
-            delays.append(reporter.reporting.ended(failure.value))
+                await reporter._stream(stream)
+            delays.append(stream.ended(failure.value))
         await connection.close()
         return delays
 
@@ -127,12 +140,13 @@ async def test_what_grpc_makes_of_a_refusal_while_a_stream_is_written_to_opens_t
         for number in range(2, 2000):
             yield workers_pb2.ReportRequest(report=workers_pb2.Report(number=number))
 
-    one = Reporting(Settings(address), CERTAIN)
+    settings = Settings(address)
+    one = Reporting(settings, CERTAIN, Routes(settings.addresses, nullcontext())).stream()
     reasons = set()
     async with grpc.aio.insecure_channel(address) as channel:
         stubs = Stubs(channel)
         for stream in range(1, 200):
-            one.open("")
+            one.open(address, "")
             with pytest.raises(grpc.RpcError) as failure:
                 assert [one.take(response) async for response in stubs.workers.Report(with_a_gap(stream))]
             assert one.ended(failure.value) > 0
@@ -158,7 +172,9 @@ class Clock:
 
 
 def reporting(clock: Clock | None = None) -> Reporting:
-    return Reporting(Settings("there:1"), Surroundings(clock or Clock(), lambda: 1.0, bytes))
+    settings = Settings("there:1")
+    routes = Routes(settings.addresses, nullcontext())
+    return Reporting(settings, Surroundings(clock or Clock(), lambda: 1.0, bytes), routes)
 
 
 def lease(computation: str = "c", sequencer: int = 1) -> LeaseState:
@@ -184,7 +200,7 @@ def test_refusals_are_logged_once_a_claim_and_forgotten_with_it(caplog: pytest.L
         for sequencer in range(1, 51):
             state = lease(computation, sequencer)
             refused = [(computation, sequencer, Refusal("TOO_FAR_AHEAD", "m", (0,)))]
-            one.state.add(state)
+            one.add(state)
             one.log(refused)
             one.log(refused)
             one.remove(state)
@@ -196,79 +212,80 @@ def test_refusals_are_logged_once_a_claim_and_forgotten_with_it(caplog: pytest.L
 def test_a_stream_sends_its_opening_then_what_is_due_and_ends_with_the_next() -> None:
     clock = Clock()
     one, state = reporting(clock), lease()
-    one.state.add(state)
+    one.add(state)
     state.finish(None)
-    one.state.staged(state)
-    stream, opening = one.open("token")
+    one.staged(state)
+    stream, opening = one.stream().open("there:1", "token")
     assert (opening.open.server_token, opening.open.sender, opening.open.stream) == ("token", bytes(16), 1)
-    due = one.due(stream)
+    due = one.stream().due(stream)
     assert due is not None
     assert (list(due.messages), due.within) == ([], None), "not before the server has let it in"
-    one.take(workers_pb2.ReportResponse(opened=workers_pb2.ReportOpened(server_token="token")))
-    due = one.due(stream)
+    one.stream().take(workers_pb2.ReportResponse(opened=workers_pb2.ReportOpened(server_token="token")))
+    due = one.stream().due(stream)
     assert due is not None
     assert [message.report.number for message in due.messages] == [1]
-    due = one.due(stream)
+    due = one.stream().due(stream)
     assert due is not None
     assert due.within == pytest.approx(3.0), "the next beat"
-    one.ended(None)
-    assert one.due(stream) is None
-    later, _ = one.open("token")
-    assert one.due(stream) is None
-    assert one.due(later) is not None
+    one.stream().ended(None)
+    assert one.stream().due(stream) is None
+    later, _ = one.stream().open("there:1", "token")
+    assert one.stream().due(stream) is None
+    assert one.stream().due(later) is not None
 
 
 def test_a_state_that_was_durable_already_wakes_those_who_flush_it() -> None:
     one, state = reporting(), lease()
-    stream, _ = one.open("")
-    one.take(workers_pb2.ReportResponse(opened=workers_pb2.ReportOpened(server_token="t")))
-    one.state.add(state)
+    stream, _ = one.stream().open("there:1", "")
+    one.stream().take(workers_pb2.ReportResponse(opened=workers_pb2.ReportOpened(server_token="t")))
+    one.add(state)
 
     def due() -> tuple[int, bool]:
         state.advance(Fold(1, ()), 1, now=0.0)
-        one.state.staged(state)
-        one.state.hurry()
-        found = one.due(stream)
+        one.staged(state)
+        one.hurry(state)
+        found = one.stream().due(stream)
         assert found is not None
         return len(found.messages), found.answered
 
     assert due() == (1, False)
     assert due() == (0, False), "as durable as the report that is on its way"
-    one.take(workers_pb2.ReportResponse(ack=workers_pb2.ReportAck(number=1)))
+    one.stream().take(workers_pb2.ReportResponse(ack=workers_pb2.ReportAck(number=1)))
     assert one.answered(state, 2)
     assert due() == (0, True)
     assert one.answered(state, 3)
-    assert one.due(stream) == Due((), BEAT), "once is enough"
+    assert one.stream().due(stream) == Due((), BEAT), "once is enough"
 
 
 def test_a_stream_that_lasted_starts_the_backoff_over() -> None:
     clock = Clock()
     one = reporting(clock)
     for delay in (0.1, 0.2, 0.4):
-        one.open("")
-        assert one.ended(Unavailable()) == delay
-    one.open("")
-    one.take(workers_pb2.ReportResponse(opened=workers_pb2.ReportOpened(server_token="t")))
+        one.stream().open("there:1", "")
+        assert one.stream().ended(Unavailable()) == delay
+    one.stream().open("there:1", "")
+    one.stream().take(workers_pb2.ReportResponse(opened=workers_pb2.ReportOpened(server_token="t")))
     clock.now += CAP + 1
-    assert one.ended(Unavailable()) == 0.1
+    assert one.stream().ended(Unavailable()) == 0.1
 
 
 def test_a_flush_that_is_too_late_says_why_the_last_stream_ended() -> None:
     one, state = reporting(), lease()
+    one.add(state)
     assert "acknowledged as durable within 2 s. It stays" in str(one.too_late(state, 2.0))
-    one.ended(Unavailable())
+    one.stream().ended(Unavailable())
     assert "connection refused" in str(one.too_late(state, 2.0))
 
 
 def test_an_authority_that_goes_away_says_for_how_long() -> None:
     one = reporting()
-    assert one.take(workers_pb2.ReportResponse(go_away=types_pb2.GoAway(retry_after_millis=700)))
-    assert one.ended(None) == pytest.approx(0.8)
+    assert one.stream().take(workers_pb2.ReportResponse(go_away=types_pb2.GoAway(retry_after_millis=700)))
+    assert one.stream().ended(None) == pytest.approx(1.4), "between once and twice as long"
 
 
 def test_another_deployment_ends_the_reporting(caplog: pytest.LogCaptureFixture) -> None:
     one, state = reporting(), lease()
-    one.ended(errors.ServerTokenMismatch("another one"))
+    one.stream().ended(errors.ServerTokenMismatch("another one"))
     with pytest.raises(errors.ServerTokenMismatch):
         one.answered(state, 1)
     assert "stopped reporting" in caplog.text
@@ -276,7 +293,7 @@ def test_another_deployment_ends_the_reporting(caplog: pytest.LogCaptureFixture)
 
 def test_a_bug_does_not_end_the_reporting(caplog: pytest.LogCaptureFixture) -> None:
     one = reporting()
-    assert one.ended(ZeroDivisionError()) == 0.1
+    assert one.stream().ended(ZeroDivisionError()) == 0.1
     assert one.failure is None
     assert "ZeroDivisionError" in caplog.text
 
@@ -284,27 +301,36 @@ def test_a_bug_does_not_end_the_reporting(caplog: pytest.LogCaptureFixture) -> N
 # -- attempts -----------------------------------------------------------------------------------------------------
 
 
+def asking(clock: Clock, *, repeatable: bool) -> Asking[None]:
+    settings = Settings("there:1")
+    routes = Routes(settings.addresses, nullcontext())
+    surroundings = Surroundings(clock, lambda: 1.0, bytes)
+    calls = Calls(WatchState(settings, surroundings, routes), "")
+    call: Call[None] = Call(lambda stubs: stubs.workers.Release, None, lambda _: None, "c", repeatable)
+    return ask(call, calls, routes, surroundings, 1.0)
+
+
 def test_a_repeatable_call_is_repeated_within_its_deadline() -> None:
     clock = Clock()
-    attempts = Attempts(Surroundings(clock, lambda: 1.0, bytes), "there:1", 1.0, repeatable=True)
-    assert attempts.options == {"timeout": 1.0, "wait_for_ready": False}
+    attempts = asking(clock, repeatable=True)
+    assert attempts.next().options == {"timeout": 1.0, "wait_for_ready": False}
     delays = []
     for _ in range(3):
-        delays.append(attempts.delay_after(Unavailable()))
+        delays.append(attempts.failed(Unavailable()))
         clock.now += delays[-1]
     assert delays == [0.1, 0.2, 0.4]
-    assert attempts.options["timeout"] == pytest.approx(0.3)
+    assert attempts.next().options["timeout"] == pytest.approx(0.3)
     with pytest.raises(errors.Unavailable, match="there:1"):
-        attempts.delay_after(Unavailable())
+        attempts.failed(Unavailable())
     clock.now += 1
-    assert attempts.options["timeout"] > 0
+    assert attempts.next().options["timeout"] > 0
 
 
 def test_a_call_that_may_not_be_repeated_waits_for_the_channel_instead() -> None:
-    attempts = Attempts(CERTAIN, "there:1", 1.0, repeatable=False)
-    assert attempts.options["wait_for_ready"]
+    attempts = asking(Clock(), repeatable=False)
+    assert attempts.next().options["wait_for_ready"]
     with pytest.raises(errors.Unavailable):
-        attempts.delay_after(Unavailable())
+        attempts.failed(Unavailable())
 
 
 class Unknown(Unavailable):

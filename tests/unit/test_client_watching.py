@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import nullcontext
 
 import grpc
 import pytest
 
 from lowwater import errors
-from lowwater._core import watching
+from lowwater._core import ages
 from lowwater._core.backoff import CAP
 from lowwater._core.following import Changes, FoldChanges, Folding
+from lowwater._core.routes import Routes
 from lowwater._core.settings import Settings
 from lowwater._core.surroundings import Surroundings
 from lowwater._core.watching import BEAT, LATE, SLEW, Subscription, WatchState
@@ -29,9 +31,12 @@ class World:
         self.wall = WALL
         self.first_release = first_release
         self.hangs_since: float | None = None
-        self.state = WatchState(Settings("there:1"), Surroundings(lambda: self.now, lambda: 1.0, bytes))
+        settings = Settings("there:1")
+        routes = Routes(settings.addresses, nullcontext())
+        self.state = WatchState(settings, Surroundings(lambda: self.now, lambda: 1.0, bytes), routes)
         self.subscription = self.state.subscribe(names)
-        self.state.open()
+        self.stream = self.state.stream()
+        self.stream.open("there:1")
 
     def sent(self, low: int | None = None, *, name: str = "c", incarnation: int = 1) -> watermarks_pb2.WatchResponse:
         """A message that the authority sends now."""
@@ -47,7 +52,11 @@ class World:
 
     def hears(self, low: int | None = None) -> None:
         """A message arrives at once."""
-        self.state.take(self.sent(low))
+        self.stream.take(self.sent(low))
+
+    @property
+    def holding(self) -> bool:
+        return self.state.holding([])
 
     @property
     def stale_for(self) -> float:
@@ -83,7 +92,7 @@ def test_rule11_messages_from_a_buffer_are_as_old_as_they_are() -> None:
     world, waiting = stalled(60)
     assert world.stale_for == 60.0
     for age, message in zip(range(59, -1, -1), waiting, strict=True):
-        world.state.take(message)
+        world.stream.take(message)
         assert world.stale_for == pytest.approx(age, abs=60 * SLEW)
 
 
@@ -96,7 +105,7 @@ def test_rule11_beats_of_an_authority_whose_journal_hangs_do_not_make_values_fre
         world.now += BEAT
         world.hears()
         assert world.stale_for == pytest.approx(second)
-        assert not world.state.holding, "nothing newer is about to come"
+        assert not world.holding, "nothing newer is about to come"
     world.hangs_since = None
     world.hears()
     assert world.stale_for == pytest.approx(0.0, abs=30 * SLEW)
@@ -109,8 +118,8 @@ def stale_after_a_new_stream_while_the_journal_hangs(*, first_release: bool) -> 
     world.hangs_since = world.now
     world.now += 60.0
     world.state.subscribe(["d"])
-    world.state.ended(None)
-    world.state.open()
+    world.stream.ended(None)
+    world.stream.open("there:1")
     world.hears(1)
     return world.stale_for
 
@@ -129,7 +138,7 @@ def test_rule11_a_faster_message_tells_that_the_same_moment_was_longer_ago() -> 
     world.hangs_since = world.now
     slow = world.sent(1)
     world.now += LATE
-    world.state.take(slow)
+    world.stream.take(slow)
     assert world.stale_for == 0.0
     world.hears()
     assert world.stale_for == pytest.approx(LATE)
@@ -141,7 +150,7 @@ def test_rule11_values_are_never_younger_than_now() -> None:
     world.now += 10.0
     ahead = world.sent()
     ahead.time_micros += 3_600_000_000
-    world.state.take(ahead)
+    world.stream.take(ahead)
     assert world.stale_for == 0.0
     world.now -= 1.0
     assert world.stale_for == 0.0
@@ -165,11 +174,11 @@ def test_the_authoritys_clock_may_jump_forward() -> None:
     world.wall += 3600.0
     world.hears(2)
     assert world.stale_for == pytest.approx(0.0)
-    assert not world.state.holding
+    assert not world.holding
     world.now += BEAT
     world.hears(3)
     assert world.stale_for == pytest.approx(0.0)
-    assert not world.state.holding
+    assert not world.holding
 
 
 def test_a_clock_that_jumped_back_makes_values_seem_older_until_the_drift_caught_up() -> None:
@@ -179,13 +188,13 @@ def test_a_clock_that_jumped_back_makes_values_seem_older_until_the_drift_caught
     world.wall -= 10.0
     for second in range(1, 10):  # the authority's own time never goes back: it stands
         world.now += BEAT
-        world.state.take(last)
+        world.stream.take(last)
         assert world.stale_for == pytest.approx(second)
     held = []
     for second in range(2, 20_000):
         world.now += BEAT
         world.hears(second)
-        held.append(world.state.holding)
+        held.append(world.holding)
         assert 0.0 <= world.stale_for <= 10.0 + BEAT
     assert world.stale_for == pytest.approx(0.0, abs=BEAT)
     assert sum(held) <= LATE / BEAT, "iterators wait for a beat, not for the clocks"
@@ -199,24 +208,24 @@ def test_clocks_may_drift_apart_for_days(drift: float) -> None:
         world.wall += 10.0 * drift
         world.hears()
         assert world.stale_for < 0.02
-        assert not world.state.holding
+        assert not world.holding
 
 
 def test_each_stream_measures_anew() -> None:
     world = World()
     world.hears(1)
     world.wall -= 500.0  # another authority, on another machine, serves now
-    world.state.ended(None)
-    world.state.open()
+    world.stream.ended(None)
+    world.stream.open("there:1")
     world.hears(2)
     assert world.stale_for == 0.0
-    assert not world.state.holding
+    assert not world.holding
 
 
 def test_values_of_an_ended_stream_age_from_when_they_were_confirmed() -> None:
     world, waiting = stalled(60)
-    world.state.take(waiting[0])
-    world.state.ended(None)
+    world.stream.take(waiting[0])
+    world.stream.ended(None)
     assert world.stale_for == pytest.approx(59.0, abs=SLEW)
 
 
@@ -230,7 +239,7 @@ def shown_after_a_stall() -> list[int]:
     assert shown_by(changes, world) == [0]
     shown = []
     for message in waiting:
-        world.state.take(message)
+        world.stream.take(message)
         shown += shown_by(changes, world)
     return shown
 
@@ -249,7 +258,7 @@ def test_rule7_the_first_value_a_stalled_subscriber_sees_is_the_newest() -> None
 
 @pytest.mark.xfail(strict=True, reason="breaks when late messages wake")
 def test_rule7_breaks_when_late_messages_wake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LATE", float("inf"))
+    monkeypatch.setattr(ages, "LATE", float("inf"))
     assert shown_after_a_stall()[0] >= 58
 
 
@@ -259,7 +268,7 @@ def test_rule7_a_fold_is_not_shown_while_newer_values_are_about_to_come() -> Non
     assert changes.come(world.state, world.subscription)
     shown = []
     for message in waiting:
-        world.state.take(message)
+        world.stream.take(message)
         if changes.come(world.state, world.subscription):
             assert changes.newest is not None
             shown.append(changes.newest.low.micros)
@@ -271,26 +280,26 @@ def test_late_values_are_known_and_shown_when_the_stream_ends() -> None:
     world, waiting = stalled(60)
     changes = Changes([])
     assert shown_by(changes, world) == [0]
-    world.state.take(waiting[10])
+    world.stream.take(waiting[10])
     assert world.state.ratchet.get("c").low.micros == 11, "a read, and a wait, may use it"
     assert shown_by(changes, world) == []
-    world.state.ended(None)
+    world.stream.ended(None)
     assert shown_by(changes, world) == [11]
 
 
 def test_rule7_values_that_were_not_taken_are_replaced_in_their_turn() -> None:
     world = World(())
     for name in ("a", "b", "c"):
-        world.state.take(world.sent(1, name=name))
+        world.stream.take(world.sent(1, name=name))
     changes = Changes([])
     assert changes.come(world.state, world.subscription)
     assert changes.take(world.state).computation == "a"
     for name in ("b", "a", "unseen"):
-        world.state.take(world.sent(2, name=name))
+        world.stream.take(world.sent(2, name=name))
     assert shown_by(changes, world) == [2, 1, 2, 2]
     some = Changes(["b", "unseen"])
     assert shown_by(some, world) == [2, 2]
-    world.state.take(world.sent(3, name="a"))
+    world.stream.take(world.sent(3, name="a"))
     assert shown_by(some, world) == []
 
 
@@ -308,34 +317,34 @@ def test_a_subscription_uses_nothing_that_was_heard_while_nobody_followed_it() -
     world.hears(5)
     assert confirmed(first) == [True]
     assert state.subscribe(["c"]).confirmed, "the stream has fresh news"
-    state.ended(None)
+    world.stream.ended(None)
     later = state.subscribe(["c"])
-    state.open()
+    world.stream.open("there:1")
     other, every = state.subscribe(["d"]), state.subscribe([])
     assert confirmed(later, other, every) == [False] * 3
-    state.take(world.sent(5, incarnation=2))
+    world.stream.take(world.sent(5, incarnation=2))
     assert confirmed(later, other, every) == [True, False, False]
     assert state.ratchet.get("c").incarnation == 2
     state.unsubscribe(other)
     state.unsubscribe(every)
-    assert state.renewing
-    assert state.ended(None) == 0.0
-    assert list(state.open().computations) == ["c"]
+    assert world.stream.renewing
+    assert world.stream.ended(None) == 0.0
+    assert list(world.stream.open("there:1").computations) == ["c"]
 
 
 def test_a_stream_follows_what_is_wanted_in_order_or_everything() -> None:
     world = World(("b", "a", "c"))
-    assert list(world.state.open().computations) == ["a", "b", "c"]
+    assert list(world.stream.open("there:1").computations) == ["a", "b", "c"]
     every = world.state.subscribe([])
-    assert world.state.renewing
-    world.state.ended(None)
-    assert list(world.state.open().computations) == []
+    assert world.stream.renewing
+    world.stream.ended(None)
+    assert list(world.stream.open("there:1").computations) == []
     world.hears(1)
     assert every.confirmed
     assert world.state.subscribe(["anything"]).confirmed, "everything is followed"
     world.state.unsubscribe(every)
     world.state.unsubscribe(world.subscription)
-    assert world.state.wanted
+    assert world.stream.wanted
 
 
 # -- the end of a stream ------------------------------------------------------------------------------------------
@@ -362,22 +371,22 @@ def test_streams_that_fail_back_off_until_one_lasted() -> None:
     delays = []
     for _ in range(8):
         world.hears()
-        delays.append(world.state.ended(Failed(grpc.StatusCode.UNAVAILABLE)))
-        world.state.open()
+        delays.append(world.stream.ended(Failed(grpc.StatusCode.UNAVAILABLE)))
+        world.stream.open("there:1")
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0], "each of them brought something"
     world.now += 2 * CAP
-    assert world.state.ended(Failed(grpc.StatusCode.UNAVAILABLE)) == 5.0, "it brought nothing"
-    world.state.open()
+    assert world.stream.ended(Failed(grpc.StatusCode.UNAVAILABLE)) == 5.0, "it brought nothing"
+    world.stream.open("there:1")
     world.hears()
     world.now += 2 * CAP
-    assert world.state.ended(None) == 0.1
+    assert world.stream.ended(None) == 0.1
 
 
 def test_an_authority_that_goes_away_says_for_how_long() -> None:
     world = World()
     leaving = watermarks_pb2.WatchResponse(server_token="t", go_away=types_pb2.GoAway(retry_after_millis=700))
-    assert world.state.take(leaving)
-    assert world.state.ended(None) == pytest.approx(0.8)
+    assert world.stream.take(leaving)
+    assert world.stream.ended(None) == pytest.approx(1.4), "between once and twice as long"
 
 
 @pytest.mark.parametrize(
@@ -393,7 +402,7 @@ def test_an_authority_that_goes_away_says_for_how_long() -> None:
 def test_watching_goes_on_after_any_failure(failure: Exception, level: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "lowwater")
     world = World()
-    assert world.state.ended(failure) == 0.1
+    assert world.stream.ended(failure) == 0.1
     assert world.state.failure is None
     assert [record.levelno for record in caplog.records] == [level]
 
@@ -402,8 +411,8 @@ def test_another_deployment_ends_the_watching(caplog: pytest.LogCaptureFixture) 
     world = World()
     world.hears(1)
     with pytest.raises(errors.ServerTokenMismatch) as caught:
-        world.state.take(watermarks_pb2.WatchResponse(server_token="other"))
-    world.state.ended(caught.value)
+        world.stream.take(watermarks_pb2.WatchResponse(server_token="other"))
+    world.stream.ended(caught.value)
     with pytest.raises(errors.ServerTokenMismatch):
         world.state.check()
     assert "stopped watching" in caplog.text

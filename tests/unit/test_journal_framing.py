@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lowwater_authority.journal import Entry, JournalCorrupt, JournalPosition, JournalVersion
+from lowwater_authority.journal import GRAPH, Entry, JournalCorrupt, JournalPosition, JournalVersion
 from lowwater_authority.journal.framing import FORMAT, Kind, Writer, checksum, decode, decode_records, encode
 from lowwater_authority.journal.sequence import runs_of
 
@@ -83,8 +83,8 @@ def test_a_newer_format_asks_for_an_upgrade() -> None:
     assert (refused.value.found, refused.value.supported) == (FORMAT + 1, FORMAT)
 
 
-def rows(count: int, *, epochs: list[int] | None = None) -> list[tuple[int, bytes]]:
-    return [(n, encode("a", n, b"x", writer=Writer(epochs[n - 1] if epochs else 1, 0))) for n in range(1, count + 1)]
+def rows(count: int, *, epochs: list[int] | None = None, log: str = "a") -> list[tuple[int, bytes]]:
+    return [(n, encode(log, n, b"x", writer=Writer(epochs[n - 1] if epochs else 1, 0))) for n in range(1, count + 1)]
 
 
 def test_records_are_exactly_those_between_the_ends() -> None:
@@ -116,15 +116,45 @@ def test_other_records_are_refused_with_their_place(found: list[tuple[int, bytes
     assert (refused.value.log, refused.value.position) == ("a", position)
 
 
+def test_the_graph_has_many_writers() -> None:
+    """Those of a journal of release 0.2.0 had epochs there too."""
+    found = rows(5, epochs=[1, 2, 0, 3, 0], log=GRAPH)
+    tail = checksum(found[-1][1])
+    records = decode_records(GRAPH, found, after=0, last=5, tail=tail, epoch=0)
+    assert [position for position, _ in records] == [1, 2, 3, 4, 5]
+    with pytest.raises(JournalCorrupt):
+        decode_records("a", rows(5, epochs=[1, 2, 0, 3, 0]), after=0, last=5, tail=tail, epoch=3)
+
+
 def test_a_run_tells_what_its_log_lacks() -> None:
-    (run,) = runs_of([Entry("a", 4, b"four", strong=True), Entry("a", 5, b"five", strong=True)], ME)
+    (run,) = runs_of([Entry("a", 4, b"four", strong=True), Entry("a", 5, b"five", strong=True)], lambda _: ME)
     assert run.is_new(3)
     assert not run.is_new(5)
     for last in (0, 2, 4, 6):
         with pytest.raises(JournalPosition):
             run.is_new(last)
     four, five = run.frames
-    assert run.is_tail({4: four, 5: five}, tail=checksum(five))
-    assert run.is_tail({}, tail=checksum(five))
-    assert not run.is_tail({4: five, 5: five}, tail=checksum(five))
-    assert not run.is_tail({4: four}, tail=checksum(four))
+    assert run.is_written({4: four, 5: five}, last=5, tail=checksum(five))
+    assert run.is_written({}, last=5, tail=checksum(five))
+    assert not run.is_written({4: five, 5: five}, last=5, tail=checksum(five))
+    assert not run.is_written({4: four}, last=5, tail=checksum(four))
+
+
+def test_in_the_graph_others_may_stand_behind_a_written_run() -> None:
+    (run,) = runs_of([Entry(GRAPH, 4, b"four", strong=True), Entry(GRAPH, 5, b"five", strong=True)], lambda _: ME)
+    assert run.is_new(3)
+    assert not run.is_new(5)
+    assert not run.is_new(9)
+    for last in (0, 2, 4):
+        with pytest.raises(JournalPosition):
+            run.is_new(last)
+    four, five = run.frames
+    assert run.is_written({4: four, 5: five, 6: b"theirs"}, last=6, tail=7)
+    assert not run.is_written({4: four, 5: b"theirs", 6: b"theirs"}, last=6, tail=7)
+    assert not run.is_written({5: five, 6: b"theirs"}, last=6, tail=7), "a snapshot has taken the proof away"
+
+
+def test_each_log_has_the_frames_of_its_writer() -> None:
+    writers = {"a": Writer(3, 1), GRAPH: Writer(0, 2)}
+    for run in runs_of([Entry(log, 1, b"", strong=True) for log in writers], writers.__getitem__):
+        assert decode(run.log, 1, run.frames[0]).writer == writers[run.log]

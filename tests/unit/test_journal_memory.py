@@ -8,16 +8,20 @@ import random
 import pytest
 
 from lowwater_authority.journal import (
+    GRAPH,
     Entry,
     JournalClosed,
     JournalFailed,
     JournalFenced,
+    JournalPosition,
     JournalUnknown,
     LoadedLog,
     MemoryDisk,
     MemoryJournal,
+    Ownership,
 )
 from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
+from lowwater_authority.journal.memory import LAG, StoredLog
 
 
 def one(position: int, log: str = "a") -> list[Entry]:
@@ -25,14 +29,20 @@ def one(position: int, log: str = "a") -> list[Entry]:
 
 
 async def opened(disk: MemoryDisk, faults: FaultPlan | None = None) -> MemoryJournal:
-    journal = MemoryJournal(disk, faults=faults)
+    """The owner of "a" and "b"; the faults begin behind that."""
+    journal = MemoryJournal(disk)
     await journal.open()
+    for log in "ab":
+        await journal.take(log)
+    journal._faults = faults or FaultPlan()
     return journal
 
 
 async def positions(disk: MemoryDisk, log: str = "a") -> list[int]:
     """What the next process finds."""
-    return [position for position, _ in (await (await opened(disk)).load(log)).records]
+    journal = MemoryJournal(disk)
+    await journal.open()
+    return [position for position, _ in (await journal.load(log)).records]
 
 
 @pytest.mark.asyncio
@@ -233,7 +243,187 @@ async def test_the_same_random_numbers_give_the_same_journal() -> None:
         source = random.Random(7)
         journal = MemoryJournal(MemoryDisk(), randbits=source.getrandbits, clock=iter([1.0, 3.5]).__next__)
         await journal.open()
+        owner = await journal.take("a")
         await journal.append(one(1))
-        seen.append((journal.server_token, journal.nonce, journal.statistics()))
+        seen.append((journal.server_token, owner, journal.statistics()))
     assert seen[0] == seen[1]
     assert seen[0][2].last_append_seconds == 2.5
+
+
+# --- taking and restoring -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_a_failed_take_takes_nothing() -> None:
+    disk, faults = MemoryDisk(), FaultPlan().then(Outcome.FAILED)
+    journal = await opened(disk, faults)
+    before = await journal.owners(["a"])
+    with pytest.raises(JournalFailed):
+        await journal.take("a")
+    assert await journal.owners(["a"]) == before
+    await journal.append(one(1))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("outcome", "epoch"), [(Outcome.LOST, 2), (Outcome.WRITTEN, 4)])
+async def test_an_unknown_take_is_called_again(outcome: Outcome, epoch: int) -> None:
+    disk, faults = MemoryDisk(), FaultPlan().then(outcome, outcome)
+    journal = await opened(disk, faults)
+    for _ in range(2):
+        with pytest.raises(JournalUnknown):
+            await journal.take("a")
+    if outcome is Outcome.WRITTEN:
+        with pytest.raises(JournalFenced, match=r"epoch 1, now 3"):
+            await journal.append(one(1))
+    assert (await journal.take("a")).epoch == epoch
+    await journal.append(one(1))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("log", ["a", GRAPH])
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.LOST, Outcome.WRITTEN])
+async def test_a_restore_is_repeated_as_it_was(outcome: Outcome, log: str) -> None:
+    disk, faults = MemoryDisk(), FaultPlan().then(outcome, outcome)
+    journal = await opened(disk, faults)
+    for _ in range(2):
+        with pytest.raises(JournalFailed if outcome is Outcome.FAILED else JournalUnknown):
+            await journal.restore(log, 5, b"five", view=1)
+    if outcome is Outcome.WRITTEN:
+        with pytest.raises(JournalPosition):
+            await journal.restore(log, 5, b"another", view=1)
+    healed = await journal.restore(log, 5, b"five", view=1)
+    assert healed == (Ownership() if log == GRAPH else Ownership(2, healed.nonce, "", 1))
+    assert await journal.load(log) == LoadedLog(5, b"five", [])
+    await journal.append(one(6, log))
+    assert journal.statistics().snapshots == 1
+
+
+@pytest.mark.asyncio
+async def test_a_take_that_is_only_cached_is_gone_after_a_crash() -> None:
+    disk, faults = MemoryDisk(), Gate()
+    journal = await opened(disk, faults)
+    faults.then(Outcome.CACHED)
+    faults.gates["before"].set()
+    taking = asyncio.create_task(journal.take("a"))
+    assert [await faults.arrived.get() for _ in range(2)] == ["before", "after"]
+    assert disk.owners["a"].epoch == 2
+    disk.crash()
+    faults.gates["after"].set()
+    with pytest.raises(JournalUnknown):
+        await taking
+    assert disk.owners["a"].epoch == 1
+
+
+class OutOfReach(FaultPlan):
+    """Nothing can be read."""
+
+    async def read(self, name: str) -> None:
+        raise JournalFailed(f"{name}: no answer")
+
+
+@pytest.mark.asyncio
+async def test_a_read_may_fail() -> None:
+    journal = await opened(MemoryDisk(), OutOfReach())
+    for name, call in (
+        ("confirm", journal.confirm(["a"])),
+        ("owners", journal.owners(["a"])),
+        ("logs", journal.logs()),
+        ("load", journal.load("a")),
+    ):
+        with pytest.raises(JournalFailed, match=f"{name}: no answer"):
+            await call
+    await journal.append(one(1))
+
+
+# --- losing what was acknowledged ---------------------------------------------------------------------------------
+
+
+def state(disk: MemoryDisk) -> tuple[dict[str, StoredLog], dict[str, Ownership]]:
+    """All that a disk holds."""
+    copy = disk.backup()
+    return copy.logs, copy.owners
+
+
+async def write_something(journal: MemoryJournal, source: random.Random) -> None:
+    """One write of any kind that changes the disk."""
+    log = source.choice(["a", "b", GRAPH])
+    last = (await journal.load(log)).last
+    kind = source.choice(["append", "append", "append", "snapshot", "take", "restore"])
+    if kind == "take" and log != GRAPH:
+        await journal.take(log)
+    elif kind == "restore":
+        await journal.restore(log, last + 2, source.randbytes(3))
+    elif kind == "snapshot" and (await journal.load(log)).records:
+        await journal.snapshot(log, last, source.randbytes(3))
+    else:
+        other = (await journal.load("b")).last
+        await journal.append(one(last + 1, log) + (one(other + 1, "b") if log != "b" else []))
+
+
+@pytest.mark.asyncio
+async def test_any_number_of_writes_of_any_kind_is_undone() -> None:
+    for seed in range(30):
+        source = random.Random(seed)
+        disk = MemoryDisk()
+        journal = await opened(disk)
+        states = [state(disk)]
+        for _ in range(40):
+            if source.random() < 0.1 and len(states) > 1:
+                count = source.randrange(1, len(states))
+                disk.lose(count)
+                del states[-count:]
+                assert state(disk) == states[-1]
+                journal = await opened(disk)
+                states = [state(disk)]
+            await write_something(journal, source)
+            states.append(state(disk))
+
+
+@pytest.mark.asyncio
+async def test_what_is_lost_in_the_cache_is_not_lost_again_by_a_crash() -> None:
+    disk = MemoryDisk()
+    journal = await opened(disk, CachedEverything())
+    for n in range(1, 5):
+        await journal.append(one(n))
+    disk.sync()
+    for n in range(5, 8):
+        await journal.append(one(n))
+    disk.lose(1)
+    assert (disk.unsynced, await positions(disk)) == (2, [1, 2, 3, 4, 5, 6])
+    disk.crash(1)
+    assert await positions(disk) == [1, 2, 3, 4, 5]
+    disk.lose(2)
+    assert (disk.unsynced, await positions(disk)) == (0, [1, 2, 3])
+
+
+@pytest.mark.asyncio
+async def test_old_writes_are_not_remembered_but_unsynced_ones_are() -> None:
+    disk = MemoryDisk()
+    journal = await opened(disk, CachedEverything())
+    for n in range(1, LAG + 11):
+        await journal.append(one(n))
+    assert disk.unsynced == LAG + 10
+    disk.crash()
+    assert await positions(disk) == []
+    journal = await opened(disk)
+    for n in range(1, LAG + 11):
+        await journal.append(one(n))
+    disk.lose(LAG + 10)
+    assert await positions(disk) == list(range(1, 11))
+
+
+@pytest.mark.asyncio
+async def test_a_backup_is_a_disk_of_its_own_and_may_be_put_back() -> None:
+    disk = MemoryDisk()
+    journal = await opened(disk)
+    await journal.append(one(1))
+    copy = disk.backup()
+    await journal.append(one(2))
+    await journal.snapshot("a", 1, b"one")
+    for _ in range(2):
+        assert await positions(copy) == [1]
+        assert copy.server_token == disk.server_token
+        disk.put_back(copy)
+        disk.lose(9)
+        assert await positions(disk) == [1]
+        await (await opened(disk)).append(one(2))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import shutil
 import sqlite3
@@ -13,10 +14,14 @@ from pathlib import Path
 import pytest
 
 from lowwater_authority.journal import (
+    GRAPH,
     Entry,
     JournalCorrupt,
     JournalFailed,
+    JournalFenced,
     JournalLocked,
+    JournalLost,
+    JournalPosition,
     JournalVersion,
     LoadedLog,
     SqliteJournal,
@@ -32,8 +37,11 @@ def path(tmp_path: Path) -> Path:
 
 
 async def opened(path: Path) -> SqliteJournal:
+    """The owner of "a" and "b"."""
     journal = SqliteJournal(path)
     await journal.open()
+    for log in "ab":
+        await journal.take(log)
     return journal
 
 
@@ -91,7 +99,7 @@ async def test_a_newer_format_asks_for_an_upgrade(path: Path) -> None:
     assert path.read_bytes() == before
     execute(path, "UPDATE meta SET format = ?", FORMAT)
     journal = await opened(path)
-    assert journal.epoch == 2
+    assert (await journal.owners("a"))["a"].epoch == 2
     await journal.close()
 
 
@@ -111,6 +119,9 @@ async def test_an_old_page_that_came_back_is_refused(path: Path) -> None:
     journal = await opened(path)
     await journal.append([entry("a", 1), entry("a", 2)])
     execute(path, "UPDATE logs SET last = 1")
+    with pytest.raises(JournalLost, match="2 records, now 1"):
+        await journal.load("a")
+    journal.release("a")
     with pytest.raises(JournalCorrupt, match="a record behind"):
         await journal.load("a")
     execute(path, "DELETE FROM records WHERE position = 2")
@@ -211,10 +222,10 @@ async def test_parts_of_an_unfinished_snapshot_are_removed(tmp_path: Path) -> No
     assert isinstance(journal, SqliteJournal)
     await journal.append([entry("a", n) for n in range(1, 301)])
     await journal.snapshot("a", 100, b"old")
-    key = await journal._run(journal._database.begin_snapshot, "a", 200)
+    key = await journal._run(journal._database.begin_snapshot, "a", 200, journal._owned.held("a"))
     assert key is not None
     for part in range(150):
-        await journal._run(journal._stage, key, "a", 200, b"new", part, 200)
+        await journal._run(journal._database.stage, "a", key, 200, part, b"new")
     store.crash()
     journal = await store.open()
     assert store.execute("SELECT position, count(*) FROM snapshots") == [(100, 1)]
@@ -231,6 +242,35 @@ async def test_a_snapshot_leaves_nothing_behind(path: Path) -> None:
         await journal.snapshot("a", position, b"s" * (3 * module.PART_BYTES))
     assert execute(path, "SELECT position, count(*) FROM snapshots") == [(299, 3)]
     assert execute(path, "SELECT position FROM records") == [(300,)]
+    await journal.close()
+
+
+@pytest.mark.asyncio
+async def test_a_restore_leaves_nothing_behind(path: Path) -> None:
+    journal = await opened(path)
+    await journal.append([entry("a", n) for n in range(1, 301)])
+    await journal.snapshot("a", 100, b"s" * (3 * module.PART_BYTES))
+    await journal.restore("a", 301, b"s" * (2 * module.PART_BYTES))
+    assert execute(path, "SELECT position, part FROM snapshots") == [(301, 0), (301, 1)]
+    assert execute(path, "SELECT position FROM records") == []
+    await journal.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("log", ["a", GRAPH])
+async def test_a_restore_whose_caller_was_cancelled_is_known_again(path: Path, log: str) -> None:
+    """The thread goes on to the end, and nobody hears of it."""
+    journal = await opened(path)
+    unaware = copy.deepcopy(journal._owned)
+    healed = await journal.restore(log, 5, b"five")
+    journal._owned = unaware
+    if log == "a":
+        with pytest.raises(JournalFenced):
+            await journal.append([entry("a", 6)])
+    assert await journal.restore(log, 5, b"five") == healed
+    await journal.append([entry(log, 6)])
+    with pytest.raises(JournalPosition):
+        await journal.restore(log, 6, b"six")
     await journal.close()
 
 
@@ -265,4 +305,59 @@ async def test_a_large_record_and_snapshot(path: Path) -> None:
     assert (await journal.load("a")).records == [(1, payload)]
     await journal.snapshot("a", 1, payload)
     assert await journal.load("a") == LoadedLog(1, payload, [])
+    await journal.close()
+
+
+@pytest.mark.asyncio
+async def test_epochs_of_the_logs_are_those_of_the_file(path: Path) -> None:
+    """The first take costs no write; a second one of the same log, or one above, begins an epoch of the file."""
+    journal = await opened(path)
+    assert execute(path, "SELECT epoch FROM meta") == [(1,)]
+    assert (await journal.take("a")).epoch == 2
+    assert (await journal.take("b")).epoch == 2
+    assert (await journal.take("c", above=1)).epoch == 2
+    assert (await journal.take("d", above=2)).epoch == 3
+    assert (await journal.take("d", above=7)).epoch == 8
+    assert execute(path, "SELECT epoch FROM meta") == [(8,)]
+    await journal.append([entry(log, 1) for log in ["a", "b", "c", "d", GRAPH]])
+    await journal.close()
+    journal = await opened(path)
+    assert (await journal.take("d")).epoch == 9
+    assert [(await journal.load(log)).last for log in ["a", "b", "c", "d", GRAPH]] == [1, 1, 1, 1, 1]
+    await journal.close()
+
+
+@pytest.mark.asyncio
+async def test_a_process_that_has_lost_its_lock_writes_nothing_not_even_the_graph(tmp_path: Path) -> None:
+    """The file has one owner; in a shared store the graph would belong to both."""
+    store = SqliteStore(tmp_path)
+    old = await store.open()
+    await old.append([entry("a", 1), entry(GRAPH, 1)])
+    store.break_lock()
+    new = await store.connect()
+    for call in (
+        old.append([entry(GRAPH, 2)]),
+        old.append([entry("a", 2)]),
+        old.snapshot(GRAPH, 1, b"old"),
+        old.snapshot("a", 1, b"old"),
+        old.restore(GRAPH, 5, b"old"),
+        old.take("a"),
+        old.take("new"),
+    ):
+        with pytest.raises(JournalFenced, match="epoch 1, now 2"):
+            await call
+    assert [(await new.load(log)).last for log in ("a", GRAPH)] == [1, 1]
+    await store.close()
+
+
+@pytest.mark.asyncio
+async def test_graph_records_of_earlier_epochs_are_read(path: Path) -> None:
+    """Release 0.2.0 wrote them with the epoch of the file."""
+    journal = await opened(path)
+    journal._owned._graph = journal._owned.writer("a")
+    await journal.append([entry(GRAPH, 1), entry("a", 1)])
+    await journal.close()
+    journal = await opened(path)
+    await journal.append([entry(GRAPH, 2), entry("a", 2)])
+    assert [position for position, _ in (await journal.load(GRAPH)).records] == [1, 2]
     await journal.close()

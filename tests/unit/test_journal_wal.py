@@ -39,8 +39,11 @@ async def recorded(tmp_path: Path) -> Recorded:
     path.parent.mkdir()
     journal = SqliteJournal(path)
     await journal.open()
+    counts = dict.fromkeys(["", "log 0", "log 1", "log 2", "big"], 0)
+    for log in counts:
+        await journal.take(log)
     wal = path.with_name("journal.db-wal")
-    begin, ends, counts = wal.stat().st_size, [], dict.fromkeys(["", "log 0", "log 1", "log 2", "big"], 0)
+    begin, ends = wal.stat().st_size, []
     for number in range(1, 13):
         entries = []
         for log in names(number):

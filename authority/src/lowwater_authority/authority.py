@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
-from lowwater._pb.lowwater.v1 import topology_pb2_grpc, watermarks_pb2_grpc, workers_pb2_grpc
+from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, topology_pb2_grpc, watermarks_pb2_grpc, workers_pb2_grpc
+from lowwater_authority.service.cluster import ClusterServicer
 from lowwater_authority.service.context import Services
 from lowwater_authority.service.topology import TopologyServicer
 from lowwater_authority.service.watermarks import WatermarkServicer
@@ -16,18 +18,28 @@ if TYPE_CHECKING:
 
     import grpc
 
+    from lowwater_authority.cluster.cluster import Cluster
     from lowwater_authority.journal import Journal
     from lowwater_authority.observer import Observer
     from lowwater_authority.service.streams import Streams
 
 
 class Authority:
-    """Serves one journal. ``clock`` gives processing time in microseconds since the Unix epoch, UTC."""
+    """One process of a deployment: all of it, or with a ``cluster`` one shard among others.
 
-    def __init__(self, journal: Journal, *, clock: Callable[[], int], observer: Observer) -> None:
-        self.shard = Shard(journal, clock=clock, observer=observer)
-        self._services = Services(self.shard, observer)
+    ``clock`` gives processing time in microseconds since the Unix epoch, UTC.
+    """
+
+    def __init__(
+        self, journal: Journal, *, clock: Callable[[], int], observer: Observer, cluster: Cluster | None = None
+    ) -> None:
+        self.shard = Shard(journal, clock=clock, observer=observer, placement=cluster)
+        self._cluster = cluster
+        self._services = Services(self.shard, observer, cluster)
         self._workers = WorkerServicer(self._services)
+        self._stopping = False
+        if cluster is not None:
+            cluster.on_cut_off = self._cut_off
 
     @property
     def streams(self) -> Streams:
@@ -35,27 +47,62 @@ class Authority:
         return self._workers.streams
 
     async def recover(self) -> None:
-        """Take the journal over and rebuild everything from it. Raises what the journal raises."""
+        """Open the journal and rebuild what is this process's from it. Raises what the journal raises."""
         await self.shard.start()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Let a server, not yet started, take the calls."""
         services = self._services
+        cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(services), server)
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(TopologyServicer(services), server)
         watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(WatermarkServicer(services), server)
         workers_pb2_grpc.add_WorkerServiceServicer_to_server(self._workers, server)
 
     async def run(self) -> None:
-        """Run rounds until :meth:`leave`. Raises JournalFenced and its like: this process must not go on."""
-        await self.shard.run()
+        """Run rounds, and be a member of the cluster, until :meth:`leave`; the server is to be started by then.
+
+        Raises JournalReplaced, Replaced and their like: this process must not go on.
+        """
+        tasks = [asyncio.create_task(self.shard.run())]
+        if self._cluster is not None:
+            tasks.append(asyncio.create_task(self._be_member(self._cluster)))
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _be_member(self, cluster: Cluster) -> None:
+        await cluster.join(self.shard)
+        await cluster.run()
+
+    async def hand_over(self) -> None:
+        """Let other shards take over what this one serves, or give up after some seconds; it still serves meanwhile."""
+        if self._cluster is not None:
+            await self._cluster.leave()
 
     def leave(self) -> None:
         """Say goodbye on every stream, take no more requests, and let :meth:`run` end with those that are queued."""
-        self._services.leaving.set()
-        self.shard.hub.wake()
-        self.streams.wake()
+        self._stopping = True
+        self._end_streams()
         self.shard.stop()
+        if self._cluster is not None:
+            self._cluster.stop()
 
     async def close(self) -> None:
         """Leave a short journal behind; to be called when :meth:`run` has ended by itself."""
+        if self._cluster is not None:
+            await self._cluster.close()
         await self.shard.close()
+
+    def _cut_off(self, cut_off: bool) -> None:
+        if cut_off:
+            self._end_streams()
+        elif not self._stopping:
+            self._services.leaving.clear()
+
+    def _end_streams(self) -> None:
+        self._services.leaving.set()
+        self.shard.hub.wake()
+        self.streams.wake()

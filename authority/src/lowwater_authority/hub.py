@@ -28,29 +28,29 @@ class Subscription:
     def __init__(self, names: frozenset[str]) -> None:
         self.names = names
         """What is followed; empty: everything."""
-        self._pending: dict[str, View] = {}
+        self._pending: dict[str, View | None] = {}
         self._changed = asyncio.Event()
         self._conflated = 0
 
-    def put(self, view: View) -> None:
-        """Replace the value of a computation. O(1)."""
-        self._conflated += view.name in self._pending
-        self._pending[view.name] = view
+    def put(self, name: str, view: View | None) -> None:
+        """Replace the value of a computation; None: another shard serves it. O(1)."""
+        self._conflated += name in self._pending
+        self._pending[name] = view
         self._changed.set()
 
     def wake(self) -> None:
         """Make a waiting :meth:`take` return, even with nothing."""
         self._changed.set()
 
-    async def take(self, timeout: float) -> list[View]:  # noqa: ASYNC109 - a beat is due then, nothing is cancelled
-        """Wait for changes, at most ``timeout`` seconds, and take them all; empty when there were none."""
+    async def take(self, timeout: float) -> dict[str, View | None]:  # noqa: ASYNC109 - a beat is due then, nothing is cancelled
+        """Wait for changes, at most ``timeout`` seconds, and take them all by name; empty when there were none."""
         try:
             async with asyncio.timeout(timeout):
                 await self._changed.wait()
         except TimeoutError:
-            return []
+            return {}
         self._changed.clear()
-        taken, self._pending = list(self._pending.values()), {}
+        taken, self._pending = self._pending, {}
         return taken
 
     def statistics(self) -> SubscriptionStatistics:
@@ -69,11 +69,9 @@ class Hub:
         """Return the number of subscriptions."""
         return len(self._subscriptions)
 
-    def subscribe(self, names: Iterable[str], current: Iterable[View]) -> Subscription:
-        """Start following; the current values come first."""
+    def subscribe(self, names: Iterable[str]) -> Subscription:
+        """Start following; without names, everything."""
         subscription = Subscription(frozenset(names))
-        for view in current:
-            subscription.put(view)
         self._subscriptions[subscription] = None
         return subscription
 
@@ -84,9 +82,16 @@ class Hub:
     def publish(self, views: Iterable[View]) -> None:
         """Give new values to all that follow them. O(values x subscriptions)."""
         for view in views:
-            for subscription in self._subscriptions:
-                if not subscription.names or view.name in subscription.names:
-                    subscription.put(view)
+            self._put(view.name, view)
+
+    def move(self, name: str) -> None:
+        """Tell all that follow a computation that another shard serves it."""
+        self._put(name, None)
+
+    def _put(self, name: str, view: View | None) -> None:
+        for subscription in self._subscriptions:
+            if not subscription.names or name in subscription.names:
+                subscription.put(name, view)
 
     def wake(self) -> None:
         """Make every waiting subscription look around: the server stops."""

@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from lowwater_authority.journal import Entry, JournalError, JournalFailed, JournalUnknown
+from lowwater_authority.journal import (
+    GRAPH,
+    Entry,
+    JournalError,
+    JournalFailed,
+    JournalFenced,
+    JournalLost,
+    JournalPosition,
+    JournalUnknown,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 
-    from lowwater_authority.journal import Journal, LoadedLog
+    from lowwater_authority.journal import Journal, LoadedLog, Ownership
     from lowwater_authority.observer import Observer
 
 SNAPSHOT_BYTES: Final = 4 << 20
@@ -32,12 +42,26 @@ class _Log:
     snapshot_bytes: int = 0
 
 
-class Logs:
-    """Positions of all logs, over one journal."""
+T = TypeVar("T")
 
-    def __init__(self, journal: Journal, observer: Observer) -> None:
+
+class Logs:
+    """Positions of all logs, over one journal.
+
+    ``heal`` puts what the store has lost of a log back, from memory; called when an append finds it, if ``may_heal``.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        observer: Observer,
+        heal: Callable[[str], Awaitable[None]],
+        may_heal: Callable[[], bool],
+    ) -> None:
         self.journal = journal
         self._observer = observer
+        self._heal = heal
+        self._may_heal = may_heal
         self._logs: dict[str, _Log] = {}
         self._snapshots: dict[str, asyncio.Task[None]] = {}
         self.stopping = False
@@ -45,23 +69,31 @@ class Logs:
         self.unconfirmed_since: int | None = None
         """Processing time at which an append began whose outcome is not known yet."""
 
-    async def load(self, name: str) -> LoadedLog:
-        """Read a log and remember where it ends."""
-        loaded = await self.journal.load(name)
+    def position(self, name: str) -> int:
+        """Return how far a log is known to be written."""
+        return self._log(name).position
+
+    def loaded(self, name: str, loaded: LoadedLog) -> None:
+        """A log was read: remember where it ends."""
         behind = sum(len(payload) for _, payload in loaded.records)
         self._logs[name] = _Log(loaded.last, behind, len(loaded.snapshot or b""))
-        return loaded
 
-    async def append(self, records: Sequence[tuple[str, bytes, bool]], now: int) -> None:
-        """Append (log, payload, strong) in one step; returns when durable. Raises JournalFailed, JournalFenced, ..."""
+    def forget(self, name: str) -> None:
+        """A log is another process's."""
+        self._logs.pop(name, None)
+
+    async def append(self, records: Sequence[tuple[str, bytes, bool]], now: int, *, apart: Container[str] = ()) -> None:
+        """Append (log, payload, strong) in one step; returns when durable. Raises JournalFailed, JournalFenced, ...
+
+        ``apart``: logs whose memory does not have the record yet, so that it is still to be written when they were healed.
+        """
         if not records:
             return
-        entries = [Entry(name, self._log(name).position + 1, payload, strong) for name, payload, strong in records]
         self.unconfirmed_since = now
-        with self._observer.append(sum(len(entry.payload) for entry in entries)):
+        with self._observer.append(sum(len(payload) for _, payload, _ in records)):
             try:
-                await self._append(entries)
-            except JournalFailed:
+                entries = await self._append(records, apart)
+            except (JournalFailed, JournalFenced, JournalPosition):
                 self.unconfirmed_since = None
                 raise
         self.unconfirmed_since = None
@@ -70,16 +102,68 @@ class Logs:
             state.position = entry.position
             state.behind += len(entry.payload)
 
-    async def _append(self, entries: Sequence[Entry]) -> None:
+    async def _append(self, records: Sequence[tuple[str, bytes, bool]], apart: Container[str]) -> list[Entry]:
+        while True:
+            entries = [Entry(name, self._log(name).position + 1, payload, strong) for name, payload, strong in records]
+            states = {name: self._log(name) for name, _, _ in records if name != GRAPH}
+            try:
+                await self.until_known(partial(self._write, entries, states))
+            except JournalLost as error:
+                # The memory that a log is healed from has its record of the round already.
+                healed = await self.heal(error)
+                records = [record for record in records if record[0] in apart or record[0] not in healed]
+            else:
+                return entries
+
+    async def _write(self, entries: Sequence[Entry], states: Mapping[str, _Log]) -> None:
+        """One attempt. What was let go meanwhile, and perhaps taken again, must not get what was staged before."""
+        gone = {name: (0, 0) for name, state in states.items() if self._logs.get(name) is not state}
+        if gone:
+            raise JournalFenced(gone)
+        await self.journal.append(entries)
+
+    async def heal(self, error: JournalLost) -> set[str]:
+        """Put back what the store has lost: the graph first, which the lives of all others stand on. Returns the logs.
+
+        Raises JournalFailed while this process has to wait whether another one does it, which may know more.
+        """
+        if not self._may_heal():
+            msg = f"{error}. This process was out of touch with it: another one may own them, and goes first; try again"
+            raise JournalFailed(msg)
+        log.error("%s; putting it back from memory", error)
+        names = set(error.logs)
+        try:
+            await self.journal.confirm(())
+        except JournalLost as also:
+            names.update(also.logs)
+        for name in sorted(names, key=lambda name: (name != GRAPH, name)):
+            await self._heal(name)
+        return names
+
+    async def restore(self, name: str, payload: bytes, *, view: int, address: str) -> Ownership:
+        """Make a snapshot all there is of a log, which the store has lost a part of. Raises JournalFenced, JournalPosition, ..."""
+        await self.settle()
+        state = self._log(name)
+        position = state.position + 1
+        restoring = await self.until_known(
+            lambda: self.journal.restore(name, position, payload, view=view, address=address)
+        )
+        self._logs[name] = _Log(position, 0, len(payload))
+        return restoring
+
+    async def until_known(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a write until its outcome is known. Raises JournalUnknown when the process stops meanwhile.
+
+        Until it is known whether it happened, nothing may be shown and nothing else written.
+        """
         wait = RETRY_SECONDS[0]
         while True:
             try:
-                return await self.journal.append(entries)
+                return await write()
             except JournalUnknown as error:
                 if self.stopping:
                     raise
-                # Until it is known whether the append happened, nothing may be shown and nothing else appended.
-                log.warning("append of unknown outcome, trying again as is in %.2f s: %s", wait, error)
+                log.warning("write of unknown outcome, trying again as is in %.2f s: %s", wait, error)
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, RETRY_SECONDS[1])
 

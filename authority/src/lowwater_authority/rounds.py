@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from lowwater import errors
-from lowwater_authority.journal import JournalFailed
+from lowwater_authority.journal import GRAPH, JournalFailed, JournalFenced, JournalPosition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.core.requests import Fenced
     from lowwater_authority.core.topology import Topology
+    from lowwater_authority.journal import JournalLost
 
 T = TypeVar("T")
 
@@ -32,6 +33,14 @@ STOPPING: Final = "the authority is stopping; connect again"
 log = logging.getLogger(__name__)
 
 
+class GivenUp(Exception):
+    """A round was rolled back for a reason that has nothing to do with the request: stage it again."""
+
+
+class GraphMoved(GivenUp):
+    """Another process has changed the graph meanwhile: read it first."""
+
+
 @dataclass(slots=True)
 class Round:
     """What one round has staged so far. All of it gets the same processing time."""
@@ -39,19 +48,36 @@ class Round:
     now: int
     touched: dict[str, Computation] = field(default_factory=dict)
     topology: Topology | None = None
-    restarts: tuple[str, ...] = ()
+    read: bool = False
+    """Whether the graph was read from the journal, and is not to be written."""
+    lost: JournalLost | None = None
+    """What the store has lost and is to get back first."""
+    above: dict[str, int] = field(default_factory=dict)
+    """Computations that need an ownership number above another."""
     fenced: list[Fenced] = field(default_factory=list)
 
 
 class RoundOwner(Protocol):
     """Owns the state that rounds change."""
 
+    @property
+    def shared(self) -> bool:
+        """Whether other processes write to the journal too, so that being replaced ends a computation here, not the process."""
+        ...
+
     def begin(self) -> Round:
         """Start a round."""
         ...
 
     async def append(self, round_: Round) -> None:
-        """Make the round durable and return when it is. JournalFailed: it surely is not. Else: stop this process."""
+        """Make the round durable and return when it is.
+
+        JournalFailed, JournalFenced, JournalPosition: it surely is not. Whatever else it raises, this process must stop.
+        """
+        ...
+
+    def replaced(self, owners: Mapping[str, tuple[int, int]]) -> None:
+        """Other processes own these computations now, as JournalFenced says: forget them."""
 
     def publish(self, round_: Round, requests: int) -> None:
         """Show what is durable now."""
@@ -142,15 +168,25 @@ class CommitLoop:
                 await self._owner.append(round_)
         except JournalFailed as error:
             refusal = errors.JournalFailed(f"the journal refused the write, nothing was changed: {error}")
+        except JournalFenced as error:
+            if not self._owner.shared:
+                self._fail(staged)
+                raise
+            self._owner.replaced(error.owners)
+            refusal = GivenUp()
+        except JournalPosition as error:
+            if error.log != GRAPH or not self._owner.shared:
+                self._fail(staged)
+                raise
+            refusal = GraphMoved()
         except BaseException:
-            # Replaced by a newer owner, or killed: nothing of this round was shown, and nothing will be.
-            for work, _ in staged:
-                work.fail(errors.ShuttingDown(STOPPING))
+            # Killed, or the journal is another's: nothing of this round was shown, and nothing will be.
+            self._fail(staged)
             raise
         if refusal is not None:
-            await self._owner.roll_back(round_)
             for work, _ in staged:
                 work.fail(refusal)
+            await self._owner.roll_back(round_)
             return
         self._owner.publish(round_, len(staged))
         for work, result in staged:
@@ -158,13 +194,18 @@ class CommitLoop:
         self._answer_reads(round_)
         self._owner.tidy(round_)
 
-    def _stage(self, round_: Round, staged: list[tuple[_Work[Any], Any]]) -> errors.LowwaterError | None:
+    @staticmethod
+    def _fail(staged: list[tuple[_Work[Any], Any]]) -> None:
+        for work, _ in staged:
+            work.fail(errors.ShuttingDown(STOPPING))
+
+    def _stage(self, round_: Round, staged: list[tuple[_Work[Any], Any]]) -> Exception | None:
         """Stage requests in arrival order; an error is why the whole round must be forgotten."""
         while self._writes and not (staged and self._writes[0].alone):
             work = self._writes.popleft()
             try:
                 staged.append((work, work.run(round_)))
-            except errors.LowwaterError as error:
+            except (errors.LowwaterError, GivenUp) as error:
                 work.fail(error)
             except Exception:
                 # Half a change may be staged: nothing of this round may reach the journal.

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
+import os
+import secrets
 import signal
 import sys
 import time
@@ -16,7 +19,11 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
+from lowwater.aio import connect
 from lowwater_authority.authority import Authority
+from lowwater_authority.cluster.cluster import BEATS, DEAD_AFTER, Cluster, Replaced
+from lowwater_authority.cluster.membership import Member
+from lowwater_authority.cluster.peers import Peers
 from lowwater_authority.journal import JournalError, JournalUnknown
 from lowwater_authority.journal.sqlite import SqliteJournal
 from lowwater_authority.web.metrics import Metrics
@@ -41,10 +48,18 @@ OPTIONS: Final[Sequence[tuple[str, Any]]] = (
     ("grpc.so_reuseport", 0),
 )
 
+LEAST_DEAD_AFTER: Final = 0.2
+MOST_DEAD_AFTER: Final = 600.0
+
 GRACE_SECONDS: Final = 5.0
 """How long running calls may take after a stop was asked for."""
 
-SERVICES: Final = ("lowwater.v1.TopologyService", "lowwater.v1.WatermarkService", "lowwater.v1.WorkerService")
+SERVICES: Final = (
+    "lowwater.v1.ClusterService",
+    "lowwater.v1.TopologyService",
+    "lowwater.v1.WatermarkService",
+    "lowwater.v1.WorkerService",
+)
 
 log = logging.getLogger("lowwater_authority")
 
@@ -58,10 +73,36 @@ def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(
         prog="lowwater serve",
         description="Serve low watermarks: take reports over gRPC, journal them, broadcast what is complete.",
-        epilog="example: lowwater serve --data /var/lib/lowwater --listen 0.0.0.0:7420 --metrics 0.0.0.0:7421",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples:\n"
+        "  lowwater serve --data /var/lib/lowwater\n"
+        "  lowwater serve --store redis://redis:6379 --advertise lowwater-0.lowwater:7420      (as often as you like)",
     )
     parse.add_argument(
         "--data", type=Path, default=Path("lowwater-data"), help="folder of the journal (default: %(default)s)"
+    )
+    parse.add_argument(
+        "--store",
+        metavar="URL",
+        default=os.environ.get("LOWWATER_STORE", ""),
+        help="shared journal for any number of shards instead of --data: redis://, rediss://, redis+sentinel://HOST:PORT,.../NAME or "
+        "redis+cluster://HOST:PORT,...; better in the environment's LOWWATER_STORE when it holds a password",
+    )
+    parse.add_argument(
+        "--deployment", metavar="NAME", default="default", help="which deployment of the store (default: %(default)s)"
+    )
+    parse.add_argument(
+        "--advertise",
+        metavar="HOST:PORT",
+        default="",
+        help="where clients and shards reach this one; needed with --store",
+    )
+    parse.add_argument(
+        "--dead-after",
+        metavar="SECONDS",
+        type=_seconds,
+        default=DEAD_AFTER,
+        help="a shard that is silent for so long loses what it serves to the others; the same for all (default: %(default)s)",
     )
     parse.add_argument(
         "--listen", default="0.0.0.0:7420", help="HOST:PORT for gRPC; port 0 picks one (default: %(default)s)"
@@ -72,6 +113,17 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--reflection", action="store_true", help="let tools such as grpcurl list the services")
     parse.add_argument("--verbose", action="store_true", help="log more")
     return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not LEAST_DEAD_AFTER <= value <= MOST_DEAD_AFTER:
+        msg = f"{text!r} is not from {LEAST_DEAD_AFTER:g} to {MOST_DEAD_AFTER:g} seconds"
+        raise argparse.ArgumentTypeError(msg)
+    return value
 
 
 def _address(text: str, flag: str) -> tuple[str, int]:
@@ -109,19 +161,61 @@ def _serve_metrics(metrics: Metrics, address: str) -> str:
         raise CannotServe(msg) from error
 
 
-async def serve(args: argparse.Namespace) -> int:
-    """Start everything, run until SIGTERM or SIGINT, stop in order: clients first, journal last."""
-    host, port = _address(args.listen, "--listen")
-    metrics = Metrics(version("lowwater-authority"))
+def _clock() -> int:
+    return time.time_ns() // 1000
+
+
+def _embedded(args: argparse.Namespace, metrics: Metrics) -> Authority:
+    """The only process of a deployment, over a file."""
     try:
         args.data.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         msg = f"--data {args.data} cannot be made: {error.strerror}. Name a folder on a writable local disk."
         raise CannotServe(msg) from error
-    journal = SqliteJournal(args.data / "journal.sqlite")
-    authority = Authority(journal, clock=lambda: time.time_ns() // 1000, observer=metrics)
-    await authority.recover()
+    return Authority(SqliteJournal(args.data / "journal.sqlite"), clock=_clock, observer=metrics)
+
+
+def _shared(args: argparse.Namespace, bound: int, metrics: Metrics) -> Authority:
+    """One shard of a deployment, over Redis."""
+    if not args.advertise:
+        msg = "--store needs --advertise HOST:PORT, an address of this process that clients and other shards can reach"
+        raise CannotServe(msg)
+    try:
+        from lowwater_authority.cluster.redis import RedisDirectory
+        from lowwater_authority.journal.redis import RedisJournal
+    except ModuleNotFoundError as error:
+        msg = "--store needs the Redis client: pip install 'lowwater-authority[redis]'"
+        raise CannotServe(msg) from error
+    host, port = _address(args.advertise, "--advertise")
+    me = Member(secrets.token_hex(8), f"{host}:{port or bound}")
+    try:
+        journal = RedisJournal(args.store, namespace=args.deployment)
+        directory = RedisDirectory(
+            args.store,
+            namespace=args.deployment,
+            timeout=args.dead_after / BEATS,
+            dead_after=int(args.dead_after * 1e6),
+        )
+    except ValueError as error:
+        msg = f"--store: {error}"
+        raise CannotServe(msg) from error
+    peers = Peers(lambda: connect(me.address, server_token=journal.server_token))
+    cluster = Cluster(directory, me, peers=peers, monotonic=time.monotonic, dead_after=args.dead_after)
+    return Authority(journal, clock=_clock, observer=metrics, cluster=cluster)
+
+
+async def serve(args: argparse.Namespace) -> int:
+    """Start everything, run until SIGTERM or SIGINT, stop in order: clients first, journal last."""
+    host, port = _address(args.listen, "--listen")
+    metrics = Metrics(version("lowwater-authority"))
     server = grpc.aio.server(options=OPTIONS)
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        msg = f"cannot listen on {args.listen}: is another process using it? Choose another with --listen."
+        raise CannotServe(msg) from error
+    authority = _shared(args, bound, metrics) if args.store else _embedded(args, metrics)
+    await authority.recover()
     authority.add_to(server)
     health = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -129,11 +223,6 @@ async def serve(args: argparse.Namespace) -> int:
         from grpc_reflection.v1alpha import reflection
 
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
-    try:
-        bound = server.add_insecure_port(f"{host}:{port}")
-    except RuntimeError as error:
-        msg = f"cannot listen on {args.listen}: is another process using it? Choose another with --listen."
-        raise CannotServe(msg) from error
     metrics.watch(authority.shard, authority.streams)
     place = _serve_metrics(metrics, args.metrics)
     await server.start()
@@ -148,6 +237,8 @@ async def serve(args: argparse.Namespace) -> int:
     asked = asyncio.create_task(stopping.wait())
     await asyncio.wait([rounds, asked], return_when=asyncio.FIRST_COMPLETED)
     failed = rounds.done()
+    if not failed:
+        await authority.hand_over()
     log.info("stopping: telling clients")
     authority.leave()
     await health.enter_graceful_shutdown()
@@ -160,8 +251,8 @@ async def serve(args: argparse.Namespace) -> int:
             "stopped before it was known whether the last write took effect; the next start will find out: %s", error
         )
         return 1
-    except JournalError:
-        log.exception("the journal is not this process's any more, or is damaged")
+    except (JournalError, Replaced) as error:
+        log.error("%s", error)
         return 1
     await authority.close()
     return int(failed)

@@ -12,7 +12,8 @@ Who must react:
   :class:`IdentityMismatch`, :class:`Rewound`, :class:`InputVersion`, :class:`IncarnationChanged`;
 * an operator must look: :class:`ServerTokenMismatch`, :class:`StaleEpoch`, :class:`OwnedRanges`, :class:`WouldRegress`,
   :class:`JournalFailed`;
-* later is better: :class:`Unavailable`, :class:`Timeout`, :class:`Overloaded`, :class:`ShuttingDown`, :class:`OldStream`.
+* later is better: :class:`Unavailable`, :class:`Timeout`, :class:`Overloaded`, :class:`ShuttingDown`, :class:`OldStream`;
+* nobody, the client does: :class:`Moved`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ __all__ = [
     "InvalidArgument",
     "JournalFailed",
     "LowwaterError",
+    "Moved",
     "NotPrepared",
     "OldStream",
     "OlderClaim",
@@ -61,6 +63,9 @@ class LowwaterError(Exception):
 
     reason: str = "UNKNOWN"
 
+    retry_after: float = 0.0
+    """Seconds that the authority asked to wait before a repetition; 0 when it did not say."""
+
     def __init__(self, message: str, *, reason: str | None = None, metadata: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.message = message
@@ -75,11 +80,15 @@ class LowwaterError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Errors cross process borders whole; Exception alone would drop the keywords."""
-        return (_rebuild, (type(self), self.message, self.reason, self.metadata))
+        return (_rebuild, (type(self), self.message, self.reason, self.metadata, self.retry_after))
 
 
-def _rebuild(cls: type[LowwaterError], message: str, reason: str, metadata: dict[str, str]) -> LowwaterError:
-    return cls(message, reason=reason, metadata=metadata)
+def _rebuild(
+    cls: type[LowwaterError], message: str, reason: str, metadata: dict[str, str], retry_after: float
+) -> LowwaterError:
+    error = cls(message, reason=reason, metadata=metadata)
+    error.retry_after = retry_after
+    return error
 
 
 class InvalidArgument(LowwaterError, ValueError):
@@ -138,6 +147,13 @@ class StaleEpoch(LowwaterError):
     """A server answered with an ownership number lower than one already seen: it has been replaced."""
 
 
+class Moved(LowwaterError):
+    """Another shard serves the computation; the client goes there by itself. Nothing was changed.
+
+    ``metadata`` has ``computation``, ``address`` (empty while nobody serves it) and ``epoch``.
+    """
+
+
 class OldStream(LowwaterError):
     """The process opened a newer report stream in the meantime. The reporter reconnects by itself."""
 
@@ -167,7 +183,7 @@ class ShuttingDown(LowwaterError):
 
 
 class Unavailable(LowwaterError):
-    """No server answered under the address within the deadline."""
+    """No server answered under the address within the deadline, or none that serves the computation."""
 
 
 class Timeout(LowwaterError, TimeoutError):

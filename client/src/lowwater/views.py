@@ -22,6 +22,8 @@ __all__ = [
     "RangeView",
     "Ranges",
     "Refusal",
+    "ShardView",
+    "Shards",
     "TaskAttempt",
     "Topology",
     "WatermarkView",
@@ -257,6 +259,41 @@ class Topology:
 
     version: int
     computations: Mapping[str, Computation]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardView:
+    """One process of the authority, and what it serves."""
+
+    address: str
+    """``host:port``, as it was told to advertise itself."""
+    id: str
+    """Random, made when the process started."""
+    draining: bool
+    """Whether it hands over what it serves and takes nothing more."""
+    silent_for: float
+    """Seconds since it was heard of, by the store's clock."""
+    computations: tuple[str, ...]
+    """What it serves, as the store has it, sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The living shards of a deployment, by address."""
+
+    version: int
+    """Grows whenever a shard comes, goes or drains, or a pin changes."""
+    shards: tuple[ShardView, ...]
+    pins: Mapping[str, str]
+    """The address that an operator has given a computation to, by computation."""
+    unserved: tuple[str, ...]
+    """Registered computations that no living shard serves just now."""
+
+    def __iter__(self) -> Iterator[ShardView]:
+        return iter(self.shards)
+
+    def __len__(self) -> int:
+        return len(self.shards)
 
 
 @dataclass(frozen=True, slots=True)

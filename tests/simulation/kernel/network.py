@@ -103,6 +103,11 @@ class Network:
             self._cuts.remove((process.name, address))
             self.changed()
 
+    def banish(self, process: Process) -> None:
+        """Take a living process its addresses and connections away: whoever asks there now reaches who listens next."""
+        self.sim.trace("banish", process=str(process))
+        self.died(process)
+
     def _is_cut(self, client: Process, server: SimServer) -> bool:
         cuts = self._cuts
         return bool(cuts) and (

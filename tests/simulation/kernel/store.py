@@ -6,12 +6,16 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from lowwater_authority.journal import JournalFailed, JournalUnknown
 from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
 
 if TYPE_CHECKING:
     from tests.simulation.kernel.simulation import Simulation
 
 HANG_POLL_SECONDS: Final = 0.05
+
+GIVEN_UP_SECONDS: Final = 2.5
+"""After which a process gives up a store across the network, on the way there and on the way back."""
 
 
 @dataclass
@@ -27,6 +31,8 @@ class StoreWeather:
     p_written: float = 0.0
     hang: bool = False
     """Whether writes wait, before and behind the cache, until this is False again."""
+    away: bool = False
+    """Whether nobody reaches a store across the network."""
 
 
 class SimFaults(FaultPlan):
@@ -37,9 +43,11 @@ class SimFaults(FaultPlan):
     everything before it to the disk.
     """
 
-    def __init__(self, sim: Simulation, name: str, *, weak: bool = False) -> None:
+    def __init__(
+        self, sim: Simulation, name: str, *, weak: bool = False, weather: StoreWeather | None = None
+    ) -> None:
         super().__init__()
-        self.weather = StoreWeather()
+        self.weather = weather or StoreWeather()
         self._sim = sim
         self._name = name
         self._weak = weak
@@ -91,3 +99,70 @@ class SimFaults(FaultPlan):
             self._sim.reach("store: hang")
             while self.weather.hang:  # noqa: ASYNC110 - a plain switch, and virtual time costs nothing
                 await asyncio.sleep(HANG_POLL_SECONDS)
+
+
+class RemoteStore:
+    """A store across the network, which many processes use. Its weather is the same for all."""
+
+    def __init__(self) -> None:
+        self.weather = StoreWeather()
+        self.fail_overs = 0
+        """How often a replica took over: who waited for the old one never learns what became of a write."""
+        self.cut: set[str] = set()
+        """The names of those who alone do not reach it."""
+
+
+class RemoteFaults(SimFaults):
+    """The store as one process meets it: reads take their time too, and a process may be cut off from it.
+
+    A call that cannot be sent surely did nothing. One that was sent when the link broke, the store failed over, or patience ended
+    has an unknown outcome.
+    """
+
+    def __init__(
+        self, sim: Simulation, name: str, store: RemoteStore, *, weak: bool = False, patience: float = GIVEN_UP_SECONDS
+    ) -> None:
+        super().__init__(sim, name, weak=weak, weather=store.weather)
+        self._store = store
+        self._patience = patience
+        self._sent: dict[int, int] = {}
+
+    async def before(self, operation: Operation) -> Outcome:
+        """See FaultPlan."""
+        if self._unreachable:
+            return Outcome.FAILED
+        try:
+            async with asyncio.timeout(self._patience):
+                outcome = await super().before(operation)
+        except TimeoutError:
+            return Outcome.LOST
+        self._sent[id(operation)] = self._store.fail_overs
+        return Outcome.LOST if self._unreachable else outcome
+
+    async def after(self, operation: Operation) -> None:
+        """See FaultPlan."""
+        fail_overs = self._sent.pop(id(operation), -1)
+        try:
+            async with asyncio.timeout(self._patience):
+                await super().after(operation)
+        except TimeoutError:
+            fail_overs = -1
+        if self._unreachable or fail_overs != self._store.fail_overs:
+            raise JournalUnknown("the store did not answer: what became of this write is not known")
+
+    async def read(self, name: str) -> None:
+        """See FaultPlan."""
+        if not self._unreachable:
+            try:
+                async with asyncio.timeout(self._patience):
+                    await self._wait()
+            except TimeoutError:
+                raise JournalFailed("the store does not answer; nothing was read") from None
+        if self._unreachable or self._random.random() < self.weather.p_failed:
+            self._sim.reach("store: a read failed")
+            raise JournalFailed("the store cannot be read")
+        self._sim.trace("read", store=self._name, what=name)
+
+    @property
+    def _unreachable(self) -> bool:
+        return self._name in self._store.cut or self.weather.away

@@ -104,6 +104,21 @@ class Topology:
         fresh = {n: replace(self.computations[n], incarnation=self.computations[n].incarnation + 1) for n in names}
         return Topology(self.version + 1, {**self.computations, **fresh}), names
 
+    def merged(self, other: Topology) -> Topology:
+        """Return the graph with all that either knows, of each computation the newer; for a store that has lost changes.
+
+        The version is above both when they differ. Each was free of cycles; should the two together form one, it holds all in
+        it until an operator changes their inputs.
+        """
+        newest = dict(self.computations)
+        for name, spec in other.computations.items():
+            known = newest.get(name)
+            if known is None or (known.incarnation, known.input_version) < (spec.incarnation, spec.input_version):
+                newest[name] = spec
+        if newest == self.computations and self.version >= other.version:
+            return self
+        return Topology(max(self.version, other.version) + 1, newest)
+
     def downstream(self, name: str) -> list[str]:
         """Return a computation and all that reads it, directly or not, in topological order. O(graph)."""
         self.get(name)

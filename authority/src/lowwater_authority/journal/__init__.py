@@ -7,20 +7,25 @@ from lowwater_authority.journal.errors import (
     JournalFailed,
     JournalFenced,
     JournalLocked,
+    JournalLost,
+    JournalOutvoted,
     JournalPosition,
+    JournalReplaced,
     JournalUnknown,
     JournalVersion,
 )
-from lowwater_authority.journal.interface import Entry, Journal, JournalStatistics, LoadedLog
+from lowwater_authority.journal.interface import GRAPH, Entry, Journal, JournalStatistics, LoadedLog, Ownership
 from lowwater_authority.journal.memory import MemoryDisk, MemoryJournal
 from lowwater_authority.journal.sqlite import SqliteJournal
 
 __all__ = [
+    "GRAPH",
     "Entry",
     "Journal",
     "JournalStatistics",
     "LoadedLog",
     "MemoryDisk",
+    "Ownership",
     "MemoryJournal",
     "SqliteJournal",
     "JournalError",
@@ -29,7 +34,10 @@ __all__ = [
     "JournalFailed",
     "JournalFenced",
     "JournalLocked",
+    "JournalLost",
+    "JournalOutvoted",
     "JournalPosition",
+    "JournalReplaced",
     "JournalUnknown",
     "JournalVersion",
 ]

@@ -1,11 +1,12 @@
 """What a journal refuses, by who must react.
 
-A caller of ``append`` or ``snapshot`` needs to know one thing first: is it written? ``JournalFailed``,
-``JournalPosition`` and ``JournalFenced`` say surely not, ``JournalUnknown`` says perhaps.
+A caller of ``append`` or ``snapshot`` needs to know one thing first: is it written? ``JournalFailed``, ``JournalPosition``,
+``JournalLost`` and ``JournalFenced`` say surely not, ``JournalUnknown`` says perhaps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -28,15 +29,46 @@ class JournalUnknown(JournalError):
 
 
 class JournalFenced(JournalError):
-    """A newer owner has the journal; surely nothing was written. Stop serving: the newer owner's word counts now."""
+    """Other processes have taken logs over; surely nothing was written. Stop serving these: the newer owner's word counts."""
 
-    def __init__(self, *, epoch: int, owner: int) -> None:
-        self.epoch = epoch
-        """The epoch of the refused writer."""
-        self.owner = owner
-        """The epoch that owns the journal."""
+    def __init__(self, owners: Mapping[str, tuple[int, int]]) -> None:
+        self.owners = dict(owners)
+        """By log: the epoch of the refused writer, 0 if it never took the log, and the epoch that owns it."""
+        facts = ", ".join(f"{log!r} (epoch {mine}, now {owner})" for log, (mine, owner) in self.owners.items())
+        super().__init__(f"this process does not own the log of {facts}: ask its owner")
+
+
+class JournalOutvoted(JournalError):
+    """The log was taken under a newer view of the members; nothing was changed. Look at the members again first."""
+
+    def __init__(self, log: str, *, view: int, newest: int) -> None:
+        self.log = log
+        self.view = view
+        self.newest = newest
         super().__init__(
-            f"epoch {epoch} no longer owns the journal, epoch {owner} does: stop this process and use the newer one"
+            f"log {log!r} was taken under version {newest} of the membership, this process knows only {view}"
+        )
+
+
+class JournalLost(JournalError):
+    """The store has lost what it acknowledged; surely nothing was written. Put it back with ``restore``, from memory.
+
+    A fail-over to a replica that lagged, a restart without the newest writes, a restored copy.
+    """
+
+    def __init__(self, logs: Mapping[str, tuple[int, int]]) -> None:
+        self.logs = dict(logs)
+        """By log: where it ended, and where the store ends it now."""
+        facts = ", ".join(f"{log!r} ({had} records, now {has})" for log, (had, has) in self.logs.items())
+        super().__init__(f"the store has lost records or epochs that it acknowledged: {facts}")
+
+
+class JournalReplaced(JournalError):
+    """The store belongs to another deployment now. Nothing of this one may be mixed with it (rule 9): stop this process."""
+
+    def __init__(self, *, expected: str, found: str) -> None:
+        super().__init__(
+            f"the store belongs to the deployment {found} now, this process to {expected}: stop it, or give it another store"
         )
 
 

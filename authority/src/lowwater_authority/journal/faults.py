@@ -28,18 +28,18 @@ class Operation(NamedTuple):
     """One write."""
 
     name: str
-    """``append`` or ``snapshot``."""
+    """``append``, ``snapshot``, ``take`` or ``restore``."""
     places: list[tuple[str, int]]
-    """Log and position of each entry, or of the snapshot."""
+    """Log and position of each entry, or of the snapshot; 0 for a log that is taken."""
     strong: bool
-    """Whether any entry is strong; always so for a snapshot."""
+    """Whether any entry is strong; always so for the other kinds."""
 
 
 class FaultPlan:
     """Decides how each write ends. This one lets all succeed, but for what ``then`` has lined up.
 
-    A subclass may decide by itself, and may wait in ``before`` or ``after`` for whatever it likes: the write is slow
-    then. Neither hook is called for ``append(())``.
+    A subclass may decide by itself, and may wait in any hook for whatever it likes: the store is slow then. None is
+    called for ``append(())``.
     """
 
     def __init__(self) -> None:
@@ -57,3 +57,6 @@ class FaultPlan:
 
     async def after(self, operation: Operation) -> None:
         """Called when the write took effect but its caller does not know yet. Cancelled or crashed here: written."""
+
+    async def read(self, name: str) -> None:
+        """Called before ``confirm``, ``owners``, ``logs`` or ``load``; may raise JournalFailed: the store is out of reach."""

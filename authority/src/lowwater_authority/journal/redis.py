@@ -7,10 +7,8 @@ only. A round of the commit loop appends the records of several computations, an
 publishes them together; it would have to learn of rounds that are written in part. A journal is a few megabytes and
 some thousand writes a second: one slot serves it. Several deployments take several namespaces.
 
-What decides is kept apart all the same: ``Keys`` alone knows which keys a log has, the scripts take the owner's key,
-epoch and nonce as a list, and the logs behind it. When computations get owners of their own, ``Keys.owner`` takes the
-name of the log, and the list grows longer.
-
+Each log has its own owner all the same: its epoch and nonce are beside its end, and a script compares those of every log
+that it is given. An own epoch for each costs nothing then, and shards take logs from each other one by one.
 """
 
 from __future__ import annotations
@@ -19,23 +17,25 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
+from zlib import crc32
 
 from lowwater_authority.journal.errors import (
     JournalClosed,
     JournalCorrupt,
+    JournalError,
     JournalFailed,
-    JournalFenced,
-    JournalPosition,
     JournalUnknown,
 )
-from lowwater_authority.journal.framing import Kind, Writer, decode, decode_records, encode
-from lowwater_authority.journal.interface import Entry, Journal, JournalStatistics, LoadedLog
+from lowwater_authority.journal.framing import Kind, decode, decode_records, encode
+from lowwater_authority.journal.interface import GRAPH, Entry, Journal, JournalStatistics, LoadedLog, Ownership
 from lowwater_authority.journal.meter import Meter
-from lowwater_authority.journal.redis_database import Keys, Look, RedisDatabase
+from lowwater_authority.journal.owned import Held, Owned, refuse_lost
+from lowwater_authority.journal.redis_database import Keys, Look, RedisDatabase, Snapshot
+from lowwater_authority.journal.redis_exchange import RedisExchange
 from lowwater_authority.journal.redis_link import Address, RedisLink
 from lowwater_authority.journal.sequence import runs_of
 
@@ -53,21 +53,24 @@ _logger = logging.getLogger(__name__)
 
 
 class RedisJournal(Journal):
-    """The contract of Journal over Redis; opening a second one over the same namespace fences the first.
+    """The contract of Journal over Redis, for any number of processes.
 
     **Weaker than the contract where Redis is.** An entry that is not strong is acknowledged as soon as Redis has it; it
     survives what the settings of the server let survive. A strong one waits for the best that is offered: nothing more
     with ``appendfsync always``; else ``WAITAOF 1 0`` when there is a file and Redis is 7.2 or newer; and ``WAIT`` for all
     connected replicas. When fewer confirm in time the outcome is unknown, and the call is repeated as is; so are
-    snapshots and the epoch. What remains to be lost ``describe_durability`` says in one line, which ``open`` logs.
+    snapshots, ``take`` and ``restore``. What remains to be lost ``describe_durability`` says in one line, which ``open`` logs.
 
     ``url`` is ``redis://``, ``rediss://`` (TLS), ``redis+sentinel://host:port,host:port/NAME`` or
     ``redis+cluster://host:port,host:port``, each with ``USER:PASSWORD@`` in front of the host if needed; it is never shown.
     ``namespace`` tells deployments apart. ``timeout``, in seconds, bounds each exchange with the server: after it an
-    append is of unknown outcome. ``randbits`` makes the server token and the nonce; ``clock`` gives seconds.
+    append is of unknown outcome. ``server_token`` is what the store must belong to, and what a new one is made with; if it is
+    empty, any deployment will do. ``randbits`` makes the server token and the nonces; ``clock`` gives seconds.
 
     Raises ValueError for a URL or namespace that cannot be used.
     """
+
+    shared = True
 
     def __init__(
         self,
@@ -75,18 +78,19 @@ class RedisJournal(Journal):
         *,
         namespace: str = "default",
         timeout: float = 5.0,
+        server_token: str = "",
         randbits: Callable[[int], int] = secrets.randbits,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if not namespace or set(namespace) & set("{}"):
-            raise ValueError(f"a namespace is not empty and has no braces, unlike {namespace!r}")
         self._address = Address(url)
-        self._keys = Keys(f"{{lowwater:{namespace}}}")
+        self._keys = Keys.of(namespace)
         self._timeout = timeout
+        self._wanted_token = server_token
         self._randbits = randbits
         self._clock = clock
         self._meter = Meter(clock)
-        self._me = Writer(epoch=0, nonce=0)
+        self._nonce = randbits(32)
+        self._owned = Owned(self._nonce)
         self._database: RedisDatabase | None = None
         self._turn = asyncio.Lock()
         self._snapshotting = asyncio.Lock()
@@ -96,15 +100,18 @@ class RedisJournal(Journal):
         """What an attempt that was cancelled, or of unknown outcome, may have written: (method, log)."""
 
     async def open(self) -> None:
-        """See Journal. Raises JournalFailed for a server that may evict the journal, is a replica, or older than 7.0."""
-        link = RedisLink(self._address, self._keys.owner, self._timeout)
-        self._database = database = RedisDatabase(link, self._keys, timeout=self._timeout, clock=self._clock)
+        """See Journal. Raises JournalFailed for a server that may evict the journal, is a replica, or older than 7.0.
+
+        Raises JournalReplaced when the store belongs to another deployment than ``server_token``.
+        """
+        link = RedisLink(self._address, self._keys.deployment, self._timeout)
+        exchange = RedisExchange(link, timeout=self._timeout, clock=self._clock)
+        self._database = database = RedisDatabase(exchange, self._keys)
         try:
-            self.server_token, self._me = await self._in_order(lambda database: database.open(self._randbits))
+            self.server_token = await self._in_order(lambda db: db.open(self._wanted_token, self._randbits))
         except BaseException:
             await self.close()
             raise
-        self.epoch, self.nonce = self._me
         _logger.info("the journal is in %s: %s", self._address, database.describe())
 
     def describe_durability(self) -> str:
@@ -113,30 +120,67 @@ class RedisJournal(Journal):
             raise JournalClosed
         return self._database.describe()
 
+    async def take(self, log: str, *, view: int = 0, address: str = "", above: int = 0) -> Ownership:
+        """See Journal. Cost: two round trips, with the wait of a strong entry."""
+        wanted = Ownership(above, self._owned.next_nonce(log, self._randbits), address, view)
+        owner = self._owned.ownership(log)
+        taken = await self._in_order(lambda db: db.take(log, self._held({log: owner})[log], wanted))
+        self._owned.took(log, taken)
+        return taken
+
+    def release(self, log: str) -> None:
+        """See Journal."""
+        self._owned.release(log)
+
+    async def owners(self, logs: Iterable[str]) -> dict[str, Ownership]:
+        """See Journal. Cost: one round trip."""
+        owners = self._owners(logs)
+        return await self._in_order(lambda db: db.owners(self._held(owners)))
+
+    async def confirm(self, logs: Iterable[str]) -> int:
+        """See Journal. A replica, and a master with too few of its own, refuse it: their word may be old."""
+        owners = self._owners([GRAPH, *logs])
+        return await self._in_order(lambda db: db.confirm(self._held(owners)))
+
     async def logs(self) -> list[str]:
         """See Journal."""
-        return await self._in_order(lambda database: database.logs())
+        owners = self._owners([GRAPH])
+        return await self._in_order(lambda db: db.logs(self._held(owners)[GRAPH]))
 
     async def load(self, log: str) -> LoadedLog:
-        """See Journal. Raises JournalFailed when Redis cannot be read."""
-        seen = await self._in_order(lambda database: database.look(log))
+        """See Journal. Raises JournalLost, and JournalFailed when Redis cannot be read."""
+        owner = self._owned.ownership(log)
+        seen = await self._look(log, owner)
         while True:
             try:
-                return await self._load(log, seen)
+                loaded = await self._load(log, seen)
             except JournalCorrupt:
                 # Perhaps only pieces of two states: a snapshot came between.
-                again = await self._in_order(lambda database: database.look(log))
+                again = await self._look(log, owner)
                 if again == seen:
                     raise
                 seen = again
+            else:
+                if seen.held.owner[:2] == owner[:2]:
+                    self._owned.reached(log, loaded.last)
+                return loaded
 
     async def append(self, entries: Sequence[Entry]) -> None:
         """See Journal. Cost: one round trip; a strong entry may wait for a sync and for replicas."""
         with self._meter.append(entries):
             strong = any(entry.strong for entry in entries)
-            runs = runs_of(entries, self._me)
+            runs = runs_of(entries, self._owned.writer)
+            owners = self._owners(run.log for run in runs)
+
+            async def write(database: RedisDatabase) -> None:
+                if runs:
+                    await database.append(runs, self._held(owners), strong=strong)
+                # At once: whoever has the next turn believes it already.
+                for run in runs:
+                    self._owned.reached(run.log, run.last)
+
             with self._doubting({("append", run.log) for run in runs}):
-                await self._in_order(lambda database: database.append(runs, strong=strong))
+                await self._in_order(write)
 
     async def snapshot(self, log: str, position: int, payload: bytes) -> None:
         """See Journal. Written in parts of 256 KiB; what is cut off is removed by the next snapshot of the log."""
@@ -144,13 +188,39 @@ class RedisJournal(Journal):
             # One at a time: each removes the parts of the others.
             async with self._snapshotting:
                 self._snapshots += 1
-                token = f"{self._me.epoch}.{self._me.nonce}.{self._snapshots}"
-                parts = max(1, -(-len(payload) // PART_BYTES))
-                for part in range(parts):
-                    if await self._in_order(partial(self._stage, log, position, token, payload, part, parts)):
+                snapshot = _snapshot(log, position, f"{self._nonce:08x}.{self._snapshots}", payload)
+                owners = self._owners([log])
+                for part, frame in self._frames(snapshot, payload):
+
+                    async def stage(database: RedisDatabase, part: int = part, frame: bytes = frame) -> bool:
+                        return await database.stage(snapshot, self._held(owners)[log], part, frame)
+
+                    if await self._in_order(stage):
                         return
                 with self._doubting({("snapshot", log)}):
-                    await self._in_order(lambda database: database.finish(log, position, token, parts))
+                    await self._in_order(lambda db: db.finish(snapshot, self._held(owners)[log]))
+
+    async def restore(self, log: str, position: int, payload: bytes, *, view: int = 0, address: str = "") -> Ownership:
+        """See Journal. Written in parts of 256 KiB, and the last step makes them the log."""
+        with self._meter.snapshot(payload):
+            async with self._snapshotting:
+                nonce = 0 if log == GRAPH else self._owned.next_nonce(log, self._randbits)
+                wanted = Ownership(0, nonce, address, view)
+                # The same name for the same call, so that a repeat knows its first try.
+                snapshot = _snapshot(log, position, f"{self._nonce:08x}.{crc32(payload):08x}", payload)
+                owners = self._owners([log])
+                for part, frame in self._frames(snapshot, payload):
+
+                    async def stage(database: RedisDatabase, part: int = part, frame: bytes = frame) -> None:
+                        await database.stage_restore(snapshot, self._held(owners)[log], part, frame)
+
+                    await self._in_order(stage)
+                with self._doubting({("restore", log)}):
+                    owner = await self._in_order(lambda db: db.restore(snapshot, self._held(owners)[log], wanted))
+                if log != GRAPH:
+                    self._owned.took(log, owner)
+                self._owned.reached(log, position)
+                return owner
 
     async def close(self) -> None:
         """See Journal."""
@@ -184,27 +254,47 @@ class RedisJournal(Journal):
             # Its caller may be gone.
             task.exception()
 
-    async def _stage(
-        self, log: str, position: int, token: str, payload: bytes, part: int, parts: int, database: RedisDatabase
-    ) -> bool:
-        piece = payload[part * PART_BYTES : (part + 1) * PART_BYTES]
-        frame = encode(log, position, piece, writer=self._me, kind=Kind.SNAPSHOT, part=part, parts=parts)
-        return await database.stage(log, position, token, part, frame)
+    def _owners(self, logs: Iterable[str]) -> dict[str, Ownership]:
+        """By which ownership a call is made, whatever is taken before its turn."""
+        return {log: self._owned.ownership(log) for log in logs}
+
+    def _held(self, owners: Mapping[str, Ownership]) -> dict[str, Held]:
+        """The same with the ends, as they are when the call has its turn."""
+        return {log: Held(owner, self._owned.end(log)) for log, owner in owners.items()}
+
+    def _frames(self, snapshot: Snapshot, payload: bytes) -> Iterator[tuple[int, bytes]]:
+        """The parts of a snapshot, numbered and framed."""
+        log, position, _, parts = snapshot
+        writer = self._owned.writer(log)
+        for part in range(parts):
+            piece = payload[part * PART_BYTES : (part + 1) * PART_BYTES]
+            yield part, encode(log, position, piece, writer=writer, kind=Kind.SNAPSHOT, part=part, parts=parts)
+
+    async def _look(self, log: str, owner: Ownership) -> Look:
+        """What there is of a log; refused when it is less than there was."""
+
+        async def look(database: RedisDatabase) -> Look:
+            believed = self._held({log: owner})
+            seen = await database.look(log, believed[log])
+            refuse_lost(believed, {log: seen.held})
+            return seen
+
+        return await self._in_order(look)
 
     async def _load(self, log: str, seen: Look) -> LoadedLog:
         """Read a log page by page, so that appends get their turn in between."""
+        last, epoch = seen.held.last, seen.held.owner.epoch
         if seen.behind:
-            raise JournalCorrupt(log, seen.behind, f"the log ends at {seen.last}, but there is a record behind")
+            raise JournalCorrupt(log, seen.behind, f"the log ends at {last}, but there is a record behind")
         snapshot = await self._load_parts(log, seen) if seen.position else None
         rows: list[tuple[int, bytes]] = []
         after, more = seen.position, True
         while more:
-            next_page = partial(RedisDatabase.records, log=log, after=after, last=seen.last, count=_PAGE)
-            page = await self._in_order(next_page)
+            page = await self._in_order(partial(RedisDatabase.records, log=log, after=after, last=last, count=_PAGE))
             rows += page
             more = len(page) == _PAGE
             after = rows[-1][0] if rows else after
-        records = decode_records(log, rows, after=seen.position, last=seen.last, tail=seen.tail, epoch=seen.epoch)
+        records = decode_records(log, rows, after=seen.position, last=last, tail=seen.tail, epoch=epoch)
         return LoadedLog(seen.position, snapshot, records)
 
     async def _load_parts(self, log: str, seen: Look) -> bytes:
@@ -214,7 +304,7 @@ class RedisJournal(Journal):
         while (first := len(payloads)) < parts:
             end = min(parts, first + _PARTS_PAGE)
             for data in await self._in_order(
-                partial(RedisDatabase.parts, log=log, token=seen.token, first=first, end=end)
+                partial(RedisDatabase.parts, log=log, name=seen.name, first=first, end=end)
             ):
                 if data is None:
                     raise JournalCorrupt(log, seen.position, f"part {len(payloads)} of the snapshot is missing")
@@ -235,7 +325,11 @@ class RedisJournal(Journal):
         except (JournalUnknown, asyncio.CancelledError):
             self._in_doubt |= places
             raise
-        except (JournalFenced, JournalPosition):
+        except JournalError:
             self._in_doubt -= places
             raise
         self._in_doubt -= places
+
+
+def _snapshot(log: str, position: int, name: str, payload: bytes) -> Snapshot:
+    return Snapshot(log, position, f"{position}.{name}", max(1, -(-len(payload) // PART_BYTES)))

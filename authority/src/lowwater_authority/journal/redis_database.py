@@ -2,11 +2,12 @@
 
 | key               | type   | holds                                                                                  |
 | ----------------- | ------ | -------------------------------------------------------------------------------------- |
-| ``TAG:owner``     | hash   | format, server token, epoch, nonce, and the checksum of the last three                 |
-| ``TAG:logs``      | set    | names of the logs                                                                      |
-| ``TAG:meta:LOG``  | hash   | last position, its checksum, position of the snapshot, token of its parts              |
+| ``TAG:deployment`` | hash  | format, server token, and its checksum                                                 |
+| ``TAG:logs``      | set    | names of the logs that were written                                                    |
+| ``TAG:meta:LOG``  | hash   | last position, its checksum, position of the snapshot, name of its parts; the owner:   |
+|                   |        | epoch, nonce, address, view (none in the graph)                                        |
 | ``TAG:records:LOG`` | stream | entry ``position-0`` with one field, the frame                                       |
-| ``TAG:parts:LOG`` | hash   | ``token/number``: the framed parts of the snapshot, and of one under way               |
+| ``TAG:parts:LOG`` | hash   | ``name/number``: the framed parts of the snapshot, and of those under way              |
 
 A stream, because its entries have explicit numbers that only grow: measured against a list and a hash, an append costs
 the same (52, 50, 51 us), 22 bytes more a record than a list and 31 fewer than a hash, and 500,000 records are trimmed in 19 ms.
@@ -14,59 +15,44 @@ the same (52, 50, 51 us), 22 bytes more a record than a list and 31 fewer than a
 
 from __future__ import annotations
 
-import logging
-import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from zlib import crc32
-
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    BusyLoadingError,
-    ClusterError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    TryAgainError,
-)
 
 from lowwater_authority.journal.errors import (
     JournalClosed,
     JournalCorrupt,
     JournalFailed,
     JournalFenced,
+    JournalLost,
+    JournalOutvoted,
     JournalPosition,
+    JournalReplaced,
     JournalUnknown,
     JournalVersion,
 )
-from lowwater_authority.journal.framing import Writer, checksum
-from lowwater_authority.journal.redis_link import Command, Lost, NotSent, RedisLink
-from lowwater_authority.journal.redis_scripts import APPEND, FINISH, LOOK, STAGE, TAKE_OVER, Script
-from lowwater_authority.journal.redis_settings import RedisSettings, parse_config, parse_info
+from lowwater_authority.journal.framing import checksum
+from lowwater_authority.journal.interface import GRAPH, Ownership
+from lowwater_authority.journal.owned import Held, judge, refuse_lost
+from lowwater_authority.journal.redis_exchange import RedisExchange
+from lowwater_authority.journal.redis_link import Command
+from lowwater_authority.journal.redis_scripts import (
+    APPEND,
+    CONFIRM,
+    CREATE,
+    FINISH,
+    LOGS,
+    LOOK,
+    OWNERS,
+    RESTORE,
+    STAGE,
+    STAGE_RESTORE,
+    TAKE,
+)
 from lowwater_authority.journal.sequence import Run
 
 FORMAT: Final = 1
 """The newest format of the keys, the one that is written."""
-
-_SETTINGS_SECONDS: Final = 10.0
-"""For how long a strong entry believes what the server said about its replicas."""
-
-_FIXES: Final[dict[type[Exception] | tuple[type[Exception], ...] | str, str]] = {
-    OutOfMemoryError: "its memory is full: raise maxmemory there, or free memory",
-    ReadOnlyError: "it is a replica: name the master in the URL, or let redis+sentinel:// or redis+cluster:// find it",
-    BusyLoadingError: "it is reading its files, wait until it is done",
-    NoPermissionError: "give its user the commands that docs/durability.md lists, see ACL SETUSER",
-    AuthenticationError: "put the user and the password into the URL, as redis://USER:PASSWORD@host",
-    (ClusterError, AskError, TryAgainError): "the slot is being moved, or has no node: see CLUSTER INFO there",
-    "NOREPLICAS": "it has fewer replicas than min-replicas-to-write: bring them back, or lower it",
-    "MISCONF": "it cannot write its file: free its disk, and see its log",
-    "BUSY": "a script of somebody else's runs there: SCRIPT KILL ends it",
-}
-
-_logger = logging.getLogger(__name__)
 
 
 class Keys(NamedTuple):
@@ -74,10 +60,27 @@ class Keys(NamedTuple):
 
     tag: str
 
+    @classmethod
+    def of(cls, namespace: str) -> Keys:
+        """The keys of a namespace, all in one slot of a cluster. Raises ValueError."""
+        if not namespace or set(namespace) & set("{}"):
+            raise ValueError(f"the name of a deployment is not empty and has no braces, unlike {namespace!r}")
+        return cls(f"{{lowwater:{namespace}}}")
+
     @property
-    def owner(self) -> str:
-        """Who may write."""
-        return f"{self.tag}:owner"
+    def view(self) -> str:
+        """The members, see ``cluster``."""
+        return f"{self.tag}:view"
+
+    @property
+    def beats(self) -> str:
+        """When they were heard of."""
+        return f"{self.tag}:beats"
+
+    @property
+    def deployment(self) -> str:
+        """Whose journal it is."""
+        return f"{self.tag}:deployment"
 
     @property
     def logs(self) -> str:
@@ -85,7 +88,7 @@ class Keys(NamedTuple):
         return f"{self.tag}:logs"
 
     def meta(self, log: str) -> str:
-        """Where a log ends, and its snapshot."""
+        """Where a log ends, its snapshot, and its owner."""
         return f"{self.tag}:meta:{log}"
 
     def records(self, log: str) -> str:
@@ -100,206 +103,262 @@ class Keys(NamedTuple):
 class Look(NamedTuple):
     """The state of a log at one moment."""
 
-    epoch: int
-    """The newest of the journal."""
-    last: int
+    held: Held
     tail: int
-    """Checksum of the record at ``last``."""
+    """Checksum of the record at the end."""
     position: int
     """Where the snapshot stands; 0 for none."""
-    token: str
-    """Names the parts of the snapshot."""
+    name: str
+    """Of the parts of the snapshot."""
     behind: int
-    """Position of a record behind ``last``, where none may be; 0 for none."""
+    """Position of a record behind the end, where none may be; 0 for none."""
+
+
+class Snapshot(NamedTuple):
+    """A snapshot that is written in parts; its name begins with its position, and no other has it."""
+
+    log: str
+    position: int
+    name: str
+    parts: int
 
 
 class RedisDatabase:
     """The keys of a namespace behind one link. Calls must not overlap.
 
-    Every write raises JournalFailed, JournalUnknown or JournalFenced, and those with a position JournalPosition. One that
-    is ``strong`` returns once it is as durable as the server can make it.
+    What the caller believes of a log (``held``) is checked in the step that reads or writes it. Everything raises JournalFailed,
+    JournalLost and JournalReplaced; every write JournalUnknown, and those with a position JournalFenced and JournalPosition.
+    One that is ``strong`` returns once it is as durable as the server can make it.
     """
 
-    def __init__(
-        self, link: RedisLink, keys: Keys, *, timeout: float, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self._link = link
+    def __init__(self, exchange: RedisExchange, keys: Keys) -> None:
+        self._exchange = exchange
         self._keys = keys
-        self._milliseconds = int(timeout * 500)
-        self._clock = clock
-        self._me = Writer(epoch=0, nonce=0)
-        self._settings: RedisSettings | None = None
-        self._settings_read = -math.inf
+        self._token = ""
 
-    async def open(self, randbits: Callable[[int], int]) -> tuple[str, Writer]:
-        """Check the server, and begin the next epoch; returns the server token and the writer."""
-        settings = await self._read_settings()
-        settings.refuse(self._link.address)
+    async def open(self, wanted: str, randbits: Callable[[int], int]) -> str:
+        """Check the server, and create the deployment if there is none; returns its token, which ``wanted`` names unless empty."""
+        settings = await self._exchange.read_settings()
+        settings.refuse(self._exchange.link.address)
         while True:
-            before, token = await self._read_owner()
-            token = token or f"{randbits(128):032x}"
-            me = Writer(int(before[0] or 0) + 1, randbits(32))
-            arguments: Command = [*before, FORMAT, token, *me, _checksum(token, *me)]
+            found = await self._read_token()
+            token = found or wanted or f"{randbits(128):032x}"
+            if wanted not in {"", token}:
+                raise JournalReplaced(expected=wanted, found=token)
+            keys = [self._keys.deployment, self._keys.logs]
             try:
-                reply = await self._write(TAKE_OVER, [self._keys.owner], arguments, strong=True)
+                # Written again when it is there: this shows that the server takes writes, and makes it durable for sure.
+                reply = await self._exchange.write(CREATE, keys, [found, token, FORMAT, _checksum(token)], strong=True)
             except JournalUnknown as error:
-                # Should it have been written: an epoch without an owner harms nobody.
-                raise JournalFailed(f"the journal could not be taken over: {error}") from error
+                raise JournalFailed(f"the journal may be created or not, open it again: {error}") from error
+            if reply[0] == b"ORPHANS":
+                raise JournalCorrupt(None, None, f"there are logs, but the key {self._keys.deployment} is missing")
             if reply[0] == b"OK":
-                self._me = me
-                return token, me
+                self._token = token
+                return token
 
     async def close(self) -> None:
         """Let go of the connection."""
-        await self._link.close()
+        await self._exchange.link.close()
 
     def describe(self) -> str:
         """What the settings can lose, in one line."""
-        if self._settings is None:
+        if self._exchange.settings is None:
             raise JournalClosed
-        return self._settings.describe()
+        return self._exchange.settings.describe()
 
-    async def logs(self) -> list[str]:
+    async def take(self, log: str, held: Held, wanted: Ownership) -> Ownership:
+        """Become the owner of a log, with an epoch above that of ``wanted``. Raises JournalOutvoted."""
+        keys = [self._keys.deployment, self._keys.meta(log)]
+        while True:
+            found = (await self.owners({log: held}))[log]
+            mine: Command = [*held.owner[:2], held.last]
+            arguments: Command = [self._token, *mine, *found[:2], *wanted[:2], wanted.view, wanted.address]
+            reply = await self._exchange.write(TAKE, keys, arguments, strong=True)
+            self._check(reply, {log: held}, [(log, 0)], view=wanted.view, judge=refuse_lost)
+            if reply[0] == b"OK":
+                return wanted._replace(epoch=int(reply[1]))
+
+    async def owners(self, held: Mapping[str, Held]) -> dict[str, Ownership]:
+        """Who owns each log."""
+        keys = [self._keys.deployment, *(self._keys.meta(log) for log in held)]
+        reply = await self._exchange.ask(OWNERS, keys, [self._token])
+        self._check(reply, held)
+        rows = zip(*(reply[i::4] for i in range(1, 5)), strict=True)
+        return {
+            log: Ownership(int(epoch or 0), int(nonce or 0), address.decode(), int(view or 0))
+            for log, (epoch, nonce, address, view) in zip(held, rows, strict=True)
+        }
+
+    async def confirm(self, held: Mapping[str, Held]) -> int:
+        """Check all logs, of which the graph is the first; returns where that ends. Raises JournalFenced."""
+        keys = [self._keys.deployment, *(self._keys.meta(log) for log in held)]
+        graph, *others = held.values()
+        believed = " ".join(f"{owner.epoch} {owner.nonce} {last}" for owner, last in others)
+        arguments: Command = [self._token, graph.last, believed]
+        reply = await self._exchange.ask(CONFIRM, keys, arguments)
+        self._check(reply, held)
+        return int(reply[1])
+
+    async def logs(self, graph: Held) -> list[str]:
         """Names of all logs, sorted."""
-        return sorted(name.decode() for name in await self._read("SMEMBERS", self._keys.logs))
+        keys = [self._keys.deployment, self._keys.meta(GRAPH), self._keys.logs]
+        reply = await self._exchange.ask(LOGS, keys, [self._token])
+        self._check(reply, {GRAPH: graph})
+        return sorted(name.decode() for name in reply[1])
 
-    async def look(self, log: str) -> Look:
+    async def look(self, log: str, held: Held) -> Look:
         """The state of a log."""
-        keys = [self._keys.owner, self._keys.meta(log), self._keys.records(log)]
-        epoch, last, tail, position, token, behind = await self._read("EVAL", LOOK.text, len(keys), *keys)
-        return Look(int(epoch), int(last), int(tail), int(position), token.decode(), _number(behind) if behind else 0)
+        keys = [self._keys.deployment, self._keys.meta(log), self._keys.records(log)]
+        reply = await self._exchange.ask(LOOK, keys, [self._token])
+        self._check(reply, {log: held})
+        last, epoch, nonce, tail, position, name, behind = reply[1:]
+        found = Held(Ownership(int(epoch), int(nonce)), int(last))
+        return Look(found, int(tail), int(position), name.decode(), _number(behind) if behind else 0)
 
     async def records(self, log: str, after: int, last: int, count: int) -> list[tuple[int, bytes]]:
         """Positions and frames of the next ``count`` records."""
-        found = await self._read("XRANGE", self._keys.records(log), f"({after}-0", f"{last}-0", "COUNT", count)
-        return [(_number(place), fields[1]) for place, fields in found]
+        command = ("XRANGE", self._keys.records(log), f"({after}-0", f"{last}-0", "COUNT", count)
+        return [(_number(place), fields[1]) for place, fields in await self._exchange.read(*command)]
 
-    async def parts(self, log: str, token: str, first: int, end: int) -> list[bytes | None]:
+    async def parts(self, log: str, name: str, first: int, end: int) -> list[bytes | None]:
         """Parts of a snapshot; None for a missing one."""
-        return list(
-            await self._read("HMGET", self._keys.parts(log), *(f"{token}/{part}" for part in range(first, end)))
-        )
+        fields = (f"{name}/{part}" for part in range(first, end))
+        return list(await self._exchange.read("HMGET", self._keys.parts(log), *fields))
 
-    async def append(self, runs: list[Run], *, strong: bool) -> None:
-        """Write all runs, or none. Without runs, only check the owner."""
-        keys = [self._keys.owner]
-        arguments: list[str | bytes | int] = [1, int(strong), *self._me]
+    async def append(self, runs: list[Run], held: Mapping[str, Held], *, strong: bool) -> None:
+        """Write all runs, or none."""
+        keys = [self._keys.deployment, self._keys.logs]
+        arguments: list[str | bytes | int] = [self._token, int(strong)]
         for run in runs:
-            keys += [self._keys.logs, self._keys.meta(run.log), self._keys.records(run.log)]
+            mine = held[run.log]
+            keys += [self._keys.meta(run.log), self._keys.records(run.log)]
+            arguments += [*_writer(run.log, mine), mine.last]
             arguments += [run.first - 1, run.last, checksum(run.frames[-1]), len(run.frames), run.log, *run.frames]
         places = [(run.log, run.first) for run in runs]
-        self._check(await self._write(APPEND, keys, arguments, strong=strong), places)
+        self._check(await self._exchange.write(APPEND, keys, arguments, strong=strong), held, places)
 
-    async def stage(self, log: str, position: int, token: str, part: int, frame: bytes) -> bool:
+    async def stage(self, snapshot: Snapshot, held: Held, part: int, frame: bytes) -> bool:
         """Write one part of a snapshot, which counts for nothing yet; returns whether there is a newer one already."""
-        keys = [self._keys.owner, self._keys.meta(log), self._keys.parts(log)]
-        reply = await self._write(STAGE, keys, [*self._me, position, token, part, frame], strong=False)
-        self._check(reply, [(log, position)])
+        log = snapshot.log
+        keys = [self._keys.deployment, self._keys.meta(log), self._keys.parts(log)]
+        reply = await self._exchange.write(STAGE, keys, [*self._placed(snapshot, held), part, frame], strong=False)
+        self._check(reply, {log: held}, [(log, snapshot.position)])
         return bool(reply[0] == b"COVERED")
 
-    async def finish(self, log: str, position: int, token: str, parts: int) -> None:
+    async def finish(self, snapshot: Snapshot, held: Held) -> None:
         """Make the staged parts the snapshot, and trim what it covers."""
-        keys = [self._keys.owner, self._keys.meta(log), self._keys.parts(log), self._keys.records(log)]
-        reply = await self._write(FINISH, keys, [*self._me, position, token, parts], strong=True)
-        self._check(reply, [(log, position)])
-        if reply[0] == b"PARTS":
-            raise JournalFailed(f"log {log!r}: {reply[1]} of {parts} parts of snapshot {position} are there")
+        log = snapshot.log
+        keys = [self._keys.deployment, self._keys.meta(log), self._keys.parts(log), self._keys.records(log)]
+        reply = await self._exchange.write(FINISH, keys, [*self._placed(snapshot, held), snapshot.parts], strong=True)
+        self._check(reply, {log: held}, [(log, snapshot.position)])
+        _refuse_missing(reply, snapshot)
 
-    async def _read_owner(self) -> tuple[tuple[str, str], str]:
-        """Epoch, nonce and server token that the store has; empty when it is new."""
-        owner = self._keys.owner
-        found = await self._read("HMGET", owner, "format", "token", "epoch", "nonce", "checksum")
+    async def stage_restore(self, snapshot: Snapshot, held: Held, part: int, frame: bytes) -> None:
+        """Write one part of what a log is to become; nothing but the deployment is checked."""
+        keys = [self._keys.deployment, self._keys.parts(snapshot.log)]
+        reply = await self._exchange.write(STAGE_RESTORE, keys, [self._token, snapshot.name, part, frame], strong=False)
+        self._check(reply, {snapshot.log: held})
+
+    async def restore(self, snapshot: Snapshot, held: Held, wanted: Ownership) -> Ownership:
+        """Make the staged parts all there is of a log. Raises JournalOutvoted."""
+        log = snapshot.log
+        keys = [
+            self._keys.deployment,
+            self._keys.meta(log),
+            self._keys.parts(log),
+            self._keys.records(log),
+            self._keys.logs,
+        ]
+        epoch, nonce = _writer(log, held)
+        arguments: Command = [
+            self._token,
+            epoch,
+            wanted.nonce,
+            wanted.view,
+            wanted.address,
+            snapshot.position,
+            snapshot.name,
+            snapshot.parts,
+            log,
+            FORMAT,
+            _checksum(self._token),
+            nonce,
+            held.last,
+        ]
+        reply = await self._exchange.write(RESTORE, keys, arguments, strong=True)
+        self._check(reply, {log: held}, [(log, snapshot.position)], view=wanted.view)
+        _refuse_missing(reply, snapshot)
+        return Ownership() if log == GRAPH else wanted._replace(epoch=int(reply[1]))
+
+    async def _read_token(self) -> str:
+        """The server token that the store has; empty when it has none."""
+        deployment = self._keys.deployment
+        found = await self._exchange.read("HMGET", deployment, "format", "token", "checksum")
         if not any(found):
-            return ("", ""), ""
+            return ""
         if found[0] is not None and int(found[0]) > FORMAT:
-            raise JournalVersion(f"{owner} in {self._link.address}", found=int(found[0]), supported=FORMAT)
-        token, epoch, nonce, stored = ((value or b"").decode() for value in found[1:])
-        if stored != str(_checksum(token, epoch, nonce)):
-            raise JournalCorrupt(None, None, f"the key {owner} lacks fields, or its checksum differs")
-        return (epoch, nonce), token
+            raise JournalVersion(
+                f"{deployment} in {self._exchange.link.address}", found=int(found[0]), supported=FORMAT
+            )
+        token, stored = ((value or b"").decode() for value in found[1:])
+        if stored != str(_checksum(token)):
+            raise JournalCorrupt(None, None, f"the key {deployment} lacks fields, or its checksum differs")
+        return token
 
-    async def _read_settings(self) -> RedisSettings:
-        """Ask the server what it is set to; a change is logged."""
-        info = parse_info(await self._read("INFO"))
-        try:
-            config = parse_config(await self._read("CONFIG", "GET", "*append*sync*"))
-        except JournalFailed:
-            # Hosted servers refuse it. Should the connection be gone, the next command says so.
-            config = {}
-        settings = RedisSettings.read(info, config)
-        if self._settings is not None and settings != self._settings:
-            _logger.warning("the settings of %s have changed: %s", self._link.address, settings.describe())
-        self._settings, self._settings_read = settings, self._clock()
-        return settings
+    def _placed(self, snapshot: Snapshot, held: Held) -> list[str | int]:
+        return [self._token, *_writer(snapshot.log, held), held.last, snapshot.position, snapshot.name]
 
-    async def _barrier(self) -> list[tuple[int, tuple[str | int, ...]]]:
-        """What a strong entry waits for."""
-        settings = self._settings
-        if settings is None or self._clock() - self._settings_read > _SETTINGS_SECONDS:
-            settings = await self._read_settings()
-        return settings.barrier(self._milliseconds)
-
-    async def _read(self, *command: str | bytes | int) -> Any:
-        """The answer of a command that changes nothing, which may be sent twice. Raises JournalFailed."""
-        try:
-            try:
-                (answer,) = await self._link.run(command)
-            except Lost:
-                (answer,) = await self._link.run(command)
-        except (NotSent, Lost) as error:
-            raise JournalFailed(f"{error}; nothing was read") from error
-        if isinstance(answer, RedisError):
-            raise self._refused(answer)
-        return answer
-
-    async def _write(self, script: Script, keys: Sequence[str], arguments: Command, *, strong: bool) -> list[Any]:
-        """What a script answers."""
-        barrier = await self._barrier() if strong else []
-        try:
-            reply, *reached = await self._link.call(script, keys, arguments, *(command for _, command in barrier))
-        except NotSent as error:
-            raise JournalFailed(f"{error}; nothing was written") from error
-        except Lost as error:
-            raise JournalUnknown(f"{error}; it may be written, repeat the call") from error
-        if isinstance(reply, RedisError):
-            raise self._refused(reply)
-        for (wanted, command), answer in zip(barrier, reached, strict=True):
-            got = answer[0] if isinstance(answer, list) else answer
-            if reply[0] == b"OK" and (isinstance(got, RedisError) or got < wanted):
-                # The next attempt asks first what there is by then.
-                self._settings_read = -math.inf
-                raise JournalUnknown(
-                    f"{self._link.address} has it, but {command[0]} for {wanted} was answered by {got}: a power cut or a "
-                    f"fail-over could lose it. Repeat the call; a replica that hangs counts until repl-timeout"
-                )
-        return list(reply)
-
-    def _check(self, reply: list[Any], places: list[tuple[str, int]]) -> None:
+    def _check(
+        self,
+        reply: list[Any],
+        held: Mapping[str, Held],
+        places: Sequence[tuple[str, int]] = (),
+        *,
+        view: int = 0,
+        judge: Callable[[Mapping[str, Held], Mapping[str, Held]], None] = judge,
+    ) -> None:
         """Raise what a script refuses with."""
-        if reply[0] == b"FENCED":
-            owner = int(reply[2])
-            if owner < self._me.epoch:
-                _logger.error(
-                    "%s has lost epoch %d, which it acknowledged: it answers with %d",
-                    self._link.address,
-                    self._me.epoch,
-                    owner,
+        match reply[0]:
+            case b"REPLACED":
+                raise JournalReplaced(expected=self._token, found=reply[1].decode())
+            case b"GONE":
+                lasts = (int(last) for last in reply[1::3])
+                raise JournalLost(
+                    {log: (mine.last, last) for (log, mine), last in zip(held.items(), lasts, strict=True)}
                 )
-            raise JournalFenced(epoch=self._me.epoch, owner=owner)
-        if reply[0] == b"POSITION":
-            log, position = places[reply[1] - 1]
-            raise JournalPosition(log, position=position, last=int(reply[2]), reason=reply[3].decode())
+            case b"HELD":
+                states = zip(*(map(int, reply[i::3]) for i in range(1, 4)), strict=True)
+                found = {
+                    log: Held(Ownership(epoch, nonce), last)
+                    for log, (last, epoch, nonce) in zip(held, states, strict=True)
+                }
+                judge(held, found)
+                raise JournalCorrupt(None, None, f"the owners of {list(held)} are no numbers")
+            case b"FENCED":
+                ((log, mine),) = held.items()
+                raise JournalFenced({log: (mine.owner.epoch, int(reply[1]))})
+            case b"OUTVOTED":
+                raise JournalOutvoted(places[0][0], view=view, newest=int(reply[1]))
+            case b"POSITION":
+                log, position = places[reply[1] - 1]
+                raise JournalPosition(log, position=position, last=int(reply[2]), reason=reply[3].decode())
 
-    def _refused(self, error: Exception) -> JournalFailed:
-        """An error that Redis answered instead of executing anything."""
-        for kind, fix in _FIXES.items():
-            if str(error).startswith(kind) if isinstance(kind, str) else isinstance(error, kind):
-                return JournalFailed(f"{self._link.address}: {error}; nothing was written: {fix}")
-        return JournalFailed(f"{self._link.address}: {error}; nothing was written: see what Redis says")
+
+def _refuse_missing(reply: list[Any], snapshot: Snapshot) -> None:
+    if reply[0] == b"PARTS":
+        raise JournalFailed(
+            f"log {snapshot.log!r}: {reply[1]} of {snapshot.parts} parts of snapshot {snapshot.position} are there"
+        )
 
 
-def _checksum(token: str, epoch: int | str, nonce: int | str) -> int:
-    return crc32(f"{token} {epoch} {nonce}".encode())
+def _writer(log: str, held: Held) -> tuple[str | int, str | int]:
+    """Epoch and nonce as the scripts take them."""
+    return ("", "") if log == GRAPH else held.owner[:2]
+
+
+def _checksum(token: str) -> int:
+    return crc32(token.encode())
 
 
 def _number(place: bytes) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from redis.asyncio import ConnectionPool, RedisCluster
 from redis.asyncio.cluster import ClusterNode
@@ -31,6 +31,23 @@ Command: TypeAlias = Sequence[str | bytes | int]
 
 SCHEMES: Final = ("redis", "rediss", "redis+sentinel", "redis+cluster")
 
+OPTIONS: Final = {
+    "redis": ("client_name", "db"),
+    "rediss": (
+        "client_name",
+        "db",
+        "ssl_ca_certs",
+        "ssl_ca_path",
+        "ssl_cert_reqs",
+        "ssl_certfile",
+        "ssl_check_hostname",
+        "ssl_ciphers",
+        "ssl_keyfile",
+        "ssl_password",
+    ),
+}
+"""What may stand behind the question mark of a URL, as redis-py names it. The rest of its options the journal sets itself."""
+
 _PORTS: Final = {"redis+sentinel": 26379}
 
 
@@ -40,6 +57,10 @@ class NotSent(Exception):
 
 class Lost(Exception):
     """The commands were sent and their answers are missing: perhaps executed, perhaps still to be."""
+
+
+class Late(Lost):
+    """The server did not answer in time."""
 
 
 class Address:
@@ -87,8 +108,18 @@ class Address:
             raise ValueError("a Redis Cluster has database 0 only: leave the number out of the URL")
         if len(self.nodes) > 1 and self.scheme in {"redis", "rediss"}:
             raise ValueError("several hosts need redis+sentinel:// or redis+cluster://")
-        if split.query and self.scheme not in {"redis", "rediss"}:
+        if split.fragment:
+            raise ValueError("a deployment is named by --deployment, not behind a #")
+        possible = OPTIONS.get(self.scheme, ())
+        if split.query and not possible:
             raise ValueError(f"{self.scheme}:// takes no options behind a question mark")
+        options = dict(parse_qsl(split.query, keep_blank_values=True))
+        for name in options:
+            if name not in possible:
+                raise ValueError(f"{self.scheme}:// has no option {name!r}, only {', '.join(possible)}")
+        database = self.path.partition("/")[2] if self.scheme == "redis+sentinel" else options.get("db", self.path)
+        if not (database or "0").isdecimal():
+            raise ValueError("the database of a Redis URL is a number")
 
     def opener(self, timeout: float) -> _Opener:
         """What makes connections to the server that has the journal now. ``timeout``, in seconds, is for each step."""
@@ -174,6 +205,8 @@ class RedisLink:
         self._key = key
         self._timeout = timeout
         self._opener = address.opener(timeout)
+        self.dropped = 0
+        """How many connections were let go of: behind another one may be another server."""
         self._connection: AbstractConnection | None = None
 
     async def run(self, *commands: Command) -> list[Any]:
@@ -198,6 +231,7 @@ class RedisLink:
 
     async def drop(self) -> None:
         """Let go of the connection; the next call makes one."""
+        self.dropped += 1
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.disconnect(nowait=True)
@@ -219,8 +253,9 @@ class RedisLink:
                     answers.append(await _answer(connection))
         except (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             await self.drop()
-            late = f"no answer within {self._timeout:g} s" if isinstance(error, TimeoutError) else str(error)
-            raise Lost(f"{self.address}: {late}") from error
+            if isinstance(error, TimeoutError):
+                raise Late(f"{self.address}: no answer within {self._timeout:g} s") from error
+            raise Lost(f"{self.address}: {error}") from error
         except BaseException:
             await self.drop()
             raise

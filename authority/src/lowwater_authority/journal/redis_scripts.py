@@ -1,20 +1,26 @@
 """What the Redis journal does inside Redis: each write is one Lua script, which checks everything and then writes.
 
-A script starts with ``#!lua``, which Redis knows since 7.0: then a full, read-only, loading or replica-less server
-refuses it before its first line, also when it would find nothing to write. Without that line a replica would confirm an
-owner, or a repeated append, from old data. After the checks no command can fail any more, so a script writes all or
-nothing.
+A script starts with ``#!lua``, which Redis knows since 7.0: then a read-only, loading or replica-less server, and a full one
+unless ``allow-oom`` says that the script takes no memory, refuses it before its first line, also when it would find nothing
+to write. Without that line a replica would confirm an owner, or a repeated append, from old data. After the checks no
+command can fail any more, so a script writes all or nothing.
 
-Positions, epochs, nonces and checksums travel as decimal text and are compared as text: a Lua number holds 53 bits.
+Positions, epochs, nonces and checksums travel as decimal text. Whether two are the same is asked of the text, for a Lua
+number holds 53 bits; which of two positions, epochs or views is greater, of the numbers.
 
-| reply                         | meaning                                                                    |
-| ----------------------------- | -------------------------------------------------------------------------- |
-| ``OK``                        | done, or found done                                                        |
-| ``FENCED`` i epoch            | owner key i (from 1) names another writer, of that epoch                   |
-| ``POSITION`` i last reason    | log i (from 1) ends at ``last``                                            |
-| ``COVERED``                   | there is a snapshot that reaches as far                                    |
-| ``PARTS`` count               | so many parts of the snapshot are there, not all                           |
-| ``CHANGED``                   | another process took the journal over meanwhile                            |
+| reply                      | meaning                                                                                  |
+| -------------------------- | ---------------------------------------------------------------------------------------- |
+| ``OK`` ...                 | done, or found done                                                                      |
+| ``REPLACED`` token         | the store belongs to another deployment                                                  |
+| ``GONE`` states            | the store has no deployment any more                                                     |
+| ``HELD`` states            | it does not hold each log as the caller believes; a state is: last position, epoch, nonce |
+| ``FENCED`` epoch           | another process has taken the log, with that epoch                                       |
+| ``OUTVOTED`` view          | it was taken under that view                                                             |
+| ``POSITION`` i last reason | log i (from 1) ends at ``last``                                                          |
+| ``COVERED``                | there is a snapshot that reaches as far                                                  |
+| ``PARTS`` count            | so many parts of the snapshot are there, not all                                         |
+| ``CHANGED``                | another process has created the deployment, or taken the log, meanwhile                  |
+| ``ORPHANS``                | there are logs, but no deployment                                                        |
 """
 
 from __future__ import annotations
@@ -35,147 +41,274 @@ class Script:
         object.__setattr__(self, "digest", hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest())
 
 
-_OWNED: Final = """
--- The refusal when one of the first `count` keys names another owner than the arguments from `at` on.
-local function stranger(count, at)
-    for i = 1, count do
-        local found = redis.call('HMGET', KEYS[i], 'epoch', 'nonce')
-        if found[1] ~= ARGV[at + 2 * i - 2] or found[2] ~= ARGV[at + 2 * i - 1] then
-            return {'FENCED', i, found[1] or '0'}
-        end
+_HELD: Final = """
+local token = redis.call('HGET', KEYS[1], 'token')
+if token and token ~= ARGV[1] then
+    return {'REPLACED', token}
+end
+local refused, states = not token, {token and 'HELD' or 'GONE'}
+-- Where a log ends. To be refused when it is shorter than acknowledged, or has another owner; '' owns the graph.
+local function look(meta, epoch, nonce, acknowledged)
+    local found = redis.call('HMGET', meta, 'last', 'epoch', 'nonce')
+    for i = 1, 3 do
+        states[#states + 1] = found[i] or '0'
     end
+    refused = refused or tonumber(found[1] or '0') < tonumber(acknowledged)
+        or epoch ~= '' and (found[2] ~= epoch or found[3] ~= nonce)
+    return found[1] or '0'
 end
 """
 
-_PLACED: Final = """
--- The refusal of a snapshot at `position`, or the word that there is one already.
-local function unwanted(meta, position)
-    local found = redis.call('HMGET', meta, 'last', 'snapshot')
-    if tonumber(position) < 1 or tonumber(position) > tonumber(found[1] or '0') then
-        return {'POSITION', 1, found[1] or '0', ''}
-    end
-    if tonumber(position) <= tonumber(found[2] or '0') then
-        return {'COVERED'}
-    end
-end
--- Remove the parts of every snapshot but two.
-local function discard(parts, one, other)
+_DISCARD: Final = """
+-- Remove the parts of every snapshot but two; in the graph, which others may be about to replace, only those up to `position`.
+local function discard(parts, one, other, owned, position)
     for _, field in ipairs(redis.call('HKEYS', parts)) do
-        local token = string.match(field, '^[^/]*')
-        if token ~= one and token ~= other then
+        local name = string.match(field, '^[^/]*')
+        if name ~= one and name ~= other and (owned or tonumber(string.match(name, '^%d+')) <= tonumber(position)) then
             redis.call('HDEL', parts, field)
         end
     end
 end
+local function count(parts, name, wanted)
+    local staged = 0
+    for part = 0, tonumber(wanted) - 1 do
+        staged = staged + redis.call('HEXISTS', parts, name .. '/' .. part)
+    end
+    return staged
+end
 """
 
-# KEYS: owner. ARGV: epoch and nonce that were read ('' for none), then format, token, epoch, nonce, checksum.
-TAKE_OVER: Final = Script("""#!lua
-local found = redis.call('HMGET', KEYS[1], 'epoch', 'nonce')
-if (found[1] or '') ~= ARGV[1] or (found[2] or '') ~= ARGV[2] then
+_PLACED: Final = """
+local last = look(KEYS[2], ARGV[2], ARGV[3], ARGV[4])
+if refused then
+    return states
+end
+local snapshot, committed = unpack(redis.call('HMGET', KEYS[2], 'snapshot', 'parts'))
+if tonumber(ARGV[5]) < 1 or tonumber(ARGV[5]) > tonumber(last) then
+    return {'POSITION', 1, last, ''}
+end
+if tonumber(ARGV[5]) <= tonumber(snapshot or '0') then
+    return {'COVERED'}
+end
+"""
+
+# KEYS: deployment, index. ARGV: token that was read ('' for none); then, to be written, token, format, checksum.
+CREATE: Final = Script("""#!lua
+if (redis.call('HGET', KEYS[1], 'token') or '') ~= ARGV[1] then
     return {'CHANGED'}
 end
-redis.call('HSET', KEYS[1], 'format', ARGV[3], 'token', ARGV[4], 'epoch', ARGV[5], 'nonce', ARGV[6],
-    'checksum', ARGV[7])
+if ARGV[1] == '' and #redis.call('SMEMBERS', KEYS[2]) > 0 then
+    return {'ORPHANS'}
+end
+redis.call('HSET', KEYS[1], 'token', ARGV[2], 'format', ARGV[3], 'checksum', ARGV[4])
 return {'OK'}
 """)
 
-# KEYS: the owners, then for each log: index, meta, records. ARGV: number of owners, whether the entries are strong, for
-# each owner: epoch, nonce; for each log: position before the first entry, of the last, its checksum, number, name, frames.
-APPEND: Final = Script(f"""#!lua
-{_OWNED}
-local owners = tonumber(ARGV[1])
-local refusal = stranger(owners, 3)
-if refusal then
-    return refusal
+# KEYS: deployment, meta. ARGV: token; epoch ('0' for none), nonce and end as this process has them; epoch and nonce that were
+# read ('0' for none), so that an attempt which arrives late, behind its repeat, takes nothing; what the next epoch must be above, its
+# nonce, view, address. Answers the epoch.
+TAKE: Final = Script(f"""#!lua
+{_HELD}
+local last = look(KEYS[2], '', '', '0')
+local epoch, nonce, view = unpack(redis.call('HMGET', KEYS[2], 'epoch', 'nonce', 'view'))
+local lower = tonumber(epoch or '0') < tonumber(ARGV[2])
+local shorter = epoch == ARGV[2] and nonce == ARGV[3] and tonumber(last) < tonumber(ARGV[4])
+if refused or lower or shorter then
+    return states
 end
-local runs, log = {{}}, 0
-local arg = 3 + 2 * owners
-for key = owners + 1, #KEYS, 3 do
-    log = log + 1
-    local run = {{index = KEYS[key], meta = KEYS[key + 1], records = KEYS[key + 2], before = ARGV[arg], last = ARGV[arg + 1],
-        tail = ARGV[arg + 2], count = tonumber(ARGV[arg + 3]), name = ARGV[arg + 4], first = arg + 5}}
+if tonumber(view or '0') > tonumber(ARGV[9]) then
+    return {{'OUTVOTED', view}}
+end
+if (epoch or '0') ~= ARGV[5] or (nonce or '0') ~= ARGV[6] then
+    return {{'CHANGED'}}
+end
+epoch = string.format('%.0f', math.max(tonumber(ARGV[5]), tonumber(ARGV[7])) + 1)
+redis.call('HSET', KEYS[2], 'epoch', epoch, 'nonce', ARGV[8], 'view', ARGV[9], 'address', ARGV[10])
+return {{'OK', epoch}}
+""")
+
+# KEYS: deployment, meta of the graph, then of each log. ARGV: token, end of the graph; epoch, nonce and end of each log, as one
+# text, for hundreds of arguments take longer to send than to compare. Answers where the graph ends.
+CONFIRM: Final = Script(f"""#!lua flags=allow-oom
+{_HELD}
+local last = look(KEYS[2], '', '', ARGV[2])
+local i = 2
+for epoch, nonce, acknowledged in string.gmatch(ARGV[3], '(%d+) (%d+) (%d+)') do
+    i = i + 1
+    look(KEYS[i], epoch, nonce, acknowledged)
+end
+if refused or i ~= #KEYS then
+    return states
+end
+return {{'OK', last}}
+""")
+
+# KEYS: deployment, then the meta of each log. ARGV: token. Answers for each log: epoch, nonce, address, view.
+OWNERS: Final = Script(f"""#!lua flags=allow-oom
+{_HELD}
+local owners = {{'OK'}}
+for i = 2, #KEYS do
+    look(KEYS[i], '', '', '0')
+    for _, value in ipairs(redis.call('HMGET', KEYS[i], 'epoch', 'nonce', 'address', 'view')) do
+        owners[#owners + 1] = value or ''
+    end
+end
+return refused and states or owners
+""")
+
+# KEYS: deployment, index, then for each log: meta, records. ARGV: token, whether the entries are strong; for each log: epoch
+# and nonce ('' in the graph), end as acknowledged, position before the first entry, of the last, its checksum, number, name, frames.
+APPEND: Final = Script(f"""#!lua
+{_HELD}
+local runs, arg = {{}}, 3
+for key = 3, #KEYS, 2 do
+    local run = {{meta = KEYS[key], records = KEYS[key + 1], owned = ARGV[arg] ~= '', before = ARGV[arg + 3], last = ARGV[arg + 4],
+        tail = ARGV[arg + 5], count = tonumber(ARGV[arg + 6]), name = ARGV[arg + 7], first = arg + 8}}
+    run.found = look(run.meta, ARGV[arg], ARGV[arg + 1], ARGV[arg + 2])
+    runs[#runs + 1] = run
     arg = run.first + run.count
-    local found = redis.call('HMGET', run.meta, 'last', 'tail')
-    local last = found[1] or '0'
+end
+if refused then
+    return states
+end
+local new, written, elsewhere = {{}}, 0, nil
+for i, run in ipairs(runs) do
+    local last = run.found
     if last == run.before then
         if #redis.call('XRANGE', run.records, '(' .. last .. '-0', '+', 'COUNT', 1) > 0 then
-            return {{'POSITION', log, last, 'a record is behind its end'}}
+            return {{'POSITION', i, last, 'a record is behind its end'}}
         end
-        run.unknown = not found[1]
-        runs[#runs + 1] = run
-    elseif last == run.last then
-        local same = found[2] == run.tail
-        for _, entry in ipairs(redis.call('XRANGE', run.records, '(' .. run.before .. '-0', '+')) do
+        new[#new + 1] = run
+    elseif last == run.last or not run.owned and tonumber(last) > tonumber(run.last) then
+        local entries = redis.call('XRANGE', run.records, '(' .. run.before .. '-0', run.last .. '-0')
+        -- A snapshot may have taken the frames away.
+        local same = #entries == run.count or last == run.last and redis.call('HGET', run.meta, 'tail') == run.tail
+        for _, entry in ipairs(entries) do
             local place = tonumber(string.match(entry[1], '^%d+')) - tonumber(run.before)
             same = same and entry[2][2] == ARGV[run.first + place - 1]
         end
-        if not same then
-            return {{'POSITION', log, last, 'another record is there'}}
+        if same then
+            written = written + (run.owned and 1 or 0)
+        elseif run.owned then
+            return {{'POSITION', i, last, 'another record is there'}}
+        else
+            elsewhere = {{'POSITION', i, last, 'another record is there'}}
         end
     else
-        return {{'POSITION', log, last, ''}}
+        return {{'POSITION', i, last, ''}}
     end
 end
--- A user may lack the right to SADD or XADD (that to HSET was shown by taking over): these come first.
-for _, run in ipairs(runs) do
-    if run.unknown then
-        redis.call('SADD', run.index, run.name)
+-- What the graph does not tell any more, the logs of the same call do: all was written in one step.
+if elsewhere and (#new > 0 or written == 0) then
+    return elsewhere
+end
+-- A user may lack the right to SADD or XADD (that to HSET was shown by opening): these come first.
+for _, run in ipairs(new) do
+    if run.before == '0' then
+        redis.call('SADD', KEYS[2], run.name)
     end
 end
-for _, run in ipairs(runs) do
+for _, run in ipairs(new) do
     for i = 1, run.count do
         redis.call('XADD', run.records, string.format('%.0f-0', tonumber(run.before) + i), 'f', ARGV[run.first + i - 1])
     end
     redis.call('HSET', run.meta, 'last', run.last, 'tail', run.tail)
 end
-if #runs == 0 and ARGV[2] == '1' then
+if #new == 0 and ARGV[2] == '1' then
     -- Found done, but perhaps over another connection, and since 7.2 WAIT waits for what its own connection wrote only.
-    redis.call('HSET', KEYS[1], 'epoch', ARGV[3])
+    redis.call('HSET', KEYS[1], 'token', token)
 end
 return {{'OK'}}
 """)
 
-# KEYS: owner, meta, parts. ARGV: epoch, nonce, position, token, number of the part, frame.
+# KEYS: deployment, meta, parts. ARGV: token, epoch, nonce, end, position, name of the snapshot, number of the part, frame.
 STAGE: Final = Script(f"""#!lua
-{_OWNED}{_PLACED}
-local refusal = stranger(1, 1) or unwanted(KEYS[2], ARGV[3])
-if refusal then
-    return refusal
-end
-if ARGV[5] == '0' then
+{_HELD}{_DISCARD}{_PLACED}
+if ARGV[7] == '0' then
     -- What a snapshot that was cut off has left.
-    discard(KEYS[3], redis.call('HGET', KEYS[2], 'parts'), ARGV[4])
+    discard(KEYS[3], committed, ARGV[6], ARGV[2] ~= '', snapshot or '0')
 end
-redis.call('HSET', KEYS[3], ARGV[4] .. '/' .. ARGV[5], ARGV[6])
+redis.call('HSET', KEYS[3], ARGV[6] .. '/' .. ARGV[7], ARGV[8])
 return {{'OK'}}
 """)
 
-# KEYS: owner, meta, parts, records. ARGV: epoch, nonce, position, token, number of parts.
+# KEYS: deployment, meta, parts, records. ARGV: token, epoch, nonce, end, position, name of the snapshot, number of parts.
 FINISH: Final = Script(f"""#!lua
-{_OWNED}{_PLACED}
-local refusal = stranger(1, 1) or unwanted(KEYS[2], ARGV[3])
-if refusal then
-    return refusal
-end
-local staged = 0
-for part = 0, tonumber(ARGV[5]) - 1 do
-    staged = staged + redis.call('HEXISTS', KEYS[3], ARGV[4] .. '/' .. part)
-end
-if staged ~= tonumber(ARGV[5]) then
+{_HELD}{_DISCARD}{_PLACED}
+local staged = count(KEYS[3], ARGV[6], ARGV[7])
+if staged ~= tonumber(ARGV[7]) then
     return {{'PARTS', staged}}
 end
-redis.call('HSET', KEYS[2], 'snapshot', ARGV[3], 'parts', ARGV[4])
-discard(KEYS[3], ARGV[4], ARGV[4])
-redis.call('XTRIM', KEYS[4], 'MINID', '=', string.format('%.0f-0', tonumber(ARGV[3]) + 1))
+redis.call('HSET', KEYS[2], 'snapshot', ARGV[5], 'parts', ARGV[6])
+discard(KEYS[3], ARGV[6], ARGV[6], ARGV[2] ~= '', ARGV[5])
+redis.call('XTRIM', KEYS[4], 'MINID', '=', string.format('%.0f-0', tonumber(ARGV[5]) + 1))
 return {{'OK'}}
 """)
 
-# KEYS: owner, meta, records. Answers the epoch of the journal; last, tail, snapshot and token of the log; and the id of
-# a record behind its end, if there is one.
-LOOK: Final = Script("""#!lua flags=no-writes
-local found = redis.call('HMGET', KEYS[2], 'last', 'tail', 'snapshot', 'parts')
-local behind = redis.call('XRANGE', KEYS[3], '(' .. (found[1] or '0') .. '-0', '+', 'COUNT', 1)
-return {redis.call('HGET', KEYS[1], 'epoch') or '0', found[1] or '0', found[2] or '0', found[3] or '0', found[4] or '',
-    behind[1] and behind[1][1] or ''}
+# KEYS: deployment, parts. ARGV: token, name of the snapshot, number of the part, frame.
+STAGE_RESTORE: Final = Script(f"""#!lua
+{_HELD}
+redis.call('HSET', KEYS[2], ARGV[2] .. '/' .. ARGV[3], ARGV[4])
+return {{'OK'}}
+""")
+
+# KEYS: deployment, meta, parts, records, index. ARGV: token, epoch of this process ('' in the graph), nonce of the next, view,
+# address, position, name of the snapshot, number of parts, name of the log, format, checksum,
+# nonce of this process, and end as acknowledged. Answers the epoch.
+RESTORE: Final = Script(f"""#!lua
+{_HELD}{_DISCARD}
+-- A deployment that is gone is no reason to refuse: this puts it back.
+local last = look(KEYS[2], '', '', '0')
+local epoch, nonce, view, committed = unpack(redis.call('HMGET', KEYS[2], 'epoch', 'nonce', 'view', 'parts'))
+local owned = ARGV[2] ~= ''
+-- An own epoch is lower than the store's when an attempt of unknown outcome was written: that has this nonce.
+if owned and nonce ~= ARGV[3] and epoch and (tonumber(epoch) > tonumber(ARGV[2])
+        or epoch == ARGV[2] and nonce ~= ARGV[12]) then
+    return {{'FENCED', epoch}}
+end
+if owned and tonumber(view or '0') > tonumber(ARGV[4]) then
+    return {{'OUTVOTED', view}}
+end
+local furthest = math.max(tonumber(last), tonumber(ARGV[13]))
+local repeated = last == ARGV[6] and committed == ARGV[7]
+if furthest >= tonumber(ARGV[6]) and not repeated then
+    return {{'POSITION', 1, string.format('%.0f', furthest), 'a restore must be behind it'}}
+end
+local staged = count(KEYS[3], ARGV[7], ARGV[8])
+if staged ~= tonumber(ARGV[8]) then
+    return {{'PARTS', staged}}
+end
+-- What a user may lack the right to comes first, as in an append.
+redis.call('SADD', KEYS[5], ARGV[9])
+redis.call('DEL', KEYS[4])
+redis.call('HSET', KEYS[1], 'token', ARGV[1], 'format', ARGV[10], 'checksum', ARGV[11])
+redis.call('HSET', KEYS[2], 'last', ARGV[6], 'tail', '0', 'snapshot', ARGV[6], 'parts', ARGV[7])
+if owned and not (repeated and nonce == ARGV[3]) then
+    -- Else an attempt that arrives late, behind its repeat, would fence the process that made it.
+    epoch = string.format('%.0f', math.max(tonumber(epoch or '0'), tonumber(ARGV[2])) + 1)
+    redis.call('HSET', KEYS[2], 'epoch', epoch, 'nonce', ARGV[3], 'address', ARGV[5], 'view', ARGV[4])
+end
+discard(KEYS[3], ARGV[7], ARGV[7], owned, ARGV[6])
+return {{'OK', epoch or '0'}}
+""")
+
+# KEYS: deployment, meta of the graph, index. ARGV: token. Answers the names of the logs.
+LOGS: Final = Script(f"""#!lua flags=no-writes
+{_HELD}
+look(KEYS[2], '', '', '0')
+return refused and states or {{'OK', redis.call('SMEMBERS', KEYS[3])}}
+""")
+
+# KEYS: deployment, meta, records. ARGV: token. Answers last, epoch, nonce, tail, snapshot and name of its parts; and the id of
+# a record behind the end, if there is one.
+LOOK: Final = Script(f"""#!lua flags=no-writes
+{_HELD}
+local last = look(KEYS[2], '', '', '0')
+if refused then
+    return states
+end
+local found = redis.call('HMGET', KEYS[2], 'tail', 'snapshot', 'parts')
+local behind = redis.call('XRANGE', KEYS[3], '(' .. last .. '-0', '+', 'COUNT', 1)
+return {{'OK', last, states[3], states[4], found[1] or '0', found[2] or '0', found[3] or '',
+    behind[1] and behind[1][1] or ''}}
 """)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from lowwater_authority.journal.errors import JournalPosition
 from lowwater_authority.journal.framing import Writer, checksum, encode
-from lowwater_authority.journal.interface import Entry
+from lowwater_authority.journal.interface import GRAPH, Entry
 
 
 class Run(NamedTuple):
@@ -23,35 +23,38 @@ class Run(NamedTuple):
         return self.first + len(self.frames) - 1
 
     def is_new(self, last: int) -> bool:
-        """Whether a log that ends at ``last`` lacks the run; False when it ends with it (compare the frames then).
+        """Whether a log that ends at ``last`` lacks the run; False when it may have it already: ask ``is_written``.
 
-        Raises JournalPosition when it ends anywhere else.
+        Raises JournalPosition when it surely has not, and does not end just before it.
         """
         if last == self.first - 1:
             return True
-        if last == self.last:
+        # Only in the graph may another process have gone on behind an attempt of unknown outcome.
+        if last == self.last or (self.log == GRAPH and last > self.last):
             return False
         raise JournalPosition(self.log, position=self.first, last=last)
 
-    def is_tail(self, stored: Mapping[int, bytes], *, tail: int) -> bool:
-        """Whether a log that ends where the run does ends with the run itself, written by an earlier attempt.
+    def is_written(self, stored: Mapping[int, bytes], *, last: int, tail: int) -> bool:
+        """Whether a log that reaches the end of the run has the run itself, written by an earlier attempt.
 
-        ``stored`` has the frames that the log still holds, ``tail`` the checksum of its last one, kept when a snapshot
-        has taken the frame away.
+        ``stored`` has the frames that the log still holds, ``tail`` the checksum of the one at ``last``, kept when a
+        snapshot has taken the frame away.
         """
-        return tail == checksum(self.frames[-1]) and all(
-            stored.get(position, frame) == frame for position, frame in enumerate(self.frames, self.first)
-        )
+        if last == self.last and tail == checksum(self.frames[-1]):
+            return all(stored.get(position, frame) == frame for position, frame in enumerate(self.frames, self.first))
+        return all(stored.get(position) == frame for position, frame in enumerate(self.frames, self.first))
 
     def refuse_others(self, last: int) -> JournalPosition:
-        """The error for a log that ends where the run does, but with other records."""
+        """The error for a log that has other records where the run belongs."""
         return JournalPosition(self.log, position=self.first, last=last, reason="another record is there")
 
 
-def runs_of(entries: Sequence[Entry], writer: Writer) -> list[Run]:
-    """The entries by log, in order, framed. Raises JournalPosition for entries that are not contiguous in their log.
+def runs_of(entries: Sequence[Entry], writer: Callable[[str], Writer]) -> list[Run]:
+    """The entries by log, in order, framed by the ``writer`` of their log, as ``Owned.writer`` knows it.
 
-    >>> me = Writer(epoch=1, nonce=2)
+    Raises JournalPosition for entries that are not contiguous in their log.
+
+    >>> me = lambda log: Writer(epoch=1, nonce=2)
     >>> [(run.log, run.first, run.last) for run in runs_of([Entry("a", 4, b"", True), Entry("a", 5, b"", True)], me)]
     [('a', 4, 5)]
     """
@@ -63,5 +66,5 @@ def runs_of(entries: Sequence[Entry], writer: Writer) -> list[Run]:
             raise JournalPosition(
                 entry.log, position=entry.position, last=expected - 1, reason="positions count from 1 without gaps"
             )
-        run.frames.append(encode(entry.log, entry.position, entry.payload, writer=writer))
+        run.frames.append(encode(entry.log, entry.position, entry.payload, writer=writer(entry.log)))
     return list(runs.values())

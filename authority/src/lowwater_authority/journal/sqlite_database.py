@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from lowwater_authority.journal import sqlite_schema, wal
 from lowwater_authority.journal.errors import (
@@ -16,12 +17,15 @@ from lowwater_authority.journal.errors import (
     JournalError,
     JournalFailed,
     JournalPosition,
+    JournalReplaced,
     JournalUnknown,
 )
 from lowwater_authority.journal.framing import Kind, Writer, checksum, decode, decode_records
-from lowwater_authority.journal.interface import LoadedLog
+from lowwater_authority.journal.interface import GRAPH, LoadedLog, Ownership
 from lowwater_authority.journal.lock import LockFile
+from lowwater_authority.journal.owned import Held, judge, refuse_lost, refuse_older_view
 from lowwater_authority.journal.sequence import Run
+from lowwater_authority.journal.sqlite_errors import code, failed, roll_back, translated
 from lowwater_authority.journal.sqlite_schema import Owner
 
 _logger = logging.getLogger(__name__)
@@ -32,13 +36,22 @@ _PURGED_AT_A_TIME = 64
 _BUSY_SECONDS = 5.0
 """How long to wait for a stranger (sqlite3, a backup) that has the database locked."""
 
-_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+class _Row(NamedTuple):
+    """What the file says of a log; all zero for an unknown one."""
+
+    key: int = 0
+    last: int = 0
+    tail: int = 0
+    snapshot: int = 0
 
 
 class SqliteDatabase:
     """The file of a SqliteJournal. Blocking; all calls come from one thread.
 
-    The owner and the positions are checked in the transaction that writes. No method leaves a transaction open.
+    The file has one owner, the process that opened it last. Its epoch is also that of each log this process takes, and
+    grows when a log is taken again; which logs were taken nobody has to know behind the process. All of it, and the
+    positions, is checked in the transaction that writes. No method leaves a transaction open.
     """
 
     PRAGMAS: tuple[str, ...] = (
@@ -55,13 +68,17 @@ class SqliteDatabase:
         self._lock = LockFile(path.with_name(path.name + ".lock"))
         self._handle: sqlite3.Connection | None = None
         self._owner = Owner("", Writer(0, 0))
+        self._taken: dict[str, Ownership] = {}
         self._files: list[tuple[int, int]] = []
 
-    def open(self, randbits: Callable[[int], int]) -> Owner:
-        """Lock, create or check the file, and begin an epoch. After an exception everything is let go again."""
+    def open(self, wanted: str, randbits: Callable[[int], int]) -> Owner:
+        """Lock, create or check the file, and begin an epoch; ``wanted`` names its deployment unless empty.
+
+        After an exception everything is let go again.
+        """
         try:
             self._lock_and_check()
-            self._connect(randbits)
+            self._connect(wanted, randbits)
         except BaseException:
             self.close()
             raise
@@ -69,17 +86,40 @@ class SqliteDatabase:
 
     def logs(self) -> list[str]:
         """Names of all logs, sorted."""
-        with _translated(self.path):
+        with translated(self.path):
             return [name for (name,) in self._connection.execute("SELECT name FROM logs ORDER BY name")]
 
-    def load(self, log: str) -> LoadedLog:
+    def end(self, log: str) -> int:
+        """The last position of a log."""
+        with translated(self.path):
+            return self._find(log).last
+
+    def owners(self, logs: Iterable[str]) -> dict[str, Ownership]:
+        """By whom each log was taken since the file was opened."""
+        return {log: self._taken.get(log, Ownership()) for log in logs}
+
+    def take(
+        self, log: str, wanted: Ownership, believed: Mapping[str, Held], randbits: Callable[[int], int]
+    ) -> Ownership:
+        """The file's epoch, if it is new to the log and greater than that of ``wanted``; else a new one."""
+        taken = self._taken.get(log, Ownership())
+        refuse_older_view(log, wanted, taken)
+        owner = self._owner
+        with self._transaction() as connection:
+            sqlite_schema.check_owner(connection, owner.writer, [log])
+            refuse_lost(believed, self._held({log: self._find(log)}))
+            if max(taken.epoch, wanted.epoch) >= owner.writer.epoch:
+                owner = sqlite_schema.take_over(connection, randbits, above=wanted.epoch)
+        self._owner = owner
+        self._taken[log] = Ownership(*owner.writer, wanted.address, wanted.view)
+        return self._taken[log]
+
+    def load(self, log: str, believed: Mapping[str, Held]) -> LoadedLog:
         """Snapshot and records of a log, all checked."""
         connection = self._connection
         with self._reading(log):
-            row = connection.execute("SELECT id, last, tail, snapshot FROM logs WHERE name = ?", (log,)).fetchone()
-            if row is None:
-                return LoadedLog(0, None, [])
-            key, last, tail, position = row
+            key, last, tail, position = row = self._find(log)
+            refuse_lost(believed, self._held({log: row}))
             snapshot = self._load_snapshot(log, key, position) if position else None
             rows = connection.execute(
                 "SELECT position, frame FROM records WHERE log = ? AND position > ? ORDER BY position", (key, position)
@@ -89,52 +129,40 @@ class SqliteDatabase:
                 position, snapshot, decode_records(log, rows, after=position, last=last, tail=tail, epoch=epoch)
             )
 
-    def append(self, runs: list[Run]) -> None:
-        """Write all runs in one transaction, or none. Without runs, only check the owner."""
-        if not runs:
-            with _translated(self.path):
-                sqlite_schema.check_owner(self._connection, self._owner.writer)
-            return
+    def append(self, runs: list[Run], believed: Mapping[str, Held]) -> None:
+        """Write all runs in one transaction, or none."""
         with self._transaction() as connection:
-            sqlite_schema.check_owner(connection, self._owner.writer)
+            rows = self._judge(believed)
             for run in runs:
-                row = connection.execute("SELECT id, last, tail FROM logs WHERE name = ?", (run.log,)).fetchone()
-                key, last, tail = row or (None, 0, 0)
+                key, last, tail, _ = rows[run.log]
                 if not run.is_new(last):
                     stored = connection.execute(
                         "SELECT position, frame FROM records WHERE log = ? AND position >= ?", (key, run.first)
                     )
-                    if not run.is_tail(dict(stored), tail=tail):
+                    if not run.is_written(dict(stored), last=last, tail=tail):
                         raise run.refuse_others(last)
                     continue
-                ending = (run.last, checksum(run.frames[-1]))
-                if key is None:
-                    sql = "INSERT INTO logs (name, last, tail, snapshot) VALUES (?, ?, ?, 0)"
-                    key = connection.execute(sql, (run.log, *ending)).lastrowid
-                else:
-                    connection.execute("UPDATE logs SET last = ?, tail = ? WHERE id = ?", (*ending, key))
+                key = self._set_end(run.log, key, run.last, checksum(run.frames[-1]))
                 connection.executemany(
                     "INSERT INTO records VALUES (?, ?, ?)",
                     [(key, position, frame) for position, frame in enumerate(run.frames, run.first)],
                 )
 
-    def begin_snapshot(self, log: str, position: int) -> int | None:
+    def begin_snapshot(self, log: str, position: int, believed: Mapping[str, Held]) -> int | None:
         """The key to stage the parts of a snapshot under; None when the present one reaches as far."""
-        with _translated(self.path):
-            sqlite_schema.check_owner(self._connection, self._owner.writer)
-            return self._snapshot_key(log, position)
+        with translated(self.path):
+            return self._snapshot_key(log, position, believed)
 
-    def stage(self, key: int, position: int, part: int, frame: bytes) -> None:
+    def stage(self, log: str, key: int, position: int, part: int, frame: bytes) -> None:
         """Write one part of a snapshot, which counts for nothing until ``finish_snapshot``."""
         with self._transaction() as connection:
-            sqlite_schema.check_owner(connection, self._owner.writer)
+            sqlite_schema.check_owner(connection, self._owner.writer, [log])
             connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", (key, position, part, frame))
 
-    def finish_snapshot(self, log: str, position: int, parts: int) -> None:
+    def finish_snapshot(self, log: str, position: int, parts: int, believed: Mapping[str, Held]) -> None:
         """Make the staged parts the snapshot, in one transaction; ``purge_some`` removes what it covers."""
         with self._transaction() as connection:
-            sqlite_schema.check_owner(connection, self._owner.writer)
-            key = self._snapshot_key(log, position)
+            key = self._snapshot_key(log, position, believed)
             if key is not None:
                 sql = "SELECT count(*) FROM snapshots WHERE log = ? AND position = ?"
                 (staged,) = connection.execute(sql, (key, position)).fetchone()
@@ -145,14 +173,51 @@ class SqliteDatabase:
     def purge_some(self, log: str) -> bool:
         """Remove a little of what a log's snapshot covers; returns whether there may be more."""
         try:
-            with _translated(self.path):
-                sql = "SELECT id, snapshot FROM logs WHERE name = ?"
-                row = self._connection.execute(sql, (log,)).fetchone()
-            return self._purge_some(*row)
+            with translated(self.path):
+                row = self._find(log)
+            return self._purge_some(log, row.key, row.snapshot)
         except JournalError as error:
             # The snapshot holds. What it covers is not read any more; the next one, or the next start, removes it.
             _logger.warning("log %r: covered records stay on disk for now: %s", log, error)
             return False
+
+    def restore(
+        self,
+        log: str,
+        position: int,
+        mine: Held,
+        wanted: Ownership,
+        framed: Callable[[Ownership], list[bytes]],
+        randbits: Callable[[int], int],
+    ) -> Ownership:
+        """Put a snapshot in the place of everything, in one transaction; ``framed`` gives its parts for an owner."""
+        taken = self._taken.get(log, Ownership())
+        refuse_older_view(log, wanted, taken)
+        file = self._owner
+        with self._transaction() as connection:
+            sqlite_schema.check_owner(connection, file.writer, [log])
+            key, last, tail, _ = self._find(log)
+            if last == position and tail == checksum(framed(taken)[-1]):
+                # By an earlier attempt, which was cancelled.
+                return taken
+            if position <= max(last, mine.last):
+                raise JournalPosition(log, position=position, last=max(last, mine.last))
+            owner = Ownership()
+            if log != GRAPH:
+                file = sqlite_schema.take_over(connection, randbits, above=mine.owner.epoch)
+                owner = Ownership(*file.writer, wanted.address, wanted.view)
+            frames = framed(owner)
+            key = self._set_end(log, key, position, checksum(frames[-1]), snapshot=position)
+            for table in ("records", "snapshots"):
+                connection.execute(f"DELETE FROM {table} WHERE log = ?", (key,))
+            connection.executemany(
+                "INSERT INTO snapshots VALUES (?, ?, ?, ?)",
+                [(key, position, part, frame) for part, frame in enumerate(frames)],
+            )
+        self._owner = file
+        if log != GRAPH:
+            self._taken[log] = owner
+        return owner
 
     def close(self) -> None:
         """Close the file, which empties the write-ahead log, and free the lock."""
@@ -182,8 +247,8 @@ class SqliteDatabase:
             raise JournalCorrupt(None, None, f"{self._wal} has lost its database {self.path}")
         wal.check_file(self._wal)
 
-    def _connect(self, randbits: Callable[[int], int]) -> None:
-        with _translated(self.path):
+    def _connect(self, wanted: str, randbits: Callable[[int], int]) -> None:
+        with translated(self.path):
             self._handle = connection = sqlite3.connect(self.path, isolation_level=None, timeout=_BUSY_SECONDS)
             new = sqlite_schema.is_new(connection, self.path)
             for pragma in self.PRAGMAS:
@@ -193,22 +258,47 @@ class SqliteDatabase:
             raise JournalFailed(f"{self.path}: its file system cannot do WAL mode; use a local one")
         with self._transaction() as connection:
             if new:
-                sqlite_schema.create(connection, f"{randbits(128):032x}")
+                sqlite_schema.create(connection, wanted or f"{randbits(128):032x}")
             self._owner = sqlite_schema.take_over(connection, randbits)
+            if wanted not in {"", self._owner.server_token}:
+                raise JournalReplaced(expected=wanted, found=self._owner.server_token)
         # The names of the files must be as durable as their content.
         _sync_directory(self.path.parent)
         self._files = self._identities()
-        for key, position in connection.execute("SELECT id, snapshot FROM logs").fetchall():
-            while self._purge_some(key, position, staged=True):
+        for log, key, position in connection.execute("SELECT name, id, snapshot FROM logs").fetchall():
+            while self._purge_some(log, key, position, staged=True):
                 pass
 
-    def _snapshot_key(self, log: str, position: int) -> int | None:
+    def _find(self, log: str) -> _Row:
+        sql = "SELECT id, last, tail, snapshot FROM logs WHERE name = ?"
+        return _Row(*(self._connection.execute(sql, (log,)).fetchone() or ()))
+
+    def _held(self, rows: Mapping[str, _Row]) -> dict[str, Held]:
+        """Owner and end of each log."""
+        return {log: Held(self._taken.get(log, Ownership()), row.last) for log, row in rows.items()}
+
+    def _judge(self, believed: Mapping[str, Held]) -> dict[str, _Row]:
+        """Whether the logs may be written; returns what the file says of them."""
+        sqlite_schema.check_owner(self._connection, self._owner.writer, believed)
+        rows = {log: self._find(log) for log in believed}
+        judge(believed, self._held(rows))
+        return rows
+
+    def _set_end(self, log: str, key: int, last: int, tail: int, *, snapshot: int | None = None) -> int:
+        """Write where a log ends, and where its snapshot stands if that changes too; returns its key."""
+        if not key:
+            sql = "INSERT INTO logs (name, last, tail, snapshot) VALUES (?, ?, ?, ?)"
+            return self._connection.execute(sql, (log, last, tail, snapshot or 0)).lastrowid or 0
+        sql = "UPDATE logs SET last = ?, tail = ?, snapshot = ifnull(?, snapshot) WHERE id = ?"
+        self._connection.execute(sql, (last, tail, snapshot, key))
+        return key
+
+    def _snapshot_key(self, log: str, position: int, believed: Mapping[str, Held]) -> int | None:
         """Key of a log that may get a snapshot there; None when it has one that reaches as far."""
-        row = self._connection.execute("SELECT id, last, snapshot FROM logs WHERE name = ?", (log,)).fetchone()
-        key, last, present = row or (None, 0, 0)
-        if not 1 <= position <= last:
-            raise JournalPosition(log, position=position, last=last)
-        return key if position > present else None
+        row = self._judge(believed)[log]
+        if not 1 <= position <= row.last:
+            raise JournalPosition(log, position=position, last=row.last)
+        return row.key if position > row.snapshot else None
 
     def _load_snapshot(self, log: str, key: int, position: int) -> bytes:
         """All parts of a snapshot, joined."""
@@ -223,7 +313,7 @@ class SqliteDatabase:
             raise JournalCorrupt(log, position, f"{len(payloads)} of {parts} parts of the snapshot are there")
         return b"".join(payloads)
 
-    def _purge_some(self, key: int, position: int, *, staged: bool = False) -> bool:
+    def _purge_some(self, log: str, key: int, position: int, *, staged: bool = False) -> bool:
         """Remove a little of what the snapshot at ``position`` covers; with ``staged``, of unfinished ones too.
 
         Returns whether there may be more.
@@ -236,7 +326,7 @@ class SqliteDatabase:
             f" (SELECT log, position, part FROM snapshots WHERE log = ? AND position {others} ? LIMIT ?)",
         ):
             with self._transaction() as connection:
-                sqlite_schema.check_owner(connection, self._owner.writer)
+                sqlite_schema.check_owner(connection, self._owner.writer, [log])
                 removed = connection.execute(sql, (key, position, _PURGED_AT_A_TIME)).rowcount
             if removed == _PURGED_AT_A_TIME:
                 return True
@@ -263,7 +353,7 @@ class SqliteDatabase:
     def _reading(self, log: str) -> Iterator[None]:
         """Around all statements that read one log: they see one state."""
         connection = self._connection
-        with _translated(self.path, log):
+        with translated(self.path, log):
             connection.execute("BEGIN")
             try:
                 yield
@@ -275,61 +365,24 @@ class SqliteDatabase:
         """A write. An exception before the commit surely undoes it; one in the commit is judged by its code."""
         connection = self._connection
         self._check_files()
-        with _translated(self.path):
+        with translated(self.path):
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
             except BaseException:
-                _roll_back(connection)
+                roll_back(connection)
                 raise
         try:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
-            _roll_back(connection)
+            roll_back(connection)
             # Full: the frame that commits could not be written whole. Busy: the commit did not begin. After any other
             # error the frame may be on the disk, and the next recovery would find it.
-            if _code(error) in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY}:
-                raise _failed(self.path, error) from error
+            if code(error) in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY}:
+                raise failed(self.path, error) from error
             raise JournalUnknown(
                 f"{self.path}: the commit failed ({error}); it may be written, repeat the call"
             ) from error
-
-
-@contextmanager
-def _translated(path: Path, log: str | None = None) -> Iterator[None]:
-    """Around statements that commit nothing: an error of SQLite's surely wrote nothing."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        if _code(error) in _DAMAGED:
-            raise JournalCorrupt(log, None, f"{path}: {error}") from error
-        raise _failed(path, error) from error
-
-
-def _failed(path: Path, error: sqlite3.Error) -> JournalFailed:
-    fixes = {
-        sqlite3.SQLITE_FULL: "free space on its disk",
-        sqlite3.SQLITE_READONLY: "make the file and its directory writable",
-        sqlite3.SQLITE_CANTOPEN: "make the file and its directory readable and writable",
-        sqlite3.SQLITE_BUSY: "end the program that has it locked",
-        sqlite3.SQLITE_IOERR: "check the disk and the kernel's log",
-    }
-    fix = fixes.get(_code(error), "see what SQLite says")
-    return JournalFailed(f"{path}: {error}; nothing was written: {fix}")
-
-
-def _code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code; -1 for errors of Python's own."""
-    return getattr(error, "sqlite_errorcode", -1) & 0xFF
-
-
-def _roll_back(connection: sqlite3.Connection) -> None:
-    """End the transaction if SQLite has not done so by itself. Should that fail, nothing is committed all the same."""
-    if connection.in_transaction:
-        try:
-            connection.execute("ROLLBACK")
-        except sqlite3.Error as error:
-            _logger.warning("rolling back failed: %s", error)
 
 
 def _size(path: Path) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -81,12 +81,12 @@ def create(connection: sqlite3.Connection, server_token: str) -> None:
     connection.execute("INSERT INTO meta VALUES (1, ?, ?, 0, 0, ?)", (FORMAT, server_token, checksum))
 
 
-def take_over(connection: sqlite3.Connection, randbits: Callable[[int], int]) -> Owner:
-    """Begin the next epoch. Runs in the caller's transaction."""
+def take_over(connection: sqlite3.Connection, randbits: Callable[[int], int], *, above: int = 0) -> Owner:
+    """Begin the next epoch, greater than ``above`` too. Runs in the caller's transaction."""
     row = connection.execute("SELECT server_token, epoch, nonce, checksum FROM meta").fetchone()
     if row is None or row[3] != _checksum(*row[:3]):
         raise JournalCorrupt(None, None, "the row that names the owner is missing or its checksum differs")
-    owner = Owner(row[0], Writer(row[1] + 1, randbits(32)))
+    owner = Owner(row[0], Writer(max(row[1], above) + 1, randbits(32)))
     connection.execute(
         "UPDATE meta SET epoch = ?, nonce = ?, checksum = ?",
         (*owner.writer, _checksum(owner.server_token, *owner.writer)),
@@ -94,11 +94,11 @@ def take_over(connection: sqlite3.Connection, randbits: Callable[[int], int]) ->
     return owner
 
 
-def check_owner(connection: sqlite3.Connection, me: Writer) -> None:
-    """Raise JournalFenced when another owner came after ``me``."""
+def check_owner(connection: sqlite3.Connection, me: Writer, logs: Iterable[str]) -> None:
+    """Raise JournalFenced, for all of the logs, when another process has opened the file after ``me``."""
     found = Writer(*connection.execute("SELECT epoch, nonce FROM meta").fetchone())
     if found != me:
-        raise JournalFenced(epoch=me.epoch, owner=found.epoch)
+        raise JournalFenced(dict.fromkeys(logs, (me.epoch, found.epoch)))
 
 
 def _checksum(server_token: str, epoch: int, nonce: int) -> int:

@@ -1,4 +1,4 @@
-"""What all servicers share."""
+"""What all servicers share: the shard, its place among others, and what is said of computations that are elsewhere."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from lowwater import errors
 from lowwater._pb.lowwater.v1 import types_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lowwater_authority.cluster.cluster import Cluster
     from lowwater_authority.observer import Observer
     from lowwater_authority.shard import Shard
 
@@ -16,13 +20,21 @@ GO_AWAY_MILLIS: Final = 500
 """How long clients wait, with jitter, before they connect again after a planned stop."""
 
 
+def moved(name: str) -> errors.Moved:
+    """Return the refusal of a computation that another shard serves; :meth:`Services.located` says which."""
+    return errors.Moved(f"another shard serves {name}", metadata={"computation": name})
+
+
 @dataclass(slots=True)
 class Services:
-    """The shard, who watches, and whether the process is about to stop."""
+    """The shard, who watches, and whether streams are to end."""
 
     shard: Shard
     observer: Observer
+    cluster: Cluster | None = None
+    """None: there is one process."""
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while streams are to end: for good when the process stops, and for as long as it is cut off from its store."""
 
     @property
     def token(self) -> str:
@@ -31,4 +43,52 @@ class Services:
 
     def go_away(self) -> types_pb2.GoAway:
         """Return the farewell of every stream."""
-        return types_pb2.GoAway(reason="the authority is stopping", retry_after_millis=GO_AWAY_MILLIS)
+        cut_off = self.cluster is not None and self.cluster.cut_off
+        reason = "the authority is cut off from its store" if cut_off else "the authority is stopping"
+        return types_pb2.GoAway(reason=reason, retry_after_millis=GO_AWAY_MILLIS)
+
+    def check(self) -> None:
+        """Refuse to serve while nobody knows whether others do. Raises Unavailable."""
+        if self.cluster is not None and self.cluster.cut_off:
+            msg = (
+                "this shard is cut off from its store, and another one may serve what it did: ask another, or try later"
+            )
+            raise errors.Unavailable(msg)
+
+    async def reach(self, name: str) -> None:
+        """Return when this shard serves a computation. Raises UnknownComputation, Moved without an address, Unavailable."""
+        shard = self.shard
+        if shard.serves(name):
+            return
+        if name not in shard.topology.computations:
+            await shard.confirm(())  # it may be registered at another shard since
+        shard.topology.get(name)
+        if not await shard.serve(name):
+            raise moved(name)
+
+    async def confirm(self, name: str) -> int:
+        """Return when what is published of a computation here is known to be the newest; and when that was. Raises as reach."""
+        await self.reach(name)
+        confirmed = await self.shard.confirm([name])
+        await self.reach(name)
+        return confirmed
+
+    async def redirects(self, names: Iterable[str]) -> list[types_pb2.Redirect]:
+        """Return where other shards serve registered computations."""
+        names = list(names)
+        if not names:
+            return []
+        if self.cluster is None:
+            return [types_pb2.Redirect(computation=name) for name in names]
+        places = await self.cluster.locate(names)
+        return [
+            types_pb2.Redirect(computation=name, address=place.address, epoch=place.epoch)
+            for name, place in places.items()
+        ]
+
+    async def located(self, moved: errors.Moved) -> errors.Moved:
+        """Return the refusal with the place in it. Raises Unavailable."""
+        [redirect] = await self.redirects([moved.metadata["computation"]])
+        metadata = {**moved.metadata, "address": redirect.address, "epoch": str(redirect.epoch)}
+        where = f"at {redirect.address}: go there" if redirect.address else "as soon as one is free: try again later"
+        return errors.Moved(f"{moved.message}, {where}", metadata=metadata)

@@ -1,4 +1,7 @@
-"""Errors on the wire: a gRPC status with one ErrorInfo, whose reason is the name of the client's exception."""
+"""Errors on the wire: a gRPC status with one ErrorInfo, whose reason is the name of the client's exception.
+
+Those that mean "later" have a RetryInfo too, when it is known how much later.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,17 @@ from lowwater._pb.lowwater.v1 import errors_pb2
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from lowwater_authority.observer import Observer
+    from lowwater_authority.service.context import Services
 
 DETAILS: Final = "grpc-status-details-bin"
 """The trailer that every gRPC library reads error details from."""
 
 ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
+
+RETRY_INFO: Final = "type.googleapis.com/google.rpc.RetryInfo"
+
+LATER: Final = (errors.Overloaded, errors.ShuttingDown, errors.Unavailable, errors.JournalFailed)
+"""The same call may succeed later, without the caller changing anything."""
 
 CODES: Final[dict[str, grpc.StatusCode]] = {
     errors.InvalidArgument.reason: grpc.StatusCode.INVALID_ARGUMENT,
@@ -30,6 +38,7 @@ CODES: Final[dict[str, grpc.StatusCode]] = {
     errors.Overloaded.reason: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.JournalFailed.reason: grpc.StatusCode.UNAVAILABLE,
     errors.ShuttingDown.reason: grpc.StatusCode.UNAVAILABLE,
+    errors.Unavailable.reason: grpc.StatusCode.UNAVAILABLE,
     errors.LowwaterError.reason: grpc.StatusCode.INTERNAL,
 }
 """Everything else is FAILED_PRECONDITION: the caller must change something before it tries again."""
@@ -42,8 +51,10 @@ log = logging.getLogger(__name__)
 Method = TypeVar("Method", bound="Callable[..., Awaitable[Any]]")
 
 
-async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: errors.LowwaterError) -> NoReturn:
-    """End a call with an error."""
+async def refuse(
+    context: grpc.aio.ServicerContext[Any, Any], error: errors.LowwaterError, *, again: float = 0.0
+) -> NoReturn:
+    """End a call with an error; ``again`` is after how many seconds to try again, if that helps and the error does not say."""
     code = CODES.get(error.reason, grpc.StatusCode.FAILED_PRECONDITION)
     room = MESSAGE_BYTES // max(1, len(error.metadata))
     facts = {key: shortened(value, room) for key, value in error.metadata.items()}
@@ -51,6 +62,11 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: errors.Loww
     message = shortened(error.message, MESSAGE_BYTES)
     status = errors_pb2.RpcStatus(code=code.value[0], message=message)
     status.details.add(type_url=ERROR_INFO, value=info.SerializeToString())
+    delay = error.retry_after or again
+    if delay and isinstance(error, LATER):
+        retry = errors_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(round(delay * 1e9))
+        status.details.add(type_url=RETRY_INFO, value=retry.SerializeToString())
     await context.abort(code, message, ((DETAILS, status.SerializeToString()),))
 
 
@@ -64,15 +80,20 @@ def shortened(text: str, limit: int) -> str:
 
 
 def refusing(method: Method) -> Method:
-    """Turn errors of a unary method of a servicer with an ``observer`` into statuses."""
+    """Turn errors of a unary method of a servicer with ``services`` into statuses. Who is cut off refuses all of them."""
 
     @functools.wraps(method)
     async def guarded(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        services: Services = self.services
         try:
-            return await method(self, request, context)
+            services.check()
+            check_token(services.token, request.server_token)
+            try:
+                return await method(self, request, context)
+            except errors.Moved as moved:
+                raise await services.located(moved) from None
         except errors.LowwaterError as error:
-            observer: Observer = self.observer
-            observer.refused(method.__name__, error.reason)
+            services.observer.refused(method.__name__, error.reason)
             await refuse(context, error)
 
     return guarded  # type: ignore[return-value]  # the same signature, which a TypeVar bound to a method cannot say

@@ -1,16 +1,21 @@
-"""Report streams: what one process is told back, and which stream of a process is the newest."""
+"""Report streams: what one process is told back, which stream of a process is the newest, and how many may start at once."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater_authority.service import encode
+from lowwater_authority.service.admission import Admission
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from lowwater_authority.core.requests import Fenced
+    from lowwater_authority.service.admission import Gate
 
 IN_FLIGHT: Final = 64
 """Reports of one stream that may wait for the journal; more are left in the transport, which slows the sender."""
@@ -22,6 +27,48 @@ FENCED_BOUND: Final = 4096
 """Notices of lost ranges waiting for one stream; the oldest go first, since every later report repeats them."""
 
 
+SILENCE: Final = 2.0
+"""Seconds after which a stream that has not begun to report keeps no other from starting: it may have nothing to say for long."""
+
+
+Turn = asyncio.Future[None]
+"""Who waits before a gate; done when it is inside."""
+
+
+async def enter(gate: Gate[Turn]) -> None:
+    """Return when inside a gate, which is to be left then. Raises Overloaded."""
+    loop = asyncio.get_running_loop()
+    turn = loop.create_future()
+    if gate.enter(turn, loop.time()):
+        return
+    try:
+        await turn
+    except BaseException:  # cancelled: the caller is gone
+        if not gate.give_up(turn) and not turn.cancelled() and turn.exception() is None:
+            leave(gate)
+        raise
+
+
+def leave(gate: Gate[Turn]) -> None:
+    """Let the next one in."""
+    now = asyncio.get_running_loop().time()
+    turn = gate.leave(now)
+    while turn is not None and turn.cancelled():  # its caller has gone in this moment
+        turn = gate.leave(now)
+    if turn is not None:
+        turn.set_result(None)
+
+
+@asynccontextmanager
+async def inside(gate: Gate[Turn]) -> AsyncIterator[None]:
+    """Be inside a gate. Raises Overloaded."""
+    await enter(gate)
+    try:
+        yield
+    finally:
+        leave(gate)
+
+
 class Outbox:
     """What waits to be sent down one stream: acknowledgements merge, so it stays small."""
 
@@ -29,6 +76,12 @@ class Outbox:
         self.permits = asyncio.Semaphore(IN_FLIGHT)
         self.closed: errors.LowwaterError | None = None
         self.finished = False
+        self.silence: asyncio.TimerHandle | None = None
+        """Ends the wait for the first report."""
+        self.starting = True
+        """Whether it is among those that start."""
+        self.claims: set[tuple[str, int]] = set()
+        """What it speaks for, and maybe some that another stream speaks for since."""
         self._ack: pb.ReportAck | None = None
         self._acked = 0
         self._fenced: list[pb.Fenced] = []
@@ -92,6 +145,7 @@ class Streams:
     """The open report streams: the newest of each sender, and which one speaks for each claim."""
 
     def __init__(self) -> None:
+        self.admission: Admission[Turn] = Admission()
         self._newest: dict[bytes, tuple[int, Outbox]] = {}
         self._ended: dict[bytes, int] = {}
         """The newest stream of senders that have none now, oldest first."""
@@ -101,8 +155,26 @@ class Streams:
         """Return the number of open streams."""
         return len(self._newest)
 
+    @property
+    def again(self) -> float:
+        """Seconds to stay away for streams that all end at once.
+
+        Counted by the most that were ever open, since they end one by one.
+        """
+        now = asyncio.get_running_loop().time()
+        return self.admission.starting.all_again(self.admission.streams.peak, now)
+
+    async def admit(self, sender: bytes, stream: int) -> Outbox:
+        """Open a stream when it is its turn to start. Raises as open does, and ShuttingDown."""
+        await enter(self.admission.starting)
+        try:
+            return self.open(sender, stream)
+        except errors.LowwaterError:
+            leave(self.admission.starting)
+            raise
+
     def open(self, sender: bytes, stream: int) -> Outbox:
-        """Open a stream, closing the sender's older one. Raises OldStream when it is not newer than all before.
+        """Open a stream, closing the sender's older one. Raises Overloaded, and OldStream when it is not newer than all before.
 
         Its reports would count as repeats of the older ones' and change nothing.
         """
@@ -110,27 +182,47 @@ class Streams:
         if stream <= newest:
             msg = f"this sender has opened stream {newest} already, {stream} was delayed or repeated; count streams up"
             raise errors.OldStream(msg, metadata={"stream": str(stream), "newest": str(newest)})
+        loop = asyncio.get_running_loop()
+        outbox = Outbox()
         if older is not None:
             older.close(errors.OldStream("a newer stream of this sender was opened", metadata={"newest": str(stream)}))
-        outbox = Outbox()
+        else:
+            self.admission.streams.enter(loop.create_future(), loop.time())
+        outbox.silence = loop.call_later(SILENCE, self.started, outbox)
         self._ended.pop(sender, None)
         self._newest[sender] = (stream, outbox)
         return outbox
 
+    def heard(self, outbox: Outbox) -> None:
+        """A stream has begun to report: it starts until that is durable."""
+        if outbox.silence is not None:
+            outbox.silence.cancel()
+
+    def started(self, outbox: Outbox) -> None:
+        """Let another stream start: the first report of this one is durable, or none comes, or it has ended."""
+        self.heard(outbox)
+        if outbox.starting:
+            outbox.starting = False
+            leave(self.admission.starting)
+
     def close(self, sender: bytes, outbox: Outbox) -> None:
         """Forget a stream."""
+        self.started(outbox)
         stream, newest = self._newest.get(sender, (0, None))
         if newest is outbox:
+            leave(self.admission.streams)
             del self._newest[sender]
             self._ended[sender] = stream
             if len(self._ended) > SENDERS_KEPT:
                 del self._ended[next(iter(self._ended))]
-        for key in [key for key, speaker in self._speakers.items() if speaker is outbox]:
-            del self._speakers[key]
+        for key in outbox.claims:
+            if self._speakers.get(key) is outbox:
+                del self._speakers[key]
 
     def speaks(self, name: str, sequencer: int, outbox: Outbox) -> None:
         """A stream reports for a claim, and will hear what it loses."""
         self._speakers[name, sequencer] = outbox
+        outbox.claims.add((name, sequencer))
 
     def fence(self, fenced: Fenced) -> None:
         """Tell the stream that speaks for a claim what it lost."""
@@ -140,8 +232,14 @@ class Streams:
             outbox.fence(fenced)
             if fenced.handles is None:
                 del self._speakers[key]
+                outbox.claims.discard(key)
 
     def wake(self) -> None:
-        """Make every stream look around: the server stops."""
+        """Make every stream look around, and end those that wait to start: the server stops."""
         for _, outbox in self._newest.values():
             outbox.wake()
+        for gate in self.admission.gates:
+            for turn in list(gate.waiting):
+                gate.give_up(turn)
+                if not turn.done():
+                    turn.set_exception(errors.ShuttingDown("this process ends its streams; connect again"))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
 from lowwater_authority.service import decode, encode
-from lowwater_authority.service.refusals import check_token, refusing
+from lowwater_authority.service.refusals import refusing
 
 if TYPE_CHECKING:
     import grpc
@@ -21,12 +21,10 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
 
     def __init__(self, services: Services) -> None:
         self.services = services
-        self.observer = services.observer
 
     @refusing
     async def Register(self, request: topology_pb2.RegisterRequest, context: Context) -> topology_pb2.RegisterResponse:  # noqa: N802
         """Register a computation."""
-        check_token(self.services.token, request.server_token)
         shard = self.services.shard
         spec = await shard.register(decode.spec(request))
         return topology_pb2.RegisterResponse(
@@ -37,8 +35,8 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     async def GetTopology(  # noqa: N802
         self, request: topology_pb2.GetTopologyRequest, context: Context
     ) -> topology_pb2.GetTopologyResponse:
-        """Read the graph."""
-        check_token(self.services.token, request.server_token)
+        """Read the graph, as the store has it."""
+        await self.services.shard.confirm(())
         topology = self.services.shard.topology
         return topology_pb2.GetTopologyResponse(
             server_token=self.services.token,
@@ -53,23 +51,23 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         self, request: topology_pb2.SetInputsRequest, context: Context
     ) -> topology_pb2.SetInputsResponse:
         """Change what a computation reads."""
-        check_token(self.services.token, request.server_token)
         shard = self.services.shard
+        await self.services.reach(request.computation)
         spec = await shard.set_inputs(request.computation, list(request.inputs))
         return topology_pb2.SetInputsResponse(computation=encode.computation(spec, shard.topology))
 
     @refusing
     async def Reset(self, request: topology_pb2.ResetRequest, context: Context) -> topology_pb2.ResetResponse:  # noqa: N802
         """Start a new life of a computation and its readers."""
-        check_token(self.services.token, request.server_token)
         shard = self.services.shard
+        await shard.confirm(())  # one that was registered at another shard can be reset here too
         specs = await shard.reset(request.computation)
         return topology_pb2.ResetResponse(computations=[encode.computation(spec, shard.topology) for spec in specs])
 
     @refusing
     async def Retire(self, request: topology_pb2.RetireRequest, context: Context) -> topology_pb2.RetireResponse:  # noqa: N802
         """Take a key range out of a computation."""
-        check_token(self.services.token, request.server_token)
         start, end = decode.interval(request.start, request.end)
+        await self.services.reach(request.computation)
         ranges = await self.services.shard.retire(request.computation, start, end, force=request.force)
         return topology_pb2.RetireResponse(ranges=ranges)

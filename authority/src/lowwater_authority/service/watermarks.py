@@ -8,6 +8,7 @@ from lowwater import errors
 from lowwater._pb.lowwater.v1 import watermarks_pb2 as pb
 from lowwater._pb.lowwater.v1 import watermarks_pb2_grpc
 from lowwater_authority.service import decode, encode
+from lowwater_authority.service.context import moved
 from lowwater_authority.service.refusals import bad_field, check_token, refuse, refusing
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from lowwater._pb.lowwater.v1 import types_pb2
     from lowwater_authority.core.computation import View
+    from lowwater_authority.hub import Subscription
     from lowwater_authority.service.context import Services
 
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -35,77 +37,88 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
 
     def __init__(self, services: Services) -> None:
         self.services = services
-        self.observer = services.observer
 
     @refusing
     async def GetWatermarks(self, request: pb.GetWatermarksRequest, context: Context) -> pb.GetWatermarksResponse:  # noqa: N802
         """Read the published watermarks now."""
-        check_token(self.services.token, request.server_token)
         shard = self.services.shard
-        names = decode.names("computations", request.computations) or shard.names()
+        asked = decode.names("computations", request.computations)
+        confirmed, names, elsewhere = await self._look(asked)
         return pb.GetWatermarksResponse(
             server_token=self.services.token,
             watermarks=[self._watermark(name, shard.view(name)) for name in names],
-            time_micros=shard.confirmed,
+            time_micros=confirmed,
+            redirects=await self.services.redirects(elsewhere),
         )
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:  # noqa: N802
-        """Follow watermarks, conflated."""
+        """Follow watermarks, conflated. The first values are confirmed like those of a get."""
         services, shard = self.services, self.services.shard
+        subscription: Subscription | None = None
         try:
+            services.check()
             check_token(services.token, request.server_token)
-            names = list(dict.fromkeys(decode.names("computations", request.computations)))
-        except errors.LowwaterError as error:
-            self.observer.refused("Watch", error.reason)
-            await refuse(context, error)
-        unknown = [self._watermark(name, None) for name in names if shard.view(name) is None]
-        views = (shard.view(name) for name in names or shard.names())
-        subscription = shard.hub.subscribe(names, [view for view in views if view is not None])
-        try:
-            yield self._response(await subscription.take(0), unknown)
+            asked = list(dict.fromkeys(decode.names("computations", request.computations)))
+            subscription = shard.hub.subscribe(asked)
+            confirmed, names, elsewhere = await self._look(asked)
+            unknown = []
+            for name in names:
+                view = shard.view(name)
+                if view is None:
+                    unknown.append(self._watermark(name, None))
+                else:
+                    subscription.put(name, view)
+            for name in elsewhere:
+                subscription.put(name, None)
+            yield await self._response(await subscription.take(0), confirmed, unknown)
             while not services.leaving.is_set():
-                yield self._response(await subscription.take(BEAT_SECONDS))
-            yield self._response((), go_away=services.go_away())
+                taken = await subscription.take(BEAT_SECONDS)
+                yield await self._response(taken, shard.confirmed)
+            yield await self._response({}, shard.confirmed, go_away=services.go_away())
+        except errors.LowwaterError as error:
+            services.observer.refused("Watch", error.reason)
+            await refuse(context, error)
         finally:
-            shard.hub.unsubscribe(subscription)
+            if subscription is not None:
+                shard.hub.unsubscribe(subscription)
 
     @refusing
     async def CheckComplete(self, request: pb.CheckCompleteRequest, context: Context) -> pb.CheckCompleteResponse:  # noqa: N802
         """Answer whether everything before an event time is here, and if not, which ranges hold it."""
-        check_token(self.services.token, request.server_token)
         limit = request.max_holders or DEFAULT_HOLDERS
         if limit > MAX_HOLDERS:
             raise bad_field("max_holders", f"is {limit}", f"ask for at most {MAX_HOLDERS}")
         shard = self.services.shard
-        shard.topology.get(request.computation)
+        confirmed = await self.services.confirm(request.computation)
         holders, holding = await shard.ranges(request.computation, below=request.until_micros, limit=limit)
         view = shard.view(request.computation)
-        assert view is not None
+        if view is None:
+            raise moved(request.computation)
         complete = request.until_micros <= view.low
         return pb.CheckCompleteResponse(
             complete=complete,
             watermark=self._watermark(request.computation, view),
             holders=() if complete else map(encode.key_range, holders),
             holding=0 if complete else holding,
-            time_micros=shard.confirmed,
+            time_micros=confirmed,
         )
 
     @refusing
     async def ListRanges(self, request: pb.ListRangesRequest, context: Context) -> pb.ListRangesResponse:  # noqa: N802
         """List ranges, those furthest behind first."""
-        check_token(self.services.token, request.server_token)
         limit = _page(request.page_size)
         below = request.below_micros if request.HasField("below_micros") else None
+        await self.services.confirm(request.computation)
         ranges, total = await self.services.shard.ranges(request.computation, below=below, limit=limit)
         return pb.ListRangesResponse(ranges=map(encode.key_range, ranges), total=total)
 
     @refusing
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.GetHistoryResponse:  # noqa: N802
         """Tell when steps of event time became complete, the newest of them."""
-        check_token(self.services.token, request.server_token)
         limit = _page(request.page_size)
         since = request.since_micros if request.HasField("since_micros") else None
         shard = self.services.shard
+        await self.services.confirm(request.computation)
         completions, total = await shard.history(request.computation, since=since, limit=limit)
         return pb.GetHistoryResponse(
             step_micros=shard.topology.get(request.computation).history_step,
@@ -113,24 +126,49 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             total=total,
         )
 
+    async def _look(self, asked: list[str]) -> tuple[int, list[str], list[str]]:
+        """Return when what is published here was the newest, what of the names is here or nowhere, and what other shards serve.
+
+        Without names: all that are registered.
+        """
+        shard = self.services.shard
+        if not asked or any(name not in shard.topology.computations for name in asked):
+            await shard.confirm(())
+        names = asked or sorted(shard.topology.computations)
+        for name in names:
+            if name in shard.topology.computations:
+                try:
+                    await shard.serve(name)
+                except errors.Unavailable:
+                    if asked:
+                        raise
+        confirmed = await shard.confirm([name for name in names if shard.serves(name)])
+        elsewhere = [name for name in names if name in shard.topology.computations and not shard.serves(name)]
+        away = set(elsewhere)
+        return confirmed, [name for name in names if name not in away], elsewhere
+
     def _watermark(self, name: str, view: View | None) -> types_pb2.Watermark:
         shard = self.services.shard
-        return encode.watermark(name, view, shard.topology, shard.journal.epoch)
+        return encode.watermark(name, view, shard.topology, shard.epoch(name))
 
-    def _response(
+    async def _response(
         self,
-        views: Iterable[View],
+        taken: dict[str, View | None],
+        confirmed: int,
         unknown: Iterable[types_pb2.Watermark] = (),
         go_away: types_pb2.GoAway | None = None,
     ) -> pb.WatchResponse:
-        watermarks = [*unknown, *(self._watermark(view.name, view) for view in views)]
-        self.observer.pushed(len(watermarks))
+        shard = self.services.shard
+        watermarks = [*unknown, *(self._watermark(name, view) for name, view in taken.items() if view is not None)]
+        self.services.observer.pushed(len(watermarks))
+        elsewhere = [name for name, view in taken.items() if view is None and not shard.serves(name)]
         return pb.WatchResponse(
             server_token=self.services.token,
             watermarks=watermarks,
-            time_micros=self.services.shard.confirmed,
+            time_micros=confirmed,
             go_away=go_away,
-            clock_micros=self.services.shard.now,
+            clock_micros=shard.now,
+            redirects=await self.services.redirects(elsewhere),
         )
 
 

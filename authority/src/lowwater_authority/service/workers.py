@@ -10,7 +10,9 @@ from lowwater import errors
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater._pb.lowwater.v1 import workers_pb2_grpc
 from lowwater_authority.core.requests import Refused
+from lowwater_authority.rounds import GivenUp
 from lowwater_authority.service import decode, encode
+from lowwater_authority.service.context import moved
 from lowwater_authority.service.refusals import bad_field, check_token, refuse, refusing
 from lowwater_authority.service.streams import Outbox, Streams
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     import grpc
 
+    from lowwater._pb.lowwater.v1.types_pb2 import Redirect
     from lowwater_authority.core.requests import GroupReport
     from lowwater_authority.service.context import Services
 
@@ -33,23 +36,25 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
 
     def __init__(self, services: Services) -> None:
         self.services = services
-        self.observer = services.observer
         self.streams = Streams()
         services.shard.on_fenced = self.streams.fence
 
     @refusing
     async def Claim(self, request: pb.ClaimRequest, context: Context) -> pb.ClaimResponse:  # noqa: N802
         """Take ownership of key ranges."""
-        check_token(self.services.token, request.server_token)
         shard, name = self.services.shard, request.computation
+        await self.services.confirm(name)  # a life that was begun elsewhere begins here first
         grant = await shard.claim(name, decode.claim(request), adopt=request.adopt)
         spec, required = shard.topology.get(name), shard.topology.required(name)
+        ownership = shard.held.ownerships.get(name)
+        if ownership is None:
+            raise moved(name)  # granted, and taken over since: the repeat finds it there
         response = pb.ClaimResponse(
             server_token=self.services.token,
             sequencer=grant.sequencer,
             incarnation=spec.incarnation,
-            epoch=shard.journal.epoch,
-            epoch_nonce=shard.journal.nonce,
+            epoch=ownership.epoch,
+            epoch_nonce=ownership.nonce,
             input_version=required.input_version,
             inputs=spec.inputs,
             input_incarnations=required.input_incarnations,
@@ -62,16 +67,16 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     @refusing
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:  # noqa: N802
         """Give ranges back."""
-        check_token(self.services.token, request.server_token)
+        await self.services.reach(request.computation)
         await self.services.shard.release(request.computation, request.sequencer)
         return pb.ReleaseResponse()
 
     @refusing
     async def StageTask(self, request: pb.StageTaskRequest, context: Context) -> pb.StageTaskResponse:  # noqa: N802
         """Keep a task's part of a micro-batch."""
-        check_token(self.services.token, request.server_token)
         if not request.HasField("task"):
             raise bad_field("task", "is missing", "name the stage, the partition and the attempt")
+        await self.services.reach(request.computation)
         self.services.shard.stage_task(
             request.computation, request.sequencer, request.batch, decode.attempt(request.task), decode.part(request)
         )
@@ -80,14 +85,14 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     @refusing
     async def PrepareBatch(self, request: pb.PrepareBatchRequest, context: Context) -> pb.PrepareBatchResponse:  # noqa: N802
         """Fix the accepted attempts of a micro-batch."""
-        check_token(self.services.token, request.server_token)
+        await self.services.reach(request.computation)
         missing = self.services.shard.prepare(request.computation, decode.prepare(request))
         return pb.PrepareBatchResponse(missing=map(encode.attempt, missing))
 
     @refusing
     async def CommitBatch(self, request: pb.CommitBatchRequest, context: Context) -> pb.CommitBatchResponse:  # noqa: N802
         """Apply a prepared micro-batch."""
-        check_token(self.services.token, request.server_token)
+        await self.services.reach(request.computation)
         refused = await self.services.shard.commit(request.computation, request.sequencer, request.batch)
         return pb.CommitBatchResponse(refused=[encode.refused(request.computation, value) for value in refused])
 
@@ -96,19 +101,18 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     ) -> AsyncIterator[pb.ReportResponse]:
         """One process's reports up, acknowledgements and fencing down."""
         try:
+            self.services.check()
             first = await anext(aiter(request_iterator), None)
             if first is None:
                 return
             sender = self._opening(first)
-            outbox = self.streams.open(sender, first.open.stream)
+            outbox = await self.streams.admit(sender, first.open.stream)
         except errors.LowwaterError as error:
-            self.observer.refused("Report", error.reason)
-            await refuse(context, error)
+            self.services.observer.refused("Report", error.reason)
+            await refuse(context, error, again=self.streams.again)
         reader = asyncio.create_task(self._read(request_iterator, sender, first.open.stream, outbox))
         try:
-            yield pb.ReportResponse(
-                opened=pb.ReportOpened(server_token=self.services.token, epoch=self.services.shard.journal.epoch)
-            )
+            yield pb.ReportResponse(opened=pb.ReportOpened(server_token=self.services.token))
             if self.services.leaving.is_set():
                 outbox.wake()  # the call to look around came before there was this outbox
             while True:
@@ -116,9 +120,11 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                     if outbox.closed is None:
                         yield message
                 if outbox.closed is not None:
-                    await refuse(context, outbox.closed)
+                    await refuse(context, outbox.closed, again=self.streams.again)
                 if self.services.leaving.is_set():
-                    yield pb.ReportResponse(go_away=self.services.go_away())
+                    go_away = self.services.go_away()
+                    go_away.retry_after_millis = max(go_away.retry_after_millis, round(self.streams.again * 1000))
+                    yield pb.ReportResponse(go_away=go_away)
                     return
                 if outbox.finished and outbox.empty:
                     return
@@ -143,23 +149,44 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         newest = 0
         try:
             async for request in requests:
+                self.streams.heard(outbox)
                 if request.WhichOneof("kind") != "report":
                     raise bad_field("kind", "is not report", "open a stream once, then only report")
                 if not _follows(request.report.number, newest):
                     continue
                 newest = request.report.number
                 await outbox.permits.acquire()
-                last = self._take(request.report, sender, stream, outbox, after=last)
+                redirects = await self._redirects(request.report)
+                last = self._take(request.report, sender, stream, outbox, redirects, after=last)
             if last is not None:
                 await asyncio.wait([last])
         except errors.LowwaterError as error:
-            self.observer.refused("Report", error.reason)
+            self.services.observer.refused("Report", error.reason)
             outbox.close(error)
         finally:
             outbox.finish()
 
+    async def _redirects(self, report: pb.Report) -> dict[str, Redirect]:
+        """Return where the computations of a report are that other shards serve."""
+        elsewhere = []
+        for name in dict.fromkeys(group.computation for group in report.groups):
+            try:
+                await self.services.reach(name)
+            except errors.Moved:
+                elsewhere.append(name)
+            except errors.UnknownComputation:
+                continue  # refused one by one
+        return {redirect.computation: redirect for redirect in await self.services.redirects(elsewhere)}
+
     def _take(
-        self, report: pb.Report, sender: bytes, stream: int, outbox: Outbox, *, after: asyncio.Future[Any] | None
+        self,
+        report: pb.Report,
+        sender: bytes,
+        stream: int,
+        outbox: Outbox,
+        redirects: dict[str, Redirect],
+        *,
+        after: asyncio.Future[Any] | None,
     ) -> asyncio.Future[Any]:
         """Hand a report to the shard; the outbox acknowledges it when it is durable."""
         if len({(group.computation, group.sequencer) for group in report.groups}) < len(report.groups):
@@ -169,11 +196,18 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         groups: list[tuple[str, GroupReport]] = []
         malformed: list[tuple[str, Refused]] = []
         for message in report.groups:
-            # One bad claim must not stop those beside it.
+            # One bad claim, or one that is elsewhere, must not stop those beside it.
+            if message.computation in redirects:
+                continue
             try:
                 groups.append((message.computation, decode.group(message)))
             except errors.InvalidArgument as error:
                 malformed.append((message.computation, Refused(message.sequencer, error.reason, error.message)))
+        elsewhere = [
+            (group.computation, Refused(group.sequencer, errors.Moved.reason, "another shard serves it"))
+            for group in report.groups
+            if group.computation in redirects
+        ]
         for name, group in groups:
             if self.services.shard.claimed(name, group.sequencer):
                 self.streams.speaks(name, group.sequencer, outbox)
@@ -182,16 +216,18 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         durable = self.services.shard.report(groups, sender=sender, number=(stream, report.number), after=after)
 
         def acknowledge(done: asyncio.Future[list[tuple[str, Refused]]]) -> None:
+            self.streams.started(outbox)
             error = done.exception() if not done.cancelled() else None
+            if isinstance(error, GivenUp):
+                error = errors.ShuttingDown("a computation of this report was taken over meanwhile; connect again")
             if isinstance(error, errors.LowwaterError):
                 # The client connects again and sends its whole state, so nothing is lost by ending the stream.
                 outbox.close(error)
                 return
-            refused = [*malformed, *done.result()]
-            self.observer.reported(ranges, dict(Counter(value.reason for _, value in refused)))
-            outbox.acknowledge(
-                report.number, [encode.refused(name, value) for name, value in refused], self._references(names)
-            )
+            refused = [*malformed, *done.result(), *elsewhere]
+            self.services.observer.reported(ranges, dict(Counter(value.reason for _, value in refused)))
+            messages = [encode.refused(name, value, redirects.get(name)) for name, value in refused]
+            outbox.acknowledge(report.number, messages, self._references(names))
 
         durable.add_done_callback(acknowledge)
         return durable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import (
@@ -13,7 +14,7 @@ from prometheus_client import (
     disable_created_metrics,
     start_http_server,
 )
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from lowwater_authority.core.times import MAX, MIN
@@ -125,7 +126,11 @@ class _ShardCollector(Collector):
             "Processing time of the oldest operation.",
             labels=["computation"],
         )
+        epoch = GaugeMetricFamily(
+            "lowwater_epoch", "Ownership number of the computation among the shards.", labels=["computation"]
+        )
         for view in filter(None, map(shard.view, shard.names())):
+            epoch.add_metric([view.name], shard.epoch(view.name))
             finished.add_metric([view.name], float(view.low == MAX))
             ranges.add_metric([view.name], view.ranges)
             if MIN < view.low < MAX:
@@ -135,8 +140,26 @@ class _ShardCollector(Collector):
                     share.add_metric([view.name, f"{ppm / 1e6:g}"], micros / 1e6)
             if view.oldest_operation:
                 operation.add_metric([view.name], view.oldest_operation / 1e6)
-        yield from (low, share, finished, ranges, operation)
+        yield from (low, share, finished, ranges, operation, epoch)
+        yield from self._admission()
         yield from self._process()
+
+    def _admission(self) -> Iterable[Metric]:
+        gates = self._streams.admission.gates
+        for kind, name, text, figure in (
+            (GaugeMetricFamily, "bound", "The most that may be inside at once.", attrgetter("bound")),
+            (GaugeMetricFamily, "line", "The most that may wait.", attrgetter("line")),
+            (GaugeMetricFamily, "inside", "How many are inside.", attrgetter("inside")),
+            (GaugeMetricFamily, "peak", "The most that ever were.", attrgetter("peak")),
+            (GaugeMetricFamily, "waiting", "How many wait.", lambda gate: len(gate.waiting)),
+            (GaugeMetricFamily, "longest", "The most that ever waited.", attrgetter("longest")),
+            (CounterMetricFamily, "admitted", "How many were let in.", attrgetter("admitted")),
+            (CounterMetricFamily, "refused", "How many were told to come again.", attrgetter("refused")),
+        ):
+            family = kind(f"lowwater_admission_{name}", text, labels=["gate"])
+            for gate in gates:
+                family.add_metric([gate.name], figure(gate))
+            yield family
 
     def _process(self) -> Iterable[Metric]:
         shard = self._shard
@@ -149,6 +172,5 @@ class _ShardCollector(Collector):
                 "Values replaced before living subscribers took them.",
                 shard.hub.conflated,
             ),
-            ("lowwater_epoch", "Ownership number of this process.", shard.journal.epoch),
         ):
             yield GaugeMetricFamily(name, text, value=value)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Self, TypeVar
 
-import grpc.aio
-
 from lowwater import errors
+from lowwater._aio.connection import MakeChannel
 from lowwater._aio.inputs import InputReader
 from lowwater._aio.runtime import Runtime
 from lowwater._aio.worker import Worker
 from lowwater._core.attempts import closed_client
-from lowwater._core.calls import Call, Calls, full_name
+from lowwater._core.call import Call, Gather
+from lowwater._core.calls import Calls, full_name
 from lowwater._core.claims import Claimant
 from lowwater._core.following import Changes, Waiting, check_followed
 from lowwater._core.granted import CLOSE_TIMEOUT
@@ -30,6 +30,7 @@ from lowwater.views import (
     Inputs,
     Ranges,
     Refusal,
+    Shards,
     TaskAttempt,
     Topology,
     WatermarkView,
@@ -46,7 +47,7 @@ class Client:
 
     :func:`lowwater.aio.connect` makes it. Its methods are those of :class:`lowwater.Client`, to which their descriptions
     refer; those that wait are coroutines. A client belongs to the process and the event loop of its first use, and starts
-    at most one task to report and one to watch. A cancelled call leaves it usable. Calls raise LowwaterError: Unavailable when no
+    at most one task to report and one to watch at each shard. A cancelled call leaves it usable. Calls raise LowwaterError: Unavailable when no
     server answers within the timeout, Closed after :meth:`close`, and in another process or loop.
     """
 
@@ -55,7 +56,7 @@ class Client:
         settings: Settings,
         *,
         surroundings: Surroundings = REAL,
-        channel: Callable[[], grpc.aio.Channel] | None = None,
+        channel: MakeChannel | None = None,
     ) -> None:
         self.settings = settings
         self._surroundings = surroundings
@@ -238,6 +239,20 @@ class Client:
         """Apply the prepared batch, whole or not at all; see :meth:`lowwater.Client.commit_batch`."""
         return await self._call(self._calls.commit_batch(computation, sequencer, batch))
 
+    # -- the shards ---------------------------------------------------------------------------------------------------
+
+    async def shards(self) -> Shards:
+        """List the shards of the deployment, what each of them serves, and what none does."""
+        return await self._call(self._calls.shards())
+
+    async def drain(self, address: str, cancel: bool = False) -> int:
+        """Have a shard hand over all that it serves; see :meth:`lowwater.Client.drain`."""
+        return await self._call(self._calls.drain(address, cancel=cancel))
+
+    async def pin(self, name: str, address: str | None) -> int:
+        """Have a shard serve a computation for as long as it lives; see :meth:`lowwater.Client.pin`."""
+        return await self._call(self._calls.pin(name, address))
+
     # -- life ---------------------------------------------------------------------------------------------------------
 
     @property
@@ -248,7 +263,8 @@ class Client:
     def statistics(self) -> ClientStatistics:
         """Return what was done so far."""
         runtime = self._runtime()
-        return ClientStatistics(runtime.reporter.reporting.statistics(), runtime.watcher.state.statistics())
+        watcher, refused = runtime.watcher.state.statistics(), runtime.connection.routes.refused
+        return ClientStatistics(runtime.reporter.reporting.statistics(), watcher, refused)
 
     async def close(self) -> None:
         """End the client's workers, tasks and connection. Ranges hold where they stand.
@@ -288,7 +304,7 @@ class Client:
     def _calls(self) -> Calls:
         return self._runtime().calls
 
-    async def _call(self, call: Call[Result]) -> Result:
+    async def _call(self, call: Call[Result] | Gather[Result]) -> Result:
         return await self._runtime().call(call)
 
     def _full(self, name: str, field: str = "name") -> str:

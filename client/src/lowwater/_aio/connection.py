@@ -1,11 +1,14 @@
-"""One event loop's channel to the authority, and calls on it."""
+"""One event loop's channels to the shards, and calls on them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -13,37 +16,54 @@ import grpc.aio
 from lowwater import errors
 from lowwater._aio.signal import Signal, being_cancelled
 from lowwater._core import forking
-from lowwater._core.attempts import Attempts, closed_client
-from lowwater._core.calls import Call, Stubs
+from lowwater._core.asking import Asking
+from lowwater._core.attempts import closed_client
+from lowwater._core.call import Stubs
+from lowwater._core.routes import Routes
 from lowwater._core.settings import OPTIONS, Settings
 from lowwater._core.surroundings import Surroundings
 
-__all__ = ["Connection", "real_channel"]
+__all__ = ["Connection", "MakeChannel", "real_channel"]
+
+Result = TypeVar("Result")
+
+MakeChannel = Callable[[str], grpc.aio.Channel]
+"""How a channel to an address is made."""
 
 
-def real_channel(settings: Settings) -> grpc.aio.Channel:
+def real_channel(settings: Settings, address: str) -> grpc.aio.Channel:
     """Return a channel over the network."""
     credentials = settings.credentials
     if credentials is None:
-        return grpc.aio.insecure_channel(settings.address, options=OPTIONS)
-    return grpc.aio.secure_channel(settings.address, credentials, options=OPTIONS)
+        return grpc.aio.insecure_channel(address, options=OPTIONS)
+    return grpc.aio.secure_channel(address, credentials, options=OPTIONS)
+
+
+@dataclass(slots=True)
+class _Channel:
+    """A channel and who uses it."""
+
+    channel: grpc.aio.Channel
+    stubs: Stubs
+    users: int = 0
 
 
 class Connection(forking.Forked):
-    """A channel, made at the first use. It belongs to the process and the running event loop that made it."""
+    """The channels of a client, one for each shard that is used. They belong to the process and event loop that made them.
 
-    def __init__(
-        self, settings: Settings, surroundings: Surroundings, make_channel: Callable[[], grpc.aio.Channel] | None
-    ) -> None:
+    A channel is made at the first use of its address, and closed when none of its computations are there any more.
+    """
+
+    def __init__(self, settings: Settings, surroundings: Surroundings, make_channel: MakeChannel | None) -> None:
         self.settings = settings
         self.surroundings = surroundings
+        self.routes: Routes = Routes(settings.addresses, contextlib.nullcontext())
         self.closed: bool = False
         self._closing = Signal()
         self._pid = os.getpid()
         self._loop = asyncio.get_running_loop()
-        self._make_channel = make_channel or (lambda: real_channel(settings))
-        self._channel: grpc.aio.Channel | None = None
-        self._stubs: Stubs | None = None
+        self._make_channel: MakeChannel = make_channel or partial(real_channel, settings)
+        self._channels: dict[str, _Channel] = {}
         forking.register(self)
 
     def after_fork_in_child(self) -> None:
@@ -67,37 +87,55 @@ class Connection(forking.Forked):
         if self.closed:
             raise closed_client()
 
-    @property
-    def stubs(self) -> Stubs:
-        """The stubs over the channel. Raises Closed after :meth:`close`."""
+    @contextlib.contextmanager
+    def use(self, address: str) -> Generator[Stubs]:
+        """Surround a call or stream; gives the stubs over the channel to an address. Raises Closed after :meth:`close`."""
         self.check_open()
-        if self._stubs is None:
-            self._channel = self._make_channel()
-            self._stubs = Stubs(self._channel)
-        return self._stubs
+        used = self._channels.get(address)
+        if used is None:
+            channel = self._make_channel(address)
+            used = self._channels[address] = _Channel(channel, Stubs(channel))
+        used.users += 1
+        try:
+            yield used.stubs
+        finally:
+            used.users -= 1
 
-    async def call(self, call: Call[Any]) -> Any:
-        """Make the attempts of a unary call, within the client's timeout; returns the answer."""
-        settings = self.settings
-        attempts = Attempts(self.surroundings, settings.address, settings.timeout, repeatable=call.repeatable)
+    async def sweep(self) -> None:
+        """Close the channels that nobody uses, to where nothing is asked for any more: shards come and go."""
+        over = [each for each, used in self._channels.items() if not used.users and not self.routes.lead_to(each)]
+        for channel in [self._channels.pop(address).channel for address in over]:
+            await channel.close()
+
+    async def call(self, asking: Asking[Result]) -> Result:
+        """Make the attempts of a unary call."""
         while True:
-            method = call.method(self.stubs)
+            attempt = asking.next()
             try:
-                return await method(call.request, metadata=settings.metadata, **attempts.options)
+                with self.use(attempt.address) as stubs:
+                    method = attempt.method(stubs)
+                    answer = await method(attempt.request, metadata=self.settings.metadata, **attempt.options)
             except grpc.RpcError as failure:
                 self.check_open()
-                delay = attempts.delay_after(failure)
+                delay = asking.failed(failure)
+                await self.sweep()
             except (asyncio.CancelledError, grpc.aio.UsageError):
                 # gRPC's words for a channel that was closed in the meantime.
                 if self.closed and not being_cancelled():
                     raise closed_client() from None
                 raise
-            await self._closing.wait(delay)
+            else:
+                pause = asking.take(answer)
+                if pause is None:
+                    return asking.result
+                delay = pause
+            if delay:
+                await self._closing.wait(delay)
             self.check_open()
 
     async def close(self) -> None:
-        """Close the channel; calls on it end."""
+        """Close the channels; calls on them end."""
         self.closed = True
         self._closing.notify()
-        if self._channel is not None:
-            await self._channel.close()
+        for used in list(self._channels.values()):
+            await used.channel.close()

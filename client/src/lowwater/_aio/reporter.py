@@ -1,4 +1,4 @@
-"""The task that reports, one per client however many leases there are."""
+"""The tasks that report, one for each shard however many leases there are."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from lowwater._aio.connection import Connection
 from lowwater._aio.signal import Signal
 from lowwater._aio.streaming import Streaming
 from lowwater._aio.watcher import Watcher
+from lowwater._core.call import Stubs
 from lowwater._core.lease import LeaseState
-from lowwater._core.reporting import Reporting
+from lowwater._core.report_stream import ReportStream
+from lowwater._core.reporting import Reporting, token_of
+from lowwater._core.streams import Streamed
 from lowwater._pb.lowwater.v1 import workers_pb2
 
 __all__ = ["Reporter"]
 
 
 class Reporter(Streaming):
-    """Runs the state machine of the report stream, started by the first lease: sends what is due, and hears what became of it."""
+    """Runs the state machines of the report streams, started by the first lease: sends what is due, and hears what became of it."""
 
     def __init__(self, connection: Connection, watcher: Watcher) -> None:
-        self.reporting: Reporting = Reporting(connection.settings, connection.surroundings)
+        self.reporting: Reporting = Reporting(connection.settings, connection.surroundings, connection.routes)
         super().__init__(connection, self.reporting, "lowwater-report")
         self._watcher = watcher
 
@@ -32,12 +35,12 @@ class Reporter(Streaming):
 
     def add(self, lease: LeaseState) -> None:
         """Report a lease from now on."""
-        self.reporting.state.add(lease)
-        self.start()
+        self.reporting.add(lease)
+        self.tend()
 
     def staged(self, lease: LeaseState) -> None:
         """Let a lease's new state go out at the next tick."""
-        if self.reporting.state.staged(lease):
+        if self.reporting.staged(lease):
             self.changed.notify()
 
     async def flush(self, lease: LeaseState, seconds: float) -> None:
@@ -48,7 +51,7 @@ class Reporter(Streaming):
         monotonic = self._connection.surroundings.monotonic
         deadline = monotonic() + seconds
         version = lease.version
-        self.reporting.state.hurry()
+        self.reporting.hurry(lease)
         self.changed.notify()
         while not self.reporting.answered(lease, version):
             self._connection.check_open()
@@ -57,16 +60,20 @@ class Reporter(Streaming):
                 raise self.reporting.too_late(lease, seconds)
             await self.changed.wait(left)
 
-    def _open(self) -> Any:
-        report = self._connection.stubs.workers.Report
-        stream, opening = self.reporting.open(self._watcher.state.server_token)
-        requests = _Requests(self.reporting, self.changed, stream, opening)
-        return report(requests, metadata=self._connection.settings.metadata)
+    @property
+    def _server_token(self) -> str:
+        return self._watcher.state.server_token
 
-    def _take(self, response: workers_pb2.ReportResponse) -> bool:
-        if response.HasField("opened"):
-            self._watcher.state.admit(response.opened.server_token)
-        return self.reporting.take(response)
+    def _open(self, machine: ReportStream, address: str, stubs: Stubs) -> Any:
+        stream, opening = machine.open(address, self._server_token)
+        requests = _Requests(machine, self.changed, stream, opening)
+        return stubs.workers.Report(requests, metadata=self._connection.settings.metadata)
+
+    def _take(self, machine: Streamed, response: Any) -> bool:
+        token = token_of(response)
+        if token:
+            self._watcher.state.admit(token)
+        return super()._take(machine, response)
 
 
 class _Requests:
@@ -75,8 +82,8 @@ class _Requests:
     No generator: one that is left in the middle would be closed later, by a task of its own.
     """
 
-    def __init__(self, reporting: Reporting, changed: Signal, stream: int, opening: workers_pb2.ReportRequest) -> None:
-        self._reporting = reporting
+    def __init__(self, machine: ReportStream, changed: Signal, stream: int, opening: workers_pb2.ReportRequest) -> None:
+        self._machine = machine
         self._changed = changed
         self._stream = stream
         self._ready = deque([opening])
@@ -86,7 +93,7 @@ class _Requests:
 
     async def __anext__(self) -> workers_pb2.ReportRequest:
         while not self._ready:
-            due = self._reporting.due(self._stream)
+            due = self._machine.due(self._stream)
             if due is None:
                 raise StopAsyncIteration
             if due.answered:

@@ -1,16 +1,15 @@
-"""What a client has on its event loop: a connection and two tasks."""
+"""What a client has on its event loop: channels and tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeVar
 
-import grpc.aio
-
-from lowwater._aio.connection import Connection
+from lowwater._aio.connection import Connection, MakeChannel
 from lowwater._aio.reporter import Reporter
 from lowwater._aio.watcher import Watcher
-from lowwater._core.calls import Call, Calls
+from lowwater._core.asking import ask
+from lowwater._core.call import Call, Gather
+from lowwater._core.calls import Calls
 from lowwater._core.settings import Settings
 from lowwater._core.surroundings import Surroundings
 
@@ -22,9 +21,7 @@ Result = TypeVar("Result")
 class Runtime:
     """One event loop's connection, watcher and reporter. Nothing in it is started before it is used."""
 
-    def __init__(
-        self, settings: Settings, surroundings: Surroundings, make_channel: Callable[[], grpc.aio.Channel] | None
-    ) -> None:
+    def __init__(self, settings: Settings, surroundings: Surroundings, make_channel: MakeChannel | None) -> None:
         self.connection: Connection = Connection(settings, surroundings, make_channel)
         self.watcher: Watcher = Watcher(self.connection)
         self.reporter: Reporter = Reporter(self.connection, self.watcher)
@@ -36,12 +33,15 @@ class Runtime:
         self.connection.check_open()
         return self
 
-    async def call(self, call: Call[Result]) -> Result:
+    async def call(self, call: Call[Result] | Gather[Result]) -> Result:
         """Make a unary call within the client's timeout.
 
-        Raises LowwaterError; Unavailable when no server answered at all. Cancelled, it may or may not have had its effect.
+        Raises LowwaterError; Unavailable when no server answered at all, or none that serves the computation. Cancelled, it may or
+        may not have had its effect.
         """
-        result = call.take(await self.connection.call(call))
+        connection = self.connection
+        asking = ask(call, self.calls, connection.routes, connection.surroundings, connection.settings.timeout)
+        result = await connection.call(asking)
         self.watcher.changed.notify()
         return result
 
@@ -50,7 +50,7 @@ class Runtime:
         return None if seconds is None else self.connection.surroundings.monotonic() + seconds
 
     async def close(self) -> None:
-        """End the tasks and close the channel; whoever waits hears of it."""
+        """End the tasks and close the channels; whoever waits hears of it."""
         self.connection.closed = True
         try:
             await self.watcher.stop()

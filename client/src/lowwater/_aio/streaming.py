@@ -1,4 +1,4 @@
-"""A task that opens one stream after the other, for as long as the client lives."""
+"""Tasks that open one stream after the other, one for each shard that is needed."""
 
 from __future__ import annotations
 
@@ -8,77 +8,126 @@ from typing import Any
 from lowwater import errors
 from lowwater._aio.connection import Connection
 from lowwater._aio.signal import Signal, being_cancelled
-from lowwater._core.streams import Streamed
+from lowwater._core.call import Stubs
+from lowwater._core.locating import TIMEOUT, Locating
+from lowwater._core.streams import Many, Streamed
 
 __all__ = ["Streaming"]
 
 
 class Streaming:
-    """Drives a state machine: opens its streams, feeds it what they bring, and wakes those that wait for it."""
+    """Drives state machines that share what they know: a task for each that is needed, until it no longer is.
 
-    def __init__(self, connection: Connection, streamed: Streamed, name: str) -> None:
+    Opens their streams, feeds them what these bring, and wakes those that wait for it.
+    """
+
+    def __init__(self, connection: Connection, machines: Many, name: str) -> None:
         self.changed: Signal = Signal()
         """Notified after every message, and at the end of every stream."""
         self._connection = connection
-        self._streamed = streamed
+        self._machines = machines
         self._name = name
-        self._task: asyncio.Task[None] | None = None
-        self._call: Any = None
+        self._tasks: dict[Streamed, asyncio.Task[None]] = {}
+        self._calls: dict[Streamed, Any] = {}
 
-    def _open(self) -> Any:
+    def _open(self, machine: Any, address: str, stubs: Stubs) -> Any:
         """Open a stream; returns the call."""
         raise NotImplementedError
 
-    def _take(self, response: Any) -> bool:
+    @property
+    def _server_token(self) -> str:
+        """The deployment this client belongs to."""
+        raise NotImplementedError
+
+    def _take(self, machine: Streamed, response: Any) -> bool:
         """Take a message; returns whether the stream is to be left."""
-        return self._streamed.take(response)
+        return machine.take(response)
 
-    def start(self) -> None:
-        """Start the task, unless it runs."""
-        if self._task is None and not self._connection.closed:
-            self._task = asyncio.create_task(self._run(), name=self._name)
-
-    def renew(self) -> None:
-        """End the open stream, if there is one; the next one follows."""
-        if self._call is not None:
-            self._call.cancel()
+    def tend(self) -> None:
+        """Start tasks that are needed by now, and end streams that are to be renewed."""
+        for machine in self._machines.tend():
+            if machine not in self._tasks:
+                if machine.wanted and not self._connection.closed:
+                    self._tasks[machine] = asyncio.create_task(self._run(machine), name=self._name)
+            elif machine.interrupted and machine in self._calls:
+                self._calls[machine].cancel()
 
     async def stop(self) -> None:
-        """End the task, and wake all that wait."""
+        """End the tasks, and wake all that wait."""
         self.changed.notify()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self) -> None:
-        streamed = self._streamed
-        while streamed.failure is None:
-            while not streamed.wanted:
-                await self.changed.wait(None)
+    async def _run(self, machine: Streamed) -> None:
+        delay = machine.first_pause
+        while True:
+            if delay:
+                await asyncio.sleep(delay)
+            if machine.failure is not None or not machine.wanted:
+                machine.retire()
+                del self._tasks[machine]
+                await self._connection.sweep()
+                break
             failure: Exception | None = None
             try:
-                await self._stream()
+                await self._stream(machine)
             except errors.Closed:
                 break
             except Exception as error:  # noqa: BLE001 - whatever it is, the state machine decides
                 failure = error
-            delay = streamed.ended(failure)
+            delay = machine.ended(failure)
+            self.tend()
             self.changed.notify()
-            await asyncio.sleep(delay)
+            await self._connection.sweep()
 
-    async def _stream(self) -> None:
+    async def _stream(self, machine: Streamed) -> None:
         """Follow one stream to its end."""
-        self._call = call = self._open()
-        try:
-            async for response in call:
-                leaving = self._take(response)
-                self.changed.notify()
-                if leaving:
-                    break
-        except asyncio.CancelledError:
-            if being_cancelled():
-                raise
-            # Else only the call was, to be renewed.
-        finally:
-            self._call = None
-            call.cancel()
+        address = machine.address
+        with self._connection.use(address) as stubs:
+            if isinstance(machine, Locating):
+                call = self._locate(machine, address, stubs)
+            else:
+                call = self._open(machine, address, stubs)
+            self._calls[machine] = call
+            try:
+                async for response in call:
+                    leaving = self._take(machine, response)
+                    self.tend()
+                    self.changed.notify()
+                    if leaving:
+                        break
+            except asyncio.CancelledError:
+                if being_cancelled():
+                    raise
+                # Else only the call was, to be renewed.
+            finally:
+                del self._calls[machine]
+                call.cancel()
+
+    def _locate(self, machine: Locating, address: str, stubs: Stubs) -> Any:
+        request = machine.open(address, self._server_token)
+        timeout = min(TIMEOUT, self._connection.settings.timeout)
+        return _OneAnswer(stubs.cluster.Locate(request, timeout=timeout, metadata=self._connection.settings.metadata))
+
+
+class _OneAnswer:
+    """A unary call, as a stream of its answer."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._over = False
+
+    def __aiter__(self) -> _OneAnswer:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._over:
+            raise StopAsyncIteration
+        self._over = True
+        return await self._call
+
+    def cancel(self) -> None:
+        """End the call."""
+        self._call.cancel()

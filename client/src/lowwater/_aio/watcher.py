@@ -1,4 +1,4 @@
-"""The task that follows watermarks, one per client however many subscriptions there are."""
+"""The tasks that follow watermarks, one for each shard however many subscriptions there are."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 
 from lowwater._aio.connection import Connection
 from lowwater._aio.streaming import Streaming
+from lowwater._core.call import Stubs
+from lowwater._core.watch_stream import WatchStream
 from lowwater._core.watching import Subscription, WatchState
 
 __all__ = ["Watcher"]
 
 
 class Watcher(Streaming):
-    """Runs the state machine of the watch stream, started by the first subscription."""
+    """Runs the state machines of the watch streams, started by the first subscription."""
 
     def __init__(self, connection: Connection) -> None:
-        self.state: WatchState = WatchState(connection.settings, connection.surroundings)
+        self.state: WatchState = WatchState(connection.settings, connection.surroundings, connection.routes)
         super().__init__(connection, self.state, "lowwater-watch")
 
     def subscribe(self, names: Iterable[str]) -> Subscription:
         """Follow names from now on; no names means all that are registered, now and later."""
         self._connection.check_open()
         subscription = self.state.subscribe(names)
-        if self.state.renewing:
-            self.renew()
-        self.start()
+        self.tend()
         self.changed.notify()
         return subscription
 
@@ -43,6 +43,9 @@ class Watcher(Streaming):
             await self.changed.wait(left)
         return True
 
-    def _open(self) -> Any:
-        stubs = self._connection.stubs
-        return stubs.watermarks.Watch(self.state.open(), metadata=self._connection.settings.metadata)
+    def _open(self, machine: WatchStream, address: str, stubs: Stubs) -> Any:
+        return stubs.watermarks.Watch(machine.open(address), metadata=self._connection.settings.metadata)
+
+    @property
+    def _server_token(self) -> str:
+        return self.state.server_token

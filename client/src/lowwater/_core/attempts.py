@@ -11,10 +11,13 @@ from lowwater._core import wire
 from lowwater._core.backoff import Backoff
 from lowwater._core.surroundings import Surroundings
 
-__all__ = ["AGAIN", "Attempts", "closed_client", "error_of_call"]
+__all__ = ["AGAIN", "AWAY", "Attempts", "closed_client", "error_of_call"]
 
 AGAIN: Final = (errors.Unavailable, errors.Overloaded, errors.JournalFailed, errors.ShuttingDown)
 """Refusals after which a repeatable call is repeated."""
+
+AWAY: Final = (errors.Unavailable, errors.ShuttingDown, errors.Timeout)
+"""What says that nobody serves under an address any more, or not for now."""
 
 _BROKEN: Final = "Internal error from Core"
 """gRPC's word, on asyncio, for a stream that ended while it was written to, even if the server said why."""
@@ -24,32 +27,24 @@ _LEAST: Final = 0.001
 
 
 class Attempts:
-    """The attempts of one call, within a deadline of ``timeout`` seconds from now.
+    """The attempts of one call, within a deadline of ``timeout`` seconds from now."""
 
-    A repeatable call is repeated while the server is away or overloaded. One that is not waits for the channel
-    instead: until it is ready nothing has been sent, so nothing can happen twice.
-    """
+    __slots__ = ("_backoff", "_deadline", "_monotonic")
 
-    __slots__ = ("_address", "_backoff", "_deadline", "_monotonic", "_repeatable")
-
-    def __init__(self, surroundings: Surroundings, address: str, timeout: float, *, repeatable: bool) -> None:
+    def __init__(self, surroundings: Surroundings, timeout: float) -> None:
         self._monotonic = surroundings.monotonic
-        self._address = address
         self._deadline = surroundings.monotonic() + timeout
         self._backoff = Backoff(surroundings.random)
-        self._repeatable = repeatable
 
     @property
-    def options(self) -> dict[str, Any]:
-        """How the next attempt is to be made: seconds left, and whether it waits for the channel."""
-        left = max(self._deadline - self._monotonic(), _LEAST)
-        return {"timeout": left, "wait_for_ready": not self._repeatable}
+    def left(self) -> float:
+        """Seconds that the next attempt may take."""
+        return max(self._deadline - self._monotonic(), _LEAST)
 
-    def delay_after(self, failure: grpc.RpcError) -> float:
-        """Return the seconds to wait before the next attempt. Raises what the failure means when there is none."""
-        error = error_of_call(failure, self._address)
-        delay = self._backoff.next()
-        if not self._repeatable or not isinstance(error, AGAIN) or self._monotonic() + delay >= self._deadline:
+    def pause(self, error: errors.LowwaterError, *, at_once: bool = False) -> float:
+        """Return the seconds to wait before the next attempt. Raises what ended the last one when no time is left."""
+        delay = 0.0 if at_once else self._backoff.next(error.retry_after)
+        if self._monotonic() + delay >= self._deadline:
             raise error from None
         return delay
 

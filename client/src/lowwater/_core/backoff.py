@@ -11,27 +11,32 @@ FIRST: Final = 0.1
 """Upper bound of the first delay, in seconds."""
 
 CAP: Final = 5.0
-"""Upper bound of every delay, in seconds."""
+"""Upper bound of every delay, in seconds, but for questions that are cheaper."""
 
 
 class Backoff:
-    """Exponential backoff with full jitter: the n-th delay is uniform between 0 and ``min(CAP, FIRST * 2**n)`` seconds.
+    """Exponential backoff with full jitter: the n-th delay is uniform between 0 and ``min(cap, FIRST * 2**n)`` seconds.
 
     Full jitter spreads the reconnects of a thousand workers over the whole interval, instead of in waves. ``random`` returns
     floats in [0, 1).
     """
 
-    __slots__ = ("_attempt", "_random")
+    __slots__ = ("_attempt", "_cap", "_random")
 
-    def __init__(self, random: Callable[[], float]) -> None:
+    def __init__(self, random: Callable[[], float], cap: float = CAP) -> None:
         self._random = random
+        self._cap = cap
         self._attempt = 0
 
-    def next(self) -> float:
-        """Return the delay before the next attempt, in seconds."""
-        bound = min(CAP, FIRST * 2.0 ** min(self._attempt, 32))
+    def next(self, at_least: float = 0.0) -> float:
+        """Return the delay before the next attempt, in seconds.
+
+        ``at_least`` is what the authority asked for: all whom it asked wait between once and twice as long.
+        """
+        bound = min(self._cap, FIRST * 2.0 ** min(self._attempt, 32))
         self._attempt += 1
-        return bound * self._random()
+        delay = bound * self._random()
+        return max(delay, at_least * (1.0 + self._random())) if at_least else delay
 
     def reset(self) -> None:
         """Start over, after an attempt that worked."""

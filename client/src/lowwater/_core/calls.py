@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from lowwater import errors
 from lowwater._core import checks, wire
+from lowwater._core.call import Call, Gather
 from lowwater._core.fold import Reading
 from lowwater._core.watching import WatchState
-from lowwater._pb.lowwater.v1 import (
-    topology_pb2,
-    topology_pb2_grpc,
-    watermarks_pb2,
-    watermarks_pb2_grpc,
-    workers_pb2,
-    workers_pb2_grpc,
-)
+from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from lowwater.histogram import Histogram
 from lowwater.views import (
     Completeness,
@@ -27,13 +21,14 @@ from lowwater.views import (
     Inputs,
     Ranges,
     Refusal,
+    Shards,
     TaskAttempt,
     Topology,
     WatermarkView,
 )
 from lowwater.watermark import EventTime, Watermark, all_to_micros, to_micros
 
-__all__ = ["Call", "Calls", "Published", "Stubs", "full_name"]
+__all__ = ["Calls", "Published", "full_name"]
 
 Result = TypeVar("Result")
 
@@ -56,27 +51,6 @@ def full_name(namespace: str, name: str, field: str = "name") -> str:
     return f"{namespace}/{name}" if namespace and "/" not in name else name
 
 
-class Stubs:
-    """The generated stubs over a channel, of threads or of asyncio: which, their types cannot say here."""
-
-    def __init__(self, channel: Any) -> None:
-        self.workers: Any = workers_pb2_grpc.WorkerServiceStub(channel)
-        self.watermarks: Any = watermarks_pb2_grpc.WatermarkServiceStub(channel)
-        self.graph: Any = topology_pb2_grpc.TopologyServiceStub(channel)
-
-
-@dataclass(frozen=True, slots=True)
-class Call(Generic[Result]):
-    """One unary call."""
-
-    method: Callable[[Stubs], Callable[..., Any]]
-    request: Any
-    take: Callable[[Any], Result]
-    """What the answer becomes. It may change what is known, so the shell guards it. Raises what the answer means."""
-    repeatable: bool = True
-    """Whether the authority may get it twice."""
-
-
 @dataclass(frozen=True, slots=True)
 class Published:
     """Published watermarks by name, and the authority's clock, in microseconds."""
@@ -96,6 +70,7 @@ class Calls:
 
     def __init__(self, known: WatchState, namespace: str) -> None:
         self._known = known
+        self._routes = known.routes
         self._namespace = namespace
 
     def full(self, name: str, field: str = "name") -> str:
@@ -159,16 +134,15 @@ class Calls:
 
     def set_inputs(self, name: str, inputs: Iterable[str]) -> Call[Computation]:
         """Change what a computation reads."""
+        full = self.full(name)
         request = topology_pb2.SetInputsRequest(
-            server_token=self._known.server_token,
-            computation=self.full(name),
-            inputs=self._inputs(inputs),
+            server_token=self._known.server_token, computation=full, inputs=self._inputs(inputs)
         )
 
         def take(answer: topology_pb2.SetInputsResponse) -> Computation:
             return wire.computation(answer.computation)
 
-        return Call(lambda stubs: stubs.graph.SetInputs, request, take, repeatable=False)
+        return Call(lambda stubs: stubs.graph.SetInputs, request, take, full, repeatable=False)
 
     def reset(self, name: str) -> Call[tuple[Computation, ...]]:
         """Start a new life of a computation and of all that reads it."""
@@ -194,22 +168,27 @@ class Calls:
             return answer.ranges
 
         # A forced one may not be repeated by itself: an owner may have claimed in between.
-        return Call(lambda stubs: stubs.graph.Retire, request, take, repeatable=not force)
+        return Call(lambda stubs: stubs.graph.Retire, request, take, request.computation, repeatable=not force)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def get(self, names: Sequence[str]) -> Call[Published]:
+    def get(self, names: Sequence[str]) -> Gather[Published]:
         """Read published watermarks, of all computations when none is named."""
+        full = {name: self.full(name, "names") for name in names}
 
-        def take(answer: watermarks_pb2.GetWatermarksResponse) -> Published:
-            views = self._known.admit(answer.server_token, map(wire.watermark_view, answer.watermarks))
-            by_name = dict(zip(names or (view.computation for view in views), views, strict=True))
-            return Published(by_name, answer.time_micros)
+        def request(some: Sequence[str]) -> watermarks_pb2.GetWatermarksRequest:
+            return watermarks_pb2.GetWatermarksRequest(server_token=self._known.server_token, computations=some)
 
-        request = watermarks_pb2.GetWatermarksRequest(
-            server_token=self._known.server_token, computations=[self.full(name, "names") for name in names]
-        )
-        return Call(lambda stubs: stubs.watermarks.GetWatermarks, request, take)
+        def take(answers: Sequence[watermarks_pb2.GetWatermarksResponse]) -> Published:
+            found: dict[str, WatermarkView] = {}
+            for answer in answers:
+                views = self._known.admit(answer.server_token, map(wire.watermark_view, answer.watermarks))
+                found.update((view.computation, view) for view in views)
+            asked = full or {name: name for name in (sorted(found) if len(answers) > 1 else found)}
+            by_name = {name: found[computation] for name, computation in asked.items()}
+            return Published(by_name, max(answer.time_micros for answer in answers))
+
+        return Gather(lambda stubs: stubs.watermarks.GetWatermarks, tuple(full.values()), request, take)
 
     def complete(self, name: str, until: EventTime) -> Call[Completeness]:
         """Ask whether everything before a time is here."""
@@ -223,7 +202,7 @@ class Calls:
         request = watermarks_pb2.CheckCompleteRequest(
             server_token=self._known.server_token, computation=self.full(name), until_micros=target.micros
         )
-        return Call(lambda stubs: stubs.watermarks.CheckComplete, request, take)
+        return Call(lambda stubs: stubs.watermarks.CheckComplete, request, take, request.computation)
 
     def ranges(self, name: str, below: EventTime | None, limit: int) -> Call[Ranges]:
         """List key ranges."""
@@ -233,7 +212,7 @@ class Calls:
             page_size=checks.count("limit", limit, 32, least=1),
             below_micros=None if below is None else to_micros(below),
         )
-        return Call(lambda stubs: stubs.watermarks.ListRanges, request, wire.ranges)
+        return Call(lambda stubs: stubs.watermarks.ListRanges, request, wire.ranges, request.computation)
 
     def history(self, name: str, since: EventTime | None, limit: int) -> Call[History]:
         """Ask when steps of event time became complete."""
@@ -244,7 +223,7 @@ class Calls:
             since_micros=None if since is None else to_micros(since),
             page_size=checks.count("limit", limit, 32, least=1),
         )
-        return Call(lambda stubs: stubs.watermarks.GetHistory, request, lambda answer: wire.history(full, answer))
+        return Call(lambda stubs: stubs.watermarks.GetHistory, request, lambda answer: wire.history(full, answer), full)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -255,17 +234,18 @@ class Calls:
 
         def take(answer: workers_pb2.ClaimResponse) -> Result:
             self._known.admit(answer.server_token)
+            self._routes.seen(request.computation, answer.epoch)
             return become(answer)
 
         request.server_token = self._known.server_token
-        return Call(lambda stubs: stubs.workers.Claim, request, take)
+        return Call(lambda stubs: stubs.workers.Claim, request, take, request.computation)
 
     def release(self, computation: str, sequencer: int) -> Call[None]:
         """Give a claim back."""
         request = workers_pb2.ReleaseRequest(
             server_token=self._known.server_token, computation=computation, sequencer=sequencer
         )
-        return Call(lambda stubs: stubs.workers.Release, request, lambda _: None, repeatable=False)
+        return Call(lambda stubs: stubs.workers.Release, request, lambda _: None, computation, repeatable=False)
 
     def stage_task(
         self,
@@ -292,7 +272,7 @@ class Calls:
             pending=wire.histogram(pending) if pending is not None else None,
             finished=finished,
         )
-        return Call(lambda stubs: stubs.workers.StageTask, request, lambda _: None)
+        return Call(lambda stubs: stubs.workers.StageTask, request, lambda _: None, request.computation)
 
     def prepare_batch(
         self,
@@ -332,7 +312,7 @@ class Calls:
         def take(answer: workers_pb2.PrepareBatchResponse) -> tuple[TaskAttempt, ...]:
             return tuple(TaskAttempt(each.stage, each.partition, each.attempt) for each in answer.missing)
 
-        return Call(lambda stubs: stubs.workers.PrepareBatch, request, take)
+        return Call(lambda stubs: stubs.workers.PrepareBatch, request, take, request.computation)
 
     def commit_batch(self, computation: str, sequencer: int, batch: int) -> Call[tuple[Refusal, ...]]:
         """Apply the prepared batch."""
@@ -346,7 +326,61 @@ class Calls:
         def take(answer: workers_pb2.CommitBatchResponse) -> tuple[Refusal, ...]:
             return tuple(wire.refusal(each) for each in answer.refused)
 
-        return Call(lambda stubs: stubs.workers.CommitBatch, request, take)
+        return Call(lambda stubs: stubs.workers.CommitBatch, request, take, request.computation)
+
+    # -- the shards ---------------------------------------------------------------------------------------------------
+
+    def locate(self, names: Sequence[str]) -> Call[None]:
+        """Ask where computations, by their full names, are served, and learn the routes."""
+        epochs = [self._routes.epoch_of(name) for name in names]
+        request = cluster_pb2.LocateRequest(server_token=self._known.server_token, computations=names, epochs=epochs)
+
+        def take(answer: cluster_pb2.LocateResponse) -> None:
+            self._known.admit(answer.server_token)
+            for each in answer.redirects:
+                self._routes.redirected(each.computation, each.address, each.epoch)
+
+        return Call(lambda stubs: stubs.cluster.Locate, request, take)
+
+    def shards(self) -> Call[Shards]:
+        """List the shards."""
+        request = cluster_pb2.ListShardsRequest(server_token=self._known.server_token)
+
+        def take(answer: cluster_pb2.ListShardsResponse) -> Shards:
+            self._known.admit(answer.server_token)
+            return wire.shards(answer)
+
+        return Call(lambda stubs: stubs.cluster.ListShards, request, take)
+
+    def drain(self, address: str, *, cancel: bool) -> Call[int]:
+        """Have a shard hand over all that it serves, or take that back."""
+        request = cluster_pb2.DrainRequest(
+            server_token=self._known.server_token,
+            address=checks.text("address", address),
+            cancel=checks.flag("cancel", cancel),
+        )
+
+        def take(answer: cluster_pb2.DrainResponse) -> int:
+            return answer.remaining
+
+        return Call(lambda stubs: stubs.cluster.Drain, request, take)
+
+    def pin(self, name: str, address: str | None) -> Call[int]:
+        """Give a computation to a shard, or take that back."""
+        if address == "":
+            raise checks.refused(
+                "address", address, "the shard's address, as shards() has it, or None to take the pin back"
+            )
+        request = cluster_pb2.PinRequest(
+            server_token=self._known.server_token,
+            computation=self.full(name),
+            address=checks.text("address", address) if address is not None else "",
+        )
+
+        def take(answer: cluster_pb2.PinResponse) -> int:
+            return answer.version
+
+        return Call(lambda stubs: stubs.cluster.Pin, request, take)
 
 
 def _frontier(pair: Any) -> tuple[int, int]:

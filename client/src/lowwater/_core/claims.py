@@ -8,7 +8,8 @@ from typing import cast
 
 from lowwater import errors
 from lowwater._core import checks, wire
-from lowwater._core.calls import Call, Calls
+from lowwater._core.call import Call
+from lowwater._core.calls import Calls
 from lowwater._core.columns import Column, is_one
 from lowwater._core.fold import Reading
 from lowwater._core.lease import LeaseState

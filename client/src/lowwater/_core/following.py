@@ -29,7 +29,7 @@ class Waiting:
     def reached(self, known: WatchState, subscription: Subscription) -> bool:
         """Whether it is there. Raises IncarnationChanged when it was reset meanwhile."""
         # What was heard late may be of a life that ended since; the newest stands right behind it.
-        if not subscription.confirmed or known.holding:
+        if not subscription.confirmed or known.holding([self.name]):
             return False
         view = known.ratchet.get(self.name)
         self._life = self._life or view.incarnation
@@ -75,7 +75,7 @@ class Changes:
 
     def come(self, known: WatchState, subscription: Subscription) -> bool:
         """Whether there is anything to show."""
-        if not subscription.confirmed or known.holding:
+        if not subscription.confirmed or known.holding(subscription.names):
             return False
         for view in known.ratchet.changed_since(self._version) if known.ratchet.version > self._version else ():
             if not self._followed or view.computation in self._followed:
@@ -105,7 +105,7 @@ class Folding:
     @staticmethod
     def come(known: WatchState, subscription: Subscription) -> bool:
         """Whether a first read has something to return: something is known, and nothing newer is about to come."""
-        return subscription.confirmed and not known.holding
+        return subscription.confirmed and not known.holding(subscription.names)
 
     def fold(self, known: WatchState, subscription: Subscription) -> Inputs:
         """Return the minimum as it is known now."""
@@ -129,7 +129,7 @@ class FoldChanges:
 
     def come(self, known: WatchState, subscription: Subscription) -> bool:
         """Whether there is a fold to show that shows something else than the last one did."""
-        if not subscription.confirmed or known.holding or self._looked_at == (known, known.ratchet.version):
+        if self._looked_at == (known, known.ratchet.version) or not Folding.come(known, subscription):
             return False
         self._looked_at = known, known.ratchet.version
         new = self._folding.fold(known, subscription)

@@ -1,66 +1,79 @@
-"""What one process's report stream decides: when to send, what an answer means, and when to open the next stream."""
+"""What one process reports, over the streams to all shards that it needs, and what leases hear of it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import grpc
+from collections.abc import Iterable, Sequence
 
 from lowwater import errors
 from lowwater._core import wire
-from lowwater._core.attempts import error_of_call
-from lowwater._core.backoff import CAP, Backoff
 from lowwater._core.lease import LeaseState
-from lowwater._core.reports import ReporterState, ReporterStatistics
+from lowwater._core.locating import Locating
+from lowwater._core.report_stream import Due, ReportStream
+from lowwater._core.reports import ReporterStatistics
+from lowwater._core.routes import HOME, MOST_HOPS, Routes
 from lowwater._core.settings import Settings
+from lowwater._core.streams import Streamed
 from lowwater._core.surroundings import Surroundings
-from lowwater._pb.lowwater.v1 import workers_pb2
+from lowwater._pb.lowwater.v1 import cluster_pb2, types_pb2, workers_pb2
 from lowwater.views import Refusal
 
-__all__ = ["Due", "Reporting", "stale"]
+__all__ = ["Due", "Reporting", "stale", "token_of"]
 
 logger = logging.getLogger("lowwater")
 
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """What a stream has to send."""
-
-    messages: Sequence[workers_pb2.ReportRequest]
-    """To send now."""
-    within: float | None
-    """Seconds after which to ask again, when there are none; None: not before something changes."""
-    answered: bool = False
-    """Whether states were answered without being sent, so that those who wait have to be woken."""
+Key = tuple[str, int]
 
 
 class Reporting:
-    """Around the state machine of a report stream: its life from one stream to the next, and what leases hear of it.
+    """All leases of a process, each reported over the stream of its computation's shard.
 
-    Streams are opened anew after every failure, with a backoff, and then begin with everything. Nothing here waits or locks.
+    A lease whose shard is not known is reported at home, whose answer tells. When a shard redirects it or fails it moves on, with
+    its full state; until it is known where to, its newest state waits here. Nothing here waits or locks.
     """
 
-    def __init__(self, settings: Settings, surroundings: Surroundings) -> None:
+    def __init__(self, settings: Settings, surroundings: Surroundings, routes: Routes) -> None:
         self.failure: errors.LowwaterError | None = None
         """Why nothing will ever be reported again."""
-        self.state: ReporterState = ReporterState(surroundings.randbytes(16), settings.report_interval)
-        self._last_error: errors.LowwaterError | None = None  # why the last stream ended; None after an answer
-        self._address = settings.address
-        self._monotonic = surroundings.monotonic
-        self._backoff = Backoff(surroundings.random)
-        self._logged: dict[tuple[str, int], set[str]] = {}
-        self._open = False
-        self._opened_at = 0.0
-        self._leaving = 0.0
+        self.interval: float = settings.report_interval
+        """Seconds between reports at least."""
+        self.routes: Routes = routes
+        self.surroundings: Surroundings = surroundings
+        self.locating: Locating = Locating(routes, surroundings, self._found)
+        self._streams: dict[str, ReportStream] = {HOME: ReportStream(self, HOME)}
+        self._untended: dict[Streamed, None] = {}
+        self._carriers: dict[Key, ReportStream] = {}
+        self._homeless: dict[Key, LeaseState] = {}
+        self._hops: dict[str, int] = {}
+        self._past = ReporterStatistics()
+        self._logged: dict[Key, set[str]] = {}
 
     # -- for leases ---------------------------------------------------------------------------------------------------
 
+    def add(self, lease: LeaseState) -> None:
+        """Report a lease from now on. Ask :meth:`tend` afterwards."""
+        self._put(lease, self.routes.place(lease.computation))
+
     def remove(self, lease: LeaseState) -> None:
-        """Report a lease no longer."""
-        self.state.remove(lease)
-        self._logged.pop((lease.computation, lease.sequencer), None)
+        """Report a lease no longer; its ranges hold what was reported last."""
+        key = _key(lease)
+        carrier = self._carriers.pop(key, None)
+        if carrier is not None:
+            carrier.state.remove(lease)
+        if self._homeless.pop(key, None) is not None and not self._lost(lease.computation):
+            self.locating.forget(lease.computation)
+        self._logged.pop(key, None)
+
+    def staged(self, lease: LeaseState) -> bool:
+        """Note that a lease has a new state; returns whether the sender has to be woken for it."""
+        carrier = self._carriers.get(_key(lease))
+        return carrier is not None and carrier.state.staged(lease)
+
+    def hurry(self, lease: LeaseState) -> None:
+        """Let the next tick of a lease's stream come at once: somebody waits for it."""
+        carrier = self._carriers.get(_key(lease))
+        if carrier is not None:
+            carrier.state.hurry()
 
     def check(self) -> None:
         """Raise what ended the reporting, if something did."""
@@ -81,7 +94,10 @@ class Reporting:
 
     def too_late(self, lease: LeaseState, timeout: float) -> errors.Timeout:
         """Return the error of a state that was not answered in time."""
-        why = f": {self._last_error}" if self._last_error is not None else ""
+        carrier = self._carriers.get(_key(lease))
+        why = f": {carrier.last_error}" if carrier is not None and carrier.last_error is not None else ""
+        if _key(lease) in self._homeless:
+            why = ": it is not known which shard serves it now"
         msg = (
             f"the newest state of {lease.computation} was not acknowledged as durable within {timeout:g} s{why}. "
             "It stays staged and goes out as soon as the authority answers."
@@ -89,97 +105,101 @@ class Reporting:
         return errors.Timeout(msg, metadata={"computation": lease.computation, "timeout": f"{timeout:g}"})
 
     def statistics(self) -> ReporterStatistics:
-        """Return what was done so far."""
-        return self.state.statistics()
+        """Return what was done so far, on all streams together."""
+        waiting = sum(lease.version > lease.durable for lease in self._homeless.values())
+        homeless = ReporterStatistics(leases=len(self._homeless), waiting=waiting)
+        streams = [stream.state.statistics() for stream in self._streams.values()]
+        return ReporterStatistics.total([self._past, homeless, *streams])
 
-    # -- the stream ---------------------------------------------------------------------------------------------------
+    # -- for the shells -----------------------------------------------------------------------------------------------
 
-    @property
-    def wanted(self) -> bool:
-        """Whether a stream has to be opened: always, it is what keeps claims fresh."""
-        return True
+    def tend(self) -> Iterable[Streamed]:
+        """Return what has to be driven, or looked at, since this was asked last."""
+        untended, self._untended = self._untended, {}
+        return untended
 
-    def open(self, server_token: str) -> tuple[int, workers_pb2.ReportRequest]:
-        """Begin a stream; returns its counter and its first message."""
-        stream = self.state.open()
-        self._open = True
-        self._opened_at = self._monotonic()
-        self._leaving = 0.0
-        opening = workers_pb2.ReportOpen(server_token=server_token, sender=self.state.sender, stream=stream)
-        return stream, workers_pb2.ReportRequest(open=opening)
+    def stream(self, key: str = HOME) -> ReportStream:
+        """Return the stream to an address, or to home."""
+        if key not in self._streams:
+            self._streams[key] = ReportStream(self, key)
+        return self._streams[key]
 
-    def due(self, stream: int) -> Due | None:
-        """Return what a stream has to send; None when it has ended."""
-        if not self._open or self.state.stream != stream:
-            return None
-        now = self._monotonic()
-        due = self.state.due()
-        if due is None or due > now:
-            return Due((), None if due is None else due - now)
-        messages = [wire.report_request(report) for report in self.state.take(now)]
-        return Due(messages, 0.0, self.state.answered_here())
-
-    def take(self, response: workers_pb2.ReportResponse) -> bool:
-        """Take an answer; returns whether the stream is to be left."""
-        self._last_error = None
-        match response.WhichOneof("kind"):
-            case "opened":
-                self.state.accepted(self._monotonic())
-            case "ack":
-                ack = response.ack
-                refused = [(each.computation, each.sequencer, wire.refusal(each)) for each in ack.refused]
-                self.log(refused)
-                self.state.acknowledged(
-                    ack.number, refused, [(each.computation, each.micros) for each in ack.references]
-                )
-                # Being let in proves little: a stream that is opened and fails at once, again and again, has to back off.
-                self._backoff.reset()
-            case "fenced":
-                computation, sequencer, handles, reason = wire.fenced(response.fenced)
-                if self.state.fenced(computation, sequencer, handles, reason):
-                    logger.warning("a claim on %s lost ranges: %s", computation, reason)
-            case "go_away":
-                logger.info("the authority goes away: %s", response.go_away.reason)
-                self._leaving = response.go_away.retry_after_millis / 1e3
-                return True
-            case _:
-                pass  # of a newer server
-        return False
+    # -- for the streams ----------------------------------------------------------------------------------------------
 
     def log(self, refused: Sequence[tuple[str, int, Refusal]]) -> None:
         """Say each reason once a claim: a range that is too far ahead is refused with every report until it no longer is."""
         for computation, sequencer, refusal in refused:
-            if not self.state.reports(computation, sequencer):
+            if (computation, sequencer) not in self._carriers:
                 continue
             logged = self._logged.setdefault((computation, sequencer), set())
             if refusal.reason not in logged:
                 logged.add(refusal.reason)
                 logger.warning("a report of %s was refused: %s (%s)", computation, refusal.message, refusal.reason)
 
-    def ended(self, failure: Exception | None) -> float:
-        """Take the end of a stream, and what ended it if something did; returns the seconds to wait before the next.
+    def heard(self, computation: str) -> None:
+        """A shard has answered for a computation."""
+        self._hops.pop(computation, None)
+        self.locating.heard(computation)
 
-        Another deployment ends the reporting, :attr:`failure` says so. Whatever else it is, reporting must go on: a claim that
-        is silent for ever holds all behind it.
-        """
-        lasted = self.state.opened and self._monotonic() - self._opened_at > CAP
-        self._open = False
-        self.state.disconnected()
-        if isinstance(failure, grpc.RpcError):
-            failure = self._last_error = error_of_call(failure, self._address)
-        if isinstance(failure, errors.ServerTokenMismatch):
-            logger.error("stopped reporting: %s", failure)
-            self.failure = failure
-            return 0.0
-        if isinstance(failure, errors.Unavailable | errors.ShuttingDown | errors.OldStream):
-            logger.info("the report stream ended: %s", failure)
-        elif isinstance(failure, errors.LowwaterError):
-            logger.warning("the report stream ended: %s", failure)
-        elif failure is not None:
-            logger.error("the report stream failed; it is opened anew", exc_info=failure)
-        if lasted:
-            self._backoff.reset()
-        return self._leaving + self._backoff.next()
+    def redirected(self, stream: ReportStream, redirect: types_pb2.Redirect, leases: Sequence[LeaseState]) -> bool:
+        """Take leases that a stream no longer carries where they are redirected to; returns whether that is the same shard."""
+        computation = leases[0].computation
+        followed = self.routes.redirected(computation, redirect.address, redirect.epoch)
+        self._hops[computation] = self._hops.get(computation, 0) + 1
+        logger.info("%s is served at %s", computation, redirect.address or "no shard just now")
+        place = self.routes.place(computation)
+        for lease in leases:
+            if followed and self._hops[computation] <= MOST_HOPS:
+                self._put(lease, place)
+            else:
+                self._lose(lease)
+        return any(self._carriers.get(_key(lease)) is stream for lease in leases)
+
+    def failed(self, stream: ReportStream, address: str) -> None:
+        """A stream failed at an address."""
+        self.routes.failed(address)
+        if stream.key != HOME:
+            for lease in stream.state.leases:
+                stream.state.remove(lease)
+                self._lose(lease)
+
+    def retired(self, stream: ReportStream) -> None:
+        """Nobody drives a stream any more."""
+        if stream.key != HOME and self._streams.get(stream.key) is stream:
+            del self._streams[stream.key]
+            self._past = ReporterStatistics.total([self._past, stream.state.statistics()])
+
+    def _put(self, lease: LeaseState, place: str) -> None:
+        stream = self.stream(place)
+        self._carriers[_key(lease)] = stream
+        stream.state.add(lease)
+        self._untended[stream] = None
+
+    def _lose(self, lease: LeaseState) -> None:
+        self._carriers.pop(_key(lease), None)
+        self._homeless[_key(lease)] = lease
+        self.locating.lose(lease.computation)
+        self._untended[self.locating] = None
+
+    def _lost(self, computation: str) -> list[LeaseState]:
+        return [lease for lease in self._homeless.values() if lease.computation == computation]
+
+    def _found(self, computation: str) -> None:
+        self._hops.pop(computation, None)
+        for lease in self._lost(computation):
+            del self._homeless[_key(lease)]
+            self._put(lease, self.routes.place(computation))
+
+
+def _key(lease: LeaseState) -> Key:
+    return lease.computation, lease.sequencer
+
+
+def token_of(response: workers_pb2.ReportResponse | cluster_pb2.LocateResponse) -> str:
+    """Return the deployment that an answer names; empty when it names none."""
+    if isinstance(response, cluster_pb2.LocateResponse):
+        return response.server_token
+    return response.opened.server_token if response.HasField("opened") else ""
 
 
 def stale(lease: LeaseState, handles: tuple[int, ...] = ()) -> errors.StaleSequencer:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple, dataclass, field, replace
 from typing import Final
 
 from lowwater._core.columns import Handles
@@ -35,22 +35,27 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class ReporterStatistics:
-    """What the reporter of a process has done."""
+    """What the report streams of a process have done."""
 
-    leases: int
+    leases: int = 0
     """Claims that are reported."""
-    waiting: int
+    waiting: int = 0
     """Claims with a state that was not sent yet; each has room for one, the newest."""
-    in_flight: int
-    """Ticks sent and not acknowledged; at most ``WINDOW``."""
-    streams: int
+    in_flight: int = 0
+    """Ticks sent and not acknowledged; at most ``WINDOW`` a stream."""
+    streams: int = 0
     """Report streams opened so far."""
-    reports: int
+    reports: int = 0
     """Messages sent."""
-    acknowledged: int
+    acknowledged: int = 0
     """Messages acknowledged as durable."""
-    refused: int
+    refused: int = 0
     """Answers that named refused ranges."""
+
+    @classmethod
+    def total(cls, each: Iterable[ReporterStatistics]) -> ReporterStatistics:
+        """Return the sums over several streams."""
+        return cls(*map(sum, zip(*map(astuple, each), strict=True)))
 
 
 @dataclass(slots=True)
@@ -71,7 +76,7 @@ class ReporterState:
     Costs: O(leases) a tick with something to send, plus what :meth:`LeaseState.take` says.
     """
 
-    def __init__(self, sender: bytes, interval: float) -> None:
+    def __init__(self, sender: bytes, interval: float, random: Callable[[], float]) -> None:
         self.sender = sender
         """Names this process in its streams: 16 random bytes."""
         self.stream: int = 0
@@ -79,6 +84,7 @@ class ReporterState:
         self.opened: bool = False
         """Whether the server has answered the open of the newest stream."""
         self._interval = interval
+        self._random = random
         self._leases: dict[tuple[str, int], LeaseState] = {}
         self._waiting: dict[tuple[str, int], None] = {}
         self._in_flight: deque[_InFlight] = deque()
@@ -93,17 +99,32 @@ class ReporterState:
     # -- leases ---------------------------------------------------------------------------------------------------
 
     def add(self, lease: LeaseState) -> None:
-        """Report a lease from now on, once it has staged a state."""
+        """Report a lease from now on, once it has staged a state: with its full state, whoever carried it before."""
         self._leases[_key(lease)] = lease
+        self._begin(lease)
 
     def remove(self, lease: LeaseState) -> None:
-        """Report a lease no longer; its ranges hold what was reported last."""
-        self._leases.pop(_key(lease), None)
-        self._waiting.pop(_key(lease), None)
+        """Report a lease no longer; its ranges hold what was reported last.
 
-    def reports(self, computation: str, sequencer: int) -> bool:
-        """Whether a claim is reported here."""
-        return (computation, sequencer) in self._leases
+        What is still answered to reports that carried it means nothing any more, even if the lease comes back.
+        """
+        key = _key(lease)
+        self._leases.pop(key, None)
+        self._waiting.pop(key, None)
+        for sent in self._in_flight:
+            sent.versions.pop(key, None)
+            sent.carried = deque(
+                (number, [each for each in carried if each[0] != key]) for number, carried in sent.carried
+            )
+
+    @property
+    def leases(self) -> list[LeaseState]:
+        """Those that are reported here."""
+        return list(self._leases.values())
+
+    def find(self, computation: str, sequencer: int) -> LeaseState | None:
+        """Return the lease of a claim, if it is reported here."""
+        return self._leases.get((computation, sequencer))
 
     def staged(self, lease: LeaseState) -> bool:
         """Note that a lease has a new state; returns whether the sender has to be woken for it."""
@@ -123,18 +144,21 @@ class ReporterState:
         """Begin a new stream; returns its counter. Everything is to be sent anew."""
         self.stream += 1
         self.disconnected()
-        for key, lease in self._leases.items():
-            lease.reconnect()
-            if lease.version:
-                self._waiting[key] = None
+        for lease in self._leases.values():
+            self._begin(lease)
         self._number = 0
         return self.stream
 
+    def _begin(self, lease: LeaseState) -> None:
+        lease.reconnect()
+        if lease.version:
+            self._waiting[_key(lease)] = None
+
     def accepted(self, now: float) -> None:
-        """The server has opened the stream."""
+        """The server has opened the stream. Its first beat comes early: a thousand that were opened at once beat apart."""
         self.opened = True
         self._not_before = 0.0
-        self._next_beat = now + BEAT
+        self._next_beat = now + BEAT * self._random()
 
     def disconnected(self) -> None:
         """The stream is gone, and with it all that was not acknowledged."""
@@ -200,8 +224,8 @@ class ReporterState:
         number: int,
         refused: Iterable[tuple[str, int, Refusal]] = (),
         references: Iterable[tuple[str, int]] = (),
-    ) -> None:
-        """Take an acknowledgement of all reports up to a number.
+    ) -> list[LeaseState]:
+        """Take an acknowledgement of all reports up to a number; returns the leases that had a state answered.
 
         ``refused`` names (computation, sequencer, what); ``references`` the reference times of computations, in microseconds.
         """
@@ -223,12 +247,15 @@ class ReporterState:
         for key, refusals in named.items():
             for refusal in refusals:
                 self._leases[key].refuse(refusal)
+        answered: list[LeaseState] = []
         while self._in_flight and self._in_flight[0].number <= number:
             for key, version in self._in_flight.popleft().versions.items():
                 acknowledged = self._leases.get(key)
                 if acknowledged is not None:
                     acknowledged.acknowledge(version)
+                    answered.append(acknowledged)
         self._acknowledged = max(self._acknowledged, self._reports - (self._number - number))
+        return answered
 
     def _taken_over(self, number: int) -> None:
         """Take what the reports up to a number carried off what was refused before; what they were refused is added after."""

@@ -57,8 +57,10 @@ class Settings:
     report_interval: float = 0.05
 
     def __post_init__(self) -> None:
-        if not checks.text("address", self.address):
-            raise checks.refused("address", self.address, "host:port, such as localhost:7420, or None for the default")
+        checks.text("address", self.address)
+        if not all(self.addresses):
+            fix = "host:port, such as localhost:7420, several with commas between them, or None for the default"
+            raise checks.refused("address", self.address, fix)
         token: Any = self.token
         if token is not None and (not isinstance(token, str) or _TOKEN.fullmatch(token) is None):
             raise checks.refused("token", _SECRET, "a str of printable ASCII, without line breaks")
@@ -73,6 +75,11 @@ class Settings:
             checks.name_part("namespace", self.namespace)
         checks.seconds("timeout", self.timeout, positive=True)
         checks.seconds("report_interval", self.report_interval, positive=True)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses in ``address``, in order."""
+        return tuple(each.strip() for each in self.address.split(","))
 
     @property
     def encrypted(self) -> bool:

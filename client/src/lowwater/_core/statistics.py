@@ -12,7 +12,9 @@ __all__ = ["ClientStatistics"]
 
 @dataclass(frozen=True, slots=True)
 class ClientStatistics:
-    """What the client's two threads, or tasks, have done in this process."""
+    """What the client's threads, or tasks, have done in this process, on the streams to all shards together."""
 
     reporter: ReporterStatistics
     watcher: WatcherStatistics
+    refused_redirects: int
+    """Redirects to a lower ownership number than one seen: they came from shards that had been replaced, and were not followed."""

@@ -1,23 +1,41 @@
-"""What the two streams of a client have in common."""
+"""What the streams of a client have in common."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from lowwater import errors
 
-__all__ = ["Streamed"]
+__all__ = ["Many", "Streamed"]
 
 
 class Streamed(Protocol):
     """A state machine that is fed by one stream after the other, as the shells drive it."""
 
-    failure: errors.LowwaterError | None
-    """Why there will be no further stream."""
+    @property
+    def failure(self) -> errors.LowwaterError | None:
+        """Why there will be no further stream."""
+        ...
 
     @property
     def wanted(self) -> bool:
         """Whether a stream has to be opened."""
+        ...
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the open stream is to be ended now; another follows if one is wanted."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """Where the next stream goes."""
+        ...
+
+    @property
+    def first_pause(self) -> float:
+        """Seconds to wait before the first stream."""
         ...
 
     def take(self, response: Any, /) -> bool:
@@ -26,4 +44,16 @@ class Streamed(Protocol):
 
     def ended(self, failure: Exception | None, /) -> float:
         """Take the end of a stream, and what ended it if something did; returns the seconds to wait before the next."""
+        ...
+
+    def retire(self) -> None:
+        """No further stream is wanted: nobody drives this any more, until it is handed out again."""
+        ...
+
+
+class Many(Protocol):
+    """State machines that share what they know, one for each shard that is needed."""
+
+    def tend(self) -> Iterable[Streamed]:
+        """Return those that have to be driven from now on, or whose stream may have to be renewed, since this was asked last."""
         ...

@@ -1,45 +1,29 @@
-"""What one process has heard of watermarks: the state machine of its watch stream."""
+"""What one process has heard of watermarks, over the watch streams to all shards that it needs."""
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
-
-import grpc
 
 from lowwater import errors
-from lowwater._core import checks, wire
-from lowwater._core.attempts import error_of_call
-from lowwater._core.backoff import CAP, Backoff
+from lowwater._core import checks
+from lowwater._core.ages import BEAT, LATE, SLEW
+from lowwater._core.locating import Locating
 from lowwater._core.ratchet import Ratchet
+from lowwater._core.routes import HOME, MOST_HOPS, MOST_NAMES, Routes
 from lowwater._core.settings import Settings
+from lowwater._core.streams import Streamed
 from lowwater._core.surroundings import Surroundings
-from lowwater._pb.lowwater.v1 import watermarks_pb2
+from lowwater._core.watch_stream import WatchStream
 from lowwater.views import WatermarkView
 
-__all__ = ["BEAT", "LATE", "SLEW", "Subscription", "WatchState", "WatcherStatistics"]
-
-logger = logging.getLogger("lowwater")
-
-BEAT: Final = 1.0
-"""Seconds after which the authority repeats itself when nothing changes."""
-
-LATE: Final = 2 * BEAT
-"""A message that is older than so many seconds when it is read has been waiting in a buffer."""
-
-MOST_NAMES: Final = 10_000
-"""Most names in one read, as the authority takes them."""
-
-SLEW: Final = 0.0005
-"""How fast two clocks may drift apart: NTP corrects by at most this rate, and plain clocks drift by less."""
+__all__ = ["BEAT", "LATE", "MOST_NAMES", "SLEW", "Subscription", "WatchState", "WatcherStatistics"]
 
 
 @dataclass(frozen=True, slots=True)
 class WatcherStatistics:
-    """What the watch stream of a client has done."""
+    """What the watch streams of a client have done."""
 
     streams: int
     """Watch streams opened so far."""
@@ -59,28 +43,20 @@ class Subscription:
         self.streams: int = streams
         """How many streams had been opened before: what any later one brings was sent after the subscription."""
         self.confirmed: bool = False
-        """Whether a stream that follows all the names had fresh news at the subscription or since. Before, what the ratchet has
+        """Whether the streams that follow all the names had fresh news at the subscription or since. Before, what the ratchet has
         of them may be of a life that ended while nobody followed them or read, and must not be used."""
 
 
 class WatchState:
-    """The newest watermarks of all that is followed, over one stream at a time.
+    """The newest watermarks of all that is followed, over one stream at a time to each shard that is needed.
 
-    A stream follows the names that were subscribed when it was opened. When more are added it is renewed, and after
-    every failure another is opened, with a backoff. What was seen stays; it only gets stale.
+    Each computation is placed at one stream: of its shard where that is known, else at home, whose redirects tell. Those of a shard that
+    fails are looked for. Who follows everything follows home without names, and by name what home redirects. What was
+    seen stays; it only gets stale.
 
-    **How old a message is.** A message says when, by the authority's clock, it was sent, and when its values were confirmed as
-    the newest. The message that travelled fastest tells how that clock stands to this process's own: the *offset* is the least
-    of (time read - time sent) over the stream, allowed to grow by ``SLEW`` because clocks drift. So a process that was
-    stopped, and then reads a minute of messages from gRPC's buffers at once, knows how old each is. When the
-    authority's clock jumps forward, the next message lowers the offset by the jump. When it jumped back the values seem
-    older than they are, until the drift has caught up or the stream is renewed. A message whose time confirmed did not grow
-    is no news: the authority's journal hangs, and it cannot say that its values are still the newest. An authority
-    of the first release does not say when it sent a message; there the two times count as one.
-
-    **The newest first.** While the newest message is late, newer ones stand right behind it. Its values pass the ratchet, but
-    :attr:`holding` keeps those who show every change asleep, until a message is not late, the stream ends, or a beat has
-    passed: a buffer is read within that time, so by then it is the clocks that moved.
+    **The newest first.** While the newest message of a stream is late, newer ones stand right behind it. Its values pass the ratchet, but
+    :meth:`holding` keeps those who show every change asleep, until a message is not late, the stream ends, or a beat has
+    passed: a buffer is read within that time, so by then it is the clocks that moved. See :class:`~lowwater._core.ages.Ages`.
 
     **Fresh news.** Somebody who begins to follow what is followed already may use what is known only when it was confirmed
     within ``LATE``; else a later message has to confirm it. A stream whose messages are late without a buffer, or whose first
@@ -89,50 +65,34 @@ class WatchState:
     Nothing here waits or locks. Costs: O(names) a stream, O(names x shares) a message.
     """
 
-    def __init__(self, settings: Settings, surroundings: Surroundings) -> None:
+    def __init__(self, settings: Settings, surroundings: Surroundings, routes: Routes) -> None:
         self.ratchet: Ratchet = Ratchet(settings.server_token)
         self.failure: errors.LowwaterError | None = None
         """Why nothing will ever be heard again."""
-        self.live: bool = False
-        """Whether a stream is open that has told of all it follows."""
-        self.renewing: bool = False
-        """Whether the open stream is to be ended because it does not follow all that is wanted."""
-        self._address = settings.address
-        self._monotonic = surroundings.monotonic
-        self._backoff = Backoff(surroundings.random)
+        self.routes: Routes = routes
+        self.surroundings: Surroundings = surroundings
+        self.locating: Locating = Locating(routes, surroundings, self._found)
+        self._streams: dict[str, WatchStream] = {HOME: WatchStream(self, HOME)}
+        self._untended: dict[Streamed, None] = {}
         self._names: Counter[str] = Counter()
         self._everything = 0
+        self._elsewhere: dict[str, None] = {}  # what home redirected of everything
+        self._at: dict[str, str] = {}  # whose stream each is placed at, unless it is looked for; by default home's
+        self._hops: dict[str, int] = {}
         self._unconfirmed: dict[Subscription, None] = {}
         self._heard: dict[str, float] = {}
-        self._streams = 0
+        self._opened = 0
         self._messages = 0
-        # Of the open stream.
-        self._open = False
-        self._covered: frozenset[str] = frozenset()
-        self._covers_all = False
-        self._leaving = 0.0
-        self._opened_at = 0.0
-        self._prompt = False  # whether the first message came soon enough to measure with
-        self._offset = float("inf")
-        self._sent_to = 0
-        self._confirmed_to = 0
-        self._heard_at = float("-inf")
-        self._late_since: float | None = None
 
     # -- subscriptions ------------------------------------------------------------------------------------------------
 
-    @property
-    def wanted(self) -> bool:
-        """Whether anybody follows anything."""
-        return bool(self._names or self._everything)
-
     def subscribe(self, names: Iterable[str]) -> Subscription:
-        """Follow names from now on; ``renewing`` tells whether the open stream has to make room for one that follows them.
+        """Follow names from now on. Ask :meth:`tend` afterwards.
 
         Raises InvalidArgument, and changes nothing: what the stream cannot carry would end every stream from now on.
         """
         listed = tuple(checks.known_name("names", name) for name in checks.listed("names", names))
-        subscription = Subscription(listed, self._streams)
+        subscription = Subscription(listed, self._opened)
         followed = len(self._names.keys() | set(subscription.names))
         if subscription.names and followed > MOST_NAMES:
             msg = (
@@ -140,11 +100,16 @@ class WatchState:
             )
             raise errors.InvalidArgument(msg, metadata={"field": "names", "fix": "name none, for all"})
         self._names.update(subscription.names)
-        self._everything += not subscription.names
-        if self._open and not self._covers(subscription.names):
-            self.renewing = True
+        if not subscription.names:
+            self._everything += 1
+            home = self._streams[HOME]
+            home.renewing = home.renewing or (home.open_now and not home.covers_all)
+            self._untended[home] = None
+        for name in subscription.names or self._elsewhere:
+            key = self._at.get(name, "")
+            self._place(name, key if name in self._at and key in self._streams else self.routes.place(name))
         self._unconfirmed[subscription] = None
-        self._confirm()
+        self.confirm()
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
@@ -153,42 +118,66 @@ class WatchState:
         self._names.subtract(subscription.names)
         self._names = +self._names
         self._everything -= not subscription.names
+        for name in subscription.names or self._elsewhere:
+            if not self._is_followed(name):
+                self.locating.forget(name)
 
-    def _covers(self, names: Sequence[str]) -> bool:
-        return self._covers_all or (bool(names) and self._covered.issuperset(names))
+    def tend(self) -> Iterable[Streamed]:
+        """Return what has to be driven, or looked at, since this was asked last."""
+        untended, self._untended = self._untended, {}
+        return untended
 
-    def _confirm(self) -> None:
-        """Let subscriptions use what is known, if the stream that is open now has fresh news of all their names."""
-        if self.live and self._monotonic() - self._heard_at <= LATE:
-            for subscription in [each for each in self._unconfirmed if self._covers(each.names)]:
-                if self._prompt or subscription.streams < self._streams:
-                    subscription.confirmed = True
-                    del self._unconfirmed[subscription]
+    def confirm(self) -> None:
+        """Let subscriptions use what is known, if the streams that are open now have fresh news of all their names."""
+        for subscription in [each for each in self._unconfirmed if self._is_fresh(each)]:
+            subscription.confirmed = True
+            del self._unconfirmed[subscription]
 
-    @property
-    def _cannot_tell(self) -> bool:
-        """Whether somebody waits for news of an open stream that cannot tell how old its messages are."""
-        waiting = [each for each in self._unconfirmed if self._covers(each.names)]
-        if self._late_since is not None and not self.holding:
-            return bool(waiting)
-        return not self._prompt and any(each.streams == self._streams for each in waiting)
+    def _is_fresh(self, subscription: Subscription) -> bool:
+        home = self._streams[HOME]
+        if not subscription.names and not (home.covers_all and home.confirms(subscription)):
+            return False
+        # What nothing is known of cannot be misused: one shard that is out of reach does not keep all from being shown.
+        names = subscription.names or [name for name in self._elsewhere if name in self.ratchet.views]
+        streams = map(self._teller, names)
+        return all(stream is not None and stream.confirms(subscription) for stream in streams)
+
+    def _is_followed(self, name: str) -> bool:
+        return name in self._names or (self.everything and name in self._elsewhere)
+
+    def _teller(self, name: str) -> WatchStream | None:
+        """Return the stream that tells of a computation now, if one does."""
+        key = self.at(name)
+        stream = self._streams.get(key) if key is not None else None
+        return stream if stream is not None and stream.follows(name) else None
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
+    @property
+    def live(self) -> bool:
+        """Whether any stream is open that has told of all it follows."""
+        return any(stream.live for stream in self._streams.values())
+
+    def stream(self, key: str = HOME) -> WatchStream:
+        """Return the stream to an address, or to home."""
+        if key not in self._streams:
+            self._streams[key] = WatchStream(self, key)
+        return self._streams[key]
+
     def stale_for(self, names: Sequence[str]) -> float:
         """Return how many seconds ago the values of all the names were confirmed last; infinite when they never were."""
-        now = self._monotonic()
+        now = self.surroundings.monotonic()
         return max((max(0.0, now - self._heard_of(name)) for name in names), default=0.0)
 
     def _heard_of(self, name: str) -> float:
-        if self.live and (self._covers_all or name in self._covered):
-            return self._heard_at
-        return self._heard.get(name, float("-inf"))
+        stream = self._teller(name)
+        heard_at = stream.heard_at if stream is not None else None
+        return heard_at if heard_at is not None else self._heard.get(name, float("-inf"))
 
-    @property
-    def holding(self) -> bool:
-        """Whether values newer than those known are about to come."""
-        return self._late_since is not None and self._monotonic() - self._late_since <= BEAT
+    def holding(self, names: Sequence[str]) -> bool:
+        """Whether values newer than those known of any of the names are about to come; no names means all."""
+        late = [stream for stream in self._streams.values() if stream.holding]
+        return any(not names or any(map(stream.follows, names)) for stream in late)
 
     def check(self) -> None:
         """Raise what ended the watching, if something did."""
@@ -210,6 +199,7 @@ class WatchState:
         shown: list[WatermarkView] = []
         for view in views:
             self.ratchet.admit(view)
+            self.routes.seen(view.computation, view.epoch)
             shown.append(self.ratchet.get(view.computation))
         return shown
 
@@ -220,93 +210,128 @@ class WatchState:
 
     def statistics(self) -> WatcherStatistics:
         """Return what was done so far."""
-        return WatcherStatistics(self._streams, self._messages, self.ratchet.held_back)
+        return WatcherStatistics(self._opened, self._messages, self.ratchet.held_back)
 
-    # -- the stream ---------------------------------------------------------------------------------------------------
+    # -- for the streams ----------------------------------------------------------------------------------------------
 
-    def open(self) -> watermarks_pb2.WatchRequest:
-        """Begin a stream that follows all that is wanted now; returns its request."""
-        request = watermarks_pb2.WatchRequest(server_token=self.ratchet.server_token)
-        self._covers_all = bool(self._everything)
-        if not self._covers_all:
-            request.computations.extend(sorted(self._names))
-        self._covered = frozenset(request.computations)
-        self._open = True
-        self.renewing = False
-        self._leaving = 0.0
-        self._opened_at = self._monotonic()
-        self._prompt, self._late_since = False, None
-        self._offset, self._sent_to, self._confirmed_to = float("inf"), 0, 0
-        self._streams += 1
-        return request
+    @property
+    def everything(self) -> bool:
+        """Whether somebody follows all that are registered."""
+        return self._everything > 0
 
-    def take(self, response: watermarks_pb2.WatchResponse) -> bool:
-        """Take a message; returns whether the stream is to be left. Raises ServerTokenMismatch and StaleEpoch."""
-        self.ratchet.check_token(response.server_token)
+    def at(self, name: str) -> str | None:
+        """Return whose stream a computation is placed at; None while it is looked for."""
+        return None if self.locating.lost(name) else self._at.get(name, HOME)
+
+    def placed(self, key: str) -> list[str]:
+        """Return what somebody follows by name at a stream."""
+        followed = self._names.keys() | self._elsewhere.keys() if self.everything else self._names.keys()
+        return [name for name in followed if self.at(name) == key]
+
+    def wanted_at(self, key: str) -> bool:
+        """Whether anybody follows anything at a stream."""
+        return (key == HOME and self.everything) or bool(self.placed(key))
+
+    def opened(self) -> int:
+        """Count a stream; returns its number."""
+        self._opened += 1
+        return self._opened
+
+    def received(self) -> None:
+        """Count a message."""
         self._messages += 1
-        for message in response.watermarks:
-            self.ratchet.admit(wire.watermark_view(message))
-        self._date(response.time_micros, response.clock_micros)
-        self._confirm()
-        if response.HasField("go_away"):
-            logger.info("the authority goes away: %s", response.go_away.reason)
-            self._leaving = response.go_away.retry_after_millis / 1e3
-            return True
-        self.renewing = self.renewing or self._cannot_tell
-        return self.renewing
 
-    def _date(self, time_micros: int, clock_micros: int) -> None:
-        """Note when the newest values were sent and confirmed, and whether newer ones are about to come."""
-        now = self._monotonic()
-        if not self.live:
-            self.live, self._prompt = True, now - self._opened_at <= LATE
-        sent = max(time_micros, clock_micros)
-        if sent > self._sent_to:
-            drift = (sent - self._sent_to) / 1e6 * SLEW
-            self._offset = min(now - sent / 1e6, self._offset + drift)
-            self._sent_to = sent
-            if now - (sent / 1e6 + self._offset) <= LATE:
-                self._late_since = None
-            elif self._late_since is None:
-                self._late_since = now
-        if time_micros > self._confirmed_to:
-            self._confirmed_to = time_micros
-            self._heard_at = time_micros / 1e6 + self._offset
-        elif time_micros == self._confirmed_to:
-            # A message that travelled faster tells that the same moment was longer ago.
-            self._heard_at = min(self._heard_at, time_micros / 1e6 + self._offset)
+    def heard(self, stream: WatchStream, name: str, epoch: int) -> None:
+        """A stream told a value."""
+        if epoch > self.routes.epoch_of(name):
+            self.routes.seen(name, epoch)
+        if self.at(name) == stream.key:
+            self._hops.pop(name, None)
 
-    def ended(self, failure: Exception | None) -> float:
-        """Take the end of a stream, and what ended it if something did; returns the seconds to wait before the next.
+    def lasted(self, stream: WatchStream) -> None:
+        """A stream has been open for a while: what it tells of was found for good."""
+        for name in self.locating.suspects:
+            if self._teller(name) is stream:
+                self.locating.heard(name)
 
-        Another deployment ends the watching, :attr:`failure` says so. Whatever else it is, watching must go on: a stage whose
-        inputs are never heard again holds all behind it.
-        """
-        if self.live:
-            names = self.ratchet.views if self._covers_all else self._covered
-            self._heard.update(dict.fromkeys(names, self._heard_at))
-            # Bringing something proves little: a stream that is opened and fails at once, again and again, has to back off.
-            if self._monotonic() - self._opened_at > CAP:
-                self._backoff.reset()
-        renewed, self.renewing = self.renewing, False
-        self._open = self.live = self._covers_all = False
-        self._covered, self._late_since = frozenset(), None
-        if isinstance(failure, grpc.RpcError):
-            if renewed:
-                return 0.0
-            failure = error_of_call(failure, self._address)
-        if failure is None:
-            return 0.0 if renewed else self._leaving + self._backoff.next()
-        if isinstance(failure, errors.ServerTokenMismatch):
-            logger.error("stopped watching: %s", failure)
-            self.failure = failure
-            return 0.0
-        if isinstance(failure, errors.StaleEpoch):
-            logger.error("%s", failure)
-        elif isinstance(failure, errors.Unavailable | errors.ShuttingDown):
-            logger.info("the watch stream ended: %s", failure)
-        elif isinstance(failure, errors.LowwaterError):
-            logger.warning("the watch stream ended: %s", failure)
+    def redirected(self, stream: WatchStream, name: str, address: str, epoch: int) -> None:
+        """A stream tells of a computation no longer, and where it is."""
+        if stream.covers_all:
+            self._elsewhere[name] = None
+        followed = self.routes.redirected(name, address, epoch)
+        if self.at(name) != stream.key:
+            return
+        self._keep_age(stream, name)
+        self._hops[name] = self._hops.get(name, 0) + 1
+        place = self.routes.place(name)
+        if followed and self._hops[name] <= MOST_HOPS and place != stream.key:
+            self._place(name, place)
         else:
-            logger.error("the watch stream failed; it is opened anew", exc_info=failure)
-        return self._backoff.next()
+            self.lose(stream, name)
+
+    def arrived(self, stream: WatchStream, name: str, address: str, epoch: int) -> bool:
+        """A stream tells of a computation that was placed elsewhere; returns whether it is now placed there."""
+        if not self.routes.redirected(name, address, epoch):
+            return False
+        self.locating.forget(name)
+        teller = self._teller(name)
+        if teller is not None:
+            self._keep_age(teller, name)
+        self._elsewhere.pop(name, None)
+        self._at[name] = stream.key
+        return True
+
+    def lose(self, stream: WatchStream, name: str) -> None:
+        """A stream does not serve a computation: look for it, if it was placed there."""
+        if self.at(name) != stream.key:
+            return
+        self._keep_age(stream, name)
+        self._at.pop(name, None)
+        if self._is_followed(name):
+            self.locating.lose(name)
+            self._untended[self.locating] = None
+
+    def failed(self, stream: WatchStream, address: str) -> None:
+        """A stream failed at an address."""
+        self.routes.failed(address)
+        if stream.key != HOME:
+            for name in [name for name, key in self._at.items() if key == stream.key]:
+                self.lose(stream, name)
+
+    def retired(self, stream: WatchStream) -> None:
+        """Nobody drives a stream any more."""
+        if stream.key != HOME and self._streams.get(stream.key) is stream:
+            del self._streams[stream.key]
+
+    def tidy(self) -> None:
+        """Have the streams left that carry nothing any more."""
+        for stream in self._streams.values():
+            if stream.idle:
+                stream.renewing = True
+                self._untended[stream] = None
+
+    def cannot_tell(self, stream: WatchStream) -> bool:
+        """Whether somebody waits for news of a stream that cannot tell how old its messages are."""
+        return stream.cannot_tell(self._unconfirmed)
+
+    def keep_ages(self, names: Iterable[str], heard_at: float) -> None:
+        """Note when the values of computations were confirmed last, by a stream that has ended."""
+        self._heard.update(dict.fromkeys(names, heard_at))
+
+    def _keep_age(self, stream: WatchStream, name: str) -> None:
+        if stream.heard_at is not None:
+            self._heard[name] = stream.heard_at
+
+    def _place(self, name: str, key: str) -> None:
+        if self.locating.lost(name):
+            self._untended[self.locating] = None
+            return
+        self._at[name] = key
+        stream = self.stream(key)
+        stream.renewing = stream.renewing or (stream.open_now and not stream.follows(name))
+        self._untended[stream] = None
+
+    def _found(self, name: str) -> None:
+        self._hops.pop(name, None)
+        if self._is_followed(name):
+            self._place(name, self.routes.place(name))

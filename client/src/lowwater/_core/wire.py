@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 
 from lowwater import errors
@@ -15,7 +16,7 @@ from lowwater._core import checks
 from lowwater._core.fold import Reading
 from lowwater._core.lease import GroupState, Mass
 from lowwater._core.reports import Report
-from lowwater._pb.lowwater.v1 import errors_pb2, topology_pb2, types_pb2, watermarks_pb2, workers_pb2
+from lowwater._pb.lowwater.v1 import cluster_pb2, errors_pb2, topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater.histogram import Histogram
 from lowwater.views import (
     PPM,
@@ -27,6 +28,8 @@ from lowwater.views import (
     RangeState,
     RangeView,
     Refusal,
+    Shards,
+    ShardView,
     TaskAttempt,
     Topology,
     WatermarkView,
@@ -43,6 +46,7 @@ __all__ = [
     "frontiers",
     "histogram",
     "history",
+    "moved",
     "ppm",
     "range_view",
     "ranges",
@@ -50,6 +54,7 @@ __all__ = [
     "reading_of_claim",
     "refusal",
     "report_request",
+    "shards",
     "topology",
     "watermark_view",
 ]
@@ -63,6 +68,7 @@ _STATES: Final = {
 }
 
 _ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
+_RETRY_INFO: Final = "type.googleapis.com/google.rpc.RetryInfo"
 _DOMAIN: Final = "lowwater"
 
 
@@ -260,6 +266,16 @@ def topology(message: topology_pb2.GetTopologyResponse) -> Topology:
     return Topology(message.version, {each.name: computation(each) for each in message.computations})
 
 
+def shards(message: cluster_pb2.ListShardsResponse) -> Shards:
+    """Return the shards of a deployment."""
+    views = (
+        ShardView(each.address, each.id, each.draining, each.silent_millis / 1e3, tuple(each.computations))
+        for each in message.shards
+    )
+    pins = {each.computation: each.address for each in message.pins}
+    return Shards(message.version, tuple(views), pins, tuple(message.unserved))
+
+
 def refusal(message: workers_pb2.RefusedRanges) -> Refusal:
     """Return what a report did not achieve."""
     return Refusal(message.reason, message.message, _handles(message.handles))
@@ -281,14 +297,33 @@ def error_from_details(details: bytes) -> errors.LowwaterError | None:
     """Return the error that the trailer ``grpc-status-details-bin`` carries; None when it is not one of ours."""
     try:
         status = errors_pb2.RpcStatus.FromString(details)
-        for packed in status.details:
-            if packed.type_url == _ERROR_INFO:
-                info = errors_pb2.ErrorInfo.FromString(packed.value)
-                if info.domain == _DOMAIN:
-                    return error_of(info.reason, status.message, dict(info.metadata))
+        packed = {each.type_url: each.value for each in status.details}
+        info = errors_pb2.ErrorInfo.FromString(packed.get(_ERROR_INFO, b""))
+        if info.domain != _DOMAIN:
+            return None
+        error = error_of(info.reason, status.message, dict(info.metadata))
+        error.retry_after = _retry_delay(packed.get(_RETRY_INFO, b""))
     except DecodeError:  # somebody else's trailer
         return None
-    return None
+    return error
+
+
+def _retry_delay(info: bytes) -> float:
+    """Return the seconds that a google.rpc.RetryInfo asks for: its field 1 is a Duration, always shorter than 128 bytes."""
+    if info[:1] != b"\x0a":
+        return 0.0
+    delay = Duration.FromString(info[2 : 2 + info[1]]) if len(info) > 1 else Duration()
+    return max(0.0, delay.seconds + delay.nanos / 1e9)
+
+
+def moved(error: errors.Moved) -> tuple[str, str, int]:
+    """Return (computation, address, epoch) of a call that was redirected."""
+    epoch = error.metadata.get("epoch", "")
+    return (
+        error.metadata.get("computation", ""),
+        error.metadata.get("address", ""),
+        int(epoch) if epoch.isdigit() else 0,
+    )
 
 
 def error_of(reason: str, message: str, metadata: dict[str, str]) -> errors.LowwaterError:

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 0f819bb5c4ac219141b9e6c27b75c5d08f09cd8bb3eedf4e3d523684bad2a73a
+Made from: sha256 402c7fca9edee172145ba45d20f96b6243456cdedd75b2c9c0233594d8ea3c54
 """

@@ -28,6 +28,7 @@ from lowwater.views import (
     Inputs,
     Ranges,
     Refusal,
+    Shards,
     TaskAttempt,
     Topology,
     WatermarkView,
@@ -280,6 +281,31 @@ class Client:
         runtime = self._runtime()
         return runtime.call(runtime.calls.commit_batch(computation, sequencer, batch))
 
+    # -- the shards -------------------------------------------------------------------------------------------------
+
+    def shards(self) -> Shards:
+        """List the shards of the deployment, what each of them serves, and what none does."""
+        runtime = self._runtime()
+        return runtime.call(runtime.calls.shards())
+
+    def drain(self, address: str, cancel: bool = False) -> int:
+        """Have a shard hand over all that it serves, before it is stopped. Returns how many computations it still serves.
+
+        ``address`` is as :meth:`shards` has it. Call it again until it returns 0; ``cancel`` takes it back. Raises
+        InvalidArgument when there is no such shard.
+        """
+        runtime = self._runtime()
+        return runtime.call(runtime.calls.drain(address, cancel=cancel))
+
+    def pin(self, name: str, address: str | None) -> int:
+        """Have a shard serve a computation for as long as it lives; None takes that back. Durable when it returns.
+
+        ``address`` is as :meth:`shards` has it. Returns the version of the membership that has it. Raises UnknownComputation, and
+        InvalidArgument when there is no such shard.
+        """
+        runtime = self._runtime()
+        return runtime.call(runtime.calls.pin(name, address))
+
     # -- life -------------------------------------------------------------------------------------------------------
 
     @property
@@ -290,7 +316,8 @@ class Client:
     def statistics(self) -> ClientStatistics:
         """Return what was done in this process so far."""
         runtime = self._runtime()
-        return ClientStatistics(runtime.reporter.statistics(), runtime.watcher.state.statistics())
+        watcher, refused = runtime.watcher.state.statistics(), runtime.connection.routes.refused
+        return ClientStatistics(runtime.reporter.statistics(), watcher, refused)
 
     def close(self) -> None:
         """End the client's workers, threads and connection. Ranges hold where they stand.

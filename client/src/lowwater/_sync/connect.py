@@ -23,7 +23,9 @@ def connect(
     """Return a client. Nothing goes over the network before its first use, so this never fails or waits.
 
     Args:
-        address: ``host:port`` or a gRPC name; the environment's ``LOWWATER_ADDRESS``, else ``localhost:7420``.
+        address: ``host:port`` or a gRPC name; the environment's ``LOWWATER_ADDRESS``, else ``localhost:7420``. Several, with
+            commas between them, are tried in turn. One is enough to reach every shard of a deployment while it lives: the
+            client learns of the others and goes to whichever serves a computation by itself.
         token: Sent as ``authorization: Bearer`` with every call, for a proxy in front of the authority.
         root_certificates: PEM; with any of the three, the channel uses TLS.
         private_key: PEM of this client's key, where the server wants one.

@@ -1,46 +1,62 @@
-"""One process's channel to the authority, and calls on it."""
+"""One process's channels to the shards, and calls on them."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator
-from typing import Any, Final
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import grpc
 
 from lowwater._core import forking
-from lowwater._core.attempts import Attempts, closed_client
-from lowwater._core.calls import Call, Stubs
+from lowwater._core.asking import Asking
+from lowwater._core.attempts import closed_client
+from lowwater._core.call import Stubs
+from lowwater._core.routes import Routes
 from lowwater._core.settings import OPTIONS, Settings
 from lowwater._core.surroundings import REAL, Surroundings
 
 __all__ = ["Connection"]
 
+Result = TypeVar("Result")
 
 _QUIET_TIMEOUT: Final = 5.0
-"""Seconds that a fork waits at most for threads to leave the closed channel."""
+"""Seconds that a fork waits at most for threads to leave the closed channels."""
+
+
+@dataclass(slots=True)
+class _Channel:
+    """A channel and who uses it."""
+
+    channel: grpc.Channel
+    stubs: Stubs
+    users: int = 0
 
 
 class Connection:
-    """A channel of this process, made at the first use, closed for every fork and then made anew. Safe for threads."""
+    """The channels of this process, one for each shard that is used, closed for every fork and then made anew. Safe for threads.
+
+    A channel is made at the first use of its address, and closed when none of its computations are there any more.
+    """
 
     def __init__(self, settings: Settings, surroundings: Surroundings = REAL) -> None:
         self.settings = settings
         self.surroundings = surroundings
+        self.routes: Routes = Routes(settings.addresses, threading.Lock())
         self.closed: threading.Event = threading.Event()
         self.pauses: int = 0
-        """How often the channel was closed for a fork: whoever finds it changed was interrupted by one."""
+        """How often the channels were closed for a fork: whoever finds it changed was interrupted by one."""
         self._changed = threading.Condition()
         self._forks = 0
         self._users = 0
         self._once = 0
-        self._channel: grpc.Channel | None = None
-        self._stubs: Stubs | None = None
+        self._channels: dict[str, _Channel] = {}
 
     @contextlib.contextmanager
-    def use(self, *, repeatable: bool = True) -> Generator[Stubs]:
-        """Surround a call or stream; gives the stubs over the channel. Waits while the process forks.
+    def use(self, address: str, *, repeatable: bool = True) -> Generator[Stubs]:
+        """Surround a call or stream; gives the stubs over the channel to an address. Waits while the process forks.
 
         Raises Closed after :meth:`close`.
         """
@@ -48,71 +64,87 @@ class Connection:
             self._changed.wait_for(lambda: not self._forks or self.closed.is_set())
             if self.closed.is_set():
                 raise closed_client()
-            if self._stubs is None:
+            used = self._channels.get(address)
+            if used is None:
                 forking.anchor()
-                self._channel = self._make()
-                self._stubs = Stubs(self._channel)
-            stubs = self._stubs
+                channel = self._make(address)
+                used = self._channels[address] = _Channel(channel, Stubs(channel))
+            used.users += 1
             self._users += 1
             self._once += not repeatable
         try:
-            yield stubs
+            yield used.stubs
         finally:
             with self._changed:
+                used.users -= 1
                 self._users -= 1
                 self._once -= not repeatable
                 self._changed.notify_all()
 
+    def sweep(self) -> None:
+        """Close the channels that nobody uses, to where nothing is asked for any more: shards come and go."""
+        with self._changed:
+            over = [each for each, used in self._channels.items() if not used.users and not self.routes.lead_to(each)]
+            channels = [self._channels.pop(address).channel for address in over]
+        for channel in channels:
+            channel.close()
+
     def pause(self) -> None:
-        """Let nobody begin to use the channel, until as many :meth:`resume` have followed."""
+        """Let nobody begin to use a channel, until as many :meth:`resume` have followed."""
         with self._changed:
             self._forks += 1
             self.pauses += 1
 
     def await_quiet(self) -> None:
-        """Wait for the calls that may not be repeated, at most for their timeouts, then end all others and close the channel."""
+        """Wait for the calls that may not be repeated, at most for their timeouts, then end all others and close the channels."""
         with self._changed:
             self._changed.wait_for(lambda: not self._once)
-            channel, self._channel, self._stubs = self._channel, None, None
-        if channel is not None:
-            channel.close()
+            channels, self._channels = self._channels, {}
+        for used in channels.values():
+            used.channel.close()
         with self._changed:
             self._changed.wait_for(lambda: not self._users, _QUIET_TIMEOUT)
 
     def resume(self) -> None:
-        """Let it be used again."""
+        """Let them be used again."""
         with self._changed:
             self._forks -= 1
             self._changed.notify_all()
 
-    def _make(self) -> grpc.Channel:
-        address, credentials = self.settings.address, self.settings.credentials
+    def _make(self, address: str) -> grpc.Channel:
+        credentials = self.settings.credentials
         if credentials is None:
             return grpc.insecure_channel(address, options=OPTIONS)
         return grpc.secure_channel(address, credentials, options=OPTIONS)
 
-    def call(self, call: Call[Any]) -> Any:
-        """Make the attempts of a unary call, within the client's timeout; returns the answer."""
-        settings = self.settings
-        attempts = Attempts(self.surroundings, settings.address, settings.timeout, repeatable=call.repeatable)
+    def call(self, asking: Asking[Result], take: Callable[[Any], float | None]) -> Result:
+        """Make the attempts of a unary call; ``take`` passes it an answer, under whatever guards what is known."""
         while True:
+            attempt = asking.next()
             pauses, delay = self.pauses, 0.0
             try:
-                with self.use(repeatable=call.repeatable) as stubs:
-                    return call.method(stubs)(call.request, metadata=settings.metadata, **attempts.options)
+                with self.use(attempt.address, repeatable=attempt.repeatable) as stubs:
+                    answer = attempt.method(stubs)(attempt.request, metadata=self.settings.metadata, **attempt.options)
             except grpc.RpcError as failure:
-                if not self.closed.is_set() and (self.pauses == pauses or not call.repeatable):
-                    delay = attempts.delay_after(failure)
+                if not self.closed.is_set() and (self.pauses == pauses or not attempt.repeatable):
+                    delay = asking.failed(failure)
+                    self.sweep()
             except ValueError:
                 # gRPC's word for a channel that was closed in the meantime: for a fork, or for good.
                 pass
+            else:
+                pause = take(answer)
+                if pause is None:
+                    return asking.result
+                delay = pause
             if self.closed.wait(delay):
                 raise closed_client()
 
     def close(self) -> None:
-        """Close the channel; calls on it end."""
+        """Close the channels; calls on them end."""
         with self._changed:
             self.closed.set()
             self._changed.notify_all()
-            if self._channel is not None:
-                self._channel.close()
+            channels = list(self._channels.values())
+        for used in channels:
+            used.channel.close()

@@ -1,4 +1,4 @@
-"""The thread that reports, one per client and process however many leases there are."""
+"""The threads that report, one for each shard however many leases there are."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from lowwater._core.attempts import closed_client
-from lowwater._core.calls import Stubs
+from lowwater._core.call import Stubs
 from lowwater._core.lease import LeaseState
-from lowwater._core.reporting import Reporting
+from lowwater._core.report_stream import ReportStream
+from lowwater._core.reporting import Reporting, token_of
 from lowwater._core.reports import ReporterStatistics
+from lowwater._core.streams import Streamed
 from lowwater._pb.lowwater.v1 import workers_pb2
 from lowwater._sync.connection import Connection
 from lowwater._sync.streaming import Streaming
@@ -20,14 +22,14 @@ __all__ = ["Reporter"]
 
 
 class Reporter(Streaming):
-    """Runs the state machine of the report stream, started by the first lease: sends what is due, and hears what became of it.
+    """Runs the state machines of the report streams, started by the first lease: sends what is due, and hears what became of it.
 
-    Workers stage under ``changed`` and go on; the stream's sender takes the newest states. Without the authority, staging goes
+    Workers stage under ``changed`` and go on; a stream's sender takes the newest states. Without the authority, staging goes
     on as ever.
     """
 
     def __init__(self, connection: Connection, watcher: Watcher) -> None:
-        self.reporting: Reporting = Reporting(connection.settings, connection.surroundings)
+        self.reporting: Reporting = Reporting(connection.settings, connection.surroundings, connection.routes)
         super().__init__(connection, self.reporting, "lowwater-report")
         self._watcher = watcher
 
@@ -39,8 +41,8 @@ class Reporter(Streaming):
     def add(self, lease: LeaseState) -> None:
         """Report a lease from now on."""
         with self.changed:
-            self.reporting.state.add(lease)
-            self.start()
+            self.reporting.add(lease)
+            self.tend()
 
     def remove(self, lease: LeaseState) -> None:
         """Report a lease no longer."""
@@ -49,7 +51,7 @@ class Reporter(Streaming):
 
     def staged(self, lease: LeaseState) -> None:
         """Let a lease's new state go out at the next tick. Hold ``changed``."""
-        if self.reporting.state.staged(lease):
+        if self.reporting.staged(lease):
             self.changed.notify_all()
 
     def flush(self, lease: LeaseState, timeout: float) -> None:
@@ -61,7 +63,7 @@ class Reporter(Streaming):
         deadline = monotonic() + timeout
         with self.changed:
             version = lease.version
-            self.reporting.state.hurry()
+            self.reporting.hurry(lease)
             self.changed.notify_all()
             while not self.reporting.answered(lease, version):
                 if self._connection.closed.is_set():
@@ -76,23 +78,30 @@ class Reporter(Streaming):
         with self.changed:
             return self.reporting.statistics()
 
-    def _open(self, stubs: Stubs) -> Any:
+    @property
+    def _server_token(self) -> str:
+        return self._watcher.state.server_token
+
+    def _open(self, machine: ReportStream, address: str, stubs: Stubs) -> Any:
         report = stubs.workers.Report
-        stream, opening = self.reporting.open(self._watcher.state.server_token)
-        return report(self._requests(stream, opening), metadata=self._connection.settings.metadata)
+        stream, opening = machine.open(address, self._server_token)
+        return report(self._requests(machine, stream, opening), metadata=self._connection.settings.metadata)
 
-    def _take(self, response: workers_pb2.ReportResponse) -> bool:
-        if response.HasField("opened"):
+    def _take(self, machine: Streamed, response: Any) -> bool:
+        token = token_of(response)
+        if token:
             with self._watcher.changed:
-                self._watcher.state.admit(response.opened.server_token)
-        return super()._take(response)
+                self._watcher.state.admit(token)
+        return super()._take(machine, response)
 
-    def _requests(self, stream: int, opening: workers_pb2.ReportRequest) -> Iterator[workers_pb2.ReportRequest]:
+    def _requests(
+        self, machine: ReportStream, stream: int, opening: workers_pb2.ReportRequest
+    ) -> Iterator[workers_pb2.ReportRequest]:
         """Yield the messages of one stream, each when it is due. Runs on the thread that gRPC gives to a stream's sender."""
         yield opening
         while True:
             with self.changed:
-                due = None if self._connection.closed.is_set() else self.reporting.due(stream)
+                due = None if self._connection.closed.is_set() else machine.due(stream)
                 if due is None:
                     return
                 if due.answered:

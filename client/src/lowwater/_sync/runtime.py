@@ -1,14 +1,16 @@
-"""What a client has in one process: a connection and two threads. Children of a fork make their own."""
+"""What a client has in one process: channels and threads. Children of a fork make their own."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lowwater._core import forking
-from lowwater._core.calls import Call, Calls
+from lowwater._core.asking import Asking, ask
+from lowwater._core.call import Call, Gather
+from lowwater._core.calls import Calls
 from lowwater._core.settings import Settings
 from lowwater._core.surroundings import REAL, Surroundings
 from lowwater._sync.connection import Connection
@@ -30,23 +32,27 @@ class Runtime:
         self.reporter: Reporter = Reporter(self.connection, self.watcher)
         self.calls: Calls = Calls(self.watcher.state, settings.namespace)
 
-    def call(self, call: Call[Result]) -> Result:
+    def call(self, call: Call[Result] | Gather[Result]) -> Result:
         """Make a unary call within the client's timeout.
 
-        Raises LowwaterError; Unavailable when no server answered at all.
+        Raises LowwaterError; Unavailable when no server answered at all, or none that serves the computation.
         """
-        answer = self.connection.call(call)
+        connection = self.connection
+        asking = ask(call, self.calls, connection.routes, connection.surroundings, connection.settings.timeout)
+        return connection.call(asking, lambda answer: self._take(asking, answer))
+
+    def _take(self, asking: Asking[Any], answer: object) -> float | None:
         with self.watcher.changed:
-            result = call.take(answer)
+            pause = asking.take(answer)
             self.watcher.changed.notify_all()
-        return result
+        return pause
 
     def deadline(self, seconds: float | None) -> float | None:
         """Return the time in so many seconds, on the monotonic clock."""
         return None if seconds is None else self.connection.surroundings.monotonic() + seconds
 
     def close(self) -> None:
-        """End the threads and close the channel."""
+        """End the threads and close the channels."""
         self.connection.closed.set()
         self.watcher.stop()
         self.reporter.stop()
@@ -57,8 +63,8 @@ class PerProcess(forking.Forked):
     """The runtime of a client in whichever process asks for it.
 
     gRPC's threads do not live on in a forked child. What they were doing at that moment does, and makes its calls crash or hang: one
-    child in a hundred of an idle parent, most of one that waits for an answer. So the parent closes its channel for the moment of
-    the fork and then opens it anew; calls are repeated, and the streams go on from their state. The child makes its own.
+    child in a hundred of an idle parent, most of one that waits for an answer. So the parent closes its channels for the moment of
+    the fork and then opens them anew; calls are repeated, and the streams go on from their state. The child makes its own.
     """
 
     def __init__(self, make: Callable[[], Runtime]) -> None:
@@ -90,7 +96,7 @@ class PerProcess(forking.Forked):
             runtime.connection.pause()
 
     def await_quiet(self) -> None:
-        """Close the channel."""
+        """Close the channels."""
         runtime = self.existing()
         if runtime is not None:
             runtime.connection.await_quiet()

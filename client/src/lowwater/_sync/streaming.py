@@ -1,74 +1,94 @@
-"""A thread that opens one stream after the other, for as long as the client lives."""
+"""Threads that open one stream after the other, one for each shard that is needed."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any, Final
 
 from lowwater import errors
 from lowwater._core.attempts import closed_client
-from lowwater._core.calls import Stubs
-from lowwater._core.streams import Streamed
+from lowwater._core.call import Stubs
+from lowwater._core.locating import TIMEOUT, Locating
+from lowwater._core.streams import Many, Streamed
 from lowwater._sync.connection import Connection
 
 __all__ = ["Streaming"]
 
 _STOP_TIMEOUT: Final = 5.0
-"""Seconds that the end of a client waits at most for its thread."""
+"""Seconds that the end of a client waits at most for its threads."""
 
 
 class Streaming:
-    """Drives a state machine: opens its streams, feeds it what they bring, and wakes those that wait for it."""
+    """Drives state machines that share what they know: a thread for each that is needed, until it no longer is.
 
-    def __init__(self, connection: Connection, streamed: Streamed, name: str) -> None:
+    Opens their streams, feeds them what these bring, and wakes those that wait for it.
+    """
+
+    def __init__(self, connection: Connection, machines: Many, name: str) -> None:
         self.changed: threading.Condition = threading.Condition()
-        """Notified after every message, and at the end of every stream. Guards the state machine."""
+        """Notified after every message, and at the end of every stream. Guards the state machines."""
         self._connection = connection
-        self._streamed = streamed
+        self._machines = machines
         self._name = name
-        self._thread: threading.Thread | None = None
-        self._call: Any = None
+        self._running: dict[Streamed, _Running] = {}
 
-    def _open(self, stubs: Stubs) -> Any:
+    def _open(self, machine: Any, address: str, stubs: Stubs) -> Any:
         """Open a stream; returns the call. ``changed`` is held."""
         raise NotImplementedError
 
-    def _take(self, response: Any) -> bool:
+    @property
+    def _server_token(self) -> str:
+        """The deployment this client belongs to."""
+        raise NotImplementedError
+
+    def _take(self, machine: Streamed, response: Any) -> bool:
         """Take a message; returns whether the stream is to be left."""
         with self.changed:
-            leaving = self._streamed.take(response)
+            leaving = machine.take(response)
+            self.tend()
             self.changed.notify_all()
         return leaving
 
-    def start(self) -> None:
-        """Start the thread, unless it runs. Hold ``changed``."""
-        if self._thread is None and not self._connection.closed.is_set():
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+    def tend(self) -> None:
+        """Start threads that are needed by now, and end streams that are to be renewed. Hold ``changed``."""
+        for machine in self._machines.tend():
+            running = self._running.get(machine)
+            if running is None:
+                self._start(machine)
+            elif machine.interrupted and running.call is not None:
+                running.call.cancel()
 
-    def renew(self) -> None:
-        """End the open stream, if there is one; the next one follows. Hold ``changed``."""
-        if self._call is not None:
-            self._call.cancel()
+    def _start(self, machine: Streamed) -> None:
+        if machine.wanted and not self._connection.closed.is_set():
+            running = self._running[machine] = _Running()
+            running.thread = threading.Thread(target=self._run, args=(machine, running), name=self._name, daemon=True)
+            running.thread.start()
 
     def stop(self) -> None:
-        """End the stream and the thread; the connection must have been closed."""
+        """End the streams and the threads; the connection must have been closed."""
         with self.changed:
-            self.renew()
+            running = list(self._running.values())
+            for each in running:
+                if each.call is not None:
+                    each.call.cancel()
             self.changed.notify_all()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=_STOP_TIMEOUT)
+        for each in running:
+            if each.thread is not None and each.thread is not threading.current_thread():
+                each.thread.join(timeout=_STOP_TIMEOUT)
 
-    def _run(self) -> None:
-        closed, streamed = self._connection.closed, self._streamed
-        while not closed.is_set() and streamed.failure is None:
+    def _run(self, machine: Streamed, running: _Running) -> None:
+        closed, delay = self._connection.closed, machine.first_pause
+        while not closed.wait(delay):
             with self.changed:
-                self.changed.wait_for(lambda: streamed.wanted or closed.is_set())
+                if machine.failure is not None or not machine.wanted:
+                    machine.retire()
+                    del self._running[machine]
+                    break
             failure: Exception | None = None
             pauses = self._connection.pauses
             try:
-                self._stream()
+                self._stream(machine, running)
             except errors.Closed:
                 break
             except Exception as error:  # noqa: BLE001 - whatever it is, the state machine decides
@@ -78,24 +98,63 @@ class Streaming:
             with self.changed:
                 # One that was ended by a fork did not fail.
                 forked = self._connection.pauses != pauses
-                delay = streamed.ended(None if forked else failure)
+                delay = machine.ended(None if forked else failure)
+                delay = 0.0 if forked else delay
+                self.tend()
                 self.changed.notify_all()
-            closed.wait(0.0 if forked else delay)
+            self._connection.sweep()
+        self._connection.sweep()
         with self.changed:
             self.changed.notify_all()
 
-    def _stream(self) -> None:
+    def _stream(self, machine: Streamed, running: _Running) -> None:
         """Follow one stream to its end."""
-        with self._connection.use() as stubs:
+        address = machine.address
+        with self._connection.use(address) as stubs:
             with self.changed:
                 if self._connection.closed.is_set():
                     raise closed_client()
-                self._call = call = self._open(stubs)
+                if not machine.wanted:
+                    return
+                if isinstance(machine, Locating):
+                    call = self._locate(machine, address, stubs)
+                else:
+                    call = self._open(machine, address, stubs)
+                running.call = call
             try:
                 for response in call:
-                    if self._take(response):
+                    if self._take(machine, response):
                         break
             finally:
                 call.cancel()
                 with self.changed:
-                    self._call = None
+                    running.call = None
+
+    def _locate(self, machine: Locating, address: str, stubs: Stubs) -> Any:
+        request = machine.open(address, self._server_token)
+        timeout = min(TIMEOUT, self._connection.settings.timeout)
+        return _OneAnswer(
+            stubs.cluster.Locate.future(request, timeout=timeout, metadata=self._connection.settings.metadata)
+        )
+
+
+class _Running:
+    """A thread, and the stream that it has open."""
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        self.call: Any = None
+
+
+class _OneAnswer:
+    """A unary call, as a stream of its answer."""
+
+    def __init__(self, future: Any) -> None:
+        self._future = future
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self._future.result()
+
+    def cancel(self) -> None:
+        """End the call."""
+        self._future.cancel()

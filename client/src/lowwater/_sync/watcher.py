@@ -1,4 +1,4 @@
-"""The thread that follows watermarks, one per client however many subscriptions there are."""
+"""The threads that follow watermarks, one for each shard however many subscriptions there are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lowwater._core.attempts import closed_client
-from lowwater._core.calls import Stubs
+from lowwater._core.call import Stubs
+from lowwater._core.watch_stream import WatchStream
 from lowwater._core.watching import Subscription, WatchState
 from lowwater._sync.connection import Connection
 from lowwater._sync.streaming import Streaming
@@ -15,19 +16,17 @@ __all__ = ["Watcher"]
 
 
 class Watcher(Streaming):
-    """Runs the state machine of the watch stream, started by the first subscription."""
+    """Runs the state machines of the watch streams, started by the first subscription."""
 
     def __init__(self, connection: Connection) -> None:
-        self.state: WatchState = WatchState(connection.settings, connection.surroundings)
+        self.state: WatchState = WatchState(connection.settings, connection.surroundings, connection.routes)
         super().__init__(connection, self.state, "lowwater-watch")
 
     def subscribe(self, names: Iterable[str]) -> Subscription:
         """Follow names from now on; no names means all that are registered, now and later."""
         with self.changed:
             subscription = self.state.subscribe(names)
-            if self.state.renewing:
-                self.renew()
-            self.start()
+            self.tend()
             self.changed.notify_all()
         return subscription
 
@@ -52,5 +51,9 @@ class Watcher(Streaming):
             self.changed.wait(left)
         return True
 
-    def _open(self, stubs: Stubs) -> Any:
-        return stubs.watermarks.Watch(self.state.open(), metadata=self._connection.settings.metadata)
+    def _open(self, machine: WatchStream, address: str, stubs: Stubs) -> Any:
+        return stubs.watermarks.Watch(machine.open(address), metadata=self._connection.settings.metadata)
+
+    @property
+    def _server_token(self) -> str:
+        return self.state.server_token

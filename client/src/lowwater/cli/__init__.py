@@ -6,7 +6,9 @@ Exit codes: 0 done, 1 not yet, 2 error, 3 nobody could tell (the authority is un
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Final
 
 from lowwater import errors
 from lowwater.cli.arguments import parser
@@ -14,12 +16,15 @@ from lowwater.cli.commands import COMMANDS, CannotTell, open_client
 
 __all__ = ["main"]
 
+_OF_THE_AUTHORITY: Final = {"journal": "lowwater_authority.journal_command", "serve": "lowwater_authority.server"}
+"""Commands that another distribution has, and the modules whose ``main`` runs them."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["serve"]:
-        return _serve(arguments[1:])
+    if arguments and arguments[0] in _OF_THE_AUTHORITY:
+        return _delegate(arguments[0], arguments[1:])
     args = parser().parse_args(arguments)
     try:
         with open_client(args) as lw:
@@ -34,12 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _serve(arguments: list[str]) -> int:
+def _delegate(command: str, arguments: list[str]) -> int:
     try:
-        from lowwater_authority.server import main as serve
+        module = import_module(_OF_THE_AUTHORITY[command])
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("lowwater_authority"):
             raise
-        print("lowwater serve: the server is a package of its own: pip install lowwater-authority", file=sys.stderr)
+        print(
+            f"lowwater {command}: the server is a package of its own: pip install lowwater-authority", file=sys.stderr
+        )
         return 2
-    return serve(arguments)
+    run: Callable[[Sequence[str]], int] = module.main
+    return run(arguments)

@@ -23,9 +23,12 @@ examples:
   lowwater history hourly --last 48          when each of the last hours was complete
   lowwater wait hourly --until 2013-01-09T14:00Z --timeout 1h
   lowwater complete hourly --until 2013-01-09T14:00Z && publish-report
+  lowwater journal copy /var/lib/lowwater redis://redis:6379#orders
+  lowwater shards                            who serves what
+  lowwater drain lowwater-2:7420 && stop-it  have a shard hand over what it serves
 
 The authority's address comes from --address, else from LOWWATER_ADDRESS, else
-it is localhost:7420. An access token, if a proxy wants one, comes from
+it is localhost:7420; of many shards name one or more, with commas between. An access token, if a proxy wants one, comes from
 LOWWATER_TOKEN. Times are ISO 8601 with a time zone. "unknown" means that
 nothing was promised yet, "finished" that nothing will ever come.
 """
@@ -45,6 +48,40 @@ end, for several hours at once of the newest and of the oldest of them. The
 bar is as long as the oldest was late. The newest 10,000 lines are kept, also
 those of lives that a reset has ended. The step is chosen at the registration,
 with history_step.
+"""
+
+_SHARDS: Final = """\
+example:
+  $ lowwater shards
+  SHARD            STATE     SILENT  SERVES
+  lowwater-0:7420  serving   120 ms  2       flights, weather
+  lowwater-1:7420  serving   80 ms   1       hourly
+  lowwater-2:7420  draining  200 ms  1       daily
+  hourly is pinned to lowwater-1:7420
+
+SILENT is how long ago the store has heard of a shard. One that is silent for
+longer than its --dead-after loses what it serves to the others, and is not
+listed any more.
+"""
+
+_DRAIN: Final = """\
+example:
+  $ lowwater drain lowwater-2:7420
+  lowwater-2:7420 still serves 2: daily, monthly
+  lowwater-2:7420 serves nothing any more
+
+Nothing stands still meanwhile: each computation is served where it was until
+another shard has taken it over. To stop a shard with SIGTERM does the same; a
+shard that is started again at that address does not drain.
+"""
+
+_PIN: Final = """\
+examples:
+  lowwater pin hourly lowwater-1:7420
+  lowwater pin hourly --off
+
+While no shard has that address any other serves the computation, and hands it
+over when one has it again.
 """
 
 
@@ -119,6 +156,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"lowwater {version('lowwater')}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     commands.add_parser("serve", help="run the authority (needs lowwater-authority)", add_help=False)
+    commands.add_parser(
+        "journal", help="copy a journal to another store, or list it (needs lowwater-authority)", add_help=False
+    )
 
     status = _command(commands, "status", "where computations stand, as a table", reads=True)
     _names(status)
@@ -193,6 +233,33 @@ def parser() -> argparse.ArgumentParser:
         "--end", type=parse_key, required=True, metavar="KEY", help="first key after; '' for no upper bound"
     )
     retire.add_argument("--force", action="store_true", help="even ranges that a worker owns")
+
+    _command(commands, "shards", "the shards of the deployment, and what each serves", reads=True, example=_SHARDS)
+
+    drain = _command(
+        commands,
+        "drain",
+        "have a shard hand over what it serves; exits 0 when it serves nothing any more, 1 when not in time",
+        reads=False,
+        example=_DRAIN,
+    )
+    _shard(drain)
+    drain.add_argument("--cancel", action="store_true", help="take it back: the shard serves again")
+    drain.add_argument(
+        "--wait",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="until it serves nothing any more (default); else say what it serves now",
+    )
+    drain.add_argument(
+        "--timeout", type=parse_duration, metavar="T", help="wait no longer, like 90s or 1h (default: for ever)"
+    )
+
+    pin = _command(commands, "pin", "have a shard serve a computation whenever it lives", reads=False, example=_PIN)
+    _name(pin)
+    where = pin.add_mutually_exclusive_group(required=True)
+    _shard(where, nargs="?")
+    where.add_argument("--off", action="store_true", help="take the pin back: any shard may serve it")
     return top
 
 
@@ -213,7 +280,9 @@ def _command(
     )
     server = made.add_argument_group("the authority")
     server.add_argument(
-        "--address", metavar="HOST:PORT", help="where it listens (default: LOWWATER_ADDRESS or localhost:7420)"
+        "--address",
+        metavar="HOST:PORT,...",
+        help="where it listens; of many shards one or more (default: LOWWATER_ADDRESS or localhost:7420)",
     )
     server.add_argument("--namespace", default="", metavar="NAME", help="put before names that have none")
     server.add_argument(
@@ -238,6 +307,10 @@ def _names(command: argparse.ArgumentParser) -> None:
 
 def _name(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME", help="the computation")
+
+
+def _shard(command: argparse._ActionsContainer, nargs: str | None = None) -> None:  # pyright: ignore[reportPrivateUsage]  # as above
+    command.add_argument("shard", nargs=nargs, metavar="SHARD", help="its HOST:PORT, as `lowwater shards` has it")
 
 
 def _until(command: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from lowwater import errors
 from lowwater._core.text import duration
@@ -18,6 +18,7 @@ from lowwater._sync.connect import connect
 from lowwater.cli import render
 from lowwater.cli.history import history_record, history_table, why_empty
 from lowwater.cli.render import to_json
+from lowwater.cli.shards import handing_over, shards_record, shards_table, taken_by_others
 
 __all__ = ["COMMANDS", "CannotTell", "open_client"]
 
@@ -36,7 +37,13 @@ _SILENT_SECONDS: Final = 5.0
 
 _REDRAW_SECONDS: Final = 1.0
 
+_ASK_SECONDS: Final = 0.2
+"""Between two looks at a shard that is drained."""
+
 _CLEAR: Final = "\x1b[H\x1b[2J"
+
+
+Answer = TypeVar("Answer")
 
 
 class CannotTell(Exception):
@@ -183,6 +190,55 @@ def retire(lw: Client, args: argparse.Namespace) -> int:
     return 0
 
 
+def shards(lw: Client, args: argparse.Namespace) -> int:
+    """List the shards."""
+    found = _ask(lw.shards)
+    print(to_json(shards_record(found)) if args.json else shards_table(found))
+    return 0
+
+
+def drain(lw: Client, args: argparse.Namespace) -> int:
+    """Have a shard hand over what it serves, or take that back."""
+    _ask(lambda: lw.drain(args.shard, cancel=args.cancel))
+    if args.cancel:
+        print(f"{args.shard} serves again, and gets back what is its")
+        return 0
+    clock, told = threading.Event(), ""
+    deadline = time.monotonic() + (float("inf") if args.timeout is None else args.timeout)
+    while True:
+        found = _ask(lw.shards)
+        remaining = next((each.computations for each in found if each.address == args.shard), ())
+        if (state := handing_over(args.shard, remaining)) != told:
+            print(state, flush=True)
+            told = state
+        if not remaining:
+            return 0
+        if not taken_by_others(found):
+            print(
+                "lowwater drain: no other shard takes anything: start one, or take a drain back with --cancel",
+                file=sys.stderr,
+            )
+            return 1
+        if not args.wait or time.monotonic() >= deadline:
+            return 1
+        clock.wait(_ASK_SECONDS)
+
+
+def pin(lw: Client, args: argparse.Namespace) -> int:
+    """Have a shard serve a computation, or take that back."""
+    _ask(lambda: lw.pin(args.name, args.shard))
+    print(f"{args.name} is not pinned" if args.off else f"{args.name} is pinned to {args.shard}")
+    return 0
+
+
+def _ask(call: Callable[[], Answer]) -> Answer:
+    """Return what is answered. Raises CannotTell when nobody answers."""
+    try:
+        return call()
+    except _AWAY as error:
+        raise CannotTell(str(error)) from None
+
+
 COMMANDS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
     "status": status,
     "watch": watch,
@@ -193,4 +249,7 @@ COMMANDS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
     "history": history,
     "reset": reset,
     "retire": retire,
+    "shards": shards,
+    "drain": drain,
+    "pin": pin,
 }

@@ -29,7 +29,9 @@ class _RangeState:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
 
-class _RangeStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_RangeState.ValueType], builtins.type):
+class _RangeStateEnumTypeWrapper(
+    google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_RangeState.ValueType], builtins.type
+):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     RANGE_STATE_UNSPECIFIED: _RangeState.ValueType  # 0
     """Not set."""
@@ -131,7 +133,29 @@ class Range(google.protobuf.message.Message):
         since_micros: builtins.int = ...,
         last_report_micros: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["end", b"end", "host", b"host", "last_report_micros", b"last_report_micros", "sequencer", b"sequencer", "since_micros", b"since_micros", "start", b"start", "state", b"state", "watermark_micros", b"watermark_micros", "worker", b"worker"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "end",
+            b"end",
+            "host",
+            b"host",
+            "last_report_micros",
+            b"last_report_micros",
+            "sequencer",
+            b"sequencer",
+            "since_micros",
+            b"since_micros",
+            "start",
+            b"start",
+            "state",
+            b"state",
+            "watermark_micros",
+            b"watermark_micros",
+            "worker",
+            b"worker",
+        ],
+    ) -> None: ...
 
 Global___Range: typing_extensions.TypeAlias = Range
 
@@ -159,7 +183,7 @@ class Watermark(google.protobuf.message.Message):
     incarnation: builtins.int
     """The computation's life number: values of different lives never compare."""
     epoch: builtins.int
-    """The ownership number of the shard that answers. Never goes down."""
+    """The computation's ownership number among the shards. Never goes down."""
     low_micros: builtins.int
     """The low watermark: every event time below it is complete."""
     oldest_operation_micros: builtins.int
@@ -198,9 +222,67 @@ class Watermark(google.protobuf.message.Message):
         inputs: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["holder", b"holder"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "epoch", b"epoch", "heuristics", b"heuristics", "holder", b"holder", "incarnation", b"incarnation", "inputs", b"inputs", "low_micros", b"low_micros", "oldest_operation_micros", b"oldest_operation_micros", "ranges", b"ranges", "registered", b"registered", "since_micros", b"since_micros"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "computation",
+            b"computation",
+            "epoch",
+            b"epoch",
+            "heuristics",
+            b"heuristics",
+            "holder",
+            b"holder",
+            "incarnation",
+            b"incarnation",
+            "inputs",
+            b"inputs",
+            "low_micros",
+            b"low_micros",
+            "oldest_operation_micros",
+            b"oldest_operation_micros",
+            "ranges",
+            b"ranges",
+            "registered",
+            b"registered",
+            "since_micros",
+            b"since_micros",
+        ],
+    ) -> None: ...
 
 Global___Watermark: typing_extensions.TypeAlias = Watermark
+
+@typing.final
+class Redirect(google.protobuf.message.Message):
+    """A computation is served by another shard. Go there with all that concerns it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMPUTATION_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    computation: builtins.str
+    """The computation."""
+    address: builtins.str
+    """HOST:PORT of the shard that serves it, or is about to; empty while none
+    does: locate it again later.
+    """
+    epoch: builtins.int
+    """The computation's ownership number, as the store has it. Never follow a
+    redirect to a lower number than one seen: whoever sent it has been asleep.
+    """
+    def __init__(
+        self,
+        *,
+        computation: builtins.str = ...,
+        address: builtins.str = ...,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(
+        self, field_name: typing.Literal["address", b"address", "computation", b"computation", "epoch", b"epoch"]
+    ) -> None: ...
+
+Global___Redirect: typing_extensions.TypeAlias = Redirect
 
 @typing.final
 class GoAway(google.protobuf.message.Message):
@@ -217,11 +299,9 @@ class GoAway(google.protobuf.message.Message):
     retry_after_millis: builtins.int
     """How long to wait before the next attempt, in milliseconds."""
     address: builtins.str
-    """Where to go instead, HOST:PORT; empty: to the same name. With one shard
-    always empty.
-    """
+    """Always empty: computations are redirected one by one, see Redirect."""
     epoch: builtins.int
-    """The ownership number at that address; never follow one to a lower number."""
+    """Always 0."""
     def __init__(
         self,
         *,
@@ -230,6 +310,11 @@ class GoAway(google.protobuf.message.Message):
         address: builtins.str = ...,
         epoch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "epoch", b"epoch", "reason", b"reason", "retry_after_millis", b"retry_after_millis"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "address", b"address", "epoch", b"epoch", "reason", b"reason", "retry_after_millis", b"retry_after_millis"
+        ],
+    ) -> None: ...
 
 Global___GoAway: typing_extensions.TypeAlias = GoAway

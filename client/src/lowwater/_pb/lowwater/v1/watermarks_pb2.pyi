@@ -39,7 +39,9 @@ class GetWatermarksRequest(google.protobuf.message.Message):
         server_token: builtins.str = ...,
         computations: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computations", b"computations", "server_token", b"server_token"]) -> None: ...
+    def ClearField(
+        self, field_name: typing.Literal["computations", b"computations", "server_token", b"server_token"]
+    ) -> None: ...
 
 Global___GetWatermarksRequest: typing_extensions.TypeAlias = GetWatermarksRequest
 
@@ -52,13 +54,28 @@ class GetWatermarksResponse(google.protobuf.message.Message):
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
     WATERMARKS_FIELD_NUMBER: builtins.int
     TIME_MICROS_FIELD_NUMBER: builtins.int
+    REDIRECTS_FIELD_NUMBER: builtins.int
     server_token: builtins.str
     """The deployment's identity."""
     time_micros: builtins.int
     """The authority's processing time."""
     @property
-    def watermarks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Watermark]:
+    def watermarks(
+        self,
+    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[
+        lowwater._pb.lowwater.v1.types_pb2.Watermark
+    ]:
         """In the order asked, or by name."""
+
+    @property
+    def redirects(
+        self,
+    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[
+        lowwater._pb.lowwater.v1.types_pb2.Redirect
+    ]:
+        """Those of the computations that other shards serve; ask there. They are not
+        among the watermarks.
+        """
 
     def __init__(
         self,
@@ -66,8 +83,21 @@ class GetWatermarksResponse(google.protobuf.message.Message):
         server_token: builtins.str = ...,
         watermarks: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.Watermark] | None = ...,
         time_micros: builtins.int = ...,
+        redirects: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.Redirect] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["server_token", b"server_token", "time_micros", b"time_micros", "watermarks", b"watermarks"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "redirects",
+            b"redirects",
+            "server_token",
+            b"server_token",
+            "time_micros",
+            b"time_micros",
+            "watermarks",
+            b"watermarks",
+        ],
+    ) -> None: ...
 
 Global___GetWatermarksResponse: typing_extensions.TypeAlias = GetWatermarksResponse
 
@@ -91,7 +121,9 @@ class WatchRequest(google.protobuf.message.Message):
         server_token: builtins.str = ...,
         computations: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computations", b"computations", "server_token", b"server_token"]) -> None: ...
+    def ClearField(
+        self, field_name: typing.Literal["computations", b"computations", "server_token", b"server_token"]
+    ) -> None: ...
 
 Global___WatchRequest: typing_extensions.TypeAlias = WatchRequest
 
@@ -106,6 +138,7 @@ class WatchResponse(google.protobuf.message.Message):
     TIME_MICROS_FIELD_NUMBER: builtins.int
     GO_AWAY_FIELD_NUMBER: builtins.int
     CLOCK_MICROS_FIELD_NUMBER: builtins.int
+    REDIRECTS_FIELD_NUMBER: builtins.int
     server_token: builtins.str
     """The deployment's identity."""
     time_micros: builtins.int
@@ -117,12 +150,27 @@ class WatchResponse(google.protobuf.message.Message):
     authority of the first release.
     """
     @property
-    def watermarks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Watermark]:
+    def watermarks(
+        self,
+    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[
+        lowwater._pb.lowwater.v1.types_pb2.Watermark
+    ]:
         """Only what changed."""
 
     @property
     def go_away(self) -> lowwater._pb.lowwater.v1.types_pb2.GoAway:
         """Present in the last message before the server stops."""
+
+    @property
+    def redirects(
+        self,
+    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[
+        lowwater._pb.lowwater.v1.types_pb2.Redirect
+    ]:
+        """Those of the followed computations that other shards serve, from the first
+        message on or from now on. This stream tells nothing more of them until
+        they come back here.
+        """
 
     def __init__(
         self,
@@ -132,9 +180,26 @@ class WatchResponse(google.protobuf.message.Message):
         time_micros: builtins.int = ...,
         go_away: lowwater._pb.lowwater.v1.types_pb2.GoAway | None = ...,
         clock_micros: builtins.int = ...,
+        redirects: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.Redirect] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["go_away", b"go_away"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clock_micros", b"clock_micros", "go_away", b"go_away", "server_token", b"server_token", "time_micros", b"time_micros", "watermarks", b"watermarks"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "clock_micros",
+            b"clock_micros",
+            "go_away",
+            b"go_away",
+            "redirects",
+            b"redirects",
+            "server_token",
+            b"server_token",
+            "time_micros",
+            b"time_micros",
+            "watermarks",
+            b"watermarks",
+        ],
+    ) -> None: ...
 
 Global___WatchResponse: typing_extensions.TypeAlias = WatchResponse
 
@@ -164,7 +229,19 @@ class CheckCompleteRequest(google.protobuf.message.Message):
         until_micros: builtins.int = ...,
         max_holders: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "max_holders", b"max_holders", "server_token", b"server_token", "until_micros", b"until_micros"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "computation",
+            b"computation",
+            "max_holders",
+            b"max_holders",
+            "server_token",
+            b"server_token",
+            "until_micros",
+            b"until_micros",
+        ],
+    ) -> None: ...
 
 Global___CheckCompleteRequest: typing_extensions.TypeAlias = CheckCompleteRequest
 
@@ -190,7 +267,9 @@ class CheckCompleteResponse(google.protobuf.message.Message):
         """The published watermarks."""
 
     @property
-    def holders(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Range]:
+    def holders(
+        self,
+    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Range]:
         """The ranges below `until`, furthest behind first."""
 
     def __init__(
@@ -203,7 +282,21 @@ class CheckCompleteResponse(google.protobuf.message.Message):
         time_micros: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["watermark", b"watermark"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["complete", b"complete", "holders", b"holders", "holding", b"holding", "time_micros", b"time_micros", "watermark", b"watermark"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "complete",
+            b"complete",
+            "holders",
+            b"holders",
+            "holding",
+            b"holding",
+            "time_micros",
+            b"time_micros",
+            "watermark",
+            b"watermark",
+        ],
+    ) -> None: ...
 
 Global___CheckCompleteResponse: typing_extensions.TypeAlias = CheckCompleteResponse
 
@@ -233,9 +326,27 @@ class ListRangesRequest(google.protobuf.message.Message):
         below_micros: builtins.int | None = ...,
         server_token: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_below_micros", b"_below_micros", "below_micros", b"below_micros"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_below_micros", b"_below_micros", "below_micros", b"below_micros", "computation", b"computation", "page_size", b"page_size", "server_token", b"server_token"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_below_micros", b"_below_micros"]) -> typing.Literal["below_micros"] | None: ...
+    def HasField(
+        self, field_name: typing.Literal["_below_micros", b"_below_micros", "below_micros", b"below_micros"]
+    ) -> builtins.bool: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "_below_micros",
+            b"_below_micros",
+            "below_micros",
+            b"below_micros",
+            "computation",
+            b"computation",
+            "page_size",
+            b"page_size",
+            "server_token",
+            b"server_token",
+        ],
+    ) -> None: ...
+    def WhichOneof(
+        self, oneof_group: typing.Literal["_below_micros", b"_below_micros"]
+    ) -> typing.Literal["below_micros"] | None: ...
 
 Global___ListRangesRequest: typing_extensions.TypeAlias = ListRangesRequest
 
@@ -250,7 +361,9 @@ class ListRangesResponse(google.protobuf.message.Message):
     total: builtins.int
     """How many there are in all."""
     @property
-    def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Range]:
+    def ranges(
+        self,
+    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Range]:
         """At most page_size ranges."""
 
     def __init__(
@@ -289,9 +402,27 @@ class GetHistoryRequest(google.protobuf.message.Message):
         since_micros: builtins.int | None = ...,
         page_size: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_since_micros", b"_since_micros", "since_micros", b"since_micros"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_since_micros", b"_since_micros", "computation", b"computation", "page_size", b"page_size", "server_token", b"server_token", "since_micros", b"since_micros"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_since_micros", b"_since_micros"]) -> typing.Literal["since_micros"] | None: ...
+    def HasField(
+        self, field_name: typing.Literal["_since_micros", b"_since_micros", "since_micros", b"since_micros"]
+    ) -> builtins.bool: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "_since_micros",
+            b"_since_micros",
+            "computation",
+            b"computation",
+            "page_size",
+            b"page_size",
+            "server_token",
+            b"server_token",
+            "since_micros",
+            b"since_micros",
+        ],
+    ) -> None: ...
+    def WhichOneof(
+        self, oneof_group: typing.Literal["_since_micros", b"_since_micros"]
+    ) -> typing.Literal["since_micros"] | None: ...
 
 Global___GetHistoryRequest: typing_extensions.TypeAlias = GetHistoryRequest
 
@@ -325,7 +456,19 @@ class Completion(google.protobuf.message.Message):
         through_micros: builtins.int = ...,
         time_micros: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["after_micros", b"after_micros", "incarnation", b"incarnation", "through_micros", b"through_micros", "time_micros", b"time_micros"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "after_micros",
+            b"after_micros",
+            "incarnation",
+            b"incarnation",
+            "through_micros",
+            b"through_micros",
+            "time_micros",
+            b"time_micros",
+        ],
+    ) -> None: ...
 
 Global___Completion: typing_extensions.TypeAlias = Completion
 
@@ -353,6 +496,9 @@ class GetHistoryResponse(google.protobuf.message.Message):
         completions: collections.abc.Iterable[Global___Completion] | None = ...,
         total: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["completions", b"completions", "step_micros", b"step_micros", "total", b"total"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal["completions", b"completions", "step_micros", b"step_micros", "total", b"total"],
+    ) -> None: ...
 
 Global___GetHistoryResponse: typing_extensions.TypeAlias = GetHistoryResponse

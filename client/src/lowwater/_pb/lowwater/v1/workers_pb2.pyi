@@ -93,7 +93,35 @@ class ClaimRequest(google.protobuf.message.Message):
         batch_digest: builtins.bytes = ...,
         adopt: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "batch_digest", b"batch_digest", "bound_micros", b"bound_micros", "bounds", b"bounds", "computation", b"computation", "generation", b"generation", "host", b"host", "identity", b"identity", "ordinal", b"ordinal", "request_id", b"request_id", "server_token", b"server_token", "worker", b"worker"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "adopt",
+            b"adopt",
+            "batch_digest",
+            b"batch_digest",
+            "bound_micros",
+            b"bound_micros",
+            "bounds",
+            b"bounds",
+            "computation",
+            b"computation",
+            "generation",
+            b"generation",
+            "host",
+            b"host",
+            "identity",
+            b"identity",
+            "ordinal",
+            b"ordinal",
+            "request_id",
+            b"request_id",
+            "server_token",
+            b"server_token",
+            "worker",
+            b"worker",
+        ],
+    ) -> None: ...
 
 Global___ClaimRequest: typing_extensions.TypeAlias = ClaimRequest
 
@@ -121,7 +149,7 @@ class ClaimResponse(google.protobuf.message.Message):
     incarnation: builtins.int
     """The computation's life number."""
     epoch: builtins.int
-    """The shard's ownership number."""
+    """The computation's ownership number."""
     epoch_nonce: builtins.int
     """Tells two shards apart that believe in the same epoch; takes no part in any
     order.
@@ -161,7 +189,33 @@ class ClaimResponse(google.protobuf.message.Message):
         heuristics_ppm: collections.abc.Iterable[builtins.int] | None = ...,
         reference_micros: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "epoch_nonce", b"epoch_nonce", "heuristics_ppm", b"heuristics_ppm", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "reference_micros", b"reference_micros", "sequencer", b"sequencer", "server_token", b"server_token", "watermarks_micros", b"watermarks_micros"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "epoch",
+            b"epoch",
+            "epoch_nonce",
+            b"epoch_nonce",
+            "heuristics_ppm",
+            b"heuristics_ppm",
+            "incarnation",
+            b"incarnation",
+            "input_incarnations",
+            b"input_incarnations",
+            "input_version",
+            b"input_version",
+            "inputs",
+            b"inputs",
+            "reference_micros",
+            b"reference_micros",
+            "sequencer",
+            b"sequencer",
+            "server_token",
+            b"server_token",
+            "watermarks_micros",
+            b"watermarks_micros",
+        ],
+    ) -> None: ...
 
 Global___ClaimResponse: typing_extensions.TypeAlias = ClaimResponse
 
@@ -187,7 +241,12 @@ class ReleaseRequest(google.protobuf.message.Message):
         sequencer: builtins.int = ...,
         server_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "sequencer", b"sequencer", "server_token", b"server_token"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "computation", b"computation", "sequencer", b"sequencer", "server_token", b"server_token"
+        ],
+    ) -> None: ...
 
 Global___ReleaseRequest: typing_extensions.TypeAlias = ReleaseRequest
 
@@ -225,7 +284,9 @@ class Histogram(google.protobuf.message.Message):
         starts_micros: collections.abc.Iterable[builtins.int] | None = ...,
         counts: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["counts", b"counts", "starts_micros", b"starts_micros"]) -> None: ...
+    def ClearField(
+        self, field_name: typing.Literal["counts", b"counts", "starts_micros", b"starts_micros"]
+    ) -> None: ...
 
 Global___Histogram: typing_extensions.TypeAlias = Histogram
 
@@ -245,7 +306,11 @@ class Mass(google.protobuf.message.Message):
         """Records not finished yet, at their timestamps."""
 
     @property
-    def frontiers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Heuristic]:
+    def frontiers(
+        self,
+    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[
+        lowwater._pb.lowwater.v1.types_pb2.Heuristic
+    ]:
         """Per heuristic share, the frontier that the finished ones stand at: the
         min of the inputs' heuristic watermarks, or the injector's own frontier.
         """
@@ -258,7 +323,9 @@ class Mass(google.protobuf.message.Message):
         frontiers: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.Heuristic] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["pending", b"pending"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["frontiers", b"frontiers", "pending", b"pending", "recent", b"recent"]) -> None: ...
+    def ClearField(
+        self, field_name: typing.Literal["frontiers", b"frontiers", "pending", b"pending", "recent", b"recent"]
+    ) -> None: ...
 
 Global___Mass: typing_extensions.TypeAlias = Mass
 
@@ -321,7 +388,29 @@ class GroupReport(google.protobuf.message.Message):
         mass: Global___Mass | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["mass", b"mass"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "finish", b"finish", "handles", b"handles", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "mass", b"mass", "oldest_operation_micros", b"oldest_operation_micros", "sequencer", b"sequencer", "watermarks_micros", b"watermarks_micros"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "computation",
+            b"computation",
+            "finish",
+            b"finish",
+            "handles",
+            b"handles",
+            "input_incarnations",
+            b"input_incarnations",
+            "input_version",
+            b"input_version",
+            "mass",
+            b"mass",
+            "oldest_operation_micros",
+            b"oldest_operation_micros",
+            "sequencer",
+            b"sequencer",
+            "watermarks_micros",
+            b"watermarks_micros",
+        ],
+    ) -> None: ...
 
 Global___GroupReport: typing_extensions.TypeAlias = GroupReport
 
@@ -347,7 +436,9 @@ class ReportRequest(google.protobuf.message.Message):
         open: Global___ReportOpen | None = ...,
         report: Global___Report | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["kind", b"kind", "open", b"open", "report", b"report"]) -> builtins.bool: ...
+    def HasField(
+        self, field_name: typing.Literal["kind", b"kind", "open", b"open", "report", b"report"]
+    ) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["kind", b"kind", "open", b"open", "report", b"report"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["open", "report"] | None: ...
 
@@ -372,8 +463,8 @@ class ReportOpen(google.protobuf.message.Message):
     refused, a newer one closes the older stream.
     """
     epoch: builtins.int
-    """The highest ownership number the sender has seen; a shard below it has been
-    replaced. With one shard there is no other.
+    """Ignored: each computation has an ownership number of its own, and its
+    sequencers begin with it.
     """
     def __init__(
         self,
@@ -383,7 +474,12 @@ class ReportOpen(google.protobuf.message.Message):
         stream: builtins.int = ...,
         epoch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "sender", b"sender", "server_token", b"server_token", "stream", b"stream"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "epoch", b"epoch", "sender", b"sender", "server_token", b"server_token", "stream", b"stream"
+        ],
+    ) -> None: ...
 
 Global___ReportOpen: typing_extensions.TypeAlias = ReportOpen
 
@@ -445,9 +541,21 @@ class ReportResponse(google.protobuf.message.Message):
         fenced: Global___Fenced | None = ...,
         go_away: lowwater._pb.lowwater.v1.types_pb2.GoAway | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ack", b"ack", "fenced", b"fenced", "go_away", b"go_away", "kind", b"kind", "opened", b"opened"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ack", b"ack", "fenced", b"fenced", "go_away", b"go_away", "kind", b"kind", "opened", b"opened"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["opened", "ack", "fenced", "go_away"] | None: ...
+    def HasField(
+        self,
+        field_name: typing.Literal[
+            "ack", b"ack", "fenced", b"fenced", "go_away", b"go_away", "kind", b"kind", "opened", b"opened"
+        ],
+    ) -> builtins.bool: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "ack", b"ack", "fenced", b"fenced", "go_away", b"go_away", "kind", b"kind", "opened", b"opened"
+        ],
+    ) -> None: ...
+    def WhichOneof(
+        self, oneof_group: typing.Literal["kind", b"kind"]
+    ) -> typing.Literal["opened", "ack", "fenced", "go_away"] | None: ...
 
 Global___ReportResponse: typing_extensions.TypeAlias = ReportResponse
 
@@ -462,7 +570,7 @@ class ReportOpened(google.protobuf.message.Message):
     server_token: builtins.str
     """The deployment's identity."""
     epoch: builtins.int
-    """The shard's ownership number."""
+    """Always 0."""
     def __init__(
         self,
         *,
@@ -499,7 +607,9 @@ class ReportAck(google.protobuf.message.Message):
         refused: collections.abc.Iterable[Global___RefusedRanges] | None = ...,
         references: collections.abc.Iterable[Global___ReferenceTime] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["number", b"number", "references", b"references", "refused", b"refused"]) -> None: ...
+    def ClearField(
+        self, field_name: typing.Literal["number", b"number", "references", b"references", "refused", b"refused"]
+    ) -> None: ...
 
 Global___ReportAck: typing_extensions.TypeAlias = ReportAck
 
@@ -536,6 +646,7 @@ class RefusedRanges(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     HANDLES_FIELD_NUMBER: builtins.int
+    REDIRECT_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     sequencer: builtins.int
@@ -548,6 +659,12 @@ class RefusedRanges(google.protobuf.message.Message):
     def handles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Which ranges; empty means all."""
 
+    @property
+    def redirect(self) -> lowwater._pb.lowwater.v1.types_pb2.Redirect:
+        """With the reason MOVED: where the computation is served. Nothing of the
+        claim in these reports was taken over; send its full state there.
+        """
+
     def __init__(
         self,
         *,
@@ -556,8 +673,26 @@ class RefusedRanges(google.protobuf.message.Message):
         reason: builtins.str = ...,
         message: builtins.str = ...,
         handles: collections.abc.Iterable[builtins.int] | None = ...,
+        redirect: lowwater._pb.lowwater.v1.types_pb2.Redirect | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "handles", b"handles", "message", b"message", "reason", b"reason", "sequencer", b"sequencer"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["redirect", b"redirect"]) -> builtins.bool: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "computation",
+            b"computation",
+            "handles",
+            b"handles",
+            "message",
+            b"message",
+            "reason",
+            b"reason",
+            "redirect",
+            b"redirect",
+            "sequencer",
+            b"sequencer",
+        ],
+    ) -> None: ...
 
 Global___RefusedRanges: typing_extensions.TypeAlias = RefusedRanges
 
@@ -589,7 +724,12 @@ class Fenced(google.protobuf.message.Message):
         handles: collections.abc.Iterable[builtins.int] | None = ...,
         reason: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "handles", b"handles", "reason", b"reason", "sequencer", b"sequencer"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "computation", b"computation", "handles", b"handles", "reason", b"reason", "sequencer", b"sequencer"
+        ],
+    ) -> None: ...
 
 Global___Fenced: typing_extensions.TypeAlias = Fenced
 
@@ -615,7 +755,9 @@ class TaskAttempt(google.protobuf.message.Message):
         partition: builtins.int = ...,
         attempt: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "partition", b"partition", "stage", b"stage"]) -> None: ...
+    def ClearField(
+        self, field_name: typing.Literal["attempt", b"attempt", "partition", b"partition", "stage", b"stage"]
+    ) -> None: ...
 
 Global___TaskAttempt: typing_extensions.TypeAlias = TaskAttempt
 
@@ -674,7 +816,29 @@ class StageTaskRequest(google.protobuf.message.Message):
         finished: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["pending", b"pending", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "computation", b"computation", "finished", b"finished", "handles", b"handles", "oldest_micros", b"oldest_micros", "pending", b"pending", "sequencer", b"sequencer", "server_token", b"server_token", "task", b"task"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "batch",
+            b"batch",
+            "computation",
+            b"computation",
+            "finished",
+            b"finished",
+            "handles",
+            b"handles",
+            "oldest_micros",
+            b"oldest_micros",
+            "pending",
+            b"pending",
+            "sequencer",
+            b"sequencer",
+            "server_token",
+            b"server_token",
+            "task",
+            b"task",
+        ],
+    ) -> None: ...
 
 Global___StageTaskRequest: typing_extensions.TypeAlias = StageTaskRequest
 
@@ -739,7 +903,11 @@ class PrepareBatchRequest(google.protobuf.message.Message):
         """As in GroupReport."""
 
     @property
-    def frontiers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Heuristic]:
+    def frontiers(
+        self,
+    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[
+        lowwater._pb.lowwater.v1.types_pb2.Heuristic
+    ]:
         """Per heuristic share, the frontier of the finished records."""
 
     def __init__(
@@ -758,7 +926,35 @@ class PrepareBatchRequest(google.protobuf.message.Message):
         frontiers: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.Heuristic] | None = ...,
         server_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "bound_micros", b"bound_micros", "computation", b"computation", "covers_all", b"covers_all", "digest", b"digest", "frontiers", b"frontiers", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "oldest_operation_micros", b"oldest_operation_micros", "sequencer", b"sequencer", "server_token", b"server_token", "tasks", b"tasks"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "batch",
+            b"batch",
+            "bound_micros",
+            b"bound_micros",
+            "computation",
+            b"computation",
+            "covers_all",
+            b"covers_all",
+            "digest",
+            b"digest",
+            "frontiers",
+            b"frontiers",
+            "input_incarnations",
+            b"input_incarnations",
+            "input_version",
+            b"input_version",
+            "oldest_operation_micros",
+            b"oldest_operation_micros",
+            "sequencer",
+            b"sequencer",
+            "server_token",
+            b"server_token",
+            "tasks",
+            b"tasks",
+        ],
+    ) -> None: ...
 
 Global___PrepareBatchRequest: typing_extensions.TypeAlias = PrepareBatchRequest
 
@@ -810,7 +1006,12 @@ class CommitBatchRequest(google.protobuf.message.Message):
         batch: builtins.int = ...,
         server_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "computation", b"computation", "sequencer", b"sequencer", "server_token", b"server_token"]) -> None: ...
+    def ClearField(
+        self,
+        field_name: typing.Literal[
+            "batch", b"batch", "computation", b"computation", "sequencer", b"sequencer", "server_token", b"server_token"
+        ],
+    ) -> None: ...
 
 Global___CommitBatchRequest: typing_extensions.TypeAlias = CommitBatchRequest
 

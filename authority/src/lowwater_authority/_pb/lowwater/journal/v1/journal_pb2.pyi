@@ -716,3 +716,81 @@ class Computation(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation
+
+@typing.final
+class Membership(google.protobuf.message.Message):
+    """The living shards. Kept beside the logs, as one record."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    MEMBERS_FIELD_NUMBER: builtins.int
+    PINS_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    """Grows with every change; no two different ones have the same."""
+    @property
+    def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Member]:
+        """By address."""
+
+    @property
+    def pins(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Pin]:
+        """By computation."""
+
+    def __init__(
+        self,
+        *,
+        version: builtins.int = ...,
+        members: collections.abc.Iterable[Global___Member] | None = ...,
+        pins: collections.abc.Iterable[Global___Pin] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["members", b"members", "pins", b"pins", "version", b"version"]) -> None: ...
+
+Global___Membership: typing_extensions.TypeAlias = Membership
+
+@typing.final
+class Member(google.protobuf.message.Message):
+    """One shard."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    """Random, made when the process started."""
+    address: builtins.str
+    """HOST:PORT, where it is reached."""
+    draining: builtins.bool
+    """Whether it hands over what it serves and takes nothing more."""
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        address: builtins.str = ...,
+        draining: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "draining", b"draining", "id", b"id"]) -> None: ...
+
+Global___Member: typing_extensions.TypeAlias = Member
+
+@typing.final
+class Pin(google.protobuf.message.Message):
+    """A computation that an operator has given to a shard."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMPUTATION_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    computation: builtins.str
+    """The computation."""
+    address: builtins.str
+    """The shard's address."""
+    def __init__(
+        self,
+        *,
+        computation: builtins.str = ...,
+        address: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "computation", b"computation"]) -> None: ...
+
+Global___Pin: typing_extensions.TypeAlias = Pin

@@ -1,0 +1,313 @@
+"""A shard among others: it beats, learns the view, takes over what the view gives it, and knows where the rest is.
+
+    beat -> view -> confirm what is held (let go what others took, read the graph) -> take what is ours and nobody's yet
+
+A computation is taken as soon as a newer view says so, and let go only when the journal says that another shard took it: so
+fail-over, scale-out, scale-in and the return of a frozen process are one mechanism, and nothing goes unserved in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from lowwater import errors
+from lowwater_authority.cluster.membership import Member, View, proposal
+from lowwater_authority.journal import JournalCorrupt, JournalError, JournalFailed, JournalUnknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from lowwater_authority.cluster.directory import Directory
+    from lowwater_authority.cluster.membership import Beats
+    from lowwater_authority.cluster.peers import Peers
+    from lowwater_authority.serving import Lows
+    from lowwater_authority.shard import Shard
+
+DEAD_AFTER: Final = 1.5
+"""Seconds after which a shard that is not heard of loses what it serves to the others."""
+
+BEATS: Final = 5
+"""Beats in that time."""
+
+HAND_OVER_SECONDS: Final = 5.0
+"""How long a shard that leaves waits for the others to take over what it serves."""
+
+TAKEN_AT_ONCE: Final = 4
+"""Computations that are recovered side by side."""
+
+log = logging.getLogger(__name__)
+
+
+class Replaced(Exception):
+    """Another process advertises this one's address, and started later."""
+
+
+class Place(NamedTuple):
+    """Where a computation is served."""
+
+    address: str
+    """Empty: nowhere just now."""
+    epoch: int
+    """Its ownership number, as the store has it."""
+
+
+class Cluster:
+    """The place of one process among the shards of a deployment; the Placement of its shard.
+
+    ``monotonic`` and ``dead_after`` are in seconds.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        me: Member,
+        *,
+        peers: Peers,
+        monotonic: Callable[[], float],
+        dead_after: float = DEAD_AFTER,
+    ) -> None:
+        self.me = me
+        self.view = View()
+        self.on_cut_off: Callable[[bool], None] = lambda _: None
+        """Told when this process loses its store, and when it has it again."""
+        self.cut_off = False
+        """Whether the store has been away for so long that others must be thought to serve what is held here."""
+        self._directory = directory
+        self._peers = peers
+        self._monotonic = monotonic
+        self._dead_after = dead_after
+        self._shard: Shard
+        self._known = 0
+        self._joined = False
+        """Whether it has been a member."""
+        self._rival = "", 0
+        """Another process that has this one's address in a newer view, and when it had been heard of by then."""
+        self._in_touch = monotonic()
+        self._heard, self._resumed = monotonic(), float("-inf")
+        """When the store answered the last beat, and the first one after a gap in which others could have taken over."""
+        self._confirming: asyncio.Task[bool] | None = None
+        self._taking: asyncio.Task[None] | None = None
+        self._settled: tuple[int, int] = (0, 0)
+        self._leaving = asyncio.Event()
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    async def join(self, shard: Shard) -> None:
+        """Become a member; the shard is to run its rounds already. Raises JournalFailed when the store cannot be reached."""
+        self._shard = shard
+        shard.held.address = self.me.address
+        await self._directory.open()
+        while self.view.member(self.me.id) is None:
+            await self._beat()
+        await self._settle()
+
+    async def run(self) -> None:
+        """Beat until :meth:`leave`. Raises Replaced, and JournalReplaced and its like: this process must not go on."""
+        while not self._leaving.is_set():
+            try:
+                async with asyncio.timeout(self._dead_after):
+                    await self._beat()
+            except TimeoutError:
+                log.warning("the membership cannot be read: no answer within %g s", self._dead_after)
+            except (JournalFailed, JournalUnknown, JournalCorrupt) as error:
+                log.warning("the membership cannot be read: %s", error)
+            again = self._monotonic() + self._dead_after / BEATS
+            await self._look_after_what_is_held()
+            self._judge()
+            try:
+                async with asyncio.timeout(max(0.0, again - self._monotonic())):
+                    await self._leaving.wait()
+            except TimeoutError:
+                continue
+
+    async def leave(self) -> None:
+        """Hand over all that is served here, or give up after a while; the process is about to stop."""
+        self._leaving.set()
+        deadline = self._monotonic() + HAND_OVER_SECONDS
+        try:
+            await self.change(lambda view: view.without([self.me.id]))
+            while self.view.members and self._shard.names() and self._monotonic() < deadline:
+                await self._shard.confirm()
+                await asyncio.sleep(self._dead_after / BEATS / 4)
+        except (JournalError, errors.Unavailable) as error:
+            log.warning("nothing was handed over: %s", error)
+        for task in (self._confirming, self._taking):
+            if task is not None:
+                task.cancel()
+
+    def stop(self) -> None:
+        """Let :meth:`run` end."""
+        self._leaving.set()
+
+    async def close(self) -> None:
+        """Let go of the directory, and of the other shards."""
+        await self._directory.close()
+        await self._peers.close()
+
+    async def change(self, change: Callable[[View], View]) -> View:
+        """Change the view, whatever others change meanwhile; returns the new one. Raises JournalFailed and JournalUnknown."""
+        while True:
+            view, beats = await self._directory.beat(self.me.id)
+            changed = change(view)
+            changed = replace(changed, version=max(changed.version, self._known + 1)).dated(beats.now)
+            if await self._directory.propose(changed, over=view.version):
+                self._look(changed)
+                return changed
+
+    async def look(self) -> tuple[View, Beats]:
+        """Return the view and the beats as the store has them. Raises JournalFailed and JournalUnknown."""
+        view, beats = await self._directory.beat(self.me.id)
+        self._look(view)
+        return view, beats
+
+    async def _beat(self) -> None:
+        view, beats = await self._directory.beat(self.me.id)
+        now = self._monotonic()
+        if now - self._heard > self._dead_after:
+            self._resumed = now
+        self._heard = now
+        if not self._has_rival(view, beats):
+            me = self.view.member(self.me.id) or self.me
+            proposed = proposal(view, beats, me, dead_after=int(self._dead_after * 1e6), known=self._known)
+            if proposed is not None and await self._directory.propose(proposed, over=view.version):
+                view = proposed
+        self._look(view)
+
+    def _has_rival(self, view: View, beats: Beats) -> bool:
+        """Whether another process may have this one's place. Raises Replaced when that one is heard of.
+
+        A store that has lost views may name a process that was here before this one; that one is dead and stays silent.
+        """
+        there = view.at(self.me.address)
+        if not self._joined or there is None or there.id == self.me.id:
+            self._rival = "", 0
+            return False
+        heard = beats.last.get(there.id, 0)
+        if self._rival[0] != there.id:
+            if view.version < self._known:
+                return False
+            self._rival = there.id, heard
+        if heard > self._rival[1]:
+            msg = (
+                f"another process advertises {self.me.address} and has started later: stop this one, or give one of them "
+                "another --advertise"
+            )
+            raise Replaced(msg)
+        return beats.now - heard <= self._dead_after * 1e6
+
+    def _look(self, view: View) -> None:
+        if view.version < self._known:
+            return  # the store has lost views: the next beat proposes a newer one
+        if view.version != self.view.version:
+            log.info("view %d: %s", view.version, ", ".join(member.address for member in view.members) or "nobody")
+        self.view, self._known = view, view.version
+        self._joined = self._joined or view.member(self.me.id) is not None
+        self._shard.held.view = view.version
+
+    async def _look_after_what_is_held(self) -> None:
+        """Confirm, for as long as a beat lasts, and go on taking in the background: a large computation takes longer than a beat."""
+        if self._confirming is None:
+            self._confirming = asyncio.create_task(self._confirm())
+        # A process that was stopped for a while has to hear of its store before it can be judged.
+        await asyncio.wait([self._confirming], timeout=self._dead_after / BEATS)
+        if self._leaving.is_set():
+            return  # what is under way is given up
+        if self._taking is not None and self._taking.done():
+            self._taking.result()
+            self._taking = None
+        if self._confirming.done():
+            confirmed, self._confirming = self._confirming.result(), None
+            if confirmed and self._taking is None:
+                self._taking = asyncio.create_task(self._take())
+
+    async def _settle(self) -> None:
+        """Confirm what is held, and take what is to be held."""
+        if await self._confirm():
+            await self._take()
+
+    async def _confirm(self) -> bool:
+        try:
+            await self._shard.confirm()
+        except errors.LowwaterError as error:
+            log.warning("what is held cannot be confirmed: %s", error)
+            return False
+        self._in_touch = self._monotonic()
+        return True
+
+    async def _take(self) -> None:
+        shard = self._shard
+        if self._settled == (state := (self.view.version, shard.topology.version)):
+            return
+        missing = [name for name in shard.topology.computations if self.mine(name) and not shard.serves(name)]
+        places = asyncio.Semaphore(TAKEN_AT_ONCE)
+
+        async def take(name: str) -> bool:
+            async with places:
+                try:
+                    return await shard.serve(name)
+                except errors.LowwaterError as error:
+                    log.warning("%s is not served yet: %s", name, error)
+                    return False
+
+        if all(await asyncio.gather(*map(take, missing))):
+            self._settled = state
+
+    def _judge(self) -> None:
+        """Others take over what is held here when the store has not heard of it for that long."""
+        cut_off = self._monotonic() - self._in_touch > self._dead_after
+        if cut_off != self.cut_off:
+            log.warning("cut off from the store: serving nothing" if cut_off else "the store is back")
+            self.cut_off = cut_off
+            self.on_cut_off(cut_off)
+
+    # -- where things are --------------------------------------------------------------------------------
+
+    def mine(self, name: str) -> bool:
+        """See Placement."""
+        shard = self.view.shard_of(name)
+        return shard is not None and shard.id == self.me.id
+
+    def may_heal(self) -> bool:
+        """See Placement: a process that was frozen may have been replaced, and a store that lost who did it cannot say so.
+
+        So it waits for as long as the others, who were in touch, take at most to put back what they know.
+        """
+        now = self._monotonic()
+        return now - self._heard <= self._dead_after <= now - self._resumed
+
+    async def outvoted(self) -> None:
+        """See Placement."""
+        try:
+            await self.look()
+        except JournalError as error:
+            log.warning("the membership cannot be read: %s", error)
+
+    async def lows(self, names: Sequence[str]) -> Lows:
+        """See Placement."""
+        return await self._peers.lows(names)
+
+    async def locate(self, names: Iterable[str]) -> dict[str, Place]:
+        """Return where registered computations are served, or are about to be. Raises Unavailable.
+
+        It is who owns the log, if that process lives; else whom the view names. Two views may differ for a moment, the store
+        never does: so redirects meet, and carry numbers that only grow.
+        """
+        names = list(names)
+        try:
+            owners = await self._shard.journal.owners(names)
+        except JournalError as error:
+            msg = f"this shard cannot read from the store where computations are: {error}"
+            raise errors.Unavailable(msg) from error
+        places = {}
+        for name in names:
+            owner, target = owners[name], self.view.shard_of(name)
+            if self._shard.serves(name) and owner.epoch <= self._shard.epoch(name):
+                places[name] = Place(self.me.address, self._shard.epoch(name))
+            elif owner.address != self.me.address and self.view.at(owner.address) is not None:
+                places[name] = Place(owner.address, owner.epoch)
+            else:
+                places[name] = Place(target.address if target else "", owner.epoch)
+        return places

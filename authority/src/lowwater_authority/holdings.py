@@ -1,0 +1,216 @@
+"""What a shard holds: the computations it serves, each with its log, and the graph, which belongs to all shards.
+
+    take over: take the log -> read the graph -> load the log -> recover        (start, fail-over, scale-out: one mechanism)
+    let go:    when the journal says that another process took the log, and only then
+    heal:      a store that has lost what it acknowledged gets it back from memory, under a new epoch
+
+System prevalence: the state is in memory, and the journal is how the next owner gets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from lowwater import errors
+from lowwater_authority.core import recovery
+from lowwater_authority.core.topology import Topology
+from lowwater_authority.journal import (
+    GRAPH,
+    JournalCorrupt,
+    JournalFailed,
+    JournalFenced,
+    JournalLost,
+    JournalOutvoted,
+    JournalPosition,
+    Ownership,
+)
+from lowwater_authority.logs import RETRY_SECONDS, Logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from lowwater_authority.core.computation import Computation, View
+    from lowwater_authority.core.topology import Spec
+    from lowwater_authority.journal import Journal, LoadedLog
+    from lowwater_authority.observer import Observer
+
+NONCE_BITS: Final = 0xFFF
+
+log = logging.getLogger(__name__)
+
+
+def epoch_base(ownership: Ownership) -> int:
+    """Return what a computation's sequencers are counted from: epoch and nonce above a counter of 28 bits.
+
+    They grow even past a lost journal tail; the nonce keeps two owners apart that a store, having lost an epoch, gave one.
+    """
+    return ownership.epoch << 40 | (ownership.nonce & NONCE_BITS) << 28
+
+
+class Holdings:
+    """The computations of one process. All methods are called on its event loop."""
+
+    def __init__(self, journal: Journal, observer: Observer, may_heal: Callable[[], bool]) -> None:
+        self.journal = journal
+        self.topology = Topology()
+        self.computations: dict[str, Computation] = {}
+        self.ownerships: dict[str, Ownership] = {}
+        self.logs = Logs(journal, observer, self._heal, may_heal)
+        self.view = 0
+        """The version of the membership by which logs are taken; 0 with one process."""
+        self.address = ""
+        """Where this process is reached."""
+
+    # -- the graph -----------------------------------------------------------------------------------------
+
+    async def read_graph(self) -> LoadedLog:
+        """Read the graph as the journal has it; :meth:`adopt` makes it this process's."""
+        return await self.journal.load(GRAPH)
+
+    def newer(self, loaded: LoadedLog) -> Topology | None:
+        """Return the graph that was read, unless this process knows it already, or a later one."""
+        if loaded.last <= self.logs.position(GRAPH):
+            return None
+        self.logs.loaded(GRAPH, loaded)
+        return decoded(loaded)
+
+    # -- taking over and letting go ----------------------------------------------------------------------
+
+    async def take(self, name: str) -> tuple[Ownership, LoadedLog]:
+        """Become the owner of a computation's log, and read it. Raises JournalOutvoted, JournalFailed, JournalUnknown, ..."""
+        ownership = await self.journal.take(name, view=self.view, address=self.address)
+        return ownership, await self.journal.load(name)
+
+    def hold(self, spec: Spec, ownership: Ownership, loaded: LoadedLog) -> Computation:
+        """Recover a computation whose log was taken; from here on this process serves it. Raises JournalCorrupt."""
+        computation = _recovered(spec, ownership, loaded)
+        self.logs.loaded(spec.name, loaded)
+        self.computations[spec.name] = computation
+        self.ownerships[spec.name] = ownership
+        return computation
+
+    def let_go(self, owners: Mapping[str, tuple[int, int]]) -> list[str]:
+        """Forget computations that other processes own now; returns those that were held.
+
+        ``owners`` is what JournalFenced says: a log that was taken again since the refused call is kept.
+        """
+        gone = [name for name, (mine, _) in owners.items() if 0 < self.epoch(name) <= mine]
+        for name in gone:
+            log.warning("another shard serves %s now (epoch %d is over)", name, self.ownerships[name].epoch)
+            del self.computations[name], self.ownerships[name]
+            self.logs.forget(name)
+            self.journal.release(name)
+        return gone
+
+    def epoch(self, name: str) -> int:
+        """Return the number under which a computation is held; 0 when it is not."""
+        ownership = self.ownerships.get(name)
+        return ownership.epoch if ownership else 0
+
+    async def reload(self, name: str) -> View | None:
+        """Go back to what the journal has of a computation; None when it is not held any more.
+
+        Waits for as long as the journal cannot be read, or put right; raises JournalFenced. Where the store has lost records that were shown, memory is what counts, with
+        all that is staged: what owners said is true whether or not they were told that it was taken over.
+        """
+        wait = RETRY_SECONDS[0]
+        while name in self.computations:
+            try:
+                return await self._reloaded(name)
+            except JournalPosition:
+                continue  # others have changed the graph, which was lost too
+            except JournalFailed as error:
+                if self.logs.stopping:
+                    raise
+                log.warning("the journal cannot be read, trying again in %.2f s: %s", wait, error)
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, RETRY_SECONDS[1])
+        return None
+
+    async def _reloaded(self, name: str) -> View | None:
+        try:
+            loaded = await self.journal.load(name)
+        except JournalLost as lost:
+            await self.heal(lost)
+            return self.computations[name].publish()
+        if name not in self.computations:
+            return None
+        return self.hold(self.topology.get(name), self.ownerships[name], loaded).published
+
+    # -- confirming and healing ----------------------------------------------------------------------------
+
+    async def confirm(self, names: Iterable[str]) -> int:
+        """Return where the graph ends, after a check that the journal knows this process as the owner of computations.
+
+        Raises JournalFenced and JournalLost, and errors.Unavailable when nobody can tell.
+        """
+        held = [name for name in names if name in self.computations]
+        try:
+            return await self.journal.confirm(held)
+        except JournalFailed as error:
+            msg = f"this shard cannot reach its store, so it cannot tell whether what it knows is the newest: {error}"
+            raise errors.Unavailable(msg) from error
+
+    async def rise(self, name: str, above: int) -> None:
+        """Become the owner of a held computation once more, by a greater number. Raises JournalFailed, JournalFenced, ..."""
+        if name not in self.computations:
+            return
+        take = partial(self.journal.take, name, view=self.view, address=self.address, above=above)
+        try:
+            self._own(name, await self.logs.until_known(take))
+        except JournalLost as lost:
+            await self.heal(lost)
+            await self.rise(name, above)
+        except JournalOutvoted as error:
+            raise JournalFenced({name: (self.ownerships[name].epoch, 0)}) from error
+
+    async def heal(self, error: JournalLost) -> None:
+        """Put back what the store has lost. All that is staged must be durable, or be meant to be."""
+        await self.logs.heal(error)
+
+    async def _heal(self, name: str) -> None:
+        if name == GRAPH:
+            await self._heal_graph()
+        elif name in self.computations:
+            payload = recovery.snapshot(self.computations[name])
+            self._own(name, await self.logs.restore(name, payload, view=self.view, address=self.address))
+
+    def _own(self, name: str, ownership: Ownership) -> None:
+        if name in self.computations:  # else it was let go meanwhile
+            self.ownerships[name] = ownership
+            self.computations[name].epoch_base = epoch_base(ownership)
+
+    async def _heal_graph(self) -> None:
+        """Whatever other shards have written on top of what is left stays; this process reads it afterwards."""
+        self.journal.release(GRAPH)
+        try:
+            left = decoded(await self.journal.load(GRAPH))
+        except JournalLost:
+            left = Topology()  # nothing is: not even the deployment
+        merged = self.topology.merged(left)
+        try:
+            await self.logs.restore(GRAPH, merged.encode(), view=self.view, address=self.address)
+        except JournalPosition:
+            log.info("another shard has put the graph back")
+            self.logs.forget(GRAPH)
+        if merged != self.topology:
+            # What is staged was staged against another graph.
+            self.logs.forget(GRAPH)
+            raise JournalPosition(GRAPH, position=0, last=0, reason="other shards have changed it meanwhile")
+
+
+def decoded(loaded: LoadedLog) -> Topology:
+    """Return the graph in a log: every record is the whole graph."""
+    newest = loaded.records[-1][1] if loaded.records else loaded.snapshot
+    return Topology() if newest is None else Topology.decode(newest)
+
+
+def _recovered(spec: Spec, ownership: Ownership, loaded: LoadedLog) -> Computation:
+    records = [payload for _, payload in loaded.records]
+    try:
+        return recovery.recover(spec, loaded.snapshot, records, epoch_base=epoch_base(ownership))
+    except recovery.ReplayError as error:
+        raise JournalCorrupt(spec.name, None, str(error)) from error

@@ -1,0 +1,122 @@
+"""What one process owns of a store, and how far it knows the store to reach: the rules that every store shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from lowwater_authority.journal.errors import JournalFenced, JournalLost, JournalOutvoted
+from lowwater_authority.journal.framing import Writer
+from lowwater_authority.journal.interface import GRAPH, Ownership
+
+
+class Held(NamedTuple):
+    """Owner and end of a log: as a process believes, or as the store has it."""
+
+    owner: Ownership
+    last: int
+
+
+class Owned:
+    """The logs of one process. ``nonce``, 32 random bits, tells its frames in ``GRAPH`` from those of other processes.
+
+    Pure memory; nothing here asks a store. Each method costs one look into a dict.
+    """
+
+    def __init__(self, nonce: int) -> None:
+        self._graph = Writer(epoch=0, nonce=nonce)
+        self._owners: dict[str, Ownership] = {}
+        self._ends: dict[str, int] = {}
+        self._nonces: dict[str, int] = {}
+
+    def took(self, log: str, ownership: Ownership) -> None:
+        """The store has acknowledged this process as the owner; how far the log reaches is unknown until ``reached``."""
+        self.release(log)
+        self._owners[log] = ownership
+
+    def release(self, log: str) -> None:
+        """Forget a log."""
+        for remembered in (self._owners, self._ends, self._nonces):
+            remembered.pop(log, None)
+
+    def ownership(self, log: str) -> Ownership:
+        """The ownership by which this process writes; ``Ownership()`` for a log that is not its own, and for ``GRAPH``.
+
+        >>> owned = Owned(nonce=7)
+        >>> owned.took("clicks", Ownership(epoch=3, nonce=99))
+        >>> owned.ownership("clicks").epoch, owned.ownership("views").epoch
+        (3, 0)
+        """
+        return self._owners.get(log, Ownership())
+
+    def writer(self, log: str) -> Writer:
+        """What the frames of this process carry in a log."""
+        if log == GRAPH:
+            return self._graph
+        owner = self.ownership(log)
+        return Writer(owner.epoch, owner.nonce)
+
+    def next_nonce(self, log: str, randbits: Callable[[int], int]) -> int:
+        """The nonce of the next ownership of a log, the same until ``took``: a repeated call knows its first try."""
+        if log not in self._nonces:
+            self._nonces[log] = randbits(32)
+        return self._nonces[log]
+
+    def reached(self, log: str, last: int) -> None:
+        """The store has read out, or acknowledged, the log up to there. Of a log that is not owned nothing is kept."""
+        if log == GRAPH or log in self._owners:
+            self._ends[log] = max(last, self.end(log))
+
+    def end(self, log: str) -> int:
+        """How far the store is known to reach; 0 when nothing is known."""
+        return self._ends.get(log, 0)
+
+    def held(self, logs: Iterable[str]) -> dict[str, Held]:
+        """What this process believes of the logs, to be judged when its write has its turn."""
+        return {log: Held(self.ownership(log), self.end(log)) for log in logs}
+
+
+def judge(believed: Mapping[str, Held], found: Mapping[str, Held]) -> None:
+    """Compare what a writer believes of its logs with what the store has.
+
+    Raises JournalFenced with all logs that the writer does not own, or else JournalLost with all that the store has lost
+    a part of. ``GRAPH`` has no owner.
+
+    >>> mine = Held(Ownership(epoch=3, nonce=99), last=10)
+    >>> judge({"clicks": mine}, {"clicks": Held(mine.owner, last=12)})
+    >>> judge({"clicks": mine}, {"clicks": Held(Ownership(epoch=2, nonce=5), last=10)})
+    Traceback (most recent call last):
+        ...
+    lowwater_authority.journal.errors.JournalLost: the store has lost records or epochs that it acknowledged: ...
+    """
+    fenced = {
+        log: (mine.owner.epoch, found[log].owner.epoch)
+        for log, mine in believed.items()
+        if log != GRAPH and (not mine.owner.epoch or is_usurped(mine.owner, found[log].owner))
+    }
+    if fenced:
+        raise JournalFenced(fenced)
+    refuse_lost(believed, found)
+
+
+def refuse_lost(believed: Mapping[str, Held], found: Mapping[str, Held]) -> None:
+    """Raise JournalLost with all logs that the store has lost a part of; what others own by now is their business."""
+    lost = {
+        log: (mine.last, found[log].last)
+        for log, mine in believed.items()
+        if not is_usurped(mine.owner, found[log].owner)
+        and (found[log].last < mine.last or found[log].owner.epoch < mine.owner.epoch)
+    }
+    if lost:
+        raise JournalLost(lost)
+
+
+def is_usurped(mine: Ownership, found: Ownership) -> bool:
+    """Whether the store's owner came after ``mine``, or beside it, in a store that has lost an epoch."""
+    return found.epoch > mine.epoch or (found.epoch == mine.epoch and found.nonce != mine.nonce)
+
+
+def refuse_older_view(log: str, wanted: Ownership, found: Ownership) -> None:
+    """Raise JournalOutvoted when newer members have chosen the owner that is there."""
+    if found.view > wanted.view:
+        raise JournalOutvoted(log, view=wanted.view, newest=found.view)

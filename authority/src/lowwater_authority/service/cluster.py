@@ -1,0 +1,125 @@
+"""The shards over gRPC: where computations are, and how an operator moves them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lowwater import errors
+from lowwater._pb.lowwater.v1 import cluster_pb2 as pb
+from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, types_pb2
+from lowwater_authority.journal import JournalError
+from lowwater_authority.service import decode
+from lowwater_authority.service.refusals import bad_field, refusing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import grpc
+
+    from lowwater_authority.cluster.cluster import Cluster
+    from lowwater_authority.cluster.membership import View
+    from lowwater_authority.service.context import Services
+
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
+    """See proto/lowwater/v1/cluster.proto."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+
+    @refusing
+    async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateResponse:  # noqa: N802
+        """Tell where computations are served."""
+        names = decode.names("computations", request.computations)
+        if len(request.epochs) not in {0, len(names)}:
+            raise bad_field(
+                "epochs", f"has {len(request.epochs)} numbers for {len(names)} computations", "send one each"
+            )
+        shard = self.services.shard
+        await shard.confirm(())
+        for name, seen in zip(names, request.epochs or [0] * len(names), strict=True):
+            if name in shard.topology.computations and await shard.serve(name):
+                await shard.rise(name, seen)
+        await shard.confirm(name for name in names if shard.serves(name))
+        registered = [name for name in names if name in shard.topology.computations]
+        found = {redirect.computation: redirect for redirect in await self.services.redirects(registered)}
+        redirects = [found.get(name) or types_pb2.Redirect(computation=name) for name in names]
+        return pb.LocateResponse(server_token=self.services.token, redirects=redirects)
+
+    @refusing
+    async def ListShards(self, request: pb.ListShardsRequest, context: Context) -> pb.ListShardsResponse:  # noqa: N802
+        """Tell which shards live, and what each serves."""
+        cluster = self._cluster()
+        await self.services.shard.confirm(())
+        try:
+            view, beats = await cluster.look()
+        except JournalError as error:
+            raise _unreadable(error) from error
+        registered = sorted(self.services.shard.topology.computations)
+        served: dict[str, list[str]] = {member.address: [] for member in view.members}
+        unserved: list[str] = []
+        for redirect in await self.services.redirects(registered):
+            served.get(redirect.address, unserved).append(redirect.computation)
+        return pb.ListShardsResponse(
+            server_token=self.services.token,
+            version=view.version,
+            shards=[
+                pb.Shard(
+                    address=member.address,
+                    id=member.id,
+                    draining=member.draining,
+                    silent_millis=max(0, beats.now - beats.last.get(member.id, 0)) // 1000,
+                    computations=served[member.address],
+                )
+                for member in view.members
+            ],
+            pins=[pb.Pinned(computation=name, address=address) for name, address in sorted(view.pins.items())],
+            unserved=unserved,
+        )
+
+    @refusing
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:  # noqa: N802
+        """Have a shard hand over all that it serves."""
+        await self._change(
+            "address", request.address, lambda view: view.draining(request.address, on=not request.cancel)
+        )
+        registered = sorted(self.services.shard.topology.computations)
+        places = await self.services.redirects(registered)
+        return pb.DrainResponse(remaining=sum(place.address == request.address for place in places))
+
+    @refusing
+    async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:  # noqa: N802
+        """Say which shard serves a computation."""
+        [name] = decode.names("computation", [request.computation])
+        await self.services.shard.confirm(())
+        self.services.shard.topology.get(name)
+        view = await self._change("address", request.address, lambda view: view.pinned(name, request.address))
+        return pb.PinResponse(version=view.version)
+
+    async def _change(self, field: str, address: str, change: Callable[[View], View]) -> View:
+        """Change the view unless it says so already. Raises InvalidArgument for an address that no shard has."""
+        cluster = self._cluster()
+        try:
+            view, _ = await cluster.look()
+            if address and view.at(address) is None:
+                living = ", ".join(member.address for member in view.members)
+                raise bad_field(field, f"{address!r} is no living shard's", f"name one of {living}")
+            wanted = change(view)
+            if (wanted.members, wanted.pins) == (view.members, view.pins):
+                return view
+            return await cluster.change(change)
+        except JournalError as error:
+            raise _unreadable(error) from error
+
+    def _cluster(self) -> Cluster:
+        cluster = self.services.cluster
+        if cluster is None:
+            msg = "this authority is alone: it has an embedded journal. Many shards need `lowwater serve --store redis://...`"
+            raise errors.InvalidArgument(msg, metadata={"field": "", "fix": "serve with a shared store"})
+        return cluster
+
+
+def _unreadable(error: JournalError) -> errors.Unavailable:
+    return errors.Unavailable(f"this shard cannot reach the membership in its store: {error}")

@@ -1,0 +1,136 @@
+"""Looking for the shards of computations that were not found where they should be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import grpc
+
+from lowwater import errors
+from lowwater._core.attempts import AWAY, error_of_call
+from lowwater._core.backoff import CAP, Backoff
+from lowwater._core.routes import HOME, MOST_NAMES, Routes
+from lowwater._core.surroundings import Surroundings
+from lowwater._pb.lowwater.v1 import cluster_pb2
+
+__all__ = ["TIMEOUT", "Locating"]
+
+logger = logging.getLogger("lowwater")
+
+TIMEOUT: Final = CAP
+"""Seconds after which home is taken to be away when it does not answer."""
+
+
+_PATIENCE: Final = 1.0
+"""Most seconds between two questions: a shard that takes over is found this long after it did. Many questions are answered as one."""
+
+
+class Locating:
+    """The computations whose stream failed, or was redirected to nowhere, until it is known where they are served.
+
+    A shard is asked, whichever is home, with the ownership numbers seen: one that has been replaced, or whose store has lost a
+    number, then looks at its store. Each question follows a delay, which grows until those that were lost are served again:
+    shards that send each other's clients on in circles, or fail as soon as they are found, are not asked in a tight circle.
+    """
+
+    failure: errors.LowwaterError | None = None
+    interrupted: bool = False
+
+    def __init__(self, routes: Routes, surroundings: Surroundings, found: Callable[[str], None]) -> None:
+        self._routes = routes
+        self._found = found
+        self._backoff = Backoff(surroundings.random, _PATIENCE)
+        self._lost: dict[str, None] = {}
+        self._suspects: dict[str, None] = {}
+        self._asked = ""
+
+    def lose(self, name: str) -> None:
+        """Look for a computation."""
+        if name not in self._suspects:
+            self._suspects[name] = None
+            self._backoff.reset()
+        self._lost[name] = None
+
+    def lost(self, name: str) -> bool:
+        """Whether a computation is looked for."""
+        return name in self._lost
+
+    @property
+    def suspects(self) -> Sequence[str]:
+        """What was looked for and has not been served for a while since."""
+        return tuple(self._suspects)
+
+    def heard(self, name: str) -> None:
+        """A computation is served where it was found. O(1)."""
+        if name in self._suspects:
+            self.forget(name)
+            if not self._suspects:
+                self._backoff.reset()
+
+    def forget(self, name: str) -> None:
+        """Look for a computation no longer."""
+        self._suspects.pop(name, None)
+        self._lost.pop(name, None)
+
+    # -- as a stream of one message -----------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> str:
+        """Who is asked."""
+        return HOME
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is looked for."""
+        return bool(self._lost)
+
+    @property
+    def address(self) -> str:
+        """Who is asked next."""
+        return self._routes.home
+
+    @property
+    def first_pause(self) -> float:
+        """Seconds to wait before the first question: all clients of a shard that dies lose it at one moment."""
+        return self._backoff.next()
+
+    def retire(self) -> None:
+        """Nothing is looked for any more."""
+
+    def open(self, address: str, server_token: str) -> cluster_pb2.LocateRequest:
+        """Ask at an address; returns the question."""
+        self._asked = address
+        names = list(self._lost)[:MOST_NAMES]
+        for name in names:  # those that are not found go behind the others
+            self._lost[name] = self._lost.pop(name)
+        epochs = [self._routes.epoch_of(name) for name in names]
+        return cluster_pb2.LocateRequest(server_token=server_token, computations=names, epochs=epochs)
+
+    def take(self, response: cluster_pb2.LocateResponse) -> bool:
+        """Take the answer."""
+        for each in response.redirects:
+            if self._routes.redirected(each.computation, each.address, each.epoch):
+                self._find(each.computation)
+        return True
+
+    def ended(self, failure: Exception | None) -> float:
+        """Take the end of a question, and what it failed of if it did; returns the seconds to wait before the next."""
+        if isinstance(failure, grpc.RpcError):
+            failure = error_of_call(failure, self._asked)
+        if isinstance(failure, AWAY):
+            logger.info("where %d computations are served could not be asked: %s", len(self._lost), failure)
+            self._routes.failed(self._asked)
+        elif failure is not None:
+            # It may be older than this question. Its streams will say the same, or serve what is lost.
+            logger.warning("where %d computations are served could not be asked: %s", len(self._lost), failure)
+            for name in list(self._lost):
+                self._routes.forget(name)
+                self._find(name)
+        return self._backoff.next(failure.retry_after if isinstance(failure, errors.LowwaterError) else 0.0)
+
+    def _find(self, name: str) -> None:
+        if name in self._lost:
+            del self._lost[name]
+            self._found(name)

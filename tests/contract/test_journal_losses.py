@@ -1,0 +1,271 @@
+"""The contract of ``Journal`` when its store has lost what it acknowledged: refused, and healed from memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from lowwater_authority.journal import (
+    GRAPH,
+    JournalError,
+    JournalLost,
+    JournalPosition,
+    JournalReplaced,
+    LoadedLog,
+    Ownership,
+)
+from lowwater_authority.journal.sqlite import PART_BYTES
+from tests.contract.journal_stores import SharedStore, Store, entry, fenced, loaded, lost, turn, writes
+
+# --- refusing ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("log", ["a", GRAPH])
+async def test_a_store_that_has_become_shorter_is_refused(store: Store, log: str) -> None:
+    """C7a of the attacks: a fail-over without the last record, and the next append would have passed."""
+    journal = await store.open("a", "b", "c")
+    await journal.append([entry(log, n) for n in range(1, 6)])
+    store.forget(log, 3)
+    assert await lost(*writes(journal, log, 6), journal.load(log)) == 4 * [{log: (5, 3)}]
+    await lost(journal.append([entry(log, 4)]))
+    await journal.append([entry("c", 1)])
+    assert await journal.load("b") == LoadedLog(0, None, [])
+
+
+@pytest.mark.asyncio
+async def test_an_own_log_that_became_shorter_is_not_taken_again(store: Store) -> None:
+    journal = await store.open("a")
+    await journal.append([entry("a", 1), entry("a", 2)])
+    store.forget("a", 1)
+    assert await lost(journal.take("a")) == [{"a": (2, 1)}]
+
+
+@pytest.mark.asyncio
+async def test_what_was_read_may_not_be_lost_either(store: Store) -> None:
+    for read in (True, False):
+        journal = await store.open("a")
+        last = (await journal.load("a")).last
+        await journal.append([entry("a", n) for n in range(last + 1, 6)])
+        await journal.close()
+        journal = await store.open("a")
+        if read:
+            await journal.load("a")
+        store.forget("a", 3)
+        if read:
+            assert await lost(journal.append([entry("a", 6)])) == [{"a": (5, 3)}]
+        else:
+            await journal.append([entry("a", 4)])
+        await journal.close()
+
+
+@pytest.mark.asyncio
+async def test_confirm_finds_what_is_lost(shared: SharedStore) -> None:
+    one, two = await shared.open("a"), await shared.connect()
+    await one.append([entry(log, n) for log in ("a", GRAPH) for n in (1, 2)])
+    await two.load(GRAPH)
+    shared.forget("a", 1)
+    assert await lost(one.confirm(["a"])) == [{"a": (2, 1)}]
+    assert await one.confirm([]) == 2
+    shared.forget(GRAPH, 1)
+    assert await lost(one.confirm(["a"]), one.confirm([]), two.confirm([])) == [
+        {"a": (2, 1), GRAPH: (2, 1)},
+        {GRAPH: (2, 1)},
+        {GRAPH: (2, 1)},
+    ]
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_knows_an_older_epoch_only_has_lost_it(shared: SharedStore) -> None:
+    journal = await shared.open("b")
+    before = await journal.take("a")
+    mine = await journal.take("a")
+    await journal.append([entry("a", 1)])
+    for found in (before, Ownership()):
+        shared.give("a", found)
+        calls = [*writes(journal, "a", 2), journal.load("a"), journal.confirm(["a"]), journal.take("a")]
+        assert await lost(*calls) == 6 * [{"a": (1, 1)}]
+    healed = await journal.restore("a", 2, b"two", view=3, address="one:4711")
+    assert healed.epoch > mine.epoch
+    assert await journal.owners(["a"]) == {"a": healed}
+    await journal.append([entry("a", 3)])
+    await journal.confirm(["a"])
+
+
+@pytest.mark.asyncio
+async def test_a_loss_is_no_business_of_a_fenced_writer(shared: SharedStore) -> None:
+    one = await shared.open("a", "b")
+    await one.append([entry("a", n) for n in range(1, 6)])
+    shared.forget("a", 3)
+    two = await shared.open("a")
+    calls = [*writes(one, "a", 6), one.confirm(["a"]), one.restore("a", 6, b"one")]
+    assert await fenced(*calls) == 5 * [{"a": (1, 2)}]
+    assert await one.load("a") == loaded("a", 1, 3)
+    await two.append([entry("a", 4)])
+    assert await two.load("a") == loaded("a", 1, 4)
+    assert (await one.take("a")).epoch == 3
+    await one.append([entry("a", 5)])
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_was_emptied_is_filled_again(shared: SharedStore) -> None:
+    journal = await shared.open("a", "b")
+    token = journal.server_token
+    await journal.append([entry("a", 1), entry(GRAPH, 1)])
+    shared.clear()
+    for call in [
+        *writes(journal, "a", 2),
+        journal.load("a"),
+        journal.confirm([]),
+        journal.take("a"),
+        journal.take("new"),
+    ]:
+        with pytest.raises(JournalLost):
+            await call
+    assert await journal.restore(GRAPH, 2, b"graph") == Ownership()
+    for log in "ab":
+        assert await lost(journal.append([entry(log, 2)])) == [{log: (1 if log == "a" else 0, 0)}]
+        assert (await journal.restore(log, 2, b"memory")).epoch > 1
+    assert await journal.confirm("ab") == 2
+    await journal.append([entry("a", 3), entry("b", 3), entry(GRAPH, 3)])
+    other = await shared.connect()
+    assert other.server_token == token
+    assert await other.logs() == [GRAPH, "a", "b"]
+    assert await other.load("a") == LoadedLog(2, b"memory", [(3, b"a:3")])
+    assert await other.load(GRAPH) == LoadedLog(2, b"graph", [(3, b":3")])
+
+
+@pytest.mark.asyncio
+async def test_another_deployments_store_is_never_mixed_with(shared: SharedStore) -> None:
+    """Rule 9: a mismatch is refused loudly."""
+    journal = await shared.open("a", "b")
+    await journal.append([entry("a", 1)])
+    shared.replace()
+    calls = [journal.take("a"), journal.confirm([]), journal.restore("a", 2, b""), journal.append([entry(GRAPH, 1)])]
+    for call in [*writes(journal, "a", 2), journal.load("a"), *calls]:
+        with pytest.raises(JournalReplaced, match="belongs to the deployment another now"):
+            await call
+
+
+# --- healing ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("log", ["a", GRAPH])
+@pytest.mark.parametrize("size", [0, 3 * PART_BYTES + 1])
+async def test_restore_puts_what_is_remembered_in_the_place_of_what_is_left(store: Store, log: str, size: int) -> None:
+    journal = await store.open("a")
+    before = (await journal.owners([log]))[log]
+    await journal.append([entry(log, n) for n in range(1, 6)])
+    store.forget(log, 3)
+    payload = bytes(size)
+    healed = await journal.restore(log, 6, payload, view=1, address="one:4711")
+    if log == GRAPH:
+        assert healed == Ownership()
+    else:
+        assert healed.epoch > before.epoch
+        assert (healed.address, healed.view) == ("one:4711", 1)
+    assert await journal.owners([log]) == {log: healed}
+    assert await journal.load(log) == LoadedLog(6, payload, [])
+    await journal.append([entry(log, 7)])
+    store.crash()
+    journal = await store.connect()
+    assert await journal.load(log) == LoadedLog(6, payload, [(7, f"{log}:7".encode())])
+    await journal.take("a", view=1)
+    await journal.append([entry(log, 8)])
+
+
+@pytest.mark.asyncio
+async def test_restore_leaves_nothing_of_an_older_snapshot(store: Store) -> None:
+    journal = await store.open("a")
+    await journal.append([entry("a", n) for n in range(1, 4)])
+    await journal.snapshot("a", 2, b"s" * (3 * PART_BYTES))
+    await journal.restore("a", 9, b"nine")
+    assert await journal.load("a") == LoadedLog(9, b"nine", [])
+    with pytest.raises(JournalPosition):
+        await journal.append([entry("a", 4)])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("position", [1, 3])
+@pytest.mark.parametrize("log", ["a", GRAPH])
+async def test_a_store_that_is_not_shorter_is_not_restored(store: Store, log: str, position: int) -> None:
+    journal = await store.open("a")
+    await journal.append([entry(log, n) for n in range(1, 4)])
+    with pytest.raises(JournalPosition) as refused:
+        await journal.restore(log, position, b"old")
+    assert (refused.value.log, refused.value.position, refused.value.last) == (log, position, 3)
+    assert await journal.load(log) == loaded(log, 1, 3)
+
+
+@pytest.mark.asyncio
+async def test_the_graph_is_healed_once(shared: SharedStore) -> None:
+    """All processes find the loss; the second one to heal it finds a store that is not shorter any more."""
+    one, two = await shared.connect(), await shared.connect()
+    await one.append([entry(GRAPH, n) for n in range(1, 4)])
+    await two.load(GRAPH)
+    shared.forget(GRAPH, 1)
+    await lost(one.confirm([]), two.confirm([]))
+    await one.restore(GRAPH, 4, b"one")
+    with pytest.raises(JournalPosition):
+        await two.restore(GRAPH, 4, b"two")
+    assert await two.confirm([]) == 4
+    assert await two.load(GRAPH) == LoadedLog(4, b"one", [])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("log", ["a", GRAPH])
+async def test_a_restore_that_was_cancelled_may_be_repeated(store: Store, log: str) -> None:
+    journal = await store.open("a", "b")
+    for turns in range(8):
+        payload = b"%d" % turns * PART_BYTES
+        task = asyncio.create_task(journal.restore(log, turns + 1, payload))
+        for _ in range(turns):
+            await turn()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        healed = await journal.restore(log, turns + 1, payload)
+        assert await journal.owners([log]) == {log: healed}
+        assert await journal.load(log) == LoadedLog(turns + 1, payload, [])
+    await journal.append([entry(log, 9), entry("b", 1)])
+
+
+@pytest.mark.asyncio
+async def test_a_journal_is_copied_by_restoring_it_elsewhere(store: Store) -> None:
+    journal = await store.connect()
+    assert (await journal.restore("a", 12, b"twelve")).epoch >= 1
+    assert await journal.restore(GRAPH, 7, b"seven") == Ownership()
+    assert await journal.confirm(["a"]) == 7
+    await journal.append([entry("a", 13), entry(GRAPH, 8)])
+    await journal.snapshot("a", 13, b"thirteen")
+    store.crash()
+    journal = await store.open("a")
+    assert await journal.load("a") == LoadedLog(13, b"thirteen", [])
+    assert await journal.load(GRAPH) == LoadedLog(7, b"seven", [(8, b":8")])
+
+
+@pytest.mark.asyncio
+async def test_a_log_of_another_owner_is_not_copied_over(store: Store) -> None:
+    owner = await store.open("a")
+    await owner.append([entry("a", 1)])
+    store.break_lock()
+    stranger = await store.connect()
+    if owner.shared:
+        assert await fenced(stranger.restore("a", 5, b"mine")) == [{"a": (0, 1)}]
+        await owner.append([entry("a", 2)])
+    else:
+        # Opening it was the take-over.
+        await fenced(owner.append([entry("a", 2)]))
+
+
+@pytest.mark.asyncio
+async def test_every_refusal_is_counted_as_surely_not_written(store: Store) -> None:
+    journal = await store.open("a")
+    await journal.append([entry("a", 1), entry("a", 2)])
+    store.forget("a", 1)
+    for call in (journal.append([entry("a", 3)]), journal.append([entry("b", 1)]), journal.snapshot("a", 1, b"")):
+        with pytest.raises(JournalError):
+            await call
+    counted = journal.statistics()
+    assert (counted.appends, counted.failed, counted.unknown) == (1, 3, 0)

@@ -1,0 +1,328 @@
+"""Fail-over, measured and checked: a shard is killed, and what it served goes on at the others.
+
+Three shards over one Redis serve a small graph. Workers of several clients report all the time, and subscribers with and without the
+client library watch. In each round the shard that serves a given computation is killed with kill -9, and the clock runs until
+subscribers hold a value that is new and correct.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import redis
+
+import lowwater
+from lowwater_authority.cluster.membership import View
+from tests.process.observing import (
+    LIBRARY,
+    RAW,
+    Asker,
+    Board,
+    Floor,
+    LibraryWatcher,
+    RawWatcher,
+    Sight,
+    Stopping,
+    served,
+)
+from tests.process.sharding import Shard, Sharded
+from tests.process.test_kills import Truth
+
+GRAPH: Final[dict[str, tuple[str, ...]]] = {
+    "clicks": (),
+    "views": (),
+    "enriched": ("clicks",),
+    "joined": ("clicks", "views"),
+    "daily": ("joined",),
+    "alerts": ("joined", "enriched"),
+}
+"""Computations and their inputs, in topological order."""
+
+SHARDS: Final = 3
+CLIENTS: Final = 3
+BOUNDS: Final = [b"", b"h", b"p", b""]
+RANGES: Final = len(GRAPH) * (len(BOUNDS) - 1)
+SECOND: Final = 1_000_000
+SEED: Final = 20130109
+
+PATIENCE: Final = 60.0
+"""Seconds after which something is taken to hang."""
+
+TICK: Final = 0.01
+"""Seconds between the reports of a worker."""
+
+LOOK: Final = 0.005
+"""Seconds between two looks at the store."""
+
+
+class Reporting(Stopping):
+    """A worker that owns a whole computation, and moves its ranges on at random, now and then a step back, which an owner may."""
+
+    def __init__(self, client: lowwater.Client, name: str, truth: Truth, rng: random.Random) -> None:
+        super().__init__()
+        self.worker = client.worker(name, name=f"worker of {name}")
+        self.lease = self.worker.claim(bounds=BOUNDS)
+        self._truth = truth
+        self._rng = rng
+        self._values = [0] * len(self.lease)
+
+    def run(self) -> None:
+        step = self._fold if GRAPH[self.worker.computation] else self._inject
+        while not self.stopping.wait(TICK):
+            step()
+
+    def _inject(self) -> None:
+        handle = self._rng.randrange(len(self._values))
+        self._values[handle] = max(0, self._values[handle] + self._rng.choice([1, 2, 5, 10, -3]) * SECOND)
+        self._truth.say(self._values)
+        self.lease.advance(None, oldest=self._values, frontier=max(self._values), pending=self._values)
+
+    def _fold(self) -> None:
+        seen = self.worker.inputs()
+        if not seen.low.unknown:
+            self._values = [seen.low.micros - self._rng.choice([0, 0, 1, 2]) * SECOND for _ in self._values]
+            self._truth.say(self._values)
+            self.lease.advance(seen, oldest=self._values)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One kill: how many seconds after it what was seen."""
+
+    computation: str
+    killed: int
+    """How many computations of the graph the killed shard served."""
+    noticed: float
+    """A view without the killed shard is in the store."""
+    taken: float
+    """Another shard owns the computation."""
+    there: dict[str, float]
+    """A subscriber hears of the computation at its new shard, by kind."""
+    new: dict[str, float]
+    """A subscriber holds a value that is above all before the kill, by kind."""
+    claimed: float
+    """A claim on another computation of the killed shard is acknowledged; it was asked for at once, through the client library."""
+
+    def text(self) -> str:
+        """The phases, one after the other, in seconds."""
+        phases = ", ".join(
+            f"{kind}: there +{self.there[kind] - self.taken:.2f} new +{self.new[kind] - self.there[kind]:.2f} = {self.new[kind]:.2f}"
+            for kind in (RAW, LIBRARY)
+        )
+        store = f"noticed {self.noticed:.2f} taken +{self.taken - self.noticed:.2f}"
+        return f"{self.computation:8} of {self.killed}: {store}, {phases}, claim {self.claimed:.2f}"
+
+
+@dataclass
+class Acknowledged:
+    """What callers were told is durable while shards were killed."""
+
+    claims: list[lowwater.Lease] = field(default_factory=list)
+    registered: list[str] = field(default_factory=list)
+
+
+class Experiment:
+    """A deployment under way. Use it as a context manager; then :meth:`kill` as often as wanted, and :meth:`check` in the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rng = random.Random(SEED)
+        self.acknowledged = Acknowledged()
+        self.rounds: list[Round] = []
+        self._stack = ExitStack()
+        self._deployment = Sharded(folder, SHARDS)
+
+    def __enter__(self) -> Experiment:
+        try:
+            self._begin()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _begin(self) -> None:
+        enter = self._stack.enter_context
+        deployment = enter(self._deployment)
+        self._operator = enter(deployment.connect(timeout=PATIENCE))
+        self._helpers = enter(ThreadPoolExecutor(2))
+        self._store = enter(redis.Redis(port=deployment.redis.port, protocol=2))
+        for name, inputs in GRAPH.items():
+            self._operator.register(name, inputs=inputs)
+        truths = {name: Truth(len(BOUNDS) - 1) for name in GRAPH}
+        self.board = Board(GRAPH, truths)
+        clients = [enter(deployment.connect()) for _ in range(CLIENTS)]
+        self.workers = [
+            Reporting(clients[number % CLIENTS], name, truths[name], random.Random(self.rng.random()))
+            for number, name in enumerate(GRAPH)
+        ]
+        self._spares = dict(self._make_spares())
+        self._spare_workers = {name: self._operator.worker(name) for name in self._spares.values()}
+        names, addresses = list(GRAPH), [shard.address for shard in deployment.shards]
+        watchers = [RawWatcher(self.board, name, addresses) for name in names]
+        running: list[Stopping] = [*watchers, Asker(self.board, names, addresses), *self.workers]
+        running.append(LibraryWatcher(self.board, names, deployment.connect()))
+        self._running = running
+        for each in running:
+            each.start()
+            self._stack.callback(each.stop)
+        self._wait_for_news({name: Floor() for name in GRAPH}, (RAW, LIBRARY))
+
+    def _make_spares(self) -> Iterator[tuple[str, str]]:
+        """Yield a computation of each shard on which nobody reports, by the shard's address."""
+        missing = {shard.address for shard in self._deployment.shards}
+        number = 0
+        while missing:
+            number += 1
+            self._operator.register(f"spare-{number}")
+            address = self._deployment.owner(self._operator, f"spare-{number}").address
+            if address in missing:
+                missing.remove(address)
+                yield address, f"spare-{number}"
+
+    # -- a round -------------------------------------------------------------------------------------------
+
+    def kill(self, name: str | None = None) -> Round:
+        """Kill the shard that serves a computation, or one at random; wait until all goes on, and start the shard again."""
+        name = name or self.rng.choice(list(GRAPH))
+        victim = self._deployment.owner(self._operator, name)
+        before = set(self._computations(victim.address))
+        floors = self.board.clear()
+        look = self._helpers.submit(self._look, victim, name, floors[name].epoch)
+        killed = time.monotonic()
+        victim.kill()
+        writing = self._helpers.submit(self._write, victim)
+        self._wait_for_news({each: floors[each] for each in GRAPH if each in before}, (RAW, LIBRARY))
+        there, new = {}, {}
+        for kind in (RAW, LIBRARY):
+            sights = [sight for sight in self.board.sights if sight.by == kind and sight.name == name]
+            there[kind] = next(at for at, _ in self._since(sights, floors[name])) - killed
+            new[kind] = next(at for at, is_new in self._since(sights, floors[name]) if is_new) - killed
+        noticed, taken = (at - killed for at in look.result(PATIENCE))
+        claimed = writing.result(PATIENCE) - killed
+        done = Round(name, sum(each in before for each in GRAPH), noticed, taken, there, new, claimed)
+        self.rounds.append(done)
+        self._restart(victim, before)
+        return done
+
+    @staticmethod
+    def _since(sights: Iterable[Sight], floor: Floor) -> Iterator[tuple[float, bool]]:
+        """Yield when values came from another owner than before, and whether they were new.
+
+        What the killed shard had sent may still arrive after its end; it counts as before.
+        """
+        low = floor.low
+        for sight in sights:
+            if sight.epoch > floor.epoch:
+                yield sight.at, sight.low > low
+            else:
+                low = max(low, sight.low)
+
+    def _wait_for_news(self, floors: dict[str, Floor], kinds: Sequence[str]) -> None:
+        def come(sights: Sequence[Sight]) -> bool:
+            return all(
+                any(is_new for _, is_new in self._since([s for s in sights if (s.by, s.name) == (kind, name)], floor))
+                for name, floor in floors.items()
+                for kind in kinds
+            )
+
+        assert self.board.wait_for(come, PATIENCE), f"nothing new of {', '.join(floors)} within {PATIENCE:g} s"
+
+    def _look(self, victim: Shard, name: str, epoch: int) -> tuple[float, float]:
+        """When a view without a shard was in the store, and when another owner of the computation."""
+        noticed = 0.0
+        deadline = time.monotonic() + PATIENCE
+        tag = "{lowwater:default}"
+        pause = threading.Event()
+        while time.monotonic() < deadline:
+            pipeline = self._store.pipeline(transaction=False)
+            pipeline.hget(f"{tag}:view", "view")
+            pipeline.hget(f"{tag}:meta:{name}", "epoch")
+            view, owner = pipeline.execute()
+            if not noticed and View.decode(view).at(victim.address) is None:
+                noticed = time.monotonic()
+            if int(owner) > epoch:
+                return noticed, time.monotonic()
+            pause.wait(LOOK)
+        raise AssertionError(f"nobody took {name} over within {PATIENCE:g} s")
+
+    def _write(self, victim: Shard) -> float:
+        """Claim at the shard that is dead now, and register something new; returns when the claim was acknowledged."""
+        number = len(self.rounds)
+        spare = self._spare_workers[self._spares[victim.address]]
+        self.acknowledged.claims.append(spare.claim(number.to_bytes(2, "big"), (number + 1).to_bytes(2, "big")))
+        claimed = time.monotonic()
+        self._operator.register(f"late-{number}", inputs=["clicks"])
+        self.acknowledged.registered.append(f"late-{number}")
+        return claimed
+
+    def _restart(self, victim: Shard, before: set[str]) -> None:
+        """Start a shard again, and wait until it has back what it served."""
+        floors = self.board.clear()
+        victim.start()
+        until(lambda: before <= set(self._computations(victim.address)), f"{victim.address} serves again")
+        self._wait_for_news({each: floors[each] for each in GRAPH if each in before}, (RAW, LIBRARY))
+
+    def _computations(self, address: str) -> tuple[str, ...]:
+        return next((shard.computations for shard in self._operator.shards() if shard.address == address), ())
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Check what has to be true when all shards are up again."""
+        assert [each.failure for each in self._running if each.failure is not None] == []
+        assert self.board.wrong == []
+        lw, shards = self._operator, self._deployment.shards
+        names = list(lw.topology().computations)
+        assert set(names) >= {*GRAPH, *self._spares.values(), *self.acknowledged.registered}
+        until(lambda: self._once(names), "exactly one shard serves each computation")
+        for worker in self.workers:
+            worker.stop()
+            assert not worker.lease.lost
+            worker.lease.flush(PATIENCE)
+            held = lw.ranges(worker.lease.computation).ranges
+            assert {each.sequencer for each in held} == {worker.lease.sequencer}
+            assert sorted(each.start for each in held) == BOUNDS[:-1]
+        for name in self._spares.values():
+            found = {each.start: each.sequencer for each in lw.ranges(name, limit=10_000)}
+            claims = [lease for lease in self.acknowledged.claims if lease.computation == name]
+            assert all(found[lease.bounds[0]] == lease.sequencer for lease in claims)
+            assert len({lease.sequencer for lease in claims}) == len(claims)
+        for lease in self.acknowledged.claims:
+            lease.advance(None, oldest=0, frontier=SECOND)
+            lease.flush(PATIENCE)
+        for name, view in lw.get(*GRAPH).items():
+            kills = sum(each.computation == name for each in self.rounds)
+            assert view.epoch > 2 * kills, "it was taken over, and taken back, each time"
+        assert len(lw.shards()) == len(shards)
+        assert self.board.wrong == []
+
+    def _once(self, names: list[str]) -> bool:
+        by_shard = [[each.computation for each in served(shard.address, names)] for shard in self._deployment.shards]
+        return sorted(name for names in by_shard for name in names) == sorted(names)
+
+
+def until(what: Callable[[], bool], text: str) -> None:
+    """Wait for what can only be asked for."""
+    deadline, pause = time.monotonic() + PATIENCE, threading.Event()
+    while not what():
+        assert time.monotonic() < deadline, f"not within {PATIENCE:g} s: {text}"
+        pause.wait(0.05)
+
+
+def run(folder: Path, kills: int, tell: Callable[[Round], None] = lambda _: None) -> list[Round]:
+    """Kill so often, and check everything."""
+    with Experiment(folder) as experiment:
+        for _ in range(kills):
+            tell(experiment.kill())
+        experiment.check()
+        return experiment.rounds

@@ -1,0 +1,155 @@
+"""Work that goes on, and who follows it: what a test of many shards holds against all that they have said."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+import grpc
+
+import lowwater
+from lowwater._core.settings import OPTIONS
+from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
+from lowwater_authority.core.times import MIN
+
+AGAIN_SECONDS = 0.02
+WORK_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A watermark that a shard has told."""
+
+    at: float
+    """When it came, by this process's clock."""
+    stream: int
+    life: int
+    epoch: int
+    low: int
+
+
+class Work:
+    """A worker of each computation, which counts up as fast as its owners take it over."""
+
+    def __init__(self, lw: lowwater.Client, names: Iterable[str]) -> None:
+        self.leases = {name: lw.worker(name).claim() for name in names}
+        self.done = 0
+        """Nothing above may be published."""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work)
+
+    def flush(self) -> None:
+        """Return when what was done so far is durable, at whichever shard."""
+        for lease in self.leases.values():
+            lease.flush(60)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._stopping.wait(WORK_SECONDS):
+            self.done += 1
+            for lease in self.leases.values():
+                lease.advance(None, oldest=self.done, frontier=self.done)
+
+
+class Following:
+    """Follows all computations at each of some shards, without the client's ratchet, so that nothing hides what they say."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, list[Said]] = defaultdict(list)
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._calls: dict[str, grpc.Call] = {}
+        self._threads: list[threading.Thread] = []
+        self._streams = 0
+
+    def follow(self, *addresses: str) -> None:
+        """Follow at some more addresses."""
+        for address in addresses:
+            thread = threading.Thread(target=self._follow, args=(address,))
+            self._threads.append(thread)
+            thread.start()
+
+    def until(self, low: int, names: Iterable[str], seconds: float = 30.0) -> None:
+        """Return when all these have come that far."""
+        names = list(names)
+        with self._changed:
+            arrived = self._changed.wait_for(lambda: all(self.low(name) >= low for name in names), seconds)
+        assert arrived, f"not at {low} yet: { {name: self.low(name) for name in names} }"
+
+    def low(self, name: str) -> int:
+        """How far a computation is."""
+        return max((said.low for said in self.said[name]), default=MIN)
+
+    def epochs(self, name: str) -> list[int]:
+        """The ownership numbers under which a computation was seen, in order."""
+        return sorted({said.epoch for said in self.said[name]})
+
+    def gap(self, name: str) -> float:
+        """The longest time without progress, in seconds."""
+        steps, low = [], MIN
+        for said in self.said[name]:
+            if said.low > low:
+                low = said.low
+                steps.append(said.at)
+        return max(later - earlier for earlier, later in pairwise(steps))
+
+    def check(self) -> None:
+        """Nothing went back: not within a stream, and not from one owner to the next."""
+        for name, all_said in self.said.items():
+            newest: dict[int, Said] = {}
+            for said in all_said:
+                before = newest.get(said.stream)
+                assert before is None or (before.life, before.low) <= (said.life, said.low), (name, before, said)
+                newest[said.stream] = said
+            before = None
+            for said in sorted(all_said, key=lambda said: (said.epoch, said.life, said.low)):
+                assert before is None or (before.life, before.low) <= (said.life, said.low), (name, before, said)
+                before = said
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopping.set()
+        for call in list(self._calls.values()):
+            call.cancel()
+        for thread in self._threads:
+            thread.join()
+
+    def _follow(self, address: str) -> None:
+        with grpc.insecure_channel(address, options=OPTIONS) as channel:
+            stub = watermarks_pb2_grpc.WatermarkServiceStub(channel)
+            while not self._stopping.wait(AGAIN_SECONDS):
+                with self._changed:
+                    self._streams += 1
+                    stream = self._streams
+                call = stub.Watch(watermarks_pb2.WatchRequest(), wait_for_ready=True)
+                self._calls[address] = call
+                if self._stopping.is_set():
+                    return
+                try:
+                    for message in call:
+                        self._take(message, stream)
+                except grpc.RpcError:
+                    continue
+
+    def _take(self, message: watermarks_pb2.WatchResponse, stream: int) -> None:
+        now = time.monotonic()
+        with self._changed:
+            for each in message.watermarks:
+                if not each.registered:
+                    continue
+                self.said[each.computation].append(Said(now, stream, each.incarnation, each.epoch, each.low_micros))
+            self._changed.notify_all()

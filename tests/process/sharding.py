@@ -1,0 +1,112 @@
+"""Real shards over a real Redis: several ``lowwater serve`` that a test starts, freezes and kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import lowwater
+from tests.contract.redis_server import DURABLE, RedisServer, free_port
+from tests.process.serving import Serving
+from tests.process.test_client_end_to_end import eventually
+
+DEAD_AFTER: Final = 1.5
+
+
+class Shard(Serving):
+    """One ``lowwater serve --store``; started again it has the same address."""
+
+    def __init__(self, folder: Path, store: str, *flags: str, dead_after: float = DEAD_AFTER) -> None:
+        # Its port is below those that the system gives to connections, so that it is free again after a kill.
+        super().__init__(folder / "none", *flags, port=free_port())
+        folder.mkdir(parents=True, exist_ok=True)
+        self.store = store
+        self.dead_after = dead_after
+
+    def journal(self) -> list[str]:
+        return ["--store", self.store, "--advertise", self.address, "--dead-after", str(self.dead_after)]
+
+    @property
+    def log(self) -> str:
+        """What it has logged."""
+        return (self.data.parent / "serve.log").read_text()
+
+    def freeze(self) -> None:
+        """SIGSTOP; returns when it is stopped."""
+        assert self.process is not None
+        self.signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self.signal(signal.SIGCONT)
+
+    @property
+    def running(self) -> bool:
+        """Whether its process has not ended."""
+        return self.process is not None and self.process.poll() is None
+
+
+class Sharded:
+    """A Redis and some shards over it; all are killed in the end."""
+
+    def __init__(self, folder: Path, shards: int, *options: str, dead_after: float = DEAD_AFTER) -> None:
+        self.folder = folder
+        self.dead_after = dead_after
+        self.redis = RedisServer(folder / "redis", *(options or DURABLE))
+        self.shards = [self.more() for _ in range(shards)]
+
+    def more(self, store: str = "") -> Shard:
+        """One more shard, not started yet; behind another address of the store if given."""
+        self._made = getattr(self, "_made", 0) + 1
+        return Shard(self.folder / f"shard-{self._made}", store or self.redis.url, dead_after=self.dead_after)
+
+    def __enter__(self) -> Self:
+        self.redis.start()
+        try:
+            self.start(*self.shards)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def start(self, *shards: Shard) -> None:
+        """Start some side by side; returns when all are members."""
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(Shard.start, shards))
+        self.shards += [shard for shard in shards if shard not in self.shards]
+        with lowwater.connect(shards[0].address) as lw:
+            eventually(lambda: {shard.address for shard in shards} <= {each.address for each in lw.shards()})
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for shard in self.shards:
+            if shard.running:
+                shard.kill()
+        self.redis.kill()
+
+    @property
+    def addresses(self) -> str:
+        """All of them, as a client takes them."""
+        return ",".join(shard.address for shard in self.shards)
+
+    def connect(self, **options: Any) -> lowwater.Client:
+        """A client that knows all shards."""
+        return lowwater.connect(self.addresses, **options)
+
+
+def move(lw: lowwater.Client, shard: Shard, *names: str) -> None:
+    """Have a shard serve computations; returns when it does."""
+    for name in names:
+        lw.pin(name, shard.address)
+    eventually(lambda: all(name in served(lw, shard) for name in names))
+
+
+def served(lw: lowwater.Client, shard: Shard) -> tuple[str, ...]:
+    """What a shard serves."""
+    return next((each.computations for each in lw.shards() if each.address == shard.address), ())

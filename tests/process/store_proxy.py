@@ -1,0 +1,77 @@
+"""A network between one shard and its Redis that a test can break."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import Self
+
+
+class StoreProxy:
+    """Passes bytes on to a port of this machine, until it is told to swallow them."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._passes = threading.Event()
+        self._passes.set()
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    @property
+    def url(self) -> str:
+        """Where a shard finds the store."""
+        return f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def swallow(self) -> None:
+        """Hold back all bytes from now on, like a network that is gone: who waits for an answer waits."""
+        self._passes.clear()
+
+    def heal(self) -> None:
+        """Pass bytes on again, also those held back, as a network does that was only slow."""
+        self._passes.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.heal()
+        self._end(self._listener)
+        self._threads[0].join()
+        for each in self._sockets:
+            self._end(each)
+        for thread in self._threads:
+            thread.join()
+        for each in (self._listener, *self._sockets):
+            each.close()
+
+    @staticmethod
+    def _end(each: socket.socket) -> None:
+        # Whoever waits at a socket that is closed goes on waiting; at one that was shut down nobody does.
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+
+    def _start(self, target: Callable[..., None], *arguments: socket.socket) -> None:
+        thread = threading.Thread(target=target, args=arguments)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here, _ = self._listener.accept()
+                self._sockets.append(here)
+                there = socket.create_connection(("127.0.0.1", self._port))
+                self._sockets.append(there)
+                self._start(self._pump, here, there)
+                self._start(self._pump, there, here)
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self._passes.wait()
+                target.sendall(data)
+        self._end(target)

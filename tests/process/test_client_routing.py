@@ -1,0 +1,403 @@
+"""The client finds each computation's shard by itself. Both shells, against shards of a few lines."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import lowwater
+import lowwater.aio
+from tests.process.scripted_shards import Deployment, Shard
+
+Connect = Callable[..., Any]
+
+
+class OnLoop:
+    """A client on asyncio, or what it returned, used from this thread as if it were one on threads."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, real: Any) -> None:
+        self._loop = loop
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._real, name)
+        return self._call(real) if callable(real) else real
+
+    def _call(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        async def run(*arguments: Any, **more: Any) -> Any:
+            found = method(*arguments, **more)
+            return await found if inspect.isawaitable(found) else found
+
+        def call(*arguments: Any, **more: Any) -> Any:
+            found = asyncio.run_coroutine_threadsafe(run(*arguments, **more), self._loop).result(60)
+            wrapped = isinstance(found, lowwater.aio.Worker | lowwater.aio.Lease | lowwater.aio.InputReader)
+            return OnLoop(self._loop, found) if wrapped or inspect.isasyncgen(found) else found
+
+        return call
+
+    def __next__(self) -> Any:
+        return self._call(self._real.__anext__)()
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """Makes clients."""
+    clients: list[Any] = []
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def make(*shards: Shard, timeout: float = 20.0) -> Any:
+        addresses = ",".join(shard.address for shard in shards)
+        if request.param == "threads":
+            lw: Any = lowwater.connect(addresses, timeout=timeout)
+        else:
+            lw = OnLoop(loop, lowwater.aio.connect(addresses, timeout=timeout))
+        clients.append(lw)
+        return lw
+
+    yield make
+    for lw in clients:
+        lw.close()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.fixture
+def deployment() -> Deployment:
+    return Deployment("a", "b", "c")
+
+
+@pytest.fixture
+def shards(deployment: Deployment) -> Iterator[tuple[Shard, Shard, Shard]]:
+    """Three shards: the first serves "a", the second "b", the third "c"."""
+    made = Shard.start(deployment), Shard.start(deployment), Shard.start(deployment)
+    for name, shard in zip("abc", made, strict=True):
+        deployment.give(name, shard)
+    yield made
+    for shard in made:
+        shard.kill()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Poll what threads of the client bring about."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
+
+
+Three = tuple[Shard, Shard, Shard]
+
+
+# -- calls --------------------------------------------------------------------------------------------------------
+
+
+def test_a_read_of_all_is_joined_from_all_shards(connect: Connect, deployment: Deployment, shards: Three) -> None:
+    for name, low in (("a", 1), ("b", 2), ("c", 3)):
+        deployment.publish(name, low)
+    lw = connect(shards[0])
+    assert {name: view.low.micros for name, view in lw.get().items()} == {"a": 1, "b": 2, "c": 3}
+    assert list(lw.get("c", "a", "b")) == ["c", "a", "b"], "in the order asked"
+    assert lw.get("b")["b"].low.micros == 2
+    asked = deployment.asked
+    assert [asked[shard.address, "Get"] for shard in shards] == [2, 3, 2], "what is known is asked where it is"
+    assert not any(asked[shard.address, "Locate"] for shard in shards)
+
+
+def test_calls_go_to_the_computations_shard(connect: Connect, deployment: Deployment, shards: Three) -> None:
+    lw = connect(shards[0])
+    lease = lw.worker("c").claim()
+    lease.release()
+    asked = deployment.asked
+    assert [asked[shard.address, "Claim"] for shard in shards] == [1, 0, 1]
+    assert [asked[shard.address, "Release"] for shard in shards] == [0, 0, 1]
+
+
+def test_a_call_that_may_not_be_repeated_is_sent_to_a_shard_that_lives(
+    connect: Connect, deployment: Deployment, shards: Three
+) -> None:
+    lw = connect(shards[0])
+    lease = lw.worker("c").claim()
+    shards[2].kill()
+    deployment.give("c", shards[1])
+    lease.release()
+    assert deployment.asked[shards[1].address, "Release"] == 1
+
+
+def test_shards_that_redirect_in_circles_are_asked_with_a_backoff(
+    connect: Connect, deployment: Deployment, shards: Three
+) -> None:
+    one, other, _ = shards
+    one.believes["a"], other.believes["a"] = (other.address, 2), (one.address, 2)
+    lw = connect(one, timeout=1.0)
+    with pytest.raises(lowwater.Unavailable, match="no shard answered for a") as refused:
+        lw.get("a")
+    with pytest.raises(lowwater.Unavailable, match="a is served elsewhere"):
+        lw.worker("a").claim()
+    assert refused.value.metadata["computation"] == "a"
+    asked = deployment.asked
+    for method in ("Get", "Claim"):
+        assert 2 <= asked[one.address, method] + asked[other.address, method] < 100
+
+
+def test_what_nobody_serves_is_waited_for(connect: Connect, deployment: Deployment, shards: Three) -> None:
+    lw = connect(shards[0])
+    deployment.give("b", None)
+    claimed: list[Any] = []
+    claiming = threading.Thread(target=lambda: claimed.append(lw.worker("b").claim()))
+    claiming.start()
+    deployment.until(lambda: deployment.asked[shards[0].address, "Locate"] >= 2)
+    deployment.give("b", shards[1])
+    claiming.join(30)
+    assert claimed
+    impatient = connect(shards[0], timeout=0.3)
+    deployment.give("c", None)
+    with pytest.raises(lowwater.Unavailable, match="no shard answered for c"):
+        impatient.get()
+
+
+def test_a_redirect_to_a_lower_number_is_not_followed(connect: Connect, deployment: Deployment, shards: Three) -> None:
+    """The first shard has been asleep since "b" was the third's."""
+    one, two, three = shards
+    lw = connect(one)
+    assert lw.get("b")["b"].epoch == 2
+    one.believes["b"] = (three.address, 1)
+    three.believes["b"] = (three.address, 1)
+    deployment.publish("b", 9)
+    two.kill()
+    deployment.give("b", None)
+    reads: list[Any] = []
+    reading = threading.Thread(target=lambda: reads.append(lw.get("b")))
+    reading.start()
+    deployment.until(lambda: {"b": 3} in deployment.shown or {"b": 2} in deployment.shown)
+    assert not reads
+    one.believes.clear()
+    three.believes.clear()
+    deployment.give("b", three)
+    reading.join(30)
+    assert reads[0]["b"].low.micros == 9
+    assert lw.statistics().refused_redirects >= 1
+
+
+def test_the_next_address_is_home_when_one_is_away(connect: Connect, deployment: Deployment, shards: Three) -> None:
+    one, two, _ = shards
+    lw = connect(one, two)
+    assert lw.topology().version == 1
+    one.kill()
+    deployment.give("a", two)
+    assert lw.topology().version == 1
+    assert lw.get("a")["a"].registered
+    assert deployment.asked[two.address, "Topology"] == 1
+
+
+def test_any_shard_heard_of_is_home_when_those_given_are_away(
+    connect: Connect, deployment: Deployment, shards: Three
+) -> None:
+    lw = connect(shards[0])
+    lw.get("b")
+    shards[0].kill()
+    assert lw.topology().version == 1
+    assert deployment.asked[shards[1].address, "Topology"] == 1
+
+
+def test_the_shards_are_listed_drained_and_pinned(connect: Connect, shards: Three) -> None:
+    lw = connect(shards[0])
+    found = lw.shards()
+    view = lowwater.ShardView(shards[0].address, "one", True, 1.5, ("a",))
+    assert (found.version, list(found), found.pins, found.unserved) == (7, [view], {"a": shards[0].address}, ("b",))
+    assert (lw.drain("there"), lw.drain("there", cancel=True)) == (5, 0)
+    assert (lw.pin("a", "there"), lw.pin("a", None)) == (9, 10)
+    with pytest.raises(lowwater.InvalidArgument):
+        lw.pin("a", "")
+
+
+# -- watching -----------------------------------------------------------------------------------------------------
+
+
+def test_inputs_over_shards_fold_like_one(connect: Connect, deployment: Deployment, shards: Three) -> None:
+    for name, low in (("a", 5), ("b", 3), ("c", 4)):
+        deployment.publish(name, low)
+    lw = connect(shards[0])
+    reader = lw.inputs("a", "b", "c")
+    seen = reader.read()
+    assert (seen.low.micros, seen.held_by) == (3, "b")
+    assert seen.stale_for < 5
+    deployment.publish("b", 8)
+    assert lw.wait("b", 8, timeout=20).low.micros == 8
+    assert reader.read().low.micros == 4
+    deployment.give("c", shards[1])
+    deployment.publish("c", 6)
+    assert lw.wait("c", 6, timeout=20).epoch == 3
+    assert reader.read().low.micros == 5
+
+
+def test_everything_is_followed_over_all_shards(connect: Connect, deployment: Deployment, shards: Three) -> None:
+    lw = connect(shards[0])
+    changes = lw.watch()
+    assert {next(changes).computation for _ in range(3)} == {"a", "b", "c"}
+    deployment.publish("c", 7)
+    changed = next(changes)
+    assert (changed.computation, changed.low.micros) == ("c", 7)
+    shards[2].kill()
+    deployment.give("c", shards[0])
+    deployment.publish("c", 8)
+    while changed.low.micros != 8:
+        changed = next(changes)
+    assert (changed.computation, changed.epoch) == ("c", 3)
+    deployment.give("a", shards[1])
+    deployment.publish("a", 9)
+    while changed.low.micros != 9:
+        changed = next(changes)
+    assert (changed.computation, changed.epoch) == ("a", 3)
+
+
+def test_watching_goes_on_at_the_next_home(connect: Connect, deployment: Deployment, shards: Three) -> None:
+    one, two, _ = shards
+    lw = connect(one, two)
+    assert lw.wait("a", 0, timeout=20)
+    one.kill()
+    deployment.give("a", two)
+    deployment.publish("a", 5)
+    assert lw.wait("a", 5, timeout=20).epoch == 3
+
+
+def test_threads_and_tasks_end_with_the_shards_they_are_for(
+    connect: Connect, deployment: Deployment, shards: Three
+) -> None:
+    lw = connect(shards[0])
+    reader = lw.inputs("a", "b", "c")
+    reader.read()
+    runtime = lw._real._made if isinstance(lw, OnLoop) else lw._runtime()
+    watcher, connection = runtime.watcher, runtime.connection
+    running = watcher._tasks if isinstance(lw, OnLoop) else watcher._running
+    eventually(lambda: len(running) == len(connection._channels) == 3)
+    for dying in shards[1:]:
+        dying.kill()
+        for name in ("b", "c"):
+            deployment.give(name, shards[0] if dying is shards[2] else shards[2])
+    for name in ("b", "c"):
+        deployment.publish(name, 5)
+        assert lw.wait(name, 5, timeout=30)
+    eventually(lambda: len(running) == len(connection._channels) == 1)
+
+
+# -- reporting ----------------------------------------------------------------------------------------------------
+
+
+def advanced(lease: Any, low: int) -> None:
+    lease.advance(None, oldest=None, frontier=low)
+
+
+def test_a_lease_follows_its_computation(connect: Connect, deployment: Deployment, shards: Three) -> None:
+    lw = connect(shards[0])
+    leases = {name: lw.worker(name).claim() for name in ("a", "b")}
+    for name, lease in leases.items():
+        advanced(lease, 5)
+        lease.flush()
+        assert deployment.taken[name] == [(shards["ab".index(name)].address, 5)]
+    deployment.give("b", shards[2])
+    advanced(leases["b"], 6)
+    leases["b"].flush()
+    assert (shards[2].address, 6) in deployment.taken["b"]
+    assert (shards[1].address, 6) not in deployment.taken["b"]
+    statistics = lw.statistics().reporter
+    assert (statistics.leases, statistics.waiting) == (2, 0)
+
+
+def test_rule2_nothing_is_durable_that_the_new_shard_did_not_take(
+    connect: Connect, deployment: Deployment, shards: Three
+) -> None:
+    """A shard dies with a report that it has read and not answered."""
+    lw = connect(shards[0])
+    lease = lw.worker("b").claim()
+    advanced(lease, 5)
+    lease.flush()
+    shards[1].acknowledging = False
+    reports = deployment.asked[shards[1].address, "report"]
+    advanced(lease, 6)
+    deployment.until(lambda: deployment.asked[shards[1].address, "report"] > reports)
+    shards[2].acknowledging = False
+    shards[1].kill()
+    deployment.give("b", shards[2])
+    deployment.until(lambda: deployment.asked[shards[2].address, "report"])
+    with pytest.raises(lowwater.Timeout):
+        lease.flush(0.2)
+    assert deployment.taken["b"][-1] == (shards[1].address, 5)
+    advanced(lease, 7)
+    shards[2].kill()
+    deployment.give("b", shards[0])
+    lease.flush()
+    assert deployment.taken["b"][-1] == (shards[0].address, 7)
+
+
+def test_a_lease_that_nobody_serves_waits(connect: Connect, deployment: Deployment, shards: Three) -> None:
+    lw = connect(shards[0])
+    lease = lw.worker("b").claim()
+    deployment.give("b", None)
+    advanced(lease, 5)
+    deployment.until(lambda: deployment.asked[shards[0].address, "Locate"])
+    with pytest.raises(lowwater.Timeout, match="not known which shard"):
+        lease.flush(0.1)
+    deployment.give("b", shards[0])
+    lease.flush()
+    assert deployment.taken["b"][-1] == (shards[0].address, 5)
+
+
+# -- forks --------------------------------------------------------------------------------------------------------
+
+
+FORKING = """
+import os, signal, sys
+import lowwater
+
+lw = lowwater.connect(sys.argv[1], timeout=20)
+reader = lw.inputs("a", "b", "c")
+reader.read()
+lease = lw.worker("b").claim()
+
+def advanced(low):
+    lease.advance(None, oldest=None, frontier=low)
+    lease.flush()
+
+advanced(1)
+connection = lw._runtime().connection
+before = dict(connection._channels)
+assert len(before) == 3
+for number in range(2, 12):
+    pid = os.fork()
+    if not pid:
+        signal.alarm(20)
+        code = 1
+        try:
+            assert sorted(lw.get()) == ["a", "b", "c"]
+            assert reader.read().stale_for < 10
+            lw.worker("c").claim()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    advanced(number)
+    assert reader.read().stale_for < 10
+assert not {used.channel for used in before.values()} & {used.channel for used in connection._channels.values()}
+lw.close()
+print("done")
+"""
+
+
+def test_a_fork_closes_all_channels_and_all_streams_go_on(deployment: Deployment, shards: Three) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", FORKING, shards[0].address], check=True, timeout=100, stdout=subprocess.PIPE, text=True
+    )
+    assert ran.stdout == "done\n"
+    assert deployment.taken["b"][-1] == (shards[1].address, 11)
+    assert deployment.asked[shards[2].address, "Claim"] == 10

@@ -1,0 +1,19 @@
+"""kill -9 of shards, while workers report, subscribers watch, and others claim and register."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.process import failover
+
+KILLS = 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_a_killed_shard_served_goes_on_at_the_others(tmp_path: Path) -> None:
+    """Nothing goes down, leads or is lost; how long it takes is the benchmark's business, but it is never long."""
+    rounds = failover.run(tmp_path, KILLS)
+    assert all(value < failover.PATIENCE / 2 for each in rounds for value in each.new.values())

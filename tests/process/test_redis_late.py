@@ -1,0 +1,172 @@
+"""The Redis journal on a network that delivers what was sent long after its sender gave up, and sent it again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from lowwater_authority.journal import GRAPH, Journal, JournalFenced, JournalUnknown, LoadedLog
+from lowwater_authority.journal.redis import RedisJournal
+from lowwater_authority.journal.redis_scripts import APPEND, FINISH, RESTORE, TAKE, Script
+from tests.contract.journal_stores import RedisStore, entry
+
+T = TypeVar("T")
+
+
+class Network:
+    """A way to a server that can hold a message back, as the sender's kernel does while packets are lost.
+
+    Redis executes what arrives, though its sender has closed the connection.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.carrying: list[asyncio.Task[None]] = []
+        self._held = b""
+        self._flowing = asyncio.Event()
+        self._arrived = asyncio.Event()
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, to its end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.carrying.append(task)
+        answers, server = await asyncio.open_connection("127.0.0.1", self._port)
+        answering = asyncio.create_task(self._answer(answers, writer))
+        held = False
+        while data := await reader.read(1 << 16):
+            if self._held and self._held in data:
+                self._held, held = b"", True
+                await self._flowing.wait()
+            server.write(data)
+        server.write_eof()
+        await answering
+        for stream in (server, writer):
+            stream.close()
+            # The journal does not wait for the end of a connection that it gave up.
+            with suppress(ConnectionError):
+                await stream.wait_closed()
+        if held:
+            self._arrived.set()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            if not writer.is_closing():
+                writer.write(data)
+
+    def hold(self, script: Script) -> None:
+        """Hold back the next call of a script."""
+        self._held = script.digest.encode()
+        self._flowing, self._arrived = asyncio.Event(), asyncio.Event()
+
+    async def deliver(self) -> None:
+        """Let it arrive; returns when it was executed."""
+        self._flowing.set()
+        await self._arrived.wait()
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[RedisStore]:
+    made = RedisStore(tmp_path)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def network(store: RedisStore) -> Network:
+    return Network(store.server.port)
+
+
+@pytest.fixture
+async def journal(network: Network) -> AsyncIterator[Journal]:
+    """A journal behind the network, which owns log "a"; the server has every script."""
+    async with await asyncio.start_server(network.carry, "127.0.0.1", 0) as gate:
+        made = RedisJournal(f"redis://127.0.0.1:{gate.sockets[0].getsockname()[1]}", timeout=0.5)
+        await made.open()
+        await made.restore("b", 1, b"")
+        await made.take("a")
+        await made.append([entry("a", 1), entry(GRAPH, 1)])
+        await made.snapshot("a", 1, b"one")
+        yield made
+        await made.close()
+        await asyncio.gather(*network.carrying)
+
+
+async def again(network: Network, script: Script, call: Callable[[], Awaitable[T]]) -> T:
+    """What a call answers whose first attempt is still under way."""
+    network.hold(script)
+    with pytest.raises(JournalUnknown, match="no answer within"):
+        await call()
+    return await call()
+
+
+async def test_a_take_that_arrives_behind_its_repeat_fences_nobody(journal: Journal, network: Network) -> None:
+    taken = await again(network, TAKE, lambda: journal.take("a"))
+    await network.deliver()
+    assert await journal.owners(["a"]) == {"a": taken}
+    await journal.append([entry("a", 2)])
+
+
+async def test_a_take_that_nobody_heard_of_fences_its_own_process(journal: Journal, network: Network) -> None:
+    """An epoch is known only when it is acknowledged; the next one counts."""
+    before = await journal.take("a")
+    network.hold(TAKE)
+    with pytest.raises(JournalUnknown, match="it may be written, repeat the call"):
+        await journal.take("a")
+    await network.deliver()
+    with pytest.raises(JournalFenced) as refused:
+        await journal.append([entry("a", 2)])
+    assert refused.value.owners == {"a": (before.epoch, before.epoch + 1)}
+    assert (await journal.take("a")).epoch == before.epoch + 2
+    await journal.append([entry("a", 2)])
+
+
+async def test_a_take_that_arrives_behind_another_process_takes_nothing(
+    journal: Journal, network: Network, store: RedisStore
+) -> None:
+    network.hold(TAKE)
+    with pytest.raises(JournalUnknown):
+        await journal.take("a")
+    other = await store.connect()
+    taken = await other.take("a")
+    await network.deliver()
+    assert await other.owners(["a"]) == {"a": taken}
+    await other.append([entry("a", 2)])
+    with pytest.raises(JournalFenced):
+        await journal.append([entry("a", 3)])
+
+
+@pytest.mark.parametrize("log", ["a", GRAPH])
+async def test_a_restore_that_arrives_behind_its_repeat_changes_nothing(
+    journal: Journal, network: Network, log: str
+) -> None:
+    for position, later in ((5, False), (9, True)):
+        healed = await again(network, RESTORE, partial(journal.restore, log, position, b"memory"))
+        if later:
+            await journal.append([entry(log, position + 1)])
+        await network.deliver()
+        assert await journal.owners([log]) == {log: healed}
+        await journal.append([entry(log, position + 1)])
+        assert await journal.load(log) == LoadedLog(
+            position, b"memory", [(position + 1, f"{log}:{position + 1}".encode())]
+        )
+
+
+@pytest.mark.parametrize("log", ["a", GRAPH])
+async def test_writes_that_arrive_behind_their_repeats_change_nothing(
+    journal: Journal, network: Network, log: str
+) -> None:
+    await again(network, APPEND, lambda: journal.append([entry(log, 2)]))
+    await journal.append([entry(log, 3)])
+    await network.deliver()
+    await again(network, FINISH, lambda: journal.snapshot(log, 2, b"two"))
+    await journal.snapshot(log, 3, b"three")
+    await network.deliver()
+    await journal.append([entry(log, 4)])
+    assert await journal.load(log) == LoadedLog(3, b"three", [(4, f"{log}:4".encode())])

@@ -1,0 +1,106 @@
+"""A shard that its clients reach and its store does not: it says how old its values are, lets its clients go, and comes back."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import lowwater
+from lowwater._pb.lowwater.v1 import watermarks_pb2
+from tests.process.sharding import DEAD_AFTER, Sharded, move
+from tests.process.store_proxy import StoreProxy
+from tests.process.test_client_end_to_end import eventually
+from tests.process.test_serve import HOUR, Peer, reason
+
+GONE_WITHIN = 4 * DEAD_AFTER
+"""Seconds; twice ``dead_after`` is meant."""
+
+
+def test_a_shard_cut_off_from_its_store_lets_its_clients_go(tmp_path: Path) -> None:
+    with Sharded(tmp_path, 1) as d, StoreProxy(d.redis.port) as network:
+        [other] = d.shards
+        cut = d.more(network.url)
+        d.start(cut)
+        with (
+            lowwater.connect(other.address) as there,
+            lowwater.connect(f"{cut.address},{other.address}") as lw,
+            lw.inputs("a") as reader,
+            ThreadPoolExecutor() as pool,
+        ):
+            there.register("a")
+            move(there, cut, "a")
+            lease = lw.worker("a").claim()
+            lease.advance(None, oldest=None, frontier=HOUR)
+            lease.flush(30)
+            eventually(lambda: reader.read().low.micros == HOUR)
+            epoch = there.get("a")["a"].epoch
+            peer = Peer(cut)
+            told = peer.watermarks.Watch(watermarks_pb2.WatchRequest(computations=["a"]))
+            assert next(told).watermarks[0].low_micros == HOUR
+            up = peer.open()
+            assert next(up).HasField("opened")
+
+            network.swallow()
+            since = time.time_ns() // 1000
+            began = time.monotonic()
+            there.pin("a", other.address)  # so that it does not go back at once
+            lease.advance(None, oldest=None, frontier=2 * HOUR)
+            waiting: Any = peer.watermarks.GetWatermarks.future(
+                watermarks_pb2.GetWatermarksRequest(computations=["a"]), timeout=30
+            )
+            ages: list[float] = []
+
+            def watch_age() -> bool:
+                seen = reader.read()
+                ages.append(seen.stale_for)
+                return seen.low.micros == 2 * HOUR
+
+            watching = pool.submit(eventually, watch_age)
+            messages = list(told)
+            assert time.monotonic() - began < GONE_WITHIN
+            assert messages[-1].go_away.reason == "the authority is cut off from its store"
+            assert not any(message.watermarks for message in messages)
+            # What was confirmed while the last words of the store were on their way counts.
+            assert all(message.time_micros <= since for message in messages)
+            assert messages[-1].clock_micros - messages[-1].time_micros > DEAD_AFTER * 1e6 / 2
+            assert [message.WhichOneof("kind") for message in up] == ["go_away"]
+            print(f"gone after {time.monotonic() - began:.2f} s")
+            for ask in (
+                peer.low,
+                lambda: next(peer.watermarks.Watch(watermarks_pb2.WatchRequest(computations=["a"]))),
+                lambda: peer.claim("a"),
+                lambda: peer.register("b"),
+            ):
+                with pytest.raises(grpc.RpcError) as failure:
+                    ask()
+                assert reason(failure.value)[:2] == (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE")
+            lease.flush(30)
+            watching.result()
+            print(f"served elsewhere after {time.monotonic() - began:.2f} s; a reader saw {max(ages):.2f} s of age")
+            assert max(ages) > DEAD_AFTER / 2
+            assert [each.address for each in there.shards()] == [other.address]
+            assert there.get("a")["a"].epoch > epoch
+
+            network.heal()
+            # What was asked while it was cut off is told from what it hears now, if it still waits.
+            if (failure_of_it := waiting.exception()) is None:
+                assert not waiting.result().watermarks
+            else:
+                assert failure_of_it.code() is grpc.StatusCode.UNAVAILABLE
+            eventually(lambda: len(there.shards()) == 2)
+            eventually(lambda: "the store is back" in cut.log)
+            lease.advance(None, oldest=None, frontier=3 * HOUR)
+            lease.flush(30)
+            answer = peer.watermarks.GetWatermarks(watermarks_pb2.GetWatermarksRequest(computations=["a"]))
+            assert [(each.address, len(answer.watermarks)) for each in answer.redirects] == [(other.address, 0)]
+            first = next(peer.watermarks.Watch(watermarks_pb2.WatchRequest(computations=["a"])))
+            assert [(each.address, len(first.watermarks)) for each in first.redirects] == [(other.address, 0)]
+            move(there, cut, "a")
+            assert peer.low() == 3 * HOUR
+            peer.sent.put(None)
+            peer.channel.close()

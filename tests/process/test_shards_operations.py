@@ -1,0 +1,158 @@
+"""What an operator does to shards, by command: look, drain, pin; and what a shard says that cannot serve as it was asked to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lowwater
+from lowwater.cli import main
+from tests.contract.redis_server import RedisServer
+from tests.process.sharding import Shard, Sharded, served
+from tests.process.test_client_end_to_end import eventually
+
+NAMES = [f"c{number}" for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharded]:
+    with Sharded(tmp_path_factory.mktemp("operations"), 2) as one:
+        with one.connect() as lw:
+            for name in NAMES:
+                lw.register(name)
+        yield one
+
+
+@pytest.fixture
+def lw(deployment: Sharded) -> Iterator[lowwater.Client]:
+    with deployment.connect() as client:
+        yield client
+
+
+class Commands:
+    """Runs commands on a deployment and keeps what they say."""
+
+    def __init__(self, addresses: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self._addresses = addresses
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str]:
+        """The exit code, and what was said, on whichever stream."""
+        code = main([*arguments, "--address", self._addresses])
+        said = self._capsys.readouterr()
+        return code, said.out + said.err
+
+
+@pytest.fixture
+def command(deployment: Sharded, capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(deployment.addresses, capsys)
+
+
+def test_a_drained_shard_serves_nothing_until_that_is_taken_back(
+    deployment: Sharded, command: Commands, lw: lowwater.Client
+) -> None:
+    one, two = (shard.address for shard in deployment.shards)
+    eventually(lambda: all(each.computations for each in lw.shards()) and not lw.shards().unserved)
+    before = served(lw, deployment.shards[0])
+    code, out = command("drain", one)
+    assert (code, out.splitlines()[-1]) == (0, f"{one} serves nothing any more")
+    code, out = command("shards", "--json")
+    assert code == 0
+    assert {each["address"]: (each["state"], each["computations"]) for each in json.loads(out)["shards"]} == {
+        one: ("drained", []),
+        two: ("serving", NAMES),
+    }
+    code, out = command("shards")
+    assert code == 0
+    assert [line.split()[:2] for line in out.splitlines()[1:]] == sorted([[one, "drained"], [two, "serving"]])
+
+    code, out = command("drain", two, "--no-wait")
+    assert code == 1
+    assert out.startswith(f"{two} still serves ")
+    assert "no other shard takes anything" in out
+    for address in (one, two):
+        assert command("drain", address, "--cancel") == (0, f"{address} serves again, and gets back what is its\n")
+    eventually(lambda: served(lw, deployment.shards[0]) == before)
+    assert command("drain", "nowhere:1") == (
+        2,
+        f"lowwater drain: address 'nowhere:1' is no living shard's; name one of {', '.join(sorted((one, two)))}\n",
+    )
+
+
+def test_a_pin_outlives_the_shard(deployment: Sharded, command: Commands, lw: lowwater.Client) -> None:
+    one, two = deployment.shards
+    name = served(lw, one)[0]
+    assert command("pin", name, two.address) == (0, f"{name} is pinned to {two.address}\n")
+    eventually(lambda: name in served(lw, two))
+    with lw.worker(name) as worker:
+        lease = worker.claim()
+        two.kill()
+        eventually(lambda: name in served(lw, one))
+        assert f"{name} is pinned to {two.address}, which is away" in command("shards")[1]
+        two.start()
+        eventually(lambda: name in served(lw, two))
+        lease.advance(None, oldest=None, frontier=1)
+        lease.flush(30)
+    assert command("pin", name, "--off") == (0, f"{name} is not pinned\n")
+    eventually(lambda: name in served(lw, one))
+    assert command("pin", name, "nowhere:1")[0] == 2
+    code, out = command("pin", "nothing", one.address)
+    assert (code, "there is no computation 'nothing'" in out) == (2, True)
+
+
+def test_a_later_process_at_an_address_ends_the_earlier(
+    deployment: Sharded, lw: lowwater.Client, tmp_path: Path
+) -> None:
+    one, _ = deployment.shards
+    before = {shard.address: shard.id for shard in lw.shards()}
+    again = Shard(tmp_path, deployment.redis.url, "--advertise", one.address)
+    with again:
+        assert one.wait() == 1
+        assert f"another process advertises {one.address} and has started later: stop this one" in one.log
+        eventually(lambda: {shard.address for shard in lw.shards()} == before.keys())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        pytest.param(["--advertise", ""], 1, "--store needs --advertise HOST:PORT", id="no address"),
+        pytest.param(
+            ["--advertise", "here"], 1, "--advertise takes HOST:PORT, for example 127.0.0.1:7420", id="no port"
+        ),
+        pytest.param(["--store", "postgres://here"], 1, "--store: a Redis URL begins with", id="another database"),
+        pytest.param(["--store", "redis://:a/b@here"], 1, "a password as %2F", id="bare password"),
+        pytest.param(["--store", "redis://127.0.0.1:1"], 1, "127.0.0.1:1: Error 111", id="nobody there"),
+        pytest.param(["--dead-after", "0.1"], 2, "--dead-after: '0.1' is not from 0.2 to 600 seconds", id="too short"),
+        pytest.param(
+            ["--dead-after", "soon"], 2, "--dead-after: 'soon' is not from 0.2 to 600 seconds", id="no number"
+        ),
+        pytest.param(["--dead-after", "nan"], 2, "--dead-after: 'nan' is not from 0.2 to 600 seconds", id="nan"),
+    ],
+)
+def test_a_shard_that_cannot_serve_says_what_to_change(
+    arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["serve", "--metrics", "off", "--listen", "127.0.0.1:0", "--store", "redis://127.0.0.1:1"]
+    try:
+        found = main([*command, "--advertise", "127.0.0.1:2", *arguments])
+        said = capsys.readouterr().err
+    except SystemExit as ended:
+        message = isinstance(ended.code, str)
+        found, said = (1, str(ended.code)) if message else (int(ended.code or 0), capsys.readouterr().err)
+    assert (found, says in said) == (code, True), said
+    assert "a/b" not in said
+
+
+def test_a_wrong_password_is_told_and_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RedisServer(tmp_path, "--requirepass", "right") as closed:
+        closed.start()
+        url = f"redis://:mistaken@127.0.0.1:{closed.port}"
+        assert (
+            main(["serve", "--metrics", "off", "--listen", "127.0.0.1:0", "--store", url, "--advertise", "here:1"]) == 1
+        )
+    said = capsys.readouterr().err
+    assert "refuses the user or the password" in said
+    assert "mistaken" not in said

@@ -1,0 +1,85 @@
+"""The store goes away, hangs, or comes back empty, and all shards with it live: nobody is expelled, and nothing is lost."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import lowwater
+from tests.process.following import Following, Work
+from tests.process.sharding import DEAD_AFTER, Sharded
+from tests.process.test_client_end_to_end import eventually
+
+NAMES = [f"c{number}" for number in range(6)]
+AWAY_SECONDS = 5.0
+BACK_WITHIN = 8.0
+"""Seconds until everything goes on; clients come back after up to 5 s."""
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharded]:
+    with Sharded(tmp_path_factory.mktemp("store"), 2) as one:
+        yield one
+
+
+@contextmanager
+def nothing_is_lost(deployment: Sharded, lw: lowwater.Client, names: list[str]) -> Iterator[Work]:
+    """What is done to the store within changes nothing: not who serves what, nor whose claims they are, nor any promise."""
+    for name in names:
+        lw.register(name)
+    with Following() as following:
+        following.follow(*(shard.address for shard in deployment.shards))
+        with Work(lw, names) as work:
+            following.until(10, names)
+            members = {shard.id: shard.computations for shard in lw.shards()}
+            assert all(members.values()), "both are to have something to lose"
+            token = lw.server_token
+            yield work
+            back = time.monotonic()
+            following.until(work.done, names, BACK_WITHIN)
+            print(f"went on after {time.monotonic() - back:.2f} s")
+            work.flush()
+            assert not any(lease.lost for lease in work.leases.values())
+            eventually(lambda: {shard.id: shard.computations for shard in lw.shards()} == members)
+            assert lw.server_token == token
+        assert max(map(following.low, names)) <= work.done
+        following.check()
+
+
+def test_a_store_that_hangs_makes_watermarks_old_and_nothing_else(deployment: Sharded) -> None:
+    names = [f"hang/{name}" for name in NAMES]
+    with deployment.connect() as lw, nothing_is_lost(deployment, lw, names) as work, lw.inputs(*names) as reader:
+        epochs = {name: view.epoch for name, view in lw.get(*names).items()}
+        eventually(lambda: not reader.read().low.unknown)
+        deployment.redis.pause()
+        eventually(lambda: reader.read().stale_for > AWAY_SECONDS)
+        low, done = reader.read().low.micros, work.done
+        assert low < done
+        with pytest.raises((lowwater.Unavailable, lowwater.Timeout)):
+            deployment.connect(timeout=0.5).get(*names)
+        deployment.redis.resume()
+        eventually(lambda: reader.read().low.micros >= done and reader.read().stale_for < DEAD_AFTER)
+        assert {name: view.epoch for name, view in lw.get(*names).items()} == epochs
+
+
+def test_a_store_that_is_killed_and_started_again_loses_nothing(deployment: Sharded) -> None:
+    names = [f"kill/{name}" for name in NAMES]
+    with deployment.connect() as lw, nothing_is_lost(deployment, lw, names):
+        deployment.redis.kill()
+        deployment.redis.start()
+
+
+def test_a_store_that_comes_back_empty_is_given_everything_back(deployment: Sharded) -> None:
+    """Rule 2 beyond the store's word (C7a): memory has what was shown."""
+    names = [f"empty/{name}" for name in NAMES]
+    with deployment.connect() as lw, nothing_is_lost(deployment, lw, names):
+        graph = lw.topology().computations
+        deployment.redis.kill()
+        shutil.rmtree(deployment.redis.directory / "appendonlydir")
+        deployment.redis.start()
+        eventually(lambda: all("putting it back from memory" in shard.log for shard in deployment.shards))
+        eventually(lambda: lw.topology().computations == graph)

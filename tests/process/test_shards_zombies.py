@@ -1,0 +1,219 @@
+"""Processes that were stopped, replaced meanwhile, and go on: nothing that they say counts, and nothing that they answer is old."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+import lowwater
+from lowwater._pb.lowwater.v1 import types_pb2, watermarks_pb2, workers_pb2
+from tests.process.sharding import Shard, Sharded, move, served
+from tests.process.test_client_end_to_end import eventually
+from tests.process.test_serve import HOUR, Peer, reason
+
+NAMES = ("kept", "reset")
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharded]:
+    with Sharded(tmp_path_factory.mktemp("zombies"), 2) as one:
+        yield one
+
+
+def acknowledged(stream: Iterator[workers_pb2.ReportResponse]) -> workers_pb2.ReportAck:
+    """The next acknowledgement."""
+    return next(message for message in stream if message.HasField("ack")).ack
+
+
+class Zombie(Peer):
+    """A worker, a subscriber and a reader who know one shard only, and believe all that it says."""
+
+    def __init__(self, shard: Shard) -> None:
+        super().__init__(shard)
+        self.claims = {name: self.claim(name, b"m", b"") for name in NAMES}
+        self.stream = 1
+        self.acks = self.open()
+        self.report_all(1, 10)
+        self.told = self.watch()
+        assert {each.computation: each.low_micros for each in next(self.told).watermarks} == dict.fromkeys(
+            NAMES, 10 * HOUR
+        )
+
+    def watch(self) -> Iterator[watermarks_pb2.WatchResponse]:
+        """Follow them."""
+        return self.watermarks.Watch(watermarks_pb2.WatchRequest(computations=NAMES))
+
+    def report_all(self, number: int, hour: int) -> None:
+        """Have a report of each taken over."""
+        for name in NAMES:
+            self.report(number, self.claims[name], hour, name=name)
+            assert not acknowledged(self.acks).refused
+            number += 1
+
+    def reported_now(self) -> list[workers_pb2.RefusedRanges]:
+        """What becomes of the reports that were sent meanwhile; a worker whose stream ends sends its state again."""
+        refused: list[workers_pb2.RefusedRanges] = []
+        while len(refused) < len(NAMES):
+            try:
+                ack = acknowledged(self.acks)
+                assert ack.refused, "it took a report over"
+                refused += ack.refused
+                continue
+            except (grpc.RpcError, StopIteration):
+                # The report was in a round when it turned out that another shard had taken the computation over.
+                refused.clear()
+            self.stream += 1
+            self.sent.put(None)
+            self.sent = type(self.sent)()
+            self.acks = self.open(self.stream)
+            for number, name in enumerate(NAMES, 1):
+                self.report(number, self.claims[name], 13, name=name)
+        return refused
+
+
+def test_a_zombie_shard_says_nothing_of_before_and_takes_nothing_over(deployment: Sharded) -> None:
+    """Frozen, replaced, and thawed; meanwhile one computation went on, and another was reset (C5c, S14)."""
+    frozen, other = deployment.shards
+    with lowwater.connect(other.address) as lw, deployment.connect() as everywhere:
+        for name in NAMES:
+            lw.register(name)
+        move(lw, frozen, *NAMES)
+        owner = {name: everywhere.worker(name).claim(bounds=[b"", b"m"]) for name in NAMES}
+        for lease in owner.values():
+            lease.advance(None, oldest=None, frontier=20 * HOUR)
+            lease.flush(30)
+        zombie = Zombie(frozen)
+        before = {name: view.epoch for name, view in everywhere.get(*NAMES).items()}
+        seen = everywhere.watch("kept")
+        assert next(seen).low.micros == 10 * HOUR
+
+        frozen.freeze()
+        stopped = time.time_ns() // 1000
+        eventually(lambda: set(NAMES) <= set(served(lw, other)))
+        for name in NAMES:
+            lw.pin(name, other.address)  # so that it does not get them back, which would be right
+        assert lw.reset("reset")[0].incarnation == 2
+        successor = Peer(other)
+        kept = successor.open()
+        successor.report(1, zombie.claims["kept"], 11, name="kept")
+        assert not acknowledged(kept).refused, "a claim does not depend on the shard that granted it"
+        with lw.worker("reset") as worker:
+            after = worker.claim()
+            after.advance(None, oldest=None, frontier=HOUR)
+            after.flush(30)
+
+        # All of it lies in the sockets of the zombie when it wakes up.
+        read: Any = zombie.watermarks.GetWatermarks.future(watermarks_pb2.GetWatermarksRequest(computations=NAMES))
+        checks: list[Any] = [
+            zombie.watermarks.CheckComplete.future(
+                watermarks_pb2.CheckCompleteRequest(computation=name, until_micros=10 * HOUR)
+            )
+            for name in NAMES
+        ]
+        fresh = zombie.watch()
+        for number, name in enumerate(NAMES, 3):
+            zombie.report(number, zombie.claims[name], 13, name=name)
+        frozen.thaw()
+
+        first = next(fresh)
+        redirects = [*read.result(30).redirects, *first.redirects]
+        assert not read.result().watermarks
+        assert not first.watermarks
+        for check in checks:
+            with pytest.raises(grpc.RpcError) as moved:
+                check.result(30)
+            code, why, where = reason(moved.value)
+            assert (code, why) == (grpc.StatusCode.FAILED_PRECONDITION, "MOVED")
+            redirects.append(
+                types_pb2.Redirect(
+                    computation=where["computation"], address=where["address"], epoch=int(where["epoch"])
+                )
+            )
+        told: list[str] = []
+        while len(told) < len(NAMES):
+            message = next(zombie.told)
+            assert not message.watermarks
+            if not told and not message.redirects:
+                assert message.time_micros <= stopped, "it vouches for values that are another's"
+            redirects += message.redirects
+            told += [each.computation for each in message.redirects]
+        refused = zombie.reported_now()
+        assert {each.reason for each in refused} == {"MOVED"}
+        redirects += [each.redirect for each in refused]
+        assert sorted(each.computation for each in redirects) == sorted(5 * NAMES)
+        for redirect in redirects:
+            assert redirect.address == other.address
+            assert redirect.epoch > before[redirect.computation]
+
+        # Those who know more than one shard went on, by themselves.
+        assert [view.low.micros for view in (next(seen),)] == [11 * HOUR]
+        owner["kept"].flush(30)
+        now = lw.get(*NAMES)
+        assert {name: (view.incarnation, view.low.micros) for name, view in now.items()} == {
+            "kept": (1, 11 * HOUR),
+            "reset": (2, HOUR),
+        }
+        with pytest.raises(lowwater.StaleSequencer):
+            owner["reset"].advance(None, oldest=None, frontier=21 * HOUR)
+            owner["reset"].flush(30)
+        eventually(lambda: len(lw.shards()) == 2)
+        assert lw.get(*NAMES) == everywhere.get(*NAMES) == now
+        for peer in (zombie, successor):
+            peer.sent.put(None)
+            peer.channel.close()
+
+
+def test_a_zombie_worker_is_refused_where_it_was_replaced_only(deployment: Sharded) -> None:
+    """Its ranges were claimed through another shard, where the computation is by now."""
+    one, two = deployment.shards
+    with lowwater.connect(two.address) as lw:
+        lw.register("shared")
+        move(lw, one, "shared")
+        command = [sys.executable, "-m", "tests.process.worker_child", one.address, "shared", "", "m", ""]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdin is not None
+            assert child.stdout is not None
+
+            def say(hour: int) -> None:
+                assert child.stdin is not None
+                child.stdin.write(f"{hour * HOUR}\n")
+                child.stdin.flush()
+
+            def hear() -> dict[str, Any]:
+                assert child.stdout is not None
+                found: dict[str, Any] = json.loads(child.stdout.readline())
+                return found
+
+            try:
+                hear()
+                say(10)
+                assert hear() == {"error": "", "lost": [], "live": [0, 1]}
+                child.send_signal(signal.SIGSTOP)
+                os.waitpid(child.pid, os.WUNTRACED)
+                move(lw, two, "shared")
+                lease = lw.worker("shared", name="successor").claim(bounds=[b"", b"m"])
+                lease.advance(None, oldest=None, frontier=11 * HOUR)
+                lease.flush(30)
+                assert lw.get("shared")["shared"].low.micros == 10 * HOUR
+                say(13)
+                child.send_signal(signal.SIGCONT)
+                assert lw.wait("shared", lowwater.Watermark(11 * HOUR), timeout=30).low.micros == 11 * HOUR
+                hear()
+                # A worker is told once of what it has lost, and then goes on with the rest.
+                say(14)
+                assert hear() == {"error": "STALE_SEQUENCER", "lost": [0], "live": [1]}
+                say(14)
+                assert hear() == {"error": "", "lost": [0], "live": [1]}
+                standing = {each.start: (each.watermark.micros, each.worker) for each in lw.ranges("shared")}
+                assert standing == {b"": (11 * HOUR, "successor"), b"m": (14 * HOUR, "child")}
+            finally:
+                child.kill()

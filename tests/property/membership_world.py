@@ -1,0 +1,193 @@
+"""Shards, alive, paused or dead, over a store that is away at times and loses views: stepped by hand, without a loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Coroutine
+from random import Random
+
+from lowwater_authority.cluster.membership import Beats, Member, View, proposal
+from lowwater_authority.cluster.memory import MemoryDirectory, MemoryMembers
+from lowwater_authority.journal.errors import JournalError
+
+DEAD_AFTER = 1000
+INTERVAL = DEAD_AFTER // 5
+NAMES = [f"ns/{number}" for number in range(8)]
+ADDRESSES = [f"{letter}:1" for letter in "abcde"]
+
+
+class Store(MemoryMembers):
+    """Writes down what really happened."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(lambda: world.now, dead_after=DEAD_AFTER)
+        self.world = world
+        self.heard: list[tuple[int, str]] = []
+        self.outages: list[tuple[int, int]] = []
+        self.away_since = 0
+
+    def beat(self, member_id: str) -> tuple[View, Beats]:
+        self.heard.append((self.world.now, member_id))
+        return super().beat(member_id)
+
+    def lose(self, views: int = 1) -> None:
+        super().lose(views)
+        # Nobody can know of beats that were lost.
+        self.heard = [(time, who) for who, time in self.last.items()]
+
+    def go(self, *, away: bool) -> None:
+        if self.away and not away:
+            self.outages.append((self.away_since, self.world.now))
+        self.away, self.away_since = away, self.world.now
+
+
+class Shard:
+    """A process: beats, takes over newer views, proposes; ends when another has taken its address."""
+
+    def __init__(self, world: World, me: Member) -> None:
+        self.world = world
+        self.me = me
+        self.directory = MemoryDirectory(world.store)
+        self.view = View()
+        self.paused = self.ended = self._opened = False
+        self._doing: Coroutine[object, None, None] | None = None
+
+    def believes(self, name: str) -> bool:
+        return self.view.shard_of(name) == self.view.member(self.me.id) is not None
+
+    def step(self, doing: Coroutine[object, None, None] | None = None) -> bool:
+        """Go on to the next moment at which others may come between; returns whether that was the end of a turn."""
+        if self._doing is None:
+            self._doing = doing or self.turn()
+        elif doing is not None:
+            doing.close()
+        try:
+            self._doing.send(None)
+        except StopIteration:
+            self._doing = None
+        return self._doing is None
+
+    def end(self) -> None:
+        self.ended = True
+        if self._doing is not None:
+            self._doing.close()
+
+    async def turn(self) -> None:
+        try:
+            view, beats = await self.beat()
+            self.adopt(view)
+            wanted = proposal(view, beats, self.me, dead_after=DEAD_AFTER, known=self.view.version)
+            if wanted is not None and not self.ended:
+                self.world.check_proposal(view, beats, wanted)
+                await self.propose(wanted, view.version)
+        except JournalError as error:
+            self.world.reached[type(error).__name__] += 1
+
+    async def operate(self, name: str, address: str, *, on: bool) -> None:
+        """Drain a shard, or pin a computation, as an operator asks."""
+        try:
+            view, beats = await self.beat()
+            wanted = view.pinned(name, address if on else "") if name else view.draining(address, on=on)
+            await self.propose(wanted.dated(beats.now), view.version)
+        except JournalError as error:
+            self.world.reached[type(error).__name__] += 1
+
+    async def beat(self) -> tuple[View, Beats]:
+        if not self._opened:
+            await self.directory.open()
+            self._opened = True
+        return await self.directory.beat(self.me.id)
+
+    async def propose(self, view: View, over: int) -> None:
+        if await self.directory.propose(view, over=over):
+            self.adopt(view)
+        else:
+            self.world.reached["outrun"] += 1
+
+    def adopt(self, view: View) -> None:
+        if view.version <= self.view.version:
+            self.world.reached["older"] += view.version < self.view.version
+            return
+        was_member, now_there = self.view.member(self.me.id) is not None, view.at(self.me.address)
+        if was_member and now_there is not None and now_there.id != self.me.id:
+            self.world.reached["replaced"] += 1
+            self.ended = True
+        self.view = view
+        self.world.check_view(view)
+
+
+class World:
+    """All of it, and what must always hold."""
+
+    def __init__(self, reached: Counter[str]) -> None:
+        self.reached = reached
+        self.now = 1_000_000
+        self.store = Store(self)
+        self.shards: list[Shard] = []
+        self._started = 0
+        self._views: dict[int, View] = {}
+
+    @property
+    def living(self) -> list[Shard]:
+        """Also those that are paused, or cut off."""
+        return [shard for shard in self.shards if not shard.ended]
+
+    def start(self, address: str) -> None:
+        self._started += 1
+        self.shards.append(Shard(self, Member(f"{address[0]}{self._started}", address)))
+
+    def step(self, shard: Shard, doing: Coroutine[object, None, None] | None = None) -> bool:
+        self.now += 1
+        before = self.store.view.version
+        done = shard.step(doing)
+        assert self.store.view.version >= before
+        return done
+
+    def round(self, random: Random) -> None:
+        """Everybody who is awake finishes a turn, step by step in any order."""
+        start = self.now
+        waiting = [shard for shard in self.living if not shard.paused]
+        while waiting:
+            shard = random.choice(waiting)
+            if self.step(shard) or shard.ended:
+                waiting.remove(shard)
+        self.now = max(self.now, start + INTERVAL)
+
+    def heal(self, random: Random) -> View:
+        """Chaos is over: all must agree within so many rounds, and go on to."""
+        self.store.go(away=False)
+        for shard in self.living:
+            shard.paused = shard.directory.cut_off = False
+        # What was under way; one after the other wins; the store was there for long enough, and the dead are left out.
+        for _ in range(1 + len(self.living) + DEAD_AFTER // INTERVAL + 2):
+            self.round(random)
+        if not self.living:
+            # The last one has seen that it was replaced, by one that is dead too.
+            self.start(ADDRESSES[0])
+            return self.heal(random)
+        agreed = self.store.view
+        self.round(random)
+        assert self.store.view == agreed
+        assert all(shard.view == agreed for shard in self.living)
+        assert {member.id for member in agreed.members} == {shard.me.id for shard in self.living}
+        assert all(sum(shard.believes(name) for shard in self.living) == 1 for name in NAMES)
+        return agreed
+
+    def check_view(self, view: View) -> None:
+        """A shard has another view now. One version, one view; under one version a computation has one server."""
+        assert self._views.setdefault(view.version, view) == view
+        for name in NAMES:
+            versions = [shard.view.version for shard in self.living if shard.believes(name)]
+            assert len(set(versions)) == len(versions)
+
+    def check_proposal(self, view: View, beats: Beats, wanted: View) -> None:
+        """Who is left out was really silent, while the store was there."""
+        for member in view.members:
+            if wanted.at(member.address) is not None:
+                continue
+            self.reached["left out"] += 1
+            heard = max((time for time, who in self.store.heard if who == member.id and time <= beats.now), default=0)
+            assert beats.now - heard > DEAD_AFTER
+            for begin, end in self.store.outages:
+                if begin <= beats.now and end - begin > DEAD_AFTER // 2:
+                    assert beats.now - end > DEAD_AFTER

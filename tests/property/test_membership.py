@@ -1,0 +1,237 @@
+"""Who serves what: few computations move, all shards agree in the end, nobody is left out for what the store did."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from math import sqrt
+from random import Random
+
+import pytest
+from hypothesis import Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from lowwater_authority.cluster import membership
+from lowwater_authority.cluster.membership import Beats, Member, View, proposal
+from tests.property import membership_world
+from tests.property.membership_world import ADDRESSES, DEAD_AFTER, INTERVAL, NAMES, Store, World
+
+SEED = int(os.environ.get("LOWWATER_SEED", "1"))
+MANY = [f"team/computation-{number}" for number in range(300)]
+addresses = st.lists(
+    st.builds("{}:{}".format, st.text("abcz.-09", min_size=1, max_size=12), st.integers(1, 65535)),
+    min_size=2,
+    max_size=9,
+    unique=True,
+)
+picks = st.integers(0, 7)
+moves = st.lists(
+    st.one_of(
+        st.tuples(st.just("step"), picks, st.integers(1, 6)),
+        st.tuples(st.just("step"), picks, st.integers(1, 6)),
+        st.tuples(st.just("rounds"), picks, st.integers(1, 8)),
+        st.tuples(st.just("wait"), st.just(0), st.integers(1, 3 * DEAD_AFTER)),
+        st.tuples(st.sampled_from(["cut", "away"]), picks, st.just(0)),
+        st.tuples(st.sampled_from(["start", "kill", "pause"]), picks, picks),
+        st.tuples(st.sampled_from(["drain", "pin", "lose"]), picks, picks),
+    ),
+    min_size=20,
+    max_size=60,
+)
+
+
+def view_of(*members: str) -> View:
+    view = View()
+    for address in members:
+        view = view.joined(Member(f"id of {address}", address))
+    return view
+
+
+def served(view: View) -> dict[str, str]:
+    return {name: shard.address for name in MANY if (shard := view.shard_of(name)) is not None}
+
+
+@given(members=addresses)
+@settings(max_examples=60, database=None)
+def test_only_what_the_newcomer_gets_moves(members: list[str]) -> None:
+    *old, new = members
+    before, after = served(view_of(*old)), served(view_of(*members))
+    moved = {name for name in MANY if before[name] != after[name]}
+    assert moved == {name for name in MANY if after[name] == new}
+    share = 1 / len(members)
+    assert abs(len(moved) - share * len(MANY)) < 6 * sqrt(share * (1 - share) * len(MANY))
+    # And back: a member that goes, or drains, moves nothing but its own.
+    joined = view_of(*members)
+    assert served(joined.without([f"id of {new}"])) == before
+    assert served(joined.draining(new, on=True)) == before
+
+
+@given(members=addresses, order=st.randoms(use_true_random=False))
+@settings(max_examples=60, database=None)
+def test_the_way_to_a_view_does_not_matter(members: list[str], order: Random) -> None:
+    shuffled = order.sample(members, len(members))
+    view = view_of(*shuffled)
+    assert view == view_of(*members)
+    assert View.decode(view.encode()) == view
+    assert served(replace(view, members=tuple(reversed(view.members)))) == served(view)
+
+
+def play(world: World, random: Random, kind: str, pick: int, amount: int) -> None:
+    """One move of chaos."""
+    if not world.living:
+        world.start(ADDRESSES[0])
+    shards = world.living
+    shard = shards[pick % len(shards)]
+    world.now += 1
+    match kind:
+        case "step":
+            for _ in range(0 if shard.paused else amount):
+                if not shard.ended:
+                    world.step(shard)
+        case "rounds":
+            for _ in range(amount):
+                world.round(random)
+        case "wait":
+            world.now += amount
+        case "start" if len(shards) < 8:
+            world.start(ADDRESSES[amount % len(ADDRESSES)])
+        case "kill" if len(shards) > 1:
+            shard.end()
+        case "pause":
+            shard.paused = not shard.paused
+        case "cut":
+            shard.directory.cut_off = not shard.directory.cut_off
+            if not shard.paused:
+                world.step(shard)
+        case "away":
+            world.store.go(away=not world.store.away)
+        case "lose":
+            world.reached["lost views"] += world.store.view.version > 0
+            world.store.lose(1 + amount // 3)
+        case "drain" if not shard.paused:
+            world.step(shard, shard.operate("", ADDRESSES[amount % len(ADDRESSES)], on=amount > 3))
+        case "pin" if not shard.paused:
+            name, address = NAMES[amount], ADDRESSES[pick % len(ADDRESSES)]
+            world.step(shard, shard.operate(name, address, on=amount > 2))
+
+
+def chaos(examples: int) -> Counter[str]:
+    """Play with so many worlds and heal them; returns what happened in them, how often."""
+    reached: Counter[str] = Counter()
+
+    @seed(SEED)
+    @given(moves=moves, random_seed=st.integers(0, 2**32))
+    @settings(max_examples=examples, database=None, phases=[Phase.generate], report_multiple_bugs=False)
+    def run(moves: list[tuple[str, int, int]], random_seed: int) -> None:
+        world, random = World(reached), Random(random_seed)
+        for address in ADDRESSES[:3]:
+            world.start(address)
+        for kind, pick, amount in moves:
+            play(world, random, kind, pick, amount)
+        world.heal(random)
+
+    run()
+    return reached
+
+
+def outages(examples: int) -> Counter[str]:
+    """Shards that always beat in time, and a store that comes and goes, or loses views: nobody is ever left out."""
+    reached: Counter[str] = Counter()
+
+    @seed(SEED)
+    @given(
+        shards=st.integers(1, 5),
+        phases=st.lists(
+            st.tuples(st.sampled_from(["here", "away", "lose"]), st.integers(1, 4 * DEAD_AFTER)), max_size=12
+        ),
+        random_seed=st.integers(0, 2**32),
+    )
+    @settings(max_examples=examples, database=None, phases=[Phase.generate], report_multiple_bugs=False)
+    def run(shards: int, phases: list[tuple[str, int]], random_seed: int) -> None:
+        world, random = World(Counter()), Random(random_seed)
+        for address in ADDRESSES[:shards]:
+            world.start(address)
+        agreed = world.heal(random)
+        due = {shard.me.id: world.now + random.randrange(1, INTERVAL) for shard in world.shards}
+        for kind, length in phases:
+            world.store.go(away=kind == "away")
+            if kind == "lose":
+                # A store that loses the same beats again and again is one thing too many.
+                world.store.lose()
+                length += 2 * DEAD_AFTER
+            end = world.now + length
+            while (next_due := min(due.values())) < end:
+                world.now = max(world.now, next_due)
+                shard = next(shard for shard in world.shards if due[shard.me.id] == next_due)
+                while not world.step(shard):
+                    pass
+                due[shard.me.id] = next_due + INTERVAL
+            world.now = max(world.now, end)
+        assert world.heal(random).members == agreed.members
+        assert world.store.view == agreed or any(kind == "lose" for kind, _ in phases)
+        assert not world.reached["left out"]
+        reached.update(world.reached)
+
+    run()
+    return reached
+
+
+def test_all_agree_in_the_end_whatever_happens() -> None:
+    reached = chaos(400)
+    wanted = ("left out", "replaced", "older", "outrun", "lost views", "JournalFailed", "JournalUnknown")
+    assert not {kind: reached[kind] for kind in wanted if reached[kind] < 10}
+
+
+def test_nobody_is_left_out_because_the_store_was_away() -> None:
+    assert outages(150)["JournalFailed"] > 1000
+
+
+def undated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(View, "dated", lambda view, _: view)
+
+
+def any_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "_silent", lambda member, beats: beats.now - beats.last.get(member.id, 0))
+
+
+def no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    beat = Store.beat
+
+    def without_since(members: Store, member_id: str) -> tuple[View, Beats]:
+        view, beats = beat(members, member_id)
+        return view, replace(beats, since=0)
+
+    monkeypatch.setattr(Store, "beat", without_since)
+
+
+def blind_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    propose = Store.propose
+    monkeypatch.setattr(Store, "propose", lambda members, view, _: propose(members, view, members.view.version))
+
+
+def trust_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership_world, "proposal", lambda *args, known, **kwargs: proposal(*args, known=0, **kwargs))
+
+
+def nobody_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "_silent", lambda _member, _beats: 0)
+
+
+@pytest.mark.parametrize("off", [undated, any_silence, no_gaps, blind_writes, trust_in_the_store, nobody_dies])
+def test_the_worlds_find_a_rule_that_is_off(
+    off: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off(monkeypatch)
+    with pytest.raises(AssertionError):
+        chaos(3000)
+
+
+@pytest.mark.parametrize("off", [any_silence, no_gaps])
+def test_outages_find_a_rule_that_is_off(
+    off: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off(monkeypatch)
+    with pytest.raises(AssertionError):
+        outages(150)

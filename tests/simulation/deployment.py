@@ -1,0 +1,235 @@
+"""The authority of a world: one process over a disk of its own, or several shards over one store across the network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from lowwater_authority.authority import Authority
+from lowwater_authority.cluster.cluster import DEAD_AFTER, Cluster, Replaced
+from lowwater_authority.cluster.membership import Member
+from lowwater_authority.cluster.memory import MemoryDirectory, MemoryMembers
+from lowwater_authority.cluster.peers import Peers
+from lowwater_authority.journal import JournalFailed, JournalUnknown, Ownership
+from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
+from lowwater_authority.journal.memory import MemoryJournal
+from lowwater_authority.observer import Observer
+from tests.simulation.kernel import RemoteFaults, RemoteStore, SimFaults
+from tests.simulation.kernel.process import START_MICROS
+from tests.simulation.ledger import Ledger
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from tests.simulation.kernel import Process, Simulation
+    from tests.simulation.oracle import Oracle
+    from tests.simulation.programs import Place
+
+BEAT_SECONDS: Final = 0.5
+"""After which a shard gives a beat up, on the way there and on the way back."""
+
+GRACE_SECONDS: Final = 1.0
+"""How long running calls may take when a process stops."""
+
+
+class Reached(Observer):
+    """Counts what the authority refuses."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self._sim = sim
+
+    def reported(self, ranges: int, refused: dict[str, int]) -> None:
+        """See Observer."""
+        del ranges
+        for reason in refused:
+            self._sim.reach(f"report refused: {reason}")
+
+    def refused(self, method: str, reason: str) -> None:
+        """See Observer."""
+        self._sim.reach(f"refused: {method} {reason}")
+
+
+class _Telling(FaultPlan):
+    """Tells what was begun, written and made durable, at the very moment."""
+
+    told: Callable[[str, Operation], None]
+
+    async def before(self, operation: Operation) -> Outcome:
+        """See FaultPlan."""
+        self.told("begun", operation)
+        outcome = await super().before(operation)
+        if outcome is Outcome.FAILED:
+            self.told("ended", operation)
+        return outcome
+
+    async def after(self, operation: Operation) -> None:
+        """See FaultPlan."""
+        self.told("written", operation)
+        try:
+            await super().after(operation)
+            self.told("durable", operation)
+        finally:
+            self.told("ended", operation)
+
+
+class _Local(_Telling, SimFaults):
+    """A disk of the process's own."""
+
+
+class _Remote(_Telling, RemoteFaults):
+    """A store across the network."""
+
+
+@dataclass
+class Seat:
+    """An address, and the process that serves there."""
+
+    name: str
+    process: Process
+    wanted: bool = True
+    """Whether it is started again when it ends."""
+    away: bool = False
+    """Whether it is down, and comes back by a move."""
+    authority: Authority | None = None
+    """The newest that serves here, or did."""
+    cluster: Cluster | None = None
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the newest is to stop."""
+    writing: int = 0
+    """Its writes that are on their way."""
+    stopping: set[str] = field(default_factory=set)
+    """Processes that were asked to stop, or replaced."""
+
+    @property
+    def address(self) -> str:
+        """Where it is reached."""
+        return f"{self.name}:7420"
+
+    @property
+    def serving(self) -> bool:
+        """Whether there is one that lives and is not frozen."""
+        return self.process.alive and not self.process.paused and self.authority is not None
+
+
+class Deployment:
+    """All processes of the authority, and what they keep their state in."""
+
+    def __init__(self, sim: Simulation, seats: int, oracle: Oracle, ledger: Ledger, *, weak: bool) -> None:
+        self.sharded = seats > 1
+        self.sim = sim
+        self.ledger = ledger
+        self.store = RemoteStore()
+        self.members = MemoryMembers(
+            lambda: START_MICROS + round(sim.now * 1e6), dead_after=int(DEAD_AFTER * 1_000_000)
+        )
+        names = [f"shard-{number}" for number in range(1, seats + 1)] if self.sharded else ["authority"]
+        self.seats = [Seat(name, sim.process(name)) for name in names]
+        self.zombies: list[Process] = []
+        """Processes whose address another one has now."""
+        self._oracle = oracle
+        self._weak = weak
+
+    @property
+    def addresses(self) -> str:
+        """What clients are given."""
+        return ",".join(seat.address for seat in self.seats)
+
+    def start(self, place: Place, seat: Seat) -> None:
+        """Start a process at an address, where none serves."""
+        seat.process = process = seat.process.restarted()
+        seat.asked, seat.authority, seat.cluster, seat.writing = asyncio.Event(), None, None, 0
+        process.start(self._serve, place, seat, process)
+
+    async def _serve(self, place: Place, seat: Seat, process: Process) -> None:
+        """What ``lowwater serve`` does, over the simulated store and network."""
+        random, asked = place.random(process), seat.asked
+        faults = self._faults(seat, process)
+        clock = self._clock
+        journal = MemoryJournal(
+            self.ledger, shared=self.sharded, faults=faults, randbits=random.getrandbits, clock=clock
+        )
+        cluster = self._cluster(place, seat, process, random) if self.sharded else None
+        authority = Authority(journal, clock=process.clock, observer=Reached(self.sim), cluster=cluster)
+        self._oracle.started(process, authority)
+        await authority.recover()
+        server = self.sim.network.server(process, seat.address)
+        authority.add_to(server)
+        await server.start()
+        seat.authority, seat.cluster = authority, cluster
+        rounds = asyncio.create_task(authority.run())
+        stop = asyncio.create_task(asked.wait())
+        await asyncio.wait([rounds, stop], return_when=asyncio.FIRST_COMPLETED)
+        if not rounds.done():
+            await authority.hand_over()
+        authority.leave()
+        await server.stop(GRACE_SECONDS)
+        stop.cancel()
+        await rounds
+        await authority.close()
+
+    def _clock(self) -> float:
+        return self.sim.now
+
+    def _faults(self, seat: Seat, process: Process) -> SimFaults:
+        made = (
+            _Remote(self.sim, seat.name, self.store, weak=self._weak)
+            if self.sharded
+            else _Local(self.sim, "store", weak=self._weak, weather=self.store.weather)
+        )
+        who, oracle = str(process), self._oracle
+
+        def told(what: str, operation: Operation) -> None:
+            if what == "begun":
+                seat.writing += 1
+            elif what == "written":
+                oracle.wrote(who, operation)
+            elif what == "durable":
+                oracle.durable(who, operation)
+            else:
+                seat.writing -= 1
+
+        made.told = told
+        return made
+
+    def _cluster(self, place: Place, seat: Seat, process: Process, random: Random) -> Cluster:
+        beats = RemoteFaults(self.sim, seat.name, self.store, patience=BEAT_SECONDS)
+        me = Member(f"{random.getrandbits(64):016x}", seat.address)
+        return Cluster(
+            MemoryDirectory(self.members, faults=beats),
+            me,
+            peers=Peers(lambda: place.client(process, seat.address)),
+            monotonic=self._clock,
+        )
+
+    # -- judging -----------------------------------------------------------------------------------------------------
+
+    def excused(self, seat: Seat | None, process: Process, failure: BaseException) -> str | None:
+        """Why a process of the authority may end by an exception; None when it may not."""
+        replaced = seat is None or any(zombie.name == process.name and zombie.alive for zombie in self.zombies)
+        if replaced and isinstance(failure, Replaced):
+            return "a shard was replaced at its address"
+        if (seat is None or str(process) in seat.stopping) and isinstance(failure, JournalFailed | JournalUnknown):
+            return "an append of unknown outcome was given up"
+        starting = seat is not None and seat.process is process and (seat.authority is None or not self._joined(seat))
+        if starting and isinstance(failure, JournalFailed | JournalUnknown):
+            return "a start without the store"
+        return None
+
+    @staticmethod
+    def _joined(seat: Seat) -> bool:
+        return seat.cluster is None or seat.cluster.view.member(seat.cluster.me.id) is not None
+
+    def misplaced(self, names: list[str]) -> dict[str, str]:
+        """Return what is not served by exactly one living shard, the one that the view and the store name."""
+        wrong: dict[str, str] = {}
+        for name in names if self.sharded else []:
+            serving = [
+                seat for seat in self.seats if seat.serving and seat.authority and seat.authority.shard.serves(name)
+            ]
+            owner, target = self.ledger.owners.get(name, Ownership()), self.members.view.shard_of(name)
+            places = {seat.address for seat in serving}
+            if not (target and places == {owner.address} == {target.address}):
+                wrong[name] = f"served at {sorted(places)}, owned by {owner.address}, meant for {target}"
+        return wrong

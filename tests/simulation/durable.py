@@ -1,0 +1,242 @@
+"""What the store keeps: that it is true, that nothing of it is lost, and what may be excused when the store itself forgot.
+
+A store that forgets what it acknowledged (a weak world) takes nothing with it while a shard lives that remembers: it puts it back. What
+is lost for good is what the next owner does not find: then, and only for that computation, a lowering may be forgotten, and an older
+claim count again. Nothing else is excused: no value leads what is *new*, whatever the store does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
+from lowwater_authority.journal import GRAPH
+from lowwater_authority.journal.faults import Operation
+from lowwater_authority.journal.framing import Kind, decode
+from tests.simulation.ledger import Ledger, sequencers
+from tests.simulation.truth import MIN, Pipeline
+
+if TYPE_CHECKING:
+    from lowwater_authority.authority import Authority
+    from lowwater_authority.core.computation import Computation
+    from lowwater_authority.core.topology import Spec
+    from lowwater_authority.journal import LoadedLog, Ownership
+    from tests.simulation.kernel import Process, Simulation
+
+
+@dataclass
+class Claim:
+    """One ClaimRequest that was sent, and what became of it."""
+
+    name: str
+    ranges: list[range]
+    """The cells of each handle."""
+    order: tuple[int, int]
+    bound: int | None
+    """From where on its owner has work to do again."""
+    sequencer: int = 0
+    """0 while nobody has answered."""
+    granted_at: float = 0.0
+
+    @property
+    def cells(self) -> range:
+        """All of them."""
+        return range(self.ranges[0].start, self.ranges[-1].stop)
+
+
+class Durable:
+    """Looks at every write, and at whoever takes a computation over."""
+
+    def __init__(self, sim: Simulation, pipeline: Pipeline, ledger: Ledger, *, weak: bool) -> None:
+        self.violations: list[str] = []
+        self.observations = 0
+        self._sim = sim
+        self._pipeline = pipeline
+        self._ledger = ledger
+        self._weak = weak
+        self._authorities: dict[str, tuple[Process, Authority]] = {}
+        """The processes that may know something, by name."""
+        self._durable: dict[tuple[str, int], int] = {}
+        self._highest: dict[tuple[str, int], int] = {}
+        self._durable_claims: set[tuple[str, int]] = set()
+        self._excused: dict[str, int] = {}
+        """What was published of a computation when a new owner came to do old work again: that is not taken back."""
+        self._bereft: set[str] = set()
+        """Computations of which something that was acknowledged, and is not just an advance, is lost for good."""
+
+    def fail(self, message: str) -> None:
+        """A promise was broken."""
+        self.violations.append(f"at {self._sim.now:.3f} s: {message}")
+
+    def _expect(self, holds: bool, message: str) -> None:
+        self.observations += 1
+        if not holds:
+            self.fail(message)
+
+    def _not_ahead(self, name: str, low: int, where: str) -> None:
+        truth = self._pipeline.low(name)
+        self._expect(low <= max(truth, self._excused.get(name, MIN)), f"{where}, but {truth} is not finished")
+
+    # -- taking over -----------------------------------------------------------------------------------------------
+
+    def started(self, process: Process, authority: Authority) -> None:
+        """An authority is about to recover: look at everything that it takes over from the store."""
+        who = str(process)
+        self._authorities = {name: each for name, each in self._authorities.items() if each[0].alive}
+        self._authorities[who] = process, authority
+        held = authority.shard.held
+        hold: Callable[[Spec, Ownership, LoadedLog], Computation] = held.hold
+
+        def looked_at(spec: Spec, ownership: Ownership, loaded: LoadedLog) -> Computation:
+            computation = hold(spec, ownership, loaded)
+            if self._ledger.owners.get(spec.name) == ownership:
+                self._held(who, computation)
+            else:
+                self._sim.reach("a shard was replaced while it took over")
+            return computation
+
+        held.hold = looked_at  # type: ignore[method-assign]
+
+    def _held(self, who: str, computation: Computation) -> None:
+        name = computation.spec.name
+        self._sim.trace("held", process=who, name=name, low=computation.low)
+        lost = self._ledger.took(who, name)
+        self._expect(self._weak or not lost, f"{name} is taken over by {who} without {len(lost)} records that were acknowledged")
+        if lost:
+            self._sim.reach("something is lost for good")
+            self._bereft.add(name)
+        self._forget_uncovered(name, computation)
+        computation._check()
+        self._sound(name, computation)
+        self._remembers(computation)
+        # What a crash left of the cache is durable now, though nobody was told before.
+        stored = self._ledger.logs.get(name)
+        if stored is not None and stored.snapshot is not None and stored.records:
+            self._sim.reach("a recovery from a snapshot and records behind it")
+        life = name, computation.incarnation
+        if computation.low < self._durable.get(life, MIN):
+            self._sim.reach("a weak store went back")
+        self._durable[life] = computation.low
+        self._highest[life] = max(computation.low, self._highest.get(life, MIN))
+        self._durable_claims.update((name, sequencer) for sequencer in computation.granted.values())
+
+    def _remembers(self, computation: Computation) -> None:
+        """What must not be lost is there: who may claim, what was committed, and every grant."""
+        name, book = computation.spec.name, self._ledger.book(computation.spec.name)
+        about = f"{name}/{computation.incarnation} has come back without its"
+        if book.incarnation == computation.incarnation:
+            batch = computation.last_batch[0] if computation.last_batch is not None else 0
+            self._expect(computation.order >= book.order, f"{about} order of claims")
+            self._expect(batch >= book.batch, f"{about} last batch")
+            self._expect(computation.low >= book.lows.get(book.incarnation, MIN), f"{about} low watermark")
+        self._expect(book.requests.items() <= computation.granted.items(), f"{about} grants")
+        self._expect(computation.last_sequencer >= max(sequencers(book), default=0), f"{about} sequencers")
+
+    def _sound(self, name: str, computation: Computation) -> None:
+        """No key range stands beyond its own oldest work."""
+        for cells, value in self._ranges(name, computation):
+            truth = self._pipeline.least_of(name, cells)
+            self._expect(value <= truth, f"{name} {cells} stands at {value}, but {truth} is not finished")
+
+    def _ranges(self, name: str, computation: Computation) -> list[tuple[range, int]]:
+        node = self._pipeline.nodes[name]
+        ranges, _ = computation.map.all_ranges(1000)
+        return [(node.covered(each.start, each.end), each.value) for each in ranges]
+
+    # -- writes ----------------------------------------------------------------------------------------------------
+
+    def wrote(self, who: str, operation: Operation) -> None:
+        """A process has written, perhaps, and perhaps only to the cache."""
+        self._ledger.wrote(who, operation)
+
+    def durable(self, who: str, operation: Operation) -> None:
+        """A write of a process has become durable."""
+        self._ledger.acknowledged(operation)
+        for log, position in operation.places:
+            if not log:
+                continue
+            if operation.name == "restore":
+                self._restored(who, log)
+            stored = self._ledger.logs.get(log)
+            frame = stored.records.get(position) if stored is not None else None
+            if operation.name == "append" and frame is not None:
+                payload = decode(log, position, frame, kind=Kind.RECORD).payload
+                self._recorded(who, log, journal_pb2.Record.FromString(payload))
+
+    def _recorded(self, who: str, log: str, record: journal_pb2.Record) -> None:
+        life = log, record.incarnation
+        self._durable[life] = record.low_micros
+        self._highest[life] = max(record.low_micros, self._highest.get(life, MIN))
+        self._not_ahead(log, record.low_micros, f"{log}/{record.incarnation} is written down at {record.low_micros}")
+        self._durable_claims.update((log, op.claim.sequencer) for op in record.ops if op.HasField("claim"))
+        kinds = [op.WhichOneof("kind") for op in record.ops]
+        if "batch" in kinds and "claim" in kinds[kinds.index("batch") :]:
+            self._sim.reach("a claim committed the batch before it")
+        if any(op.revoke.HasField("bound_micros") for op in record.ops):
+            self._sim.reach("a new input lowered a range")
+        computation = self._computation(who, log)
+        if computation is not None:
+            self._sound(log, computation)
+
+    def _restored(self, who: str, log: str) -> None:
+        """A shard has put back what the store had lost; what others wrote meanwhile is gone."""
+        self._sim.reach("a log was put back from memory")
+        self._expect(self._weak, f"{who} restores the log of {log}, of which a store that keeps its word lost nothing")
+        if self._ledger.took(who, log):
+            self._sim.reach("something is lost for good")
+            self._bereft.add(log)
+        book = self._ledger.book(log)
+        self._durable[log, book.incarnation] = book.lows.get(book.incarnation, MIN)
+        self._durable_claims.update((log, sequencer) for sequencer in sequencers(book))
+        for life, low in book.lows.items():
+            self._highest[log, life] = max(low, self._highest.get((log, life), MIN))
+        computation = self._computation(who, log)
+        if computation is not None:
+            self._forget_uncovered(log, computation)
+            self._sound(log, computation)
+
+    def _computation(self, who: str, log: str) -> Computation | None:
+        found = self._authorities.get(who)
+        return found[1].shard.held.computations.get(log) if found is not None else None
+
+    # -- what is lost ----------------------------------------------------------------------------------------------
+
+    def restore(self, name: str, cells: Iterable[int], time: int) -> None:
+        """An owner, which has said so, does work from a time on once more. What was published in any life is not taken back."""
+        shown = [low for (known, _), low in self._highest.items() if known == name]
+        self._excused[name] = max([self._excused.get(name, MIN), *shown])
+        self._pipeline.restore(name, cells, time)
+        if name in self._bereft:
+            for holder in self._holders(name):
+                self._forget_uncovered(name, holder)
+
+    def _forget_uncovered(self, name: str, computation: Computation) -> None:
+        """Old work that was announced by what is lost for good holds nothing back: nobody knows of it until it is announced again."""
+        if name in self._bereft:
+            for cells, value in self._ranges(name, computation):
+                self._pipeline.forget(name, cells, value)
+
+    def _holders(self, name: str) -> list[Any]:
+        held = [self._computation(who, name) for who in self._authorities]
+        return [computation for computation in held if computation is not None]
+
+    def _gone(self, name: str, sequencer: int) -> bool:
+        """Whether the store has forgotten a claim that it knew."""
+        return self._weak and sequencer not in sequencers(self._ledger.book(name))
+
+    def knows_inputs(self, name: str, inputs: Iterable[str]) -> bool:
+        """Whether the store, or any living shard, knows that a computation reads these."""
+        known = [self._ledger.book(GRAPH).inputs.get(name, ())]
+        for process, authority in self._authorities.values():
+            spec = authority.shard.topology.computations.get(name)
+            if spec is not None and process.alive:
+                known.append(spec.inputs)
+        return any(set(inputs) <= set(each) for each in known)
+
+    def lost_lives(self) -> list[str]:
+        """Return the computations of which the store has forgotten a reset."""
+        lives = self._ledger.book(GRAPH).lives
+        newest = {name: max((life for known, life in self._highest if known == name), default=0) for name in lives}
+        return [name for name, life in lives.items() if life < newest[name]]

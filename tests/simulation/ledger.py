@@ -1,0 +1,181 @@
+"""A disk that knows what its logs say: read record by record, apart from the code that is tested, and undone with what is undone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
+from lowwater_authority.journal import GRAPH
+from lowwater_authority.journal.faults import Operation
+from lowwater_authority.journal.framing import Kind, checksum, decode
+from lowwater_authority.journal.memory import MemoryDisk
+
+
+@dataclass(frozen=True)
+class Book:
+    """What one log says. Never changed, only replaced."""
+
+    position: int = 0
+    """Up to where it was read."""
+    incarnation: int = 0
+    order: tuple[int, int] = (0, 0)
+    """The greatest generation and ordinal that claimed, in this life."""
+    batch: int = 0
+    """The last micro-batch that was committed, in this life."""
+    requests: Mapping[bytes, int] = field(default_factory=dict)
+    """What each claim was granted, in all lives."""
+    lows: Mapping[int, int] = field(default_factory=dict)
+    """The newest low watermark of each life."""
+    strong: frozenset[int] = frozenset()
+    """The numbers of the strong records in it, whether or not a snapshot has them by now."""
+    inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of the graph: what each computation reads."""
+    lives: Mapping[str, int] = field(default_factory=dict)
+    """Of the graph: the life of each computation."""
+
+    def graph(self, payload: bytes, position: int) -> Book:
+        """The book behind a record of the graph, which is all of it."""
+        found = journal_pb2.Topology.FromString(payload).computations
+        inputs = {each.name: tuple(each.inputs) for each in found}
+        return replace(self, position=position, inputs=inputs, lives={each.name: each.incarnation for each in found})
+
+    def record(self, record: journal_pb2.Record, position: int) -> Book:
+        """The book behind a record of a computation."""
+        book = self if record.incarnation == self.incarnation else replace(self, order=(0, 0), batch=0)
+        claims = [op.claim for op in record.ops if op.HasField("claim")]
+        return replace(
+            book,
+            position=position,
+            incarnation=record.incarnation,
+            lows={**book.lows, record.incarnation: record.low_micros},
+            order=max([book.order, *((claim.generation, claim.ordinal) for claim in claims)]),
+            requests=book.requests | {claim.request_id: claim.sequencer for claim in claims} if claims else book.requests,
+            batch=max([book.batch, *(op.batch.number for op in record.ops if op.HasField("batch"))]),
+        )
+
+    def snapshot(self, payload: bytes, position: int) -> Book:
+        """The book behind a snapshot that says all there is."""
+        found = journal_pb2.Snapshot.FromString(payload)
+        return replace(
+            self,
+            position=position,
+            incarnation=found.incarnation,
+            order=(found.generation, found.ordinal),
+            batch=found.batch,
+            requests={each.request_id: each.sequencer for each in found.granted},
+            lows={**self.lows, found.incarnation: found.low_micros},
+        )
+
+
+class Ledger(MemoryDisk):
+    """The disk of a world."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.books: dict[str, Book] = {}
+        """What each log says now."""
+        self.missing: dict[str, frozenset[int]] = {}
+        """Strong records that were acknowledged and are gone, but may come back from the memory of who wrote them."""
+        self._past: deque[dict[str, Book | None]] = deque()
+        self._numbers: dict[tuple[str, int, int], int] = {}
+        self._acknowledged: set[int] = set()
+        self._minds: dict[tuple[str, str], Book] = {}
+        """What each process knows of each log that it writes to."""
+
+    def book(self, log: str) -> Book:
+        """What a log says now."""
+        return self.books.get(log, Book())
+
+    # -- what happens to it ----------------------------------------------------------------------------------------
+
+    def wrote(self, who: str, operation: Operation) -> None:
+        """To be called right behind a write of a process, whether or not it did anything."""
+        for log, position in operation.places:
+            stored, book = self.logs.get(log), self.book(log)
+            if stored is None or position <= book.position or operation.name not in {"append", "restore"}:
+                continue
+            if operation.name == "append" and (frame := stored.records.get(position)) is not None:
+                self.books[log] = self._turn(log, position, frame, book, strong=operation.strong)
+            elif operation.name == "restore" and stored.snapshot_position == position and stored.snapshot is not None:
+                payload = decode(log, position, stored.snapshot, kind=Kind.SNAPSHOT).payload
+                mind = self._minds.get((who, log), Book())
+                turned = mind.graph(payload, position) if log == GRAPH else mind.snapshot(payload, position)
+                self.books[log] = turned
+                gone = (self.missing.get(log, frozenset()) | book.strong) - turned.strong
+                self.missing[log] = gone & self._acknowledged
+            self._minds[who, log] = self.books.get(log, book)
+
+    def _turn(self, log: str, position: int, frame: bytes, book: Book, *, strong: bool) -> Book:
+        payload = decode(log, position, frame, kind=Kind.RECORD).payload
+        turned = (
+            book.graph(payload, position)
+            if log == GRAPH
+            else book.record(journal_pb2.Record.FromString(payload), position)
+        )
+        if not strong:
+            return turned
+        # A record that is written again, after it was lost, is the same.
+        number = self._numbers.setdefault((log, position, checksum(frame)), len(self._numbers))
+        return replace(turned, strong=turned.strong | {number})
+
+    def acknowledged(self, operation: Operation) -> None:
+        """A write has become durable: what it says may not be lost."""
+        for log, _ in operation.places:
+            self._acknowledged |= self.book(log).strong
+
+    def took(self, who: str, log: str) -> frozenset[int]:
+        """A process has taken a log over and read it; returns what is lost for good by that."""
+        self._minds[who, log] = self.book(log)
+        return self.missing.pop(log, frozenset())
+
+    # -- see MemoryDisk ----------------------------------------------------------------------------------------------
+
+    def touch(self, logs: Mapping[str, Mapping[int, bytes]], *, synced: bool) -> None:
+        """See MemoryDisk."""
+        self._past.append({log: self.books.get(log) for log in logs})
+        super().touch(logs, synced=synced)
+        while len(self._past) > len(self._history):
+            self._past.popleft()
+
+    def lose(self, count: int) -> None:
+        """See MemoryDisk."""
+        before = dict(self.books)
+        for _ in range(min(count, len(self._past))):
+            for log, book in self._past.pop().items():
+                self._put(log, book)
+        super().lose(count)
+        self._miss(before)
+
+    def backup(self) -> Ledger:
+        """See MemoryDisk."""
+        copy = Ledger()
+        copy.put_back(self)
+        return copy
+
+    def put_back(self, copy: MemoryDisk) -> None:
+        """See MemoryDisk."""
+        assert isinstance(copy, Ledger)
+        before = self.books
+        super().put_back(copy)
+        self._past.clear()
+        self.books = dict(copy.books)
+        self._miss(before)
+
+    def _put(self, log: str, book: Book | None) -> None:
+        if book is None:
+            self.books.pop(log, None)
+        else:
+            self.books[log] = book
+
+    def _miss(self, before: Mapping[str, Book]) -> None:
+        for log, book in before.items():
+            gone = (book.strong - self.book(log).strong) & self._acknowledged
+            if gone:
+                self.missing[log] = self.missing.get(log, frozenset()) | gone
+
+
+def sequencers(book: Book) -> set[int]:
+    """All that were granted, as far as a log says."""
+    return set(book.requests.values())

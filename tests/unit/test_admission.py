@@ -1,0 +1,273 @@
+"""Bounded admission in virtual time, and streams that wait for their turn."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from lowwater import errors
+from lowwater_authority.service.admission import FIRST_RATE, LEAST_DELAY, MOST_DELAY, Admission, Gate
+from lowwater_authority.service.streams import Outbox, Streams
+
+
+@dataclass
+class Herd:
+    """Callers that all come at once to a server that serves one at a time, each in ``seconds``."""
+
+    gate: Gate[int]
+    seconds: float
+    random: Random
+    now: float = 100.0
+    events: list[tuple[float, int, str]] = field(default_factory=list)
+    served: list[int] = field(default_factory=list)
+    ended: float = 0.0
+    delays: list[float] = field(default_factory=list)
+    refusals: dict[int, int] = field(default_factory=dict)
+    _free_at: float = 0.0
+
+    def come(self, caller: int, after: float = 0.0) -> None:
+        heapq.heappush(self.events, (self.now + after, caller, "come"))
+
+    def run(self) -> None:
+        while self.events:
+            self.now, caller, what = heapq.heappop(self.events)
+            if what == "come":
+                self._enter(caller)
+            else:
+                self.served.append(caller)
+                self.ended = self.now
+                following = self.gate.leave(self.now)
+                if following is not None:
+                    self._serve(following)
+            assert self.gate.inside <= self.gate.bound
+            assert len(self.gate.waiting) <= self.gate.line
+
+    def _enter(self, caller: int) -> None:
+        try:
+            if self.gate.enter(caller, self.now):
+                self._serve(caller)
+        except errors.Overloaded as error:
+            self.delays.append(error.retry_after)
+            self.refusals[caller] = self.refusals.get(caller, 0) + 1
+            self.come(caller, error.retry_after * (1.0 + self.random.random()))
+
+    def _serve(self, caller: int) -> None:
+        self._free_at = max(self._free_at, self.now) + self.seconds
+        heapq.heappush(self.events, (self._free_at, caller, "served"))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("line", [0, 100])
+def test_a_herd_is_served_whole_and_almost_as_fast_as_can_be(seed: int, line: int) -> None:
+    callers, seconds = 3000, 0.0013
+    herd = Herd(Gate("calls", 32, line), seconds, Random(seed))
+    for caller in range(callers):
+        herd.come(caller)
+    herd.run()
+    assert sorted(herd.served) == list(range(callers))
+    assert herd.ended - 100.0 < 2.0 * callers * seconds
+    assert max(herd.refusals.values()) < 12, "nobody starves"
+    assert herd.gate.peak == 32
+    assert herd.gate.longest == line
+    assert herd.gate.admitted == callers
+    assert herd.gate.refused == len(herd.delays)
+    assert (herd.gate.inside, len(herd.gate.waiting)) == (0, 0)
+    assert all(LEAST_DELAY <= delay <= MOST_DELAY for delay in herd.delays)
+
+
+def test_a_herd_that_fits_the_line_is_served_in_order_and_without_a_pause() -> None:
+    herd = Herd(Gate("calls", 8, 500), 0.01, Random(1))
+    for caller in range(500):
+        herd.come(caller)
+    herd.run()
+    assert herd.served == list(range(500))
+    assert herd.ended - 100.0 == pytest.approx(500 * 0.01)
+    assert not herd.delays
+
+
+def test_a_refusal_names_the_bound_and_the_delay() -> None:
+    gate = Gate[int]("calls", 1, 1)
+    assert gate.enter(1, 0.0)
+    assert not gate.enter(2, 0.0)
+    with pytest.raises(errors.Overloaded, match="2 calls are here already") as refused:
+        gate.enter(3, 0.0)
+    assert refused.value.metadata == {"bound": "calls", "limit": "2"}
+    assert refused.value.retry_after == LEAST_DELAY
+
+
+def test_delays_grow_with_those_that_wait_and_with_the_time_that_each_takes() -> None:
+    """Little's law: with 100 in the line and 20 a second served, the next turn is in five seconds, and more later for each."""
+    gate = Gate[int]("calls", 1, 100)
+    now = 0.0
+    for caller in range(1000):
+        now += 0.05
+        gate.enter(caller, now)
+        if caller >= 100:
+            gate.leave(now)
+    assert gate.rate(now) == pytest.approx(20, rel=0.05)
+    assert len(gate.waiting) == 99
+    gate.enter(1000, now)
+    delays = [refusal(gate, now) for _ in range(20)]
+    assert delays[0] == pytest.approx(101 / 20 / 1.5, rel=0.05)
+    assert all(after - before == pytest.approx(1 / 20 / 1.5, rel=0.05) for before, after in pairwise(delays))
+    for caller in range(20):
+        now += 0.05
+        gate.leave(now)
+        gate.enter(2000 + caller, now)
+    # Those whose turn has come are not in front of the next one any more.
+    assert refusal(gate, now) == pytest.approx(delays[0], rel=0.05)
+
+
+def test_a_server_that_stands_still_is_left_alone_for_longer_and_longer() -> None:
+    gate = Gate[int]("calls", 1, 0)
+    gate.enter(0, 0.0)
+    assert refusal(gate, 0.0) == LEAST_DELAY
+    assert refusal(gate, 600.0) == MOST_DELAY
+
+
+def test_an_idle_time_says_nothing_about_the_rate() -> None:
+    gate = Gate[int]("calls", 100, 0)
+    for second in range(1000):
+        gate.enter(second, float(second))
+        gate.leave(second + 0.5)
+    assert gate.rate(1000.0) == FIRST_RATE
+
+
+def test_whoever_gives_up_is_passed_over() -> None:
+    gate = Gate[str]("calls", 1, 3)
+    assert gate.enter("first", 0.0)
+    for waiting in ("gone", "second"):
+        assert not gate.enter(waiting, 0.0)
+    assert gate.give_up("gone")
+    assert not gate.give_up("gone")
+    assert gate.leave(1.0) == "second"
+    assert gate.leave(2.0) is None
+    assert gate.inside == 0
+
+
+def test_nobody_is_let_in_while_too_many_are_inside() -> None:
+    """After the bound was lowered the line stands until there is room."""
+    gate = Gate[int]("calls", 3, 10)
+    for caller in range(5):
+        gate.enter(caller, 0.0)
+    gate.bound = 1
+    assert [gate.leave(1.0) for _ in range(3)] == [None, None, 3]
+    assert gate.leave(1.0) == 4
+
+
+def test_all_that_are_told_the_same_come_no_faster_than_they_are_served() -> None:
+    gate = Gate[int]("calls", 10, 0)
+    assert gate.all_again(0, 0.0) == LEAST_DELAY
+    assert gate.all_again(2000, 0.0) == pytest.approx(2000 / FIRST_RATE)
+    assert gate.all_again(10**9, 0.0) == MOST_DELAY
+
+
+def test_the_gates_have_names_and_bounds_that_an_ordinary_deployment_does_not_meet() -> None:
+    gates = Admission[int]().gates
+    assert len({gate.name for gate in gates}) == len(gates)
+    assert all(gate.bound + gate.line > 2000 for gate in gates)
+
+
+async def test_a_stream_waits_until_another_has_started() -> None:
+    streams = narrow()
+    first = await streams.admit(name(1), 1)
+    second = await parked(streams, 2)
+    assert len(streams) == 1
+    streams.started(first)
+    streams.started(first)
+    await second
+    assert (len(streams), streams.admission.starting.inside) == (2, 1)
+    with pytest.raises(errors.OldStream):
+        streams.open(name(2), 1)
+
+
+async def test_a_stream_that_ends_or_is_refused_gives_its_place_back() -> None:
+    streams = narrow()
+    outbox = await streams.admit(name(1), 1)
+    streams.close(name(1), outbox)
+    with pytest.raises(errors.OldStream):
+        await streams.admit(name(1), 1)
+    streams.admission.streams.bound = 0
+    with pytest.raises(errors.Overloaded, match="report streams"):
+        await streams.admit(name(2), 1)
+    assert [gate.inside for gate in streams.admission.gates] == [0, 0, 0]
+
+
+async def test_a_stream_that_says_nothing_keeps_no_other_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowwater_authority.service.streams.SILENCE", 0.0)
+    streams = narrow()
+    silent = await streams.admit(name(1), 1)
+    await streams.admit(name(2), 1)
+    assert not silent.starting
+    assert silent.closed is None
+
+
+async def test_a_stream_that_has_begun_to_report_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowwater_authority.service.streams.SILENCE", 0.0)
+    streams = narrow()
+    outbox = await streams.admit(name(1), 1)
+    streams.heard(outbox)
+    second = await parked(streams, 2)
+    assert outbox.starting
+    streams.started(outbox)
+    await second
+
+
+@pytest.mark.parametrize("when", ["waiting", "just let in", "let in meanwhile"])
+async def test_a_caller_that_goes_away_keeps_no_place(when: str) -> None:
+    streams = narrow()
+    first = await streams.admit(name(1), 1)
+    second, third = await parked(streams, 2), await parked(streams, 3)
+    if when == "just let in":
+        streams.started(first)
+    second.cancel()
+    if when == "let in meanwhile":
+        streams.started(first)
+    await asyncio.wait([second])
+    streams.started(first)
+    await third
+    assert second.cancelled()
+    assert (streams.admission.starting.inside, len(streams.admission.starting.waiting)) == (1, 0)
+
+
+async def test_whoever_waits_is_told_when_the_process_stops() -> None:
+    streams = narrow()
+    await streams.admit(name(1), 1)
+    second = await parked(streams, 2)
+    streams.wake()
+    with pytest.raises(errors.ShuttingDown):
+        await second
+    assert (streams.admission.starting.inside, len(streams.admission.starting.waiting)) == (1, 0)
+
+
+def narrow() -> Streams:
+    """Streams that start one by one."""
+    streams = Streams()
+    streams.admission.starting.bound = 1
+    return streams
+
+
+def name(sender: int) -> bytes:
+    return sender.to_bytes(16)
+
+
+async def parked(streams: Streams, sender: int) -> asyncio.Task[Outbox]:
+    """A stream that waits for its turn."""
+    before = len(streams.admission.starting.waiting)
+    task = asyncio.create_task(streams.admit(name(sender), 1))
+    while len(streams.admission.starting.waiting) == before:
+        assert not task.done()
+        await asyncio.sleep(0)
+    return task
+
+
+def refusal(gate: Gate[int], now: float) -> float:
+    """The delay that the next one is told."""
+    with pytest.raises(errors.Overloaded) as refused:
+        gate.enter(-1, now)
+    return refused.value.retry_after

@@ -1,0 +1,380 @@
+"""Shards over one journal in memory: who serves what, and what a shard does when it was replaced or its store has lost records."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from itertools import count
+
+import numpy as np
+import pytest
+
+from lowwater import errors
+from lowwater_authority.cluster.cluster import Cluster, Replaced
+from lowwater_authority.cluster.membership import Member
+from lowwater_authority.cluster.memory import MemoryDirectory, MemoryMembers
+from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, Grant, GroupReport, Refused
+from lowwater_authority.core.times import MIN
+from lowwater_authority.core.topology import Spec
+from lowwater_authority.journal import MemoryDisk, MemoryJournal
+from lowwater_authority.observer import Observer
+from lowwater_authority.rounds import GivenUp
+from lowwater_authority.shard import Shard
+
+SECOND = 1_000_000
+HOUR = 3600 * SECOND
+DEAD_AFTER = 1.5
+NAMES = [f"c{i}" for i in range(12)]
+ids = count(1)
+numbers = count(1)
+
+
+class Deployment:
+    """One store, one clock, and the shards that a test starts."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+        self.disk = MemoryDisk()
+        self.members = MemoryMembers(lambda: int(self.seconds * SECOND), dead_after=int(DEAD_AFTER * SECOND))
+        self.shards: list[One] = []
+
+    async def start(self, address: str) -> One:
+        """Start a shard and let it join."""
+        one = One(self, address)
+        self.shards.append(one)
+        await one.start()
+        return one
+
+    async def settle(self, *shards: One, seconds: float = 0.6) -> None:
+        """Let time pass, and these shards beat and settle every 0.3 s: what one proposes the others see the next time."""
+        for _ in range(round(seconds / 0.3)):
+            self.seconds += 0.3
+            for one in shards:
+                await one.beat()
+
+    def owner(self, name: str) -> One:
+        """The only shard, of those that run, that serves a computation."""
+        [one] = [one for one in self.shards if one.shard.serves(name) and not one.ended]
+        return one
+
+
+class Asks:
+    """Asks the other shards of a deployment, as Peers does over the network."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+
+    async def lows(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """See Placement."""
+        found = {}
+        for name in names:
+            view = self._deployment.owner(name).shard.view(name)
+            assert view is not None
+            found[name] = (view.incarnation, view.low)
+        return found
+
+    async def close(self) -> None:
+        """See Peers."""
+
+
+class One:
+    """A shard, whose beats a test makes one by one."""
+
+    def __init__(self, deployment: Deployment, address: str) -> None:
+        self.deployment = deployment
+        self.address = address
+        self.ended = False
+        self.directory = MemoryDirectory(deployment.members)
+        self.cluster = Cluster(
+            self.directory,
+            Member(f"id-{next(ids)}", address),
+            peers=Asks(deployment),  # type: ignore[arg-type]  # the same questions, without a network
+            monotonic=lambda: deployment.seconds,
+            dead_after=DEAD_AFTER,
+        )
+        journal = MemoryJournal(deployment.disk, shared=True)
+        clock = lambda: int(deployment.seconds * SECOND) + 1_000_000 * HOUR  # noqa: E731
+        self.shard = Shard(journal, clock=clock, observer=Observer(), placement=self.cluster)
+
+    async def start(self) -> None:
+        await self.shard.start()
+        self.rounds = asyncio.create_task(self.shard.run())
+        await self.cluster.join(self.shard)
+
+    async def beat(self) -> None:
+        """One turn of Cluster.run."""
+        await self.cluster._beat()
+        await self.cluster._settle()
+        self.cluster._judge()
+
+    async def stop(self) -> None:
+        self.ended = True
+        self.rounds.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.rounds
+
+    async def claim(self, name: str) -> Grant:
+        return await self.shard.claim(name, ClaimRequest([b"", b""], request_id=next(ids).to_bytes(16)))
+
+    async def report(self, name: str, grant: Grant, hour: int, fold: Fold = NO_FOLD) -> list[tuple[str, Refused]]:
+        report = GroupReport(grant.sequencer, np.array([hour * HOUR], dtype=np.int64), fold=fold)
+        return await self.shard.report([(name, report)], sender=b"s" * 16, number=(1, next(numbers)))
+
+    def low(self, name: str) -> int:
+        view = self.shard.view(name)
+        assert view is not None
+        return view.low // HOUR if view.low != MIN else MIN
+
+
+@pytest.fixture
+async def deployment() -> AsyncIterator[Deployment]:
+    made = Deployment()
+    yield made
+    for one in made.shards:
+        await one.stop()
+
+
+async def two(deployment: Deployment) -> tuple[One, One]:
+    """Two shards that share twelve computations, each claimed and at 12 hours."""
+    one = await deployment.start("one:1")
+    for name in NAMES:
+        await one.shard.register(Spec(name))
+    other = await deployment.start("other:1")
+    await deployment.settle(one, other)
+    return one, other
+
+
+def held(one: One) -> set[str]:
+    return set(one.shard.names())
+
+
+async def test_computations_are_divided_and_each_is_served_once(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    assert held(one) | held(other) == set(NAMES)
+    assert not held(one) & held(other)
+    assert len(held(one)) >= 2
+    assert len(held(other)) >= 2
+    third = await deployment.start("third:1")
+    before = held(one), held(other)
+    await deployment.settle(one, other, third)
+    assert held(third)
+    assert held(one) < before[0] or held(other) < before[1]
+    assert held(one) <= before[0]
+    assert held(other) <= before[1]
+    assert held(one) | held(other) | held(third) == set(NAMES)
+
+
+async def test_what_was_claimed_and_reported_goes_over_with_the_computation(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(other))
+    grant = await other.claim(name)
+    assert await other.report(name, grant, 14) == []
+    epoch = other.shard.epoch(name)
+    await other.stop()
+    await deployment.settle(one)
+    assert name not in held(one)  # it may be only slow
+    await deployment.settle(one, seconds=1.5)
+    assert held(one) == set(NAMES)
+    assert one.shard.epoch(name) > epoch
+    assert one.low(name) == 14
+    assert await one.report(name, grant, 15) == []
+    assert one.low(name) == 15
+
+
+async def test_rule4_a_zombie_shard_moves_nothing_and_answers_nothing(deployment: Deployment) -> None:
+    one, zombie = await two(deployment)
+    name = min(held(zombie))
+    grant = await zombie.claim(name)
+    await zombie.report(name, grant, 14)
+    subscription = zombie.shard.hub.subscribe([name])
+    await deployment.settle(one, seconds=2.1)
+    assert held(one) == set(NAMES)
+    await one.report(name, grant, 16)
+    # It wakes up, believes it serves, and is told so before it can answer or write.
+    assert name in held(zombie)
+    with pytest.raises(GivenUp):
+        await zombie.report(name, grant, 15)
+    assert name not in held(zombie)
+    assert zombie.shard.view(name) is None
+    assert await subscription.take(0) == {name: None}
+    assert one.low(name) == 16
+    with pytest.raises(errors.Moved):
+        await zombie.claim(name)
+    place = (await zombie.cluster.locate([name]))[name]
+    assert place == ("one:1", one.shard.epoch(name))
+
+
+async def test_m2_views_of_different_age_do_not_take_a_computation_in_turns(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(one))
+    stale = one.cluster.view
+    await deployment.start("third:1")
+    await deployment.settle(*deployment.shards)
+    moved = [name for name in NAMES if deployment.owner(name).address == "third:1"]
+    name = moved[0]
+    # A shard that still goes by the view before cannot take it back.
+    was = one if stale.shard_of(name).address == "one:1" else other  # type: ignore[union-attr]
+    was.cluster.view = stale
+    was.shard.held.view = stale.version
+    assert was.cluster.mine(name)
+    assert not await was.shard.serve(name)
+    assert deployment.owner(name).address == "third:1"
+
+
+async def test_c7a_a_store_that_lost_records_gets_them_back_from_memory(deployment: Deployment) -> None:
+    one, _ = await two(deployment)
+    name = min(held(one))
+    older = await one.claim(name)
+    await one.report(name, older, 12)
+    newer = await one.claim(name)
+    await one.report(name, newer, 13)
+    deployment.disk.lose(2)  # the report and the claim, both acknowledged
+    epoch = one.shard.epoch(name)
+    assert await one.report(name, newer, 14) == []
+    assert one.low(name) == 14
+    assert one.shard.epoch(name) > epoch
+    [(_, refused)] = await one.report(name, older, 20)
+    assert refused.reason == "STALE_SEQUENCER"
+    # Whoever comes next finds all of it.
+    await one.stop()
+    again = await deployment.start("one:1")
+    await deployment.settle(*[each for each in deployment.shards if not each.ended])
+    assert again.low(name) == 14
+    [(_, refused)] = await again.report(name, older, 20)
+    assert refused.reason == "STALE_SEQUENCER"
+    assert await again.report(name, newer, 15) == []
+
+
+async def test_what_an_idle_shard_holds_is_put_back_too(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    grants = {name: await deployment.owner(name).claim(name) for name in NAMES}
+    for name, grant in grants.items():
+        await deployment.owner(name).report(name, grant, 12)
+    empty = MemoryDisk()
+    deployment.disk.put_back(empty.backup())  # the store is empty
+    await deployment.settle(one, other)
+    assert held(one) | held(other) == set(NAMES)
+    fresh = await deployment.start("fresh:1")
+    await one.stop()
+    await other.stop()
+    await deployment.settle(fresh, seconds=2.4)
+    assert held(fresh) == set(NAMES)
+    assert {fresh.low(name) for name in NAMES} == {12}
+    for name, grant in grants.items():
+        assert await fresh.report(name, grant, 13) == []
+
+
+async def test_c7b_a_lost_epoch_gives_no_sequencer_twice(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(other))
+    await deployment.settle(one, seconds=2.1)
+    assert name in held(one)
+    first = await one.claim(name)
+    deployment.disk.lose(2)  # the claim, and who owns the log
+    second = await deployment.start("second:1")
+    await one.stop()
+    await deployment.settle(second, seconds=2.4)
+    grant = await second.claim(name)
+    assert grant.sequencer != first.sequencer
+    assert grant.sequencer > first.sequencer or grant.sequencer >> 40 == first.sequencer >> 40
+
+
+async def test_c5c_a_reset_at_another_shard_is_seen_before_anything_is_answered(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(other))
+    grant = await other.claim(name)
+    await other.report(name, grant, 14)
+    [spec] = await one.shard.reset(name)
+    assert spec.incarnation == 2
+    assert other.low(name) == 14
+    await other.shard.confirm([name])
+    assert other.low(name) == MIN
+    [(_, refused)] = await other.report(name, grant, 15)
+    assert refused.reason == "STALE_SEQUENCER"
+
+
+async def test_the_graph_is_changed_by_two_shards_at_once(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    await asyncio.gather(
+        *(one.shard.register(Spec(f"x{i}")) for i in range(5)), *(other.shard.register(Spec(f"y{i}")) for i in range(5))
+    )
+    await one.shard.refresh()
+    await other.shard.refresh()
+    assert one.shard.topology == other.shard.topology
+    assert {f"x{i}" for i in range(5)} | {f"y{i}" for i in range(5)} <= one.shard.topology.computations.keys()
+
+
+async def test_h4_inputs_that_other_shards_serve_bound_what_reads_them(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    far, near = min(held(other)), min(held(one))
+    grant = await other.claim(far)
+    await other.report(far, grant, 10)
+    await one.shard.set_inputs(near, [far])
+    mine = await one.claim(near)
+    assert await one.report(near, mine, 9, Fold(2, (1,))) == []
+    assert one.low(near) == 9
+    lagging = max(held(other))
+    with pytest.raises(errors.WouldRegress):
+        await one.shard.set_inputs(near, [far, lagging])
+
+
+async def test_a_shard_that_is_cut_off_says_so_and_keeps_its_memory(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    told: list[bool] = []
+    one.cluster.on_cut_off = told.append
+    deployment.members.away = True
+    for _ in range(4):
+        deployment.seconds += 0.6
+        for each in (one, other):
+            with contextlib.suppress(Exception):
+                await each.cluster._beat()
+            each.cluster._judge()
+    assert told == [True]
+    before = held(one)
+    deployment.members.away = False
+    await deployment.settle(one, other)
+    assert told == [True, False]
+    assert held(one) == before  # nobody was dead, only the store away
+
+
+async def test_a_later_process_at_the_same_address_replaces_this_one(deployment: Deployment) -> None:
+    one, _ = await two(deployment)
+    again = await deployment.start("one:1")
+    await deployment.settle(one)  # it may be a process that was here before, and dead
+    await deployment.settle(again)
+    with pytest.raises(Replaced, match="advertise"):
+        await deployment.settle(one)
+    await deployment.settle(again)
+
+
+async def test_a_shard_shown_a_higher_number_looks_and_rises(deployment: Deployment) -> None:
+    one, _ = await two(deployment)
+    name = min(held(one))
+    grant = await one.claim(name)
+    await one.shard.rise(name, 41)
+    assert one.shard.epoch(name) == 42
+    assert await one.report(name, grant, 14) == []
+    assert (await one.claim(name)).sequencer >> 40 == 42
+
+
+async def test_a_zombie_puts_nothing_back_before_those_who_were_awake(deployment: Deployment) -> None:
+    zombie, other = await two(deployment)
+    name = min(held(zombie))
+    old = await zombie.claim(name)
+    await zombie.report(name, old, 12)
+    await deployment.settle(other, seconds=2.1)
+    new = await other.claim(name)
+    await other.report(name, new, 13)
+    # The store forgets who took over; the zombie wakes up first, and remembers being the owner.
+    deployment.disk.put_back(MemoryDisk().backup())
+    with pytest.raises(errors.JournalFailed, match="out of touch"):
+        await zombie.report(name, old, 20)
+    await zombie.cluster._beat()
+    await deployment.settle(other, seconds=0.6)
+    await zombie.shard.confirm([name])
+    assert name not in held(zombie)
+    assert other.low(name) == 13
+    [(_, refused)] = await other.report(name, old, 20)
+    assert refused.reason == "STALE_SEQUENCER"
+    assert await other.report(name, new, 14) == []
