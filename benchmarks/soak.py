@@ -176,7 +176,7 @@ def scrape(metrics: str) -> dict[str, float]:
     """Return the queues as /metrics has them now, summed over labels. Raises OSError."""
     with urllib.request.urlopen(metrics, timeout=5) as response:
         text = response.read().decode()
-    found = dict.fromkeys(QUEUES, 0.0)
+    found: dict[str, float] = dict.fromkeys(QUEUES, 0.0)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name in found:

@@ -31,9 +31,10 @@ from tests.process.observing import (
     RawWatcher,
     Sight,
     Stopping,
-    served,
+    said_by,
 )
-from tests.process.sharding import Shard, Sharded
+from tests.process.sharding import Shard, Sharded, served
+from tests.process.test_client_end_to_end import eventually
 from tests.process.test_kills import Truth
 
 GRAPH: Final[dict[str, tuple[str, ...]]] = {
@@ -58,6 +59,9 @@ PATIENCE: Final = 60.0
 
 TICK: Final = 0.01
 """Seconds between the reports of a worker."""
+
+TAG: Final = "{lowwater:default}"
+"""Of the keys of a deployment."""
 
 LOOK: Final = 0.005
 """Seconds between two looks at the store."""
@@ -184,7 +188,7 @@ class Experiment:
         while missing:
             number += 1
             self._operator.register(f"spare-{number}")
-            address = self._deployment.owner(self._operator, f"spare-{number}").address
+            address = self._owner(f"spare-{number}").address
             if address in missing:
                 missing.remove(address)
                 yield address, f"spare-{number}"
@@ -194,8 +198,8 @@ class Experiment:
     def kill(self, name: str | None = None) -> Round:
         """Kill the shard that serves a computation, or one at random; wait until all goes on, and start the shard again."""
         name = name or self.rng.choice(list(GRAPH))
-        victim = self._deployment.owner(self._operator, name)
-        before = set(self._computations(victim.address))
+        victim = self._owner(name)
+        before = set(served(self._operator, victim))
         floors = self.board.clear()
         look = self._helpers.submit(self._look, victim, name, floors[name].epoch)
         killed = time.monotonic()
@@ -241,12 +245,11 @@ class Experiment:
         """When a view without a shard was in the store, and when another owner of the computation."""
         noticed = 0.0
         deadline = time.monotonic() + PATIENCE
-        tag = "{lowwater:default}"
         pause = threading.Event()
         while time.monotonic() < deadline:
             pipeline = self._store.pipeline(transaction=False)
-            pipeline.hget(f"{tag}:view", "view")
-            pipeline.hget(f"{tag}:meta:{name}", "epoch")
+            pipeline.hget(f"{TAG}:view", "view")
+            pipeline.hget(f"{TAG}:meta:{name}", "epoch")
             view, owner = pipeline.execute()
             if not noticed and View.decode(view).at(victim.address) is None:
                 noticed = time.monotonic()
@@ -266,14 +269,22 @@ class Experiment:
         return claimed
 
     def _restart(self, victim: Shard, before: set[str]) -> None:
-        """Start a shard again, and wait until it has back what it served."""
+        """Start a shard again, and wait until it has back what it served, and has told so."""
         floors = self.board.clear()
         victim.start()
-        until(lambda: before <= set(self._computations(victim.address)), f"{victim.address} serves again")
+        eventually(self._at_home, PATIENCE)
         self._wait_for_news({each: floors[each] for each in GRAPH if each in before}, (RAW, LIBRARY))
 
-    def _computations(self, address: str) -> tuple[str, ...]:
-        return next((shard.computations for shard in self._operator.shards() if shard.address == address), ())
+    def _at_home(self) -> bool:
+        """Whether all shards are there, and each computation is where the view wants it, also what was registered in between."""
+        view, shards = View.decode(self._store.hget(f"{TAG}:view", "view")), self._operator.shards()
+        wanted = {name: view.shard_of(name) for each in shards for name in each.computations}
+        at_home = (wanted[name] == view.at(each.address) for each in shards for name in each.computations)
+        return len(shards) == SHARDS and not shards.unserved and all(at_home)
+
+    def _owner(self, name: str) -> Shard:
+        """The shard that serves a computation."""
+        return next(shard for shard in self._deployment.shards if name in served(self._operator, shard))
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -284,7 +295,7 @@ class Experiment:
         lw, shards = self._operator, self._deployment.shards
         names = list(lw.topology().computations)
         assert set(names) >= {*GRAPH, *self._spares.values(), *self.acknowledged.registered}
-        until(lambda: self._once(names), "exactly one shard serves each computation")
+        eventually(lambda: self._once(names), PATIENCE)
         for worker in self.workers:
             worker.stop()
             assert not worker.lease.lost
@@ -307,16 +318,8 @@ class Experiment:
         assert self.board.wrong == []
 
     def _once(self, names: list[str]) -> bool:
-        by_shard = [[each.computation for each in served(shard.address, names)] for shard in self._deployment.shards]
+        by_shard = [[each.computation for each in said_by(shard.address, names)] for shard in self._deployment.shards]
         return sorted(name for names in by_shard for name in names) == sorted(names)
-
-
-def until(what: Callable[[], bool], text: str) -> None:
-    """Wait for what can only be asked for."""
-    deadline, pause = time.monotonic() + PATIENCE, threading.Event()
-    while not what():
-        assert time.monotonic() < deadline, f"not within {PATIENCE:g} s: {text}"
-        pause.wait(0.05)
 
 
 def run(folder: Path, kills: int, tell: Callable[[Round], None] = lambda _: None) -> list[Round]:

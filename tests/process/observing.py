@@ -182,7 +182,7 @@ class Asker(Stopping):
         while not self.stopping.wait(PAUSE):
             floors = {name: self._board.floor(name) for name in self._names}
             try:
-                for watermark in served(next(self._addresses), self._names):
+                for watermark in said_by(next(self._addresses), self._names):
                     self._board.take("get", floors[watermark.computation], watermark)
             except grpc.RpcError:
                 continue
@@ -210,7 +210,7 @@ class LibraryWatcher(Stopping):
         super().stop()
 
 
-def served(address: str, names: Sequence[str]) -> list[types_pb2.Watermark]:
+def said_by(address: str, names: Sequence[str]) -> list[types_pb2.Watermark]:
     """What a shard says itself of computations, without those that it redirects. Raises grpc.RpcError."""
     with grpc.insecure_channel(address, options=ALONE) as channel:
         stub = watermarks_pb2_grpc.WatermarkServiceStub(channel)

@@ -314,9 +314,8 @@ def test_a_program_that_is_interrupted_while_it_leaves_leaves(server: Serving, l
             lw.close()
     finally:
         signal.signal(signal.SIGALRM, before)
-    thread = runtime.reporter._thread
-    assert thread is not None
-    assert not thread.is_alive()
+    [running] = runtime.reporter._running.values()
+    assert not running.thread.is_alive()
     with pytest.raises(lowwater.Closed):
         lw.get()
 

@@ -40,7 +40,7 @@ def test_a_shard_cut_off_from_its_store_lets_its_clients_go(tmp_path: Path) -> N
             eventually(lambda: reader.read().low.micros == HOUR)
             epoch = there.get("a")["a"].epoch
             peer = Peer(cut)
-            told = peer.watermarks.Watch(watermarks_pb2.WatchRequest(computations=["a"]))
+            told = peer.watermarks.Watch(watermarks_pb2.WatchRequest(computations=["a"]), timeout=30)
             assert next(told).watermarks[0].low_micros == HOUR
             up = peer.open()
             assert next(up).HasField("opened")

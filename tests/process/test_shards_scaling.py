@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -61,7 +62,9 @@ def test_from_one_shard_to_three_and_back(tmp_path: Path) -> None:
             for leaving, staying in ((three, (one, two)), (two, (one,))):
                 before = {name: view.epoch for name, view in lw.get(*names).items()}
                 moved = moves(names, [view_of(*staying, leaving), view_of(*staying)])
+                began = time.monotonic()
                 assert leaving.stop() == 0
+                assert time.monotonic() - began < DEAD_AFTER
                 assert [each.address for each in lw.shards()] == sorted(each.address for each in staying)
                 assert spread(lw, names, view_of(*staying)), "it hands over before it ends"
                 after = {name: view.epoch for name, view in lw.get(*names).items()}

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 import lowwater
+from lowwater_authority.cluster.membership import View
 from tests.process.following import Following, Work
 from tests.process.sharding import DEAD_AFTER, Sharded
 from tests.process.test_client_end_to_end import eventually
@@ -50,6 +51,11 @@ def nothing_is_lost(deployment: Sharded, lw: lowwater.Client, names: list[str]) 
         following.check()
 
 
+def stored(deployment: Sharded) -> View:
+    """The members and pins that the store has."""
+    return View.decode(deployment.redis.execute("HGET", "{lowwater:default}:view", "view") or b"")
+
+
 def test_a_store_that_hangs_makes_watermarks_old_and_nothing_else(deployment: Sharded) -> None:
     names = [f"hang/{name}" for name in NAMES]
     with deployment.connect() as lw, nothing_is_lost(deployment, lw, names) as work, lw.inputs(*names) as reader:
@@ -78,8 +84,12 @@ def test_a_store_that_comes_back_empty_is_given_everything_back(deployment: Shar
     names = [f"empty/{name}" for name in NAMES]
     with deployment.connect() as lw, nothing_is_lost(deployment, lw, names):
         graph = lw.topology().computations
+        pinned = {names[0]: next(shard.address for shard in lw.shards() if names[0] in shard.computations)}
+        lw.pin(names[0], pinned[names[0]])
         deployment.redis.kill()
         shutil.rmtree(deployment.redis.directory / "appendonlydir")
         deployment.redis.start()
         eventually(lambda: all("putting it back from memory" in shard.log for shard in deployment.shards))
         eventually(lambda: lw.topology().computations == graph)
+        eventually(lambda: len(stored(deployment).members) == len(deployment.shards))
+        assert stored(deployment).pins == pinned

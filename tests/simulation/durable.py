@@ -16,6 +16,7 @@ from lowwater_authority.journal import GRAPH
 from lowwater_authority.journal.faults import Operation
 from lowwater_authority.journal.framing import Kind, decode
 from tests.simulation.ledger import Ledger, sequencers
+from tests.simulation.reported import Reported
 from tests.simulation.truth import MIN, Pipeline
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Durable:
         self._durable_claims: set[tuple[str, int]] = set()
         self._excused: dict[str, int] = {}
         """What was published of a computation when a new owner came to do old work again: that is not taken back."""
+        self._reported = Reported()
         self._bereft: set[str] = set()
         """Computations of which something that was acknowledged, and is not just an advance, is lost for good."""
 
@@ -131,6 +133,9 @@ class Durable:
             self._expect(computation.order >= book.order, f"{about} order of claims")
             self._expect(batch >= book.batch, f"{about} last batch")
             self._expect(computation.low >= book.lows.get(book.incarnation, MIN), f"{about} low watermark")
+        if not self._weak:
+            for missing in self._reported.missing(computation):
+                self.fail(f"{about} reports: {missing}")
         self._expect(book.requests.items() <= computation.granted.items(), f"{about} grants")
         self._expect(computation.last_sequencer >= max(sequencers(book), default=0), f"{about} sequencers")
 

@@ -56,6 +56,8 @@ class Oracle(Durable):
         """When a reset or new inputs of a computation were last asked for: all its older claims may be stale since."""
         self._released: set[tuple[str, int]] = set()
         self._histories: dict[tuple[str, int], dict[int, int]] = {}
+        self._registered: dict[str, int] = {}
+        """The lives that somebody was told of."""
 
     # -- what is sent ----------------------------------------------------------------------------------------------
 
@@ -91,7 +93,15 @@ class Oracle(Durable):
                 self._asks(tap, message)
             case workers_pb2.ClaimResponse() as message:
                 self._grants(tap, message)
+            case workers_pb2.ReportRequest() as message:
+                self._reported.sent(tap.call, message)
+            case topology_pb2.RegisterResponse() as message:
+                self._keeps(message.computation)
+            case topology_pb2.ResetResponse() as message:
+                for each in message.computations:
+                    self._keeps(each)
             case workers_pb2.ReportResponse() as message if message.HasField("ack"):
+                self._reported.acknowledged(tap.call, message.ack)
                 for refused in message.ack.refused:
                     self._refuses(refused)
             case topology_pb2.ResetRequest() | topology_pb2.SetInputsRequest():
@@ -99,6 +109,18 @@ class Oracle(Durable):
                 self._ended.update(dict.fromkeys(self._pipeline.nodes, self._sim.now))
             case _:
                 pass
+
+    def _keeps(self, told: topology_pb2.Computation) -> None:
+        """A computation is registered, or reset: the store keeps that for good."""
+        self._registered[told.name] = max(told.incarnation, self._registered.get(told.name, 0))
+        self.keeps_the_graph()
+
+    def keeps_the_graph(self) -> None:
+        """Look whether every registration and every reset is there that somebody was told of."""
+        lives = self._ledger.book(GRAPH).lives
+        for name, life in self._registered.items():
+            known = lives.get(name, 0)
+            self._expect(known >= life or self._weak, f"{name} was told to be in its life {life}, but the store knows {known}")
 
     def _publishes(self, tap: Tap, message: types_pb2.Watermark) -> None:
         """A watermark goes out, to somebody who, or to whose stream, was sent something before."""

@@ -284,6 +284,7 @@ class World:
             return
         self.place.finishing = True
         await self._arrive("the end", lambda: all(self.oracle.published(name) == MAX for name in self.pipeline.nodes))
+        self.oracle.keeps_the_graph()
         await self._arrive("its place", lambda: not self.deployment.misplaced(list(self.pipeline.nodes)))
         process = self.named("confirmer")
         process.start(programs.confirm, self.place, process)

@@ -378,3 +378,50 @@ async def test_a_zombie_puts_nothing_back_before_those_who_were_awake(deployment
     [(_, refused)] = await other.report(name, old, 20)
     assert refused.reason == "STALE_SEQUENCER"
     assert await other.report(name, new, 14) == []
+
+
+async def test_a_zombie_refuses_nobody_for_being_newer_than_it_knows(deployment: Deployment) -> None:
+    zombie, other = await two(deployment)
+    name = min(held(zombie))
+    await deployment.settle(other, seconds=2.1)
+    newer = await other.claim(name)
+    # A stale sequencer would end the newer owner for good, and it is the shard that is stale.
+    with pytest.raises(GivenUp):
+        await zombie.report(name, newer, 14)
+    assert name not in held(zombie)
+    assert await other.report(name, newer, 14) == []
+
+
+async def test_a_zombie_s_refusal_of_a_call_is_not_told_either(deployment: Deployment) -> None:
+    zombie, other = await two(deployment)
+    name = min(held(zombie))
+    await deployment.settle(other, seconds=2.1)
+    newer = await other.claim(name)
+    with pytest.raises(errors.Moved):
+        await zombie.shard.release(name, newer.sequencer)
+    await other.shard.release(name, newer.sequencer)
+
+
+async def test_rule8_nothing_of_a_stream_counts_behind_what_another_shard_was_to_hear(deployment: Deployment) -> None:
+    """The range goes down in a report that comes while another shard serves it; the next one on the stream says nothing of that."""
+    one, other = await two(deployment)
+    name = min(held(other))
+    grant = await other.shard.claim(name, ClaimRequest([b"", b"m", b""], request_id=b"two ranges".ljust(16)))
+    barred: set[str] = set()
+
+    def report(number: int, *hours: int, handles: list[int] | None = None) -> asyncio.Future[list[tuple[str, Refused]]]:
+        values = np.array([hour * HOUR for hour in hours], dtype=np.int64)
+        chosen = None if handles is None else np.array(handles, dtype=np.uint32)
+        said = GroupReport(grant.sequencer, values, handles=chosen)
+        return one.shard.report([(name, said)], sender=b"t" * 16, number=(1, number), barred=barred)
+
+    [(_, refused)] = await report(1, 12, 10)
+    assert refused.reason == "MOVED"
+    await other.stop()
+    await deployment.settle(one, seconds=2.1)
+    assert name in held(one)
+    [(_, refused)] = await report(2, 14, handles=[0])
+    assert refused.reason == "MOVED"
+    barred = set()  # a new stream, which says all
+    assert await report(3, 14, 10) == []
+    assert one.low(name) == 10

@@ -135,7 +135,7 @@ class Holdings:
             loaded = await self.journal.load(name)
         except JournalLost as lost:
             await self.heal(lost)
-            return self.computations[name].publish()
+            return self.computations[name].publish() if name in self.computations else None
         if name not in self.computations:
             return None
         return self.hold(self.topology.get(name), self.ownerships[name], loaded).published

@@ -96,9 +96,13 @@ class _Work(Generic[T]):
     run: Callable[[Round], T]
     done: asyncio.Future[T]
     alone: bool = False
+    refusal: errors.LowwaterError | None = None
+    """Why it was refused; told with the round where it takes the store to know whether this process may still refuse anything."""
 
     def succeed(self, result: T) -> None:
-        if not self.done.done():
+        if self.refusal is not None:
+            self.fail(self.refusal)
+        elif not self.done.done():
             self.done.set_result(result)
 
     def fail(self, error: Exception) -> None:
@@ -205,7 +209,13 @@ class CommitLoop:
             work = self._writes.popleft()
             try:
                 staged.append((work, work.run(round_)))
-            except (errors.LowwaterError, GivenUp) as error:
+            except errors.LowwaterError as error:
+                work.refusal = error
+                if self._owner.shared:
+                    staged.append((work, None))
+                else:
+                    work.fail(error)
+            except GivenUp as error:
                 work.fail(error)
             except Exception:
                 # Half a change may be staged: nothing of this round may reach the journal.

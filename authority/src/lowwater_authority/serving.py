@@ -80,6 +80,7 @@ class Serving:
         self.placement: Placement = placement or Alone()
         self.held = Holdings(journal, observer, self.placement.may_heal)
         self.on_fenced: Callable[[Fenced], None] = lambda _: None
+        self.on_moved: Callable[[str], None] = lambda _: None
         self._clock = clock
         self._observer = observer
         self._loop = CommitLoop(self)
@@ -271,6 +272,7 @@ class Serving:
     def replaced(self, owners: Mapping[str, tuple[int, int]]) -> None:
         """See RoundOwner."""
         for name in self.held.let_go(owners):
+            self.on_moved(name)
             self.hub.move(name)
         self._count()
 
@@ -314,11 +316,20 @@ class Serving:
             record = computation.take_record(round_.now)
             if record is not None:
                 records.append((name, *record))
+        if self.shared and len(records) < len(round_.touched):
+            await self._confirm_unchanged(round_.touched.keys() - {name for name, *_ in records})
         if round_.topology is not None and not round_.read:
             records.append((GRAPH, round_.topology.encode(), True))
         held = self.held.computations
         apart = {GRAPH, *(name for name, computation in round_.touched.items() if held.get(name) is not computation)}
         await self.held.logs.append(records, round_.now, apart=apart)
+
+    async def _confirm_unchanged(self, names: Iterable[str]) -> None:
+        """What changes nothing is not appended, so it has to be asked whether a refusal, say of a stale claim, is this process's to make."""
+        try:
+            await self.journal.confirm(names)
+        except JournalLost as lost:
+            await self.held.heal(lost)
 
     def publish(self, round_: Round, requests: int) -> None:
         """See RoundOwner."""

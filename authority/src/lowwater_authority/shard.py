@@ -157,12 +157,16 @@ class Shard(Serving):
         sender: bytes,
         number: tuple[int, int],
         after: asyncio.Future[Any] | None = None,
+        barred: set[str] | None = None,
     ) -> asyncio.Future[list[tuple[str, Refused]]]:
         """Take over the states of several claims; the future ends with what was refused, by computation.
 
         ``after`` is the report before it in its stream: when that one failed, this one ends with OldStream, since it says
-        only what changed since, and what was lost may have lowered a range.
+        only what changed since, and what was lost may have lowered a range. For the same reason nothing counts of a computation
+        that is ``barred``: an earlier report of the stream was refused because another shard served it, or it was let go since the
+        stream began. Those that are refused for it here are added.
         """
+        stopped = set() if barred is None else barred
 
         def stage(round_: Round) -> list[tuple[str, Refused]]:
             if after is not None and after.done() and (after.cancelled() or after.exception() is not None):
@@ -172,7 +176,11 @@ class Shard(Serving):
             for name, report in reports:
                 try:
                     computation = self._touch(round_, name)
+                    if name in stopped:
+                        raise _elsewhere(name)
                 except (errors.UnknownComputation, errors.Moved) as error:
+                    if isinstance(error, errors.Moved):
+                        stopped.add(name)
                     refused.append((name, _refusal(report, error)))
                     continue
                 required = self.topology.required(name)
@@ -245,6 +253,11 @@ class Shard(Serving):
     async def history(self, name: str, *, since: int | None, limit: int) -> tuple[list[Completion], int]:
         """Return when steps became complete, newest ones, as of the last durable round. See History.newest."""
         return await self._loop.read(lambda _: self._computation(name).history.newest(since, limit))
+
+
+def _elsewhere(name: str) -> errors.Moved:
+    msg = f"{name} was served by another shard in between; open a new stream and send the full state"
+    return errors.Moved(msg, metadata={"computation": name})
 
 
 def _refusal(report: GroupReport, error: errors.LowwaterError) -> Refused:

@@ -151,17 +151,17 @@ class Cluster:
         """Change the view, whatever others change meanwhile; returns the new one. Raises JournalFailed and JournalUnknown."""
         while True:
             view, beats = await self._directory.beat(self.me.id)
-            changed = change(view)
+            changed = change(self._newest(view))
             changed = replace(changed, version=max(changed.version, self._known + 1)).dated(beats.now)
             if await self._directory.propose(changed, over=view.version):
                 self._look(changed)
                 return changed
 
     async def look(self) -> tuple[View, Beats]:
-        """Return the view and the beats as the store has them. Raises JournalFailed and JournalUnknown."""
+        """Return the newest view and the beats, as the store has them. Raises JournalFailed and JournalUnknown."""
         view, beats = await self._directory.beat(self.me.id)
         self._look(view)
-        return view, beats
+        return self.view, beats
 
     async def _beat(self) -> None:
         view, beats = await self._directory.beat(self.me.id)
@@ -171,7 +171,8 @@ class Cluster:
         self._heard = now
         if not self._has_rival(view, beats):
             me = self.view.member(self.me.id) or self.me
-            proposed = proposal(view, beats, me, dead_after=int(self._dead_after * 1e6), known=self._known)
+            newest = self._newest(view)
+            proposed = proposal(newest, beats, me, dead_after=int(self._dead_after * 1e6), known=self._known)
             if proposed is not None and await self._directory.propose(proposed, over=view.version):
                 view = proposed
         self._look(view)
@@ -197,6 +198,10 @@ class Cluster:
             )
             raise Replaced(msg)
         return beats.now - heard <= self._dead_after * 1e6
+
+    def _newest(self, view: View) -> View:
+        """Return what is to follow the store's view: that one, or if it has lost views, the members and pins that are known here."""
+        return view if view.version >= self._known else replace(self.view, version=view.version)
 
     def _look(self, view: View) -> None:
         if view.version < self._known:

@@ -22,8 +22,8 @@ STREAMS: Final = 8192
 STARTING: Final = 128
 """Streams that start at once. More would not be served sooner, but delay those that run: one process works at one at a time."""
 
-LINE: Final = 2048
-"""Streams that wait to start, unread: some two seconds of work."""
+LINE: Final = 4096
+"""Streams that wait to start, unread: some four seconds of work, so that whoever is told to come again would have waited longer."""
 
 LEAST_DELAY: Final = 0.05
 """Seconds: nobody comes again sooner."""

@@ -73,6 +73,9 @@ class Outbox:
     """What waits to be sent down one stream: acknowledgements merge, so it stays small."""
 
     def __init__(self) -> None:
+        self.barred: set[str] = set()
+        """Computations of which the stream may not report any more: another shard served them in between, and may have been told what
+        this one was not."""
         self.permits = asyncio.Semaphore(IN_FLIGHT)
         self.closed: errors.LowwaterError | None = None
         self.finished = False
@@ -233,6 +236,11 @@ class Streams:
             if fenced.handles is None:
                 del self._speakers[key]
                 outbox.claims.discard(key)
+
+    def bar(self, name: str) -> None:
+        """A computation was let go: what was sent of it on the streams that are open now counts no more."""
+        for _, outbox in self._newest.values():
+            outbox.barred.add(name)
 
     def wake(self) -> None:
         """Make every stream look around, and end those that wait to start: the server stops."""

@@ -38,6 +38,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         self.services = services
         self.streams = Streams()
         services.shard.on_fenced = self.streams.fence
+        services.shard.on_moved = self.streams.bar
 
     @refusing
     async def Claim(self, request: pb.ClaimRequest, context: Context) -> pb.ClaimResponse:  # noqa: N802
@@ -77,16 +78,24 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         if not request.HasField("task"):
             raise bad_field("task", "is missing", "name the stage, the partition and the attempt")
         await self.services.reach(request.computation)
-        self.services.shard.stage_task(
-            request.computation, request.sequencer, request.batch, decode.attempt(request.task), decode.part(request)
-        )
+        task, part = decode.attempt(request.task), decode.part(request)
+        try:
+            self.services.shard.stage_task(request.computation, request.sequencer, request.batch, task, part)
+        except errors.StaleSequencer:
+            await self.services.confirm(request.computation)  # a shard that was replaced does not know the newest claim
+            raise
         return pb.StageTaskResponse()
 
     @refusing
     async def PrepareBatch(self, request: pb.PrepareBatchRequest, context: Context) -> pb.PrepareBatchResponse:  # noqa: N802
         """Fix the accepted attempts of a micro-batch."""
         await self.services.reach(request.computation)
-        missing = self.services.shard.prepare(request.computation, decode.prepare(request))
+        prepare = decode.prepare(request)
+        try:
+            missing = self.services.shard.prepare(request.computation, prepare)
+        except errors.StaleSequencer:
+            await self.services.confirm(request.computation)
+            raise
         return pb.PrepareBatchResponse(missing=map(encode.attempt, missing))
 
     @refusing
@@ -156,7 +165,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                     continue
                 newest = request.report.number
                 await outbox.permits.acquire()
-                redirects = await self._redirects(request.report)
+                redirects = await self._redirects(request.report, outbox.barred)
                 last = self._take(request.report, sender, stream, outbox, redirects, after=last)
             if last is not None:
                 await asyncio.wait([last])
@@ -166,16 +175,17 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         finally:
             outbox.finish()
 
-    async def _redirects(self, report: pb.Report) -> dict[str, Redirect]:
-        """Return where the computations of a report are that other shards serve."""
-        elsewhere = []
-        for name in dict.fromkeys(group.computation for group in report.groups):
+    async def _redirects(self, report: pb.Report, barred: set[str]) -> dict[str, Redirect]:
+        """Return where the computations of a report are that other shards serve, or did since the stream began (``barred``)."""
+        names = dict.fromkeys(group.computation for group in report.groups)
+        for name in names:
             try:
                 await self.services.reach(name)
             except errors.Moved:
-                elsewhere.append(name)
+                barred.add(name)
             except errors.UnknownComputation:
                 continue  # refused one by one
+        elsewhere = [name for name in names if name in barred]
         return {redirect.computation: redirect for redirect in await self.services.redirects(elsewhere)}
 
     def _take(
@@ -213,7 +223,8 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 self.streams.speaks(name, group.sequencer, outbox)
         ranges = sum(len(group.watermarks) if group.handles is None else len(group.handles) for _, group in groups)
         names = dict.fromkeys(name for name, _ in groups)
-        durable = self.services.shard.report(groups, sender=sender, number=(stream, report.number), after=after)
+        number = (stream, report.number)
+        durable = self.services.shard.report(groups, sender=sender, number=number, after=after, barred=outbox.barred)
 
         def acknowledge(done: asyncio.Future[list[tuple[str, Refused]]]) -> None:
             self.streams.started(outbox)

@@ -81,7 +81,7 @@ class Asking(ABC, Generic[Result]):
     def next(self) -> Attempt:
         """Return the next attempt."""
         routes, left = self._routes, self._attempts.left
-        address = routes.home if self._lost else self._where()
+        address = routes.oracle() if self._lost else self._where()
         self._address, self._side = address, None
         if self._lost:
             self._side = self._calls.locate(self._lost[:MOST_NAMES])

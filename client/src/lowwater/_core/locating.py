@@ -89,7 +89,7 @@ class Locating:
     @property
     def address(self) -> str:
         """Who is asked next."""
-        return self._routes.home
+        return self._routes.oracle()
 
     @property
     def first_pause(self) -> float:

@@ -38,6 +38,15 @@ class Routes:
         self._home = self._given[0]
         self._routes: dict[str, str] = {}
         self._epochs: dict[str, int] = {}
+        self._doubted = ""
+
+    def oracle(self) -> str:
+        """Return whom to ask where computations are: home, or once a shard to which a redirect was not followed.
+
+        Shown the higher number, it looks at its store: it has been asleep, or the store has lost a number that it has to exceed.
+        """
+        doubted, self._doubted = self._doubted, ""
+        return doubted or self._home
 
     @property
     def home(self) -> str:
@@ -82,6 +91,7 @@ class Routes:
         with self._guard:
             if epoch < self._epochs.get(name, 0):
                 self.refused += 1
+                self._doubted = address
                 return False
             self._epochs[name] = epoch
             if not address:

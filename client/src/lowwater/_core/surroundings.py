@@ -19,8 +19,8 @@ class Surroundings:
 
     monotonic: Callable[[], float] = time.monotonic
     """A clock in seconds that never goes back. Nothing here asks for the wall clock."""
-    random: Callable[[], float] = random.random
-    """Floats in [0, 1), for the jitter of delays."""
+    random: Callable[[], float] = random.SystemRandom().random
+    """Floats in [0, 1), for the jitter of delays. Not the same ones in a forked child."""
     randbytes: Callable[[int], bytes] = os.urandom
     """So many random bytes: the names of streams and of claims."""
     host: Callable[[], str] = socket.gethostname

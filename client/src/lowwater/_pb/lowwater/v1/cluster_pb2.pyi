@@ -47,12 +47,7 @@ class LocateRequest(google.protobuf.message.Message):
         computations: collections.abc.Iterable[builtins.str] | None = ...,
         epochs: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "computations", b"computations", "epochs", b"epochs", "server_token", b"server_token"
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computations", b"computations", "epochs", b"epochs", "server_token", b"server_token"]) -> None: ...
 
 Global___LocateRequest: typing_extensions.TypeAlias = LocateRequest
 
@@ -67,11 +62,7 @@ class LocateResponse(google.protobuf.message.Message):
     server_token: builtins.str
     """The deployment's identity."""
     @property
-    def redirects(
-        self,
-    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[
-        lowwater._pb.lowwater.v1.types_pb2.Redirect
-    ]:
+    def redirects(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Redirect]:
         """In the order asked; the address may be the answering shard's own. One that
         is not registered has no address.
         """
@@ -82,9 +73,7 @@ class LocateResponse(google.protobuf.message.Message):
         server_token: builtins.str = ...,
         redirects: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.Redirect] | None = ...,
     ) -> None: ...
-    def ClearField(
-        self, field_name: typing.Literal["redirects", b"redirects", "server_token", b"server_token"]
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["redirects", b"redirects", "server_token", b"server_token"]) -> None: ...
 
 Global___LocateResponse: typing_extensions.TypeAlias = LocateResponse
 
@@ -138,21 +127,7 @@ class Shard(google.protobuf.message.Message):
         silent_millis: builtins.int = ...,
         computations: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "address",
-            b"address",
-            "computations",
-            b"computations",
-            "draining",
-            b"draining",
-            "id",
-            b"id",
-            "silent_millis",
-            b"silent_millis",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "computations", b"computations", "draining", b"draining", "id", b"id", "silent_millis", b"silent_millis"]) -> None: ...
 
 Global___Shard: typing_extensions.TypeAlias = Shard
 
@@ -214,21 +189,7 @@ class ListShardsResponse(google.protobuf.message.Message):
         pins: collections.abc.Iterable[Global___Pinned] | None = ...,
         unserved: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "pins",
-            b"pins",
-            "server_token",
-            b"server_token",
-            "shards",
-            b"shards",
-            "unserved",
-            b"unserved",
-            "version",
-            b"version",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pins", b"pins", "server_token", b"server_token", "shards", b"shards", "unserved", b"unserved", "version", b"version"]) -> None: ...
 
 Global___ListShardsResponse: typing_extensions.TypeAlias = ListShardsResponse
 
@@ -254,9 +215,7 @@ class DrainRequest(google.protobuf.message.Message):
         address: builtins.str = ...,
         cancel: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(
-        self, field_name: typing.Literal["address", b"address", "cancel", b"cancel", "server_token", b"server_token"]
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "cancel", b"cancel", "server_token", b"server_token"]) -> None: ...
 
 Global___DrainRequest: typing_extensions.TypeAlias = DrainRequest
 
@@ -300,12 +259,7 @@ class PinRequest(google.protobuf.message.Message):
         computation: builtins.str = ...,
         address: builtins.str = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "address", b"address", "computation", b"computation", "server_token", b"server_token"
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "computation", b"computation", "server_token", b"server_token"]) -> None: ...
 
 Global___PinRequest: typing_extensions.TypeAlias = PinRequest
 

@@ -19,13 +19,14 @@ else:
 _T = typing.TypeVar("_T")
 
 class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Iterator[_T], metaclass=abc.ABCMeta): ...
+
 class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 _ClusterServiceLocateType = typing_extensions.TypeVar(
-    "_ClusterServiceLocateType",
+    '_ClusterServiceLocateType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.cluster_pb2.LocateRequest,
         lowwater._pb.lowwater.v1.cluster_pb2.LocateResponse,
@@ -41,7 +42,7 @@ _ClusterServiceLocateType = typing_extensions.TypeVar(
 )
 
 _ClusterServiceListShardsType = typing_extensions.TypeVar(
-    "_ClusterServiceListShardsType",
+    '_ClusterServiceListShardsType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.cluster_pb2.ListShardsRequest,
         lowwater._pb.lowwater.v1.cluster_pb2.ListShardsResponse,
@@ -57,7 +58,7 @@ _ClusterServiceListShardsType = typing_extensions.TypeVar(
 )
 
 _ClusterServiceDrainType = typing_extensions.TypeVar(
-    "_ClusterServiceDrainType",
+    '_ClusterServiceDrainType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.cluster_pb2.DrainRequest,
         lowwater._pb.lowwater.v1.cluster_pb2.DrainResponse,
@@ -73,7 +74,7 @@ _ClusterServiceDrainType = typing_extensions.TypeVar(
 )
 
 _ClusterServicePinType = typing_extensions.TypeVar(
-    "_ClusterServicePinType",
+    '_ClusterServicePinType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.cluster_pb2.PinRequest,
         lowwater._pb.lowwater.v1.cluster_pb2.PinResponse,
@@ -88,57 +89,48 @@ _ClusterServicePinType = typing_extensions.TypeVar(
     ],
 )
 
-class ClusterServiceStub(
-    typing.Generic[
-        _ClusterServiceLocateType, _ClusterServiceListShardsType, _ClusterServiceDrainType, _ClusterServicePinType
-    ]
-):
+class ClusterServiceStub(typing.Generic[_ClusterServiceLocateType, _ClusterServiceListShardsType, _ClusterServiceDrainType, _ClusterServicePinType]):
     """Every shard answers these, whichever computations it serves."""
 
     @typing.overload
-    def __init__(
-        self: ClusterServiceStub[
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.cluster_pb2.LocateRequest,
-                lowwater._pb.lowwater.v1.cluster_pb2.LocateResponse,
-            ],
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.cluster_pb2.ListShardsRequest,
-                lowwater._pb.lowwater.v1.cluster_pb2.ListShardsResponse,
-            ],
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.cluster_pb2.DrainRequest,
-                lowwater._pb.lowwater.v1.cluster_pb2.DrainResponse,
-            ],
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.cluster_pb2.PinRequest,
-                lowwater._pb.lowwater.v1.cluster_pb2.PinResponse,
-            ],
+    def __init__(self: ClusterServiceStub[
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.cluster_pb2.LocateRequest,
+            lowwater._pb.lowwater.v1.cluster_pb2.LocateResponse,
         ],
-        channel: grpc.Channel,
-    ) -> None: ...
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.cluster_pb2.ListShardsRequest,
+            lowwater._pb.lowwater.v1.cluster_pb2.ListShardsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.cluster_pb2.DrainRequest,
+            lowwater._pb.lowwater.v1.cluster_pb2.DrainResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.cluster_pb2.PinRequest,
+            lowwater._pb.lowwater.v1.cluster_pb2.PinResponse,
+        ],
+    ], channel: grpc.Channel) -> None: ...
+
     @typing.overload
-    def __init__(
-        self: ClusterServiceStub[
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.cluster_pb2.LocateRequest,
-                lowwater._pb.lowwater.v1.cluster_pb2.LocateResponse,
-            ],
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.cluster_pb2.ListShardsRequest,
-                lowwater._pb.lowwater.v1.cluster_pb2.ListShardsResponse,
-            ],
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.cluster_pb2.DrainRequest,
-                lowwater._pb.lowwater.v1.cluster_pb2.DrainResponse,
-            ],
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.cluster_pb2.PinRequest,
-                lowwater._pb.lowwater.v1.cluster_pb2.PinResponse,
-            ],
+    def __init__(self: ClusterServiceStub[
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.cluster_pb2.LocateRequest,
+            lowwater._pb.lowwater.v1.cluster_pb2.LocateResponse,
         ],
-        channel: grpc.aio.Channel,
-    ) -> None: ...
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.cluster_pb2.ListShardsRequest,
+            lowwater._pb.lowwater.v1.cluster_pb2.ListShardsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.cluster_pb2.DrainRequest,
+            lowwater._pb.lowwater.v1.cluster_pb2.DrainResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.cluster_pb2.PinRequest,
+            lowwater._pb.lowwater.v1.cluster_pb2.PinResponse,
+        ],
+    ], channel: grpc.aio.Channel) -> None: ...
 
     Locate: _ClusterServiceLocateType
     """Where are computations served? A shard that is shown a higher ownership
@@ -184,10 +176,7 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.cluster_pb2.LocateRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.cluster_pb2.LocateResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.cluster_pb2.LocateResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.cluster_pb2.LocateResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.cluster_pb2.LocateResponse]]:
         """Where are computations served? A shard that is shown a higher ownership
         number than its own looks at the store before it answers: it has been
         replaced, or the store has lost a number.
@@ -198,10 +187,7 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.cluster_pb2.ListShardsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.cluster_pb2.ListShardsResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.cluster_pb2.ListShardsResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.cluster_pb2.ListShardsResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.cluster_pb2.ListShardsResponse]]:
         """The living shards, and which computations each of them serves."""
 
     @abc.abstractmethod
@@ -209,10 +195,7 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.cluster_pb2.DrainRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.cluster_pb2.DrainResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.cluster_pb2.DrainResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.cluster_pb2.DrainResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.cluster_pb2.DrainResponse]]:
         """Has a shard hand over all that it serves, before it is stopped; or takes
         that back.
         """
@@ -222,12 +205,7 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.cluster_pb2.PinRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.cluster_pb2.PinResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.cluster_pb2.PinResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.cluster_pb2.PinResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.cluster_pb2.PinResponse]]:
         """Says which shard serves a computation while it lives, or takes that back."""
 
-def add_ClusterServiceServicer_to_server(
-    servicer: ClusterServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]
-) -> None: ...
+def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -4,15 +4,18 @@
 # source: lowwater/v1/errors.proto
 # Protobuf Python Version: 5.27.2
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 5, 27, 2, "", "lowwater/v1/errors.proto"
+    _runtime_version.Domain.PUBLIC,
+    5,
+    27,
+    2,
+    '',
+    'lowwater/v1/errors.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -23,23 +26,21 @@ from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x18lowwater/v1/errors.proto\x12\x0blowwater.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto"Q\n\tRpcStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x14.google.protobuf.Any"\x94\x01\n\tErrorInfo\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\x12\x36\n\x08metadata\x18\x03 \x03(\x0b\x32$.lowwater.v1.ErrorInfo.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01";\n\tRetryInfo\x12.\n\x0bretry_delay\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Durationb\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18lowwater/v1/errors.proto\x12\x0blowwater.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\"Q\n\tRpcStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x14.google.protobuf.Any\"\x94\x01\n\tErrorInfo\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\x12\x36\n\x08metadata\x18\x03 \x03(\x0b\x32$.lowwater.v1.ErrorInfo.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\";\n\tRetryInfo\x12.\n\x0bretry_delay\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Durationb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "lowwater.v1.errors_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lowwater.v1.errors_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_ERRORINFO_METADATAENTRY"]._loaded_options = None
-    _globals["_ERRORINFO_METADATAENTRY"]._serialized_options = b"8\001"
-    _globals["_RPCSTATUS"]._serialized_start = 100
-    _globals["_RPCSTATUS"]._serialized_end = 181
-    _globals["_ERRORINFO"]._serialized_start = 184
-    _globals["_ERRORINFO"]._serialized_end = 332
-    _globals["_ERRORINFO_METADATAENTRY"]._serialized_start = 285
-    _globals["_ERRORINFO_METADATAENTRY"]._serialized_end = 332
-    _globals["_RETRYINFO"]._serialized_start = 334
-    _globals["_RETRYINFO"]._serialized_end = 393
+  DESCRIPTOR._loaded_options = None
+  _globals['_ERRORINFO_METADATAENTRY']._loaded_options = None
+  _globals['_ERRORINFO_METADATAENTRY']._serialized_options = b'8\001'
+  _globals['_RPCSTATUS']._serialized_start=100
+  _globals['_RPCSTATUS']._serialized_end=181
+  _globals['_ERRORINFO']._serialized_start=184
+  _globals['_ERRORINFO']._serialized_end=332
+  _globals['_ERRORINFO_METADATAENTRY']._serialized_start=285
+  _globals['_ERRORINFO_METADATAENTRY']._serialized_end=332
+  _globals['_RETRYINFO']._serialized_start=334
+  _globals['_RETRYINFO']._serialized_end=393
 # @@protoc_insertion_point(module_scope)

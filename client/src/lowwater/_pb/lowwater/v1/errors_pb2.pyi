@@ -39,9 +39,7 @@ class RpcStatus(google.protobuf.message.Message):
     message: builtins.str
     """What happened and what to do about it."""
     @property
-    def details(
-        self,
-    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[google.protobuf.any_pb2.Any]:
+    def details(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[google.protobuf.any_pb2.Any]:
         """One ErrorInfo and, when the call may succeed later, one RetryInfo, each
         under its type URL in google.rpc.
         """
@@ -53,9 +51,7 @@ class RpcStatus(google.protobuf.message.Message):
         message: builtins.str = ...,
         details: collections.abc.Iterable[google.protobuf.any_pb2.Any] | None = ...,
     ) -> None: ...
-    def ClearField(
-        self, field_name: typing.Literal["code", b"code", "details", b"details", "message", b"message"]
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code", b"code", "details", b"details", "message", b"message"]) -> None: ...
 
 Global___RpcStatus: typing_extensions.TypeAlias = RpcStatus
 
@@ -99,9 +95,7 @@ class ErrorInfo(google.protobuf.message.Message):
         domain: builtins.str = ...,
         metadata: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(
-        self, field_name: typing.Literal["domain", b"domain", "metadata", b"metadata", "reason", b"reason"]
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["domain", b"domain", "metadata", b"metadata", "reason", b"reason"]) -> None: ...
 
 Global___ErrorInfo: typing_extensions.TypeAlias = ErrorInfo
 

@@ -82,31 +82,7 @@ class Computation(google.protobuf.message.Message):
         dropped: builtins.bool = ...,
         history_step_micros: builtins.int = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "dropped",
-            b"dropped",
-            "heuristics_ppm",
-            b"heuristics_ppm",
-            "history_step_micros",
-            b"history_step_micros",
-            "incarnation",
-            b"incarnation",
-            "input_incarnations",
-            b"input_incarnations",
-            "input_version",
-            b"input_version",
-            "inputs",
-            b"inputs",
-            "key_hash",
-            b"key_hash",
-            "max_skew_micros",
-            b"max_skew_micros",
-            "name",
-            b"name",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation
 
@@ -154,25 +130,7 @@ class RegisterRequest(google.protobuf.message.Message):
         server_token: builtins.str = ...,
         history_step_micros: builtins.int = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "heuristics_ppm",
-            b"heuristics_ppm",
-            "history_step_micros",
-            b"history_step_micros",
-            "inputs",
-            b"inputs",
-            "key_hash",
-            b"key_hash",
-            "max_skew_micros",
-            b"max_skew_micros",
-            "name",
-            b"name",
-            "server_token",
-            b"server_token",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name", "server_token", b"server_token"]) -> None: ...
 
 Global___RegisterRequest: typing_extensions.TypeAlias = RegisterRequest
 
@@ -197,9 +155,7 @@ class RegisterResponse(google.protobuf.message.Message):
         computation: Global___Computation | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["computation", b"computation"]) -> builtins.bool: ...
-    def ClearField(
-        self, field_name: typing.Literal["computation", b"computation", "server_token", b"server_token"]
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "server_token", b"server_token"]) -> None: ...
 
 Global___RegisterResponse: typing_extensions.TypeAlias = RegisterResponse
 
@@ -245,12 +201,7 @@ class GetTopologyResponse(google.protobuf.message.Message):
         version: builtins.int = ...,
         computations: collections.abc.Iterable[Global___Computation] | None = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "computations", b"computations", "server_token", b"server_token", "version", b"version"
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computations", b"computations", "server_token", b"server_token", "version", b"version"]) -> None: ...
 
 Global___GetTopologyResponse: typing_extensions.TypeAlias = GetTopologyResponse
 
@@ -278,10 +229,7 @@ class SetInputsRequest(google.protobuf.message.Message):
         inputs: collections.abc.Iterable[builtins.str] | None = ...,
         server_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal["computation", b"computation", "inputs", b"inputs", "server_token", b"server_token"],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "inputs", b"inputs", "server_token", b"server_token"]) -> None: ...
 
 Global___SetInputsRequest: typing_extensions.TypeAlias = SetInputsRequest
 
@@ -324,9 +272,7 @@ class ResetRequest(google.protobuf.message.Message):
         computation: builtins.str = ...,
         server_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(
-        self, field_name: typing.Literal["computation", b"computation", "server_token", b"server_token"]
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "server_token", b"server_token"]) -> None: ...
 
 Global___ResetRequest: typing_extensions.TypeAlias = ResetRequest
 
@@ -380,21 +326,7 @@ class RetireRequest(google.protobuf.message.Message):
         force: builtins.bool = ...,
         server_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "computation",
-            b"computation",
-            "end",
-            b"end",
-            "force",
-            b"force",
-            "server_token",
-            b"server_token",
-            "start",
-            b"start",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "end", b"end", "force", b"force", "server_token", b"server_token", "start", b"start"]) -> None: ...
 
 Global___RetireRequest: typing_extensions.TypeAlias = RetireRequest
 

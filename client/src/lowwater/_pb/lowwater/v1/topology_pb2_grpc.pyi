@@ -19,13 +19,14 @@ else:
 _T = typing.TypeVar("_T")
 
 class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Iterator[_T], metaclass=abc.ABCMeta): ...
+
 class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 _TopologyServiceRegisterType = typing_extensions.TypeVar(
-    "_TopologyServiceRegisterType",
+    '_TopologyServiceRegisterType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.topology_pb2.RegisterRequest,
         lowwater._pb.lowwater.v1.topology_pb2.RegisterResponse,
@@ -41,7 +42,7 @@ _TopologyServiceRegisterType = typing_extensions.TypeVar(
 )
 
 _TopologyServiceGetTopologyType = typing_extensions.TypeVar(
-    "_TopologyServiceGetTopologyType",
+    '_TopologyServiceGetTopologyType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.topology_pb2.GetTopologyRequest,
         lowwater._pb.lowwater.v1.topology_pb2.GetTopologyResponse,
@@ -57,7 +58,7 @@ _TopologyServiceGetTopologyType = typing_extensions.TypeVar(
 )
 
 _TopologyServiceSetInputsType = typing_extensions.TypeVar(
-    "_TopologyServiceSetInputsType",
+    '_TopologyServiceSetInputsType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.topology_pb2.SetInputsRequest,
         lowwater._pb.lowwater.v1.topology_pb2.SetInputsResponse,
@@ -73,7 +74,7 @@ _TopologyServiceSetInputsType = typing_extensions.TypeVar(
 )
 
 _TopologyServiceResetType = typing_extensions.TypeVar(
-    "_TopologyServiceResetType",
+    '_TopologyServiceResetType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.topology_pb2.ResetRequest,
         lowwater._pb.lowwater.v1.topology_pb2.ResetResponse,
@@ -89,7 +90,7 @@ _TopologyServiceResetType = typing_extensions.TypeVar(
 )
 
 _TopologyServiceRetireType = typing_extensions.TypeVar(
-    "_TopologyServiceRetireType",
+    '_TopologyServiceRetireType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.topology_pb2.RetireRequest,
         lowwater._pb.lowwater.v1.topology_pb2.RetireResponse,
@@ -104,71 +105,58 @@ _TopologyServiceRetireType = typing_extensions.TypeVar(
     ],
 )
 
-class TopologyServiceStub(
-    typing.Generic[
-        _TopologyServiceRegisterType,
-        _TopologyServiceGetTopologyType,
-        _TopologyServiceSetInputsType,
-        _TopologyServiceResetType,
-        _TopologyServiceRetireType,
-    ]
-):
+class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _TopologyServiceGetTopologyType, _TopologyServiceSetInputsType, _TopologyServiceResetType, _TopologyServiceRetireType]):
     """Registers computations and changes the graph. Each change is one journaled,
     versioned record.
     """
 
     @typing.overload
-    def __init__(
-        self: TopologyServiceStub[
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.topology_pb2.RegisterRequest,
-                lowwater._pb.lowwater.v1.topology_pb2.RegisterResponse,
-            ],
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.topology_pb2.GetTopologyRequest,
-                lowwater._pb.lowwater.v1.topology_pb2.GetTopologyResponse,
-            ],
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.topology_pb2.SetInputsRequest,
-                lowwater._pb.lowwater.v1.topology_pb2.SetInputsResponse,
-            ],
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.topology_pb2.ResetRequest,
-                lowwater._pb.lowwater.v1.topology_pb2.ResetResponse,
-            ],
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.topology_pb2.RetireRequest,
-                lowwater._pb.lowwater.v1.topology_pb2.RetireResponse,
-            ],
+    def __init__(self: TopologyServiceStub[
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.RegisterRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.RegisterResponse,
         ],
-        channel: grpc.Channel,
-    ) -> None: ...
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.GetTopologyRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.GetTopologyResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.SetInputsRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.SetInputsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.ResetRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.ResetResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.RetireRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.RetireResponse,
+        ],
+    ], channel: grpc.Channel) -> None: ...
+
     @typing.overload
-    def __init__(
-        self: TopologyServiceStub[
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.topology_pb2.RegisterRequest,
-                lowwater._pb.lowwater.v1.topology_pb2.RegisterResponse,
-            ],
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.topology_pb2.GetTopologyRequest,
-                lowwater._pb.lowwater.v1.topology_pb2.GetTopologyResponse,
-            ],
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.topology_pb2.SetInputsRequest,
-                lowwater._pb.lowwater.v1.topology_pb2.SetInputsResponse,
-            ],
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.topology_pb2.ResetRequest,
-                lowwater._pb.lowwater.v1.topology_pb2.ResetResponse,
-            ],
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.topology_pb2.RetireRequest,
-                lowwater._pb.lowwater.v1.topology_pb2.RetireResponse,
-            ],
+    def __init__(self: TopologyServiceStub[
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.RegisterRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.RegisterResponse,
         ],
-        channel: grpc.aio.Channel,
-    ) -> None: ...
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.GetTopologyRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.GetTopologyResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.SetInputsRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.SetInputsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.ResetRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.ResetResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.RetireRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.RetireResponse,
+        ],
+    ], channel: grpc.aio.Channel) -> None: ...
 
     Register: _TopologyServiceRegisterType
     """Registers a computation. Repeating a registration is harmless; registering
@@ -220,10 +208,7 @@ class TopologyServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.topology_pb2.RegisterRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.topology_pb2.RegisterResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.RegisterResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.topology_pb2.RegisterResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.RegisterResponse]]:
         """Registers a computation. Repeating a registration is harmless; registering
         a name with other inputs or options is refused.
         """
@@ -233,10 +218,7 @@ class TopologyServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.topology_pb2.GetTopologyRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.topology_pb2.GetTopologyResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.GetTopologyResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.topology_pb2.GetTopologyResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.GetTopologyResponse]]:
         """Reads the whole graph."""
 
     @abc.abstractmethod
@@ -244,10 +226,7 @@ class TopologyServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.topology_pb2.SetInputsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.topology_pb2.SetInputsResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.SetInputsResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.topology_pb2.SetInputsResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.SetInputsResponse]]:
         """Changes what a computation reads. Every claim on it is revoked."""
 
     @abc.abstractmethod
@@ -255,10 +234,7 @@ class TopologyServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.topology_pb2.ResetRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.topology_pb2.ResetResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.ResetResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.topology_pb2.ResetResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.ResetResponse]]:
         """Starts a new life of a computation and of everything that reads it."""
 
     @abc.abstractmethod
@@ -266,12 +242,7 @@ class TopologyServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.topology_pb2.RetireRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.topology_pb2.RetireResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.RetireResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.topology_pb2.RetireResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.RetireResponse]]:
         """Takes a key range out of a computation until it is claimed again."""
 
-def add_TopologyServiceServicer_to_server(
-    servicer: TopologyServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]
-) -> None: ...
+def add_TopologyServiceServicer_to_server(servicer: TopologyServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -4,42 +4,47 @@
 # source: lowwater/v1/types.proto
 # Protobuf Python Version: 5.27.2
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 5, 27, 2, "", "lowwater/v1/types.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    5,
+    27,
+    2,
+    '',
+    'lowwater/v1/types.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x17lowwater/v1/types.proto\x12\x0blowwater.v1".\n\tHeuristic\x12\x11\n\tshare_ppm\x18\x01 \x01(\r\x12\x0e\n\x06micros\x18\x02 \x01(\x10"\xc8\x01\n\x05Range\x12\r\n\x05start\x18\x01 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x0c\x12\x18\n\x10watermark_micros\x18\x03 \x01(\x10\x12&\n\x05state\x18\x04 \x01(\x0e\x32\x17.lowwater.v1.RangeState\x12\x0e\n\x06worker\x18\x05 \x01(\t\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x11\n\tsequencer\x18\x07 \x01(\x06\x12\x14\n\x0csince_micros\x18\x08 \x01(\x10\x12\x1a\n\x12last_report_micros\x18\t \x01(\x10"\x93\x02\n\tWatermark\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x12\n\nregistered\x18\x02 \x01(\x08\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x12\n\nlow_micros\x18\x05 \x01(\x10\x12*\n\nheuristics\x18\x06 \x03(\x0b\x32\x16.lowwater.v1.Heuristic\x12\x1f\n\x17oldest_operation_micros\x18\x07 \x01(\x10\x12\x14\n\x0csince_micros\x18\x08 \x01(\x10\x12"\n\x06holder\x18\t \x01(\x0b\x32\x12.lowwater.v1.Range\x12\x0e\n\x06ranges\x18\n \x01(\x04\x12\x0e\n\x06inputs\x18\x0b \x03(\t"?\n\x08Redirect\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04"\\\n\x06GoAway\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x1a\n\x12retry_after_millis\x18\x02 \x01(\r\x12\x13\n\x07\x61\x64\x64ress\x18\x03 \x01(\tB\x02\x18\x01\x12\x11\n\x05\x65poch\x18\x04 \x01(\x04\x42\x02\x18\x01*\xab\x01\n\nRangeState\x12\x1b\n\x17RANGE_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19RANGE_STATE_NEVER_CLAIMED\x10\x01\x12\x15\n\x11RANGE_STATE_OWNED\x10\x02\x12\x17\n\x13RANGE_STATE_UNOWNED\x10\x03\x12\x18\n\x14RANGE_STATE_FINISHED\x10\x04\x12\x17\n\x13RANGE_STATE_RETIRED\x10\x05\x62\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17lowwater/v1/types.proto\x12\x0blowwater.v1\".\n\tHeuristic\x12\x11\n\tshare_ppm\x18\x01 \x01(\r\x12\x0e\n\x06micros\x18\x02 \x01(\x10\"\xc8\x01\n\x05Range\x12\r\n\x05start\x18\x01 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x0c\x12\x18\n\x10watermark_micros\x18\x03 \x01(\x10\x12&\n\x05state\x18\x04 \x01(\x0e\x32\x17.lowwater.v1.RangeState\x12\x0e\n\x06worker\x18\x05 \x01(\t\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x11\n\tsequencer\x18\x07 \x01(\x06\x12\x14\n\x0csince_micros\x18\x08 \x01(\x10\x12\x1a\n\x12last_report_micros\x18\t \x01(\x10\"\x93\x02\n\tWatermark\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x12\n\nregistered\x18\x02 \x01(\x08\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x12\n\nlow_micros\x18\x05 \x01(\x10\x12*\n\nheuristics\x18\x06 \x03(\x0b\x32\x16.lowwater.v1.Heuristic\x12\x1f\n\x17oldest_operation_micros\x18\x07 \x01(\x10\x12\x14\n\x0csince_micros\x18\x08 \x01(\x10\x12\"\n\x06holder\x18\t \x01(\x0b\x32\x12.lowwater.v1.Range\x12\x0e\n\x06ranges\x18\n \x01(\x04\x12\x0e\n\x06inputs\x18\x0b \x03(\t\"?\n\x08Redirect\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"\\\n\x06GoAway\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x1a\n\x12retry_after_millis\x18\x02 \x01(\r\x12\x13\n\x07\x61\x64\x64ress\x18\x03 \x01(\tB\x02\x18\x01\x12\x11\n\x05\x65poch\x18\x04 \x01(\x04\x42\x02\x18\x01*\xab\x01\n\nRangeState\x12\x1b\n\x17RANGE_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19RANGE_STATE_NEVER_CLAIMED\x10\x01\x12\x15\n\x11RANGE_STATE_OWNED\x10\x02\x12\x17\n\x13RANGE_STATE_UNOWNED\x10\x03\x12\x18\n\x14RANGE_STATE_FINISHED\x10\x04\x12\x17\n\x13RANGE_STATE_RETIRED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "lowwater.v1.types_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lowwater.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_GOAWAY"].fields_by_name["address"]._loaded_options = None
-    _globals["_GOAWAY"].fields_by_name["address"]._serialized_options = b"\030\001"
-    _globals["_GOAWAY"].fields_by_name["epoch"]._loaded_options = None
-    _globals["_GOAWAY"].fields_by_name["epoch"]._serialized_options = b"\030\001"
-    _globals["_RANGESTATE"]._serialized_start = 729
-    _globals["_RANGESTATE"]._serialized_end = 900
-    _globals["_HEURISTIC"]._serialized_start = 40
-    _globals["_HEURISTIC"]._serialized_end = 86
-    _globals["_RANGE"]._serialized_start = 89
-    _globals["_RANGE"]._serialized_end = 289
-    _globals["_WATERMARK"]._serialized_start = 292
-    _globals["_WATERMARK"]._serialized_end = 567
-    _globals["_REDIRECT"]._serialized_start = 569
-    _globals["_REDIRECT"]._serialized_end = 632
-    _globals["_GOAWAY"]._serialized_start = 634
-    _globals["_GOAWAY"]._serialized_end = 726
+  DESCRIPTOR._loaded_options = None
+  _globals['_GOAWAY'].fields_by_name['address']._loaded_options = None
+  _globals['_GOAWAY'].fields_by_name['address']._serialized_options = b'\030\001'
+  _globals['_GOAWAY'].fields_by_name['epoch']._loaded_options = None
+  _globals['_GOAWAY'].fields_by_name['epoch']._serialized_options = b'\030\001'
+  _globals['_RANGESTATE']._serialized_start=729
+  _globals['_RANGESTATE']._serialized_end=900
+  _globals['_HEURISTIC']._serialized_start=40
+  _globals['_HEURISTIC']._serialized_end=86
+  _globals['_RANGE']._serialized_start=89
+  _globals['_RANGE']._serialized_end=289
+  _globals['_WATERMARK']._serialized_start=292
+  _globals['_WATERMARK']._serialized_end=567
+  _globals['_REDIRECT']._serialized_start=569
+  _globals['_REDIRECT']._serialized_end=632
+  _globals['_GOAWAY']._serialized_start=634
+  _globals['_GOAWAY']._serialized_end=726
 # @@protoc_insertion_point(module_scope)

@@ -29,9 +29,7 @@ class _RangeState:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
 
-class _RangeStateEnumTypeWrapper(
-    google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_RangeState.ValueType], builtins.type
-):
+class _RangeStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_RangeState.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     RANGE_STATE_UNSPECIFIED: _RangeState.ValueType  # 0
     """Not set."""
@@ -133,29 +131,7 @@ class Range(google.protobuf.message.Message):
         since_micros: builtins.int = ...,
         last_report_micros: builtins.int = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "end",
-            b"end",
-            "host",
-            b"host",
-            "last_report_micros",
-            b"last_report_micros",
-            "sequencer",
-            b"sequencer",
-            "since_micros",
-            b"since_micros",
-            "start",
-            b"start",
-            "state",
-            b"state",
-            "watermark_micros",
-            b"watermark_micros",
-            "worker",
-            b"worker",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["end", b"end", "host", b"host", "last_report_micros", b"last_report_micros", "sequencer", b"sequencer", "since_micros", b"since_micros", "start", b"start", "state", b"state", "watermark_micros", b"watermark_micros", "worker", b"worker"]) -> None: ...
 
 Global___Range: typing_extensions.TypeAlias = Range
 
@@ -222,33 +198,7 @@ class Watermark(google.protobuf.message.Message):
         inputs: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["holder", b"holder"]) -> builtins.bool: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "computation",
-            b"computation",
-            "epoch",
-            b"epoch",
-            "heuristics",
-            b"heuristics",
-            "holder",
-            b"holder",
-            "incarnation",
-            b"incarnation",
-            "inputs",
-            b"inputs",
-            "low_micros",
-            b"low_micros",
-            "oldest_operation_micros",
-            b"oldest_operation_micros",
-            "ranges",
-            b"ranges",
-            "registered",
-            b"registered",
-            "since_micros",
-            b"since_micros",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "epoch", b"epoch", "heuristics", b"heuristics", "holder", b"holder", "incarnation", b"incarnation", "inputs", b"inputs", "low_micros", b"low_micros", "oldest_operation_micros", b"oldest_operation_micros", "ranges", b"ranges", "registered", b"registered", "since_micros", b"since_micros"]) -> None: ...
 
 Global___Watermark: typing_extensions.TypeAlias = Watermark
 
@@ -278,9 +228,7 @@ class Redirect(google.protobuf.message.Message):
         address: builtins.str = ...,
         epoch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(
-        self, field_name: typing.Literal["address", b"address", "computation", b"computation", "epoch", b"epoch"]
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "computation", b"computation", "epoch", b"epoch"]) -> None: ...
 
 Global___Redirect: typing_extensions.TypeAlias = Redirect
 
@@ -310,11 +258,6 @@ class GoAway(google.protobuf.message.Message):
         address: builtins.str = ...,
         epoch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "address", b"address", "epoch", b"epoch", "reason", b"reason", "retry_after_millis", b"retry_after_millis"
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "epoch", b"epoch", "reason", b"reason", "retry_after_millis", b"retry_after_millis"]) -> None: ...
 
 Global___GoAway: typing_extensions.TypeAlias = GoAway

@@ -39,9 +39,7 @@ class GetWatermarksRequest(google.protobuf.message.Message):
         server_token: builtins.str = ...,
         computations: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(
-        self, field_name: typing.Literal["computations", b"computations", "server_token", b"server_token"]
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computations", b"computations", "server_token", b"server_token"]) -> None: ...
 
 Global___GetWatermarksRequest: typing_extensions.TypeAlias = GetWatermarksRequest
 
@@ -60,19 +58,11 @@ class GetWatermarksResponse(google.protobuf.message.Message):
     time_micros: builtins.int
     """The authority's processing time."""
     @property
-    def watermarks(
-        self,
-    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[
-        lowwater._pb.lowwater.v1.types_pb2.Watermark
-    ]:
+    def watermarks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Watermark]:
         """In the order asked, or by name."""
 
     @property
-    def redirects(
-        self,
-    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[
-        lowwater._pb.lowwater.v1.types_pb2.Redirect
-    ]:
+    def redirects(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Redirect]:
         """Those of the computations that other shards serve; ask there. They are not
         among the watermarks.
         """
@@ -85,19 +75,7 @@ class GetWatermarksResponse(google.protobuf.message.Message):
         time_micros: builtins.int = ...,
         redirects: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.Redirect] | None = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "redirects",
-            b"redirects",
-            "server_token",
-            b"server_token",
-            "time_micros",
-            b"time_micros",
-            "watermarks",
-            b"watermarks",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["redirects", b"redirects", "server_token", b"server_token", "time_micros", b"time_micros", "watermarks", b"watermarks"]) -> None: ...
 
 Global___GetWatermarksResponse: typing_extensions.TypeAlias = GetWatermarksResponse
 
@@ -121,9 +99,7 @@ class WatchRequest(google.protobuf.message.Message):
         server_token: builtins.str = ...,
         computations: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(
-        self, field_name: typing.Literal["computations", b"computations", "server_token", b"server_token"]
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computations", b"computations", "server_token", b"server_token"]) -> None: ...
 
 Global___WatchRequest: typing_extensions.TypeAlias = WatchRequest
 
@@ -150,11 +126,7 @@ class WatchResponse(google.protobuf.message.Message):
     authority of the first release.
     """
     @property
-    def watermarks(
-        self,
-    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[
-        lowwater._pb.lowwater.v1.types_pb2.Watermark
-    ]:
+    def watermarks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Watermark]:
         """Only what changed."""
 
     @property
@@ -162,11 +134,7 @@ class WatchResponse(google.protobuf.message.Message):
         """Present in the last message before the server stops."""
 
     @property
-    def redirects(
-        self,
-    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[
-        lowwater._pb.lowwater.v1.types_pb2.Redirect
-    ]:
+    def redirects(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Redirect]:
         """Those of the followed computations that other shards serve, from the first
         message on or from now on. This stream tells nothing more of them until
         they come back here.
@@ -183,23 +151,7 @@ class WatchResponse(google.protobuf.message.Message):
         redirects: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.Redirect] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["go_away", b"go_away"]) -> builtins.bool: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "clock_micros",
-            b"clock_micros",
-            "go_away",
-            b"go_away",
-            "redirects",
-            b"redirects",
-            "server_token",
-            b"server_token",
-            "time_micros",
-            b"time_micros",
-            "watermarks",
-            b"watermarks",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock_micros", b"clock_micros", "go_away", b"go_away", "redirects", b"redirects", "server_token", b"server_token", "time_micros", b"time_micros", "watermarks", b"watermarks"]) -> None: ...
 
 Global___WatchResponse: typing_extensions.TypeAlias = WatchResponse
 
@@ -229,19 +181,7 @@ class CheckCompleteRequest(google.protobuf.message.Message):
         until_micros: builtins.int = ...,
         max_holders: builtins.int = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "computation",
-            b"computation",
-            "max_holders",
-            b"max_holders",
-            "server_token",
-            b"server_token",
-            "until_micros",
-            b"until_micros",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "max_holders", b"max_holders", "server_token", b"server_token", "until_micros", b"until_micros"]) -> None: ...
 
 Global___CheckCompleteRequest: typing_extensions.TypeAlias = CheckCompleteRequest
 
@@ -267,9 +207,7 @@ class CheckCompleteResponse(google.protobuf.message.Message):
         """The published watermarks."""
 
     @property
-    def holders(
-        self,
-    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Range]:
+    def holders(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Range]:
         """The ranges below `until`, furthest behind first."""
 
     def __init__(
@@ -282,21 +220,7 @@ class CheckCompleteResponse(google.protobuf.message.Message):
         time_micros: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["watermark", b"watermark"]) -> builtins.bool: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "complete",
-            b"complete",
-            "holders",
-            b"holders",
-            "holding",
-            b"holding",
-            "time_micros",
-            b"time_micros",
-            "watermark",
-            b"watermark",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["complete", b"complete", "holders", b"holders", "holding", b"holding", "time_micros", b"time_micros", "watermark", b"watermark"]) -> None: ...
 
 Global___CheckCompleteResponse: typing_extensions.TypeAlias = CheckCompleteResponse
 
@@ -326,27 +250,9 @@ class ListRangesRequest(google.protobuf.message.Message):
         below_micros: builtins.int | None = ...,
         server_token: builtins.str = ...,
     ) -> None: ...
-    def HasField(
-        self, field_name: typing.Literal["_below_micros", b"_below_micros", "below_micros", b"below_micros"]
-    ) -> builtins.bool: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "_below_micros",
-            b"_below_micros",
-            "below_micros",
-            b"below_micros",
-            "computation",
-            b"computation",
-            "page_size",
-            b"page_size",
-            "server_token",
-            b"server_token",
-        ],
-    ) -> None: ...
-    def WhichOneof(
-        self, oneof_group: typing.Literal["_below_micros", b"_below_micros"]
-    ) -> typing.Literal["below_micros"] | None: ...
+    def HasField(self, field_name: typing.Literal["_below_micros", b"_below_micros", "below_micros", b"below_micros"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_below_micros", b"_below_micros", "below_micros", b"below_micros", "computation", b"computation", "page_size", b"page_size", "server_token", b"server_token"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_below_micros", b"_below_micros"]) -> typing.Literal["below_micros"] | None: ...
 
 Global___ListRangesRequest: typing_extensions.TypeAlias = ListRangesRequest
 
@@ -361,9 +267,7 @@ class ListRangesResponse(google.protobuf.message.Message):
     total: builtins.int
     """How many there are in all."""
     @property
-    def ranges(
-        self,
-    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Range]:
+    def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Range]:
         """At most page_size ranges."""
 
     def __init__(
@@ -402,27 +306,9 @@ class GetHistoryRequest(google.protobuf.message.Message):
         since_micros: builtins.int | None = ...,
         page_size: builtins.int = ...,
     ) -> None: ...
-    def HasField(
-        self, field_name: typing.Literal["_since_micros", b"_since_micros", "since_micros", b"since_micros"]
-    ) -> builtins.bool: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "_since_micros",
-            b"_since_micros",
-            "computation",
-            b"computation",
-            "page_size",
-            b"page_size",
-            "server_token",
-            b"server_token",
-            "since_micros",
-            b"since_micros",
-        ],
-    ) -> None: ...
-    def WhichOneof(
-        self, oneof_group: typing.Literal["_since_micros", b"_since_micros"]
-    ) -> typing.Literal["since_micros"] | None: ...
+    def HasField(self, field_name: typing.Literal["_since_micros", b"_since_micros", "since_micros", b"since_micros"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_since_micros", b"_since_micros", "computation", b"computation", "page_size", b"page_size", "server_token", b"server_token", "since_micros", b"since_micros"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_since_micros", b"_since_micros"]) -> typing.Literal["since_micros"] | None: ...
 
 Global___GetHistoryRequest: typing_extensions.TypeAlias = GetHistoryRequest
 
@@ -456,19 +342,7 @@ class Completion(google.protobuf.message.Message):
         through_micros: builtins.int = ...,
         time_micros: builtins.int = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "after_micros",
-            b"after_micros",
-            "incarnation",
-            b"incarnation",
-            "through_micros",
-            b"through_micros",
-            "time_micros",
-            b"time_micros",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after_micros", b"after_micros", "incarnation", b"incarnation", "through_micros", b"through_micros", "time_micros", b"time_micros"]) -> None: ...
 
 Global___Completion: typing_extensions.TypeAlias = Completion
 
@@ -496,9 +370,6 @@ class GetHistoryResponse(google.protobuf.message.Message):
         completions: collections.abc.Iterable[Global___Completion] | None = ...,
         total: builtins.int = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal["completions", b"completions", "step_micros", b"step_micros", "total", b"total"],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["completions", b"completions", "step_micros", b"step_micros", "total", b"total"]) -> None: ...
 
 Global___GetHistoryResponse: typing_extensions.TypeAlias = GetHistoryResponse

@@ -19,13 +19,14 @@ else:
 _T = typing.TypeVar("_T")
 
 class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Iterator[_T], metaclass=abc.ABCMeta): ...
+
 class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 _WatermarkServiceGetWatermarksType = typing_extensions.TypeVar(
-    "_WatermarkServiceGetWatermarksType",
+    '_WatermarkServiceGetWatermarksType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.watermarks_pb2.GetWatermarksRequest,
         lowwater._pb.lowwater.v1.watermarks_pb2.GetWatermarksResponse,
@@ -41,7 +42,7 @@ _WatermarkServiceGetWatermarksType = typing_extensions.TypeVar(
 )
 
 _WatermarkServiceWatchType = typing_extensions.TypeVar(
-    "_WatermarkServiceWatchType",
+    '_WatermarkServiceWatchType',
     grpc.UnaryStreamMultiCallable[
         lowwater._pb.lowwater.v1.watermarks_pb2.WatchRequest,
         lowwater._pb.lowwater.v1.watermarks_pb2.WatchResponse,
@@ -57,7 +58,7 @@ _WatermarkServiceWatchType = typing_extensions.TypeVar(
 )
 
 _WatermarkServiceCheckCompleteType = typing_extensions.TypeVar(
-    "_WatermarkServiceCheckCompleteType",
+    '_WatermarkServiceCheckCompleteType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteRequest,
         lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteResponse,
@@ -73,7 +74,7 @@ _WatermarkServiceCheckCompleteType = typing_extensions.TypeVar(
 )
 
 _WatermarkServiceListRangesType = typing_extensions.TypeVar(
-    "_WatermarkServiceListRangesType",
+    '_WatermarkServiceListRangesType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesRequest,
         lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesResponse,
@@ -89,7 +90,7 @@ _WatermarkServiceListRangesType = typing_extensions.TypeVar(
 )
 
 _WatermarkServiceGetHistoryType = typing_extensions.TypeVar(
-    "_WatermarkServiceGetHistoryType",
+    '_WatermarkServiceGetHistoryType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryRequest,
         lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryResponse,
@@ -104,69 +105,56 @@ _WatermarkServiceGetHistoryType = typing_extensions.TypeVar(
     ],
 )
 
-class WatermarkServiceStub(
-    typing.Generic[
-        _WatermarkServiceGetWatermarksType,
-        _WatermarkServiceWatchType,
-        _WatermarkServiceCheckCompleteType,
-        _WatermarkServiceListRangesType,
-        _WatermarkServiceGetHistoryType,
-    ]
-):
+class WatermarkServiceStub(typing.Generic[_WatermarkServiceGetWatermarksType, _WatermarkServiceWatchType, _WatermarkServiceCheckCompleteType, _WatermarkServiceListRangesType, _WatermarkServiceGetHistoryType]):
     """Reads watermarks."""
 
     @typing.overload
-    def __init__(
-        self: WatermarkServiceStub[
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.watermarks_pb2.GetWatermarksRequest,
-                lowwater._pb.lowwater.v1.watermarks_pb2.GetWatermarksResponse,
-            ],
-            grpc.UnaryStreamMultiCallable[
-                lowwater._pb.lowwater.v1.watermarks_pb2.WatchRequest,
-                lowwater._pb.lowwater.v1.watermarks_pb2.WatchResponse,
-            ],
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteRequest,
-                lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteResponse,
-            ],
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesRequest,
-                lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesResponse,
-            ],
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryRequest,
-                lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryResponse,
-            ],
+    def __init__(self: WatermarkServiceStub[
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.watermarks_pb2.GetWatermarksRequest,
+            lowwater._pb.lowwater.v1.watermarks_pb2.GetWatermarksResponse,
         ],
-        channel: grpc.Channel,
-    ) -> None: ...
+        grpc.UnaryStreamMultiCallable[
+            lowwater._pb.lowwater.v1.watermarks_pb2.WatchRequest,
+            lowwater._pb.lowwater.v1.watermarks_pb2.WatchResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteRequest,
+            lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesRequest,
+            lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryRequest,
+            lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryResponse,
+        ],
+    ], channel: grpc.Channel) -> None: ...
+
     @typing.overload
-    def __init__(
-        self: WatermarkServiceStub[
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.watermarks_pb2.GetWatermarksRequest,
-                lowwater._pb.lowwater.v1.watermarks_pb2.GetWatermarksResponse,
-            ],
-            grpc.aio.UnaryStreamMultiCallable[
-                lowwater._pb.lowwater.v1.watermarks_pb2.WatchRequest,
-                lowwater._pb.lowwater.v1.watermarks_pb2.WatchResponse,
-            ],
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteRequest,
-                lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteResponse,
-            ],
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesRequest,
-                lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesResponse,
-            ],
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryRequest,
-                lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryResponse,
-            ],
+    def __init__(self: WatermarkServiceStub[
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.watermarks_pb2.GetWatermarksRequest,
+            lowwater._pb.lowwater.v1.watermarks_pb2.GetWatermarksResponse,
         ],
-        channel: grpc.aio.Channel,
-    ) -> None: ...
+        grpc.aio.UnaryStreamMultiCallable[
+            lowwater._pb.lowwater.v1.watermarks_pb2.WatchRequest,
+            lowwater._pb.lowwater.v1.watermarks_pb2.WatchResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteRequest,
+            lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesRequest,
+            lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryRequest,
+            lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryResponse,
+        ],
+    ], channel: grpc.aio.Channel) -> None: ...
 
     GetWatermarks: _WatermarkServiceGetWatermarksType
     """Reads the published watermarks now."""
@@ -216,10 +204,7 @@ class WatermarkServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.watermarks_pb2.GetWatermarksRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.watermarks_pb2.GetWatermarksResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.watermarks_pb2.GetWatermarksResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.watermarks_pb2.GetWatermarksResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.watermarks_pb2.GetWatermarksResponse]]:
         """Reads the published watermarks now."""
 
     @abc.abstractmethod
@@ -227,10 +212,7 @@ class WatermarkServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.watermarks_pb2.WatchRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        collections.abc.Iterator[lowwater._pb.lowwater.v1.watermarks_pb2.WatchResponse],
-        collections.abc.AsyncIterator[lowwater._pb.lowwater.v1.watermarks_pb2.WatchResponse],
-    ]:
+    ) -> typing.Union[collections.abc.Iterator[lowwater._pb.lowwater.v1.watermarks_pb2.WatchResponse], collections.abc.AsyncIterator[lowwater._pb.lowwater.v1.watermarks_pb2.WatchResponse]]:
         """Follows them: the newest value at once, then every change, conflated, and a
         beat when nothing changes.
         """
@@ -240,10 +222,7 @@ class WatermarkServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteResponse]]:
         """Is everything before an event time here, and if not, which ranges hold it?"""
 
     @abc.abstractmethod
@@ -251,10 +230,7 @@ class WatermarkServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.watermarks_pb2.ListRangesResponse]]:
         """Lists key ranges, those furthest behind first."""
 
     @abc.abstractmethod
@@ -262,12 +238,7 @@ class WatermarkServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.watermarks_pb2.GetHistoryResponse]]:
         """When did each hour, or other step of event time, become complete?"""
 
-def add_WatermarkServiceServicer_to_server(
-    servicer: WatermarkServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]
-) -> None: ...
+def add_WatermarkServiceServicer_to_server(servicer: WatermarkServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

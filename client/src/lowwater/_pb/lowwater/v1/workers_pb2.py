@@ -4,15 +4,18 @@
 # source: lowwater/v1/workers.proto
 # Protobuf Python Version: 5.27.2
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 5, 27, 2, "", "lowwater/v1/workers.proto"
+    _runtime_version.Domain.PUBLIC,
+    5,
+    27,
+    2,
+    '',
+    'lowwater/v1/workers.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -22,65 +25,63 @@ _sym_db = _symbol_database.Default()
 from lowwater._pb.lowwater.v1 import types_pb2 as lowwater_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x19lowwater/v1/workers.proto\x12\x0blowwater.v1\x1a\x17lowwater/v1/types.proto"\xed\x01\n\x0c\x43laimRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\x0e\n\x06\x62ounds\x18\x03 \x03(\x0c\x12\x0e\n\x06worker\x18\x04 \x01(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x10\n\x08identity\x18\x06 \x01(\t\x12\x12\n\ngeneration\x18\x07 \x01(\x04\x12\x0f\n\x07ordinal\x18\x08 \x01(\x04\x12\x12\n\nrequest_id\x18\t \x01(\x0c\x12\x14\n\x0c\x62ound_micros\x18\n \x03(\x10\x12\x14\n\x0c\x62\x61tch_digest\x18\x0b \x01(\x0c\x12\r\n\x05\x61\x64opt\x18\x0c \x01(\x08"\x81\x02\n\rClaimResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x11\n\tsequencer\x18\x02 \x01(\x06\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x13\n\x0b\x65poch_nonce\x18\x0b \x01(\x07\x12\x15\n\rinput_version\x18\x05 \x01(\x04\x12\x0e\n\x06inputs\x18\x06 \x03(\t\x12\x1a\n\x12input_incarnations\x18\x07 \x03(\x04\x12\x19\n\x11watermarks_micros\x18\x08 \x03(\x10\x12\x16\n\x0eheuristics_ppm\x18\t \x03(\r\x12\x18\n\x10reference_micros\x18\n \x01(\x10"N\n\x0eReleaseRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x11\n\tsequencer\x18\x02 \x01(\x06\x12\x14\n\x0cserver_token\x18\x03 \x01(\t"\x11\n\x0fReleaseResponse"2\n\tHistogram\x12\x15\n\rstarts_micros\x18\x01 \x03(\x10\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04"j\n\x04Mass\x12\'\n\x07pending\x18\x01 \x01(\x0b\x32\x16.lowwater.v1.Histogram\x12\x0e\n\x06recent\x18\x02 \x01(\x04\x12)\n\tfrontiers\x18\x03 \x03(\x0b\x32\x16.lowwater.v1.Heuristic"\xe6\x01\n\x0bGroupReport\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x11\n\tsequencer\x18\x02 \x01(\x06\x12\x0f\n\x07handles\x18\x03 \x03(\x07\x12\x19\n\x11watermarks_micros\x18\x04 \x03(\x10\x12\x0e\n\x06\x66inish\x18\x05 \x01(\x08\x12\x15\n\rinput_version\x18\x06 \x01(\x04\x12\x1a\n\x12input_incarnations\x18\x07 \x03(\x04\x12\x1f\n\x17oldest_operation_micros\x18\x08 \x01(\x10\x12\x1f\n\x04mass\x18\t \x01(\x0b\x32\x11.lowwater.v1.Mass"g\n\rReportRequest\x12\'\n\x04open\x18\x01 \x01(\x0b\x32\x17.lowwater.v1.ReportOpenH\x00\x12%\n\x06report\x18\x02 \x01(\x0b\x32\x13.lowwater.v1.ReportH\x00\x42\x06\n\x04kind"U\n\nReportOpen\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x0e\n\x06sender\x18\x02 \x01(\x0c\x12\x0e\n\x06stream\x18\x03 \x01(\x04\x12\x11\n\x05\x65poch\x18\x04 \x01(\x04\x42\x02\x18\x01"B\n\x06Report\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\x06groups\x18\x02 \x03(\x0b\x32\x18.lowwater.v1.GroupReport"\xbb\x01\n\x0eReportResponse\x12+\n\x06opened\x18\x01 \x01(\x0b\x32\x19.lowwater.v1.ReportOpenedH\x00\x12%\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x16.lowwater.v1.ReportAckH\x00\x12%\n\x06\x66\x65nced\x18\x03 \x01(\x0b\x32\x13.lowwater.v1.FencedH\x00\x12&\n\x07go_away\x18\x04 \x01(\x0b\x32\x13.lowwater.v1.GoAwayH\x00\x42\x06\n\x04kind"7\n\x0cReportOpened\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x11\n\x05\x65poch\x18\x02 \x01(\x04\x42\x02\x18\x01"x\n\tReportAck\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12+\n\x07refused\x18\x02 \x03(\x0b\x32\x1a.lowwater.v1.RefusedRanges\x12.\n\nreferences\x18\x03 \x03(\x0b\x32\x1a.lowwater.v1.ReferenceTime"4\n\rReferenceTime\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x0e\n\x06micros\x18\x02 \x01(\x10"\x92\x01\n\rRefusedRanges\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x11\n\tsequencer\x18\x02 \x01(\x06\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0f\n\x07handles\x18\x05 \x03(\x07\x12\'\n\x08redirect\x18\x06 \x01(\x0b\x32\x15.lowwater.v1.Redirect"Q\n\x06\x46\x65nced\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x11\n\tsequencer\x18\x02 \x01(\x06\x12\x0f\n\x07handles\x18\x03 \x03(\x07\x12\x0e\n\x06reason\x18\x04 \x01(\t"@\n\x0bTaskAttempt\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04"\xea\x01\n\x10StageTaskRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\x11\n\tsequencer\x18\x03 \x01(\x06\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\x04\x12&\n\x04task\x18\x05 \x01(\x0b\x32\x18.lowwater.v1.TaskAttempt\x12\x0f\n\x07handles\x18\x06 \x03(\x07\x12\x15\n\roldest_micros\x18\x07 \x03(\x10\x12\'\n\x07pending\x18\x08 \x01(\x0b\x32\x16.lowwater.v1.Histogram\x12\x10\n\x08\x66inished\x18\t \x01(\x04"\x13\n\x11StageTaskResponse"\xc4\x02\n\x13PrepareBatchRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x11\n\tsequencer\x18\x02 \x01(\x06\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\'\n\x05tasks\x18\x05 \x03(\x0b\x32\x18.lowwater.v1.TaskAttempt\x12\x14\n\x0c\x62ound_micros\x18\x06 \x01(\x10\x12\x12\n\ncovers_all\x18\x07 \x01(\x08\x12\x15\n\rinput_version\x18\x08 \x01(\x04\x12\x1a\n\x12input_incarnations\x18\t \x03(\x04\x12\x1f\n\x17oldest_operation_micros\x18\n \x01(\x10\x12)\n\tfrontiers\x18\x0b \x03(\x0b\x32\x16.lowwater.v1.Heuristic\x12\x14\n\x0cserver_token\x18\x0c \x01(\t"A\n\x14PrepareBatchResponse\x12)\n\x07missing\x18\x01 \x03(\x0b\x32\x18.lowwater.v1.TaskAttempt"a\n\x12\x43ommitBatchRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x11\n\tsequencer\x18\x02 \x01(\x06\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\x04\x12\x14\n\x0cserver_token\x18\x04 \x01(\t"B\n\x13\x43ommitBatchResponse\x12+\n\x07refused\x18\x01 \x03(\x0b\x32\x1a.lowwater.v1.RefusedRanges2\xcf\x03\n\rWorkerService\x12>\n\x05\x43laim\x12\x19.lowwater.v1.ClaimRequest\x1a\x1a.lowwater.v1.ClaimResponse\x12\x44\n\x07Release\x12\x1b.lowwater.v1.ReleaseRequest\x1a\x1c.lowwater.v1.ReleaseResponse\x12\x45\n\x06Report\x12\x1a.lowwater.v1.ReportRequest\x1a\x1b.lowwater.v1.ReportResponse(\x01\x30\x01\x12J\n\tStageTask\x12\x1d.lowwater.v1.StageTaskRequest\x1a\x1e.lowwater.v1.StageTaskResponse\x12S\n\x0cPrepareBatch\x12 .lowwater.v1.PrepareBatchRequest\x1a!.lowwater.v1.PrepareBatchResponse\x12P\n\x0b\x43ommitBatch\x12\x1f.lowwater.v1.CommitBatchRequest\x1a .lowwater.v1.CommitBatchResponseb\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19lowwater/v1/workers.proto\x12\x0blowwater.v1\x1a\x17lowwater/v1/types.proto\"\xed\x01\n\x0c\x43laimRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\x0e\n\x06\x62ounds\x18\x03 \x03(\x0c\x12\x0e\n\x06worker\x18\x04 \x01(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x10\n\x08identity\x18\x06 \x01(\t\x12\x12\n\ngeneration\x18\x07 \x01(\x04\x12\x0f\n\x07ordinal\x18\x08 \x01(\x04\x12\x12\n\nrequest_id\x18\t \x01(\x0c\x12\x14\n\x0c\x62ound_micros\x18\n \x03(\x10\x12\x14\n\x0c\x62\x61tch_digest\x18\x0b \x01(\x0c\x12\r\n\x05\x61\x64opt\x18\x0c \x01(\x08\"\x81\x02\n\rClaimResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x11\n\tsequencer\x18\x02 \x01(\x06\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x13\n\x0b\x65poch_nonce\x18\x0b \x01(\x07\x12\x15\n\rinput_version\x18\x05 \x01(\x04\x12\x0e\n\x06inputs\x18\x06 \x03(\t\x12\x1a\n\x12input_incarnations\x18\x07 \x03(\x04\x12\x19\n\x11watermarks_micros\x18\x08 \x03(\x10\x12\x16\n\x0eheuristics_ppm\x18\t \x03(\r\x12\x18\n\x10reference_micros\x18\n \x01(\x10\"N\n\x0eReleaseRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x11\n\tsequencer\x18\x02 \x01(\x06\x12\x14\n\x0cserver_token\x18\x03 \x01(\t\"\x11\n\x0fReleaseResponse\"2\n\tHistogram\x12\x15\n\rstarts_micros\x18\x01 \x03(\x10\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\"j\n\x04Mass\x12\'\n\x07pending\x18\x01 \x01(\x0b\x32\x16.lowwater.v1.Histogram\x12\x0e\n\x06recent\x18\x02 \x01(\x04\x12)\n\tfrontiers\x18\x03 \x03(\x0b\x32\x16.lowwater.v1.Heuristic\"\xe6\x01\n\x0bGroupReport\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x11\n\tsequencer\x18\x02 \x01(\x06\x12\x0f\n\x07handles\x18\x03 \x03(\x07\x12\x19\n\x11watermarks_micros\x18\x04 \x03(\x10\x12\x0e\n\x06\x66inish\x18\x05 \x01(\x08\x12\x15\n\rinput_version\x18\x06 \x01(\x04\x12\x1a\n\x12input_incarnations\x18\x07 \x03(\x04\x12\x1f\n\x17oldest_operation_micros\x18\x08 \x01(\x10\x12\x1f\n\x04mass\x18\t \x01(\x0b\x32\x11.lowwater.v1.Mass\"g\n\rReportRequest\x12\'\n\x04open\x18\x01 \x01(\x0b\x32\x17.lowwater.v1.ReportOpenH\x00\x12%\n\x06report\x18\x02 \x01(\x0b\x32\x13.lowwater.v1.ReportH\x00\x42\x06\n\x04kind\"U\n\nReportOpen\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x0e\n\x06sender\x18\x02 \x01(\x0c\x12\x0e\n\x06stream\x18\x03 \x01(\x04\x12\x11\n\x05\x65poch\x18\x04 \x01(\x04\x42\x02\x18\x01\"B\n\x06Report\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\x06groups\x18\x02 \x03(\x0b\x32\x18.lowwater.v1.GroupReport\"\xbb\x01\n\x0eReportResponse\x12+\n\x06opened\x18\x01 \x01(\x0b\x32\x19.lowwater.v1.ReportOpenedH\x00\x12%\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x16.lowwater.v1.ReportAckH\x00\x12%\n\x06\x66\x65nced\x18\x03 \x01(\x0b\x32\x13.lowwater.v1.FencedH\x00\x12&\n\x07go_away\x18\x04 \x01(\x0b\x32\x13.lowwater.v1.GoAwayH\x00\x42\x06\n\x04kind\"7\n\x0cReportOpened\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x11\n\x05\x65poch\x18\x02 \x01(\x04\x42\x02\x18\x01\"x\n\tReportAck\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12+\n\x07refused\x18\x02 \x03(\x0b\x32\x1a.lowwater.v1.RefusedRanges\x12.\n\nreferences\x18\x03 \x03(\x0b\x32\x1a.lowwater.v1.ReferenceTime\"4\n\rReferenceTime\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x0e\n\x06micros\x18\x02 \x01(\x10\"\x92\x01\n\rRefusedRanges\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x11\n\tsequencer\x18\x02 \x01(\x06\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0f\n\x07handles\x18\x05 \x03(\x07\x12\'\n\x08redirect\x18\x06 \x01(\x0b\x32\x15.lowwater.v1.Redirect\"Q\n\x06\x46\x65nced\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x11\n\tsequencer\x18\x02 \x01(\x06\x12\x0f\n\x07handles\x18\x03 \x03(\x07\x12\x0e\n\x06reason\x18\x04 \x01(\t\"@\n\x0bTaskAttempt\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\"\xea\x01\n\x10StageTaskRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\x11\n\tsequencer\x18\x03 \x01(\x06\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\x04\x12&\n\x04task\x18\x05 \x01(\x0b\x32\x18.lowwater.v1.TaskAttempt\x12\x0f\n\x07handles\x18\x06 \x03(\x07\x12\x15\n\roldest_micros\x18\x07 \x03(\x10\x12\'\n\x07pending\x18\x08 \x01(\x0b\x32\x16.lowwater.v1.Histogram\x12\x10\n\x08\x66inished\x18\t \x01(\x04\"\x13\n\x11StageTaskResponse\"\xc4\x02\n\x13PrepareBatchRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x11\n\tsequencer\x18\x02 \x01(\x06\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\'\n\x05tasks\x18\x05 \x03(\x0b\x32\x18.lowwater.v1.TaskAttempt\x12\x14\n\x0c\x62ound_micros\x18\x06 \x01(\x10\x12\x12\n\ncovers_all\x18\x07 \x01(\x08\x12\x15\n\rinput_version\x18\x08 \x01(\x04\x12\x1a\n\x12input_incarnations\x18\t \x03(\x04\x12\x1f\n\x17oldest_operation_micros\x18\n \x01(\x10\x12)\n\tfrontiers\x18\x0b \x03(\x0b\x32\x16.lowwater.v1.Heuristic\x12\x14\n\x0cserver_token\x18\x0c \x01(\t\"A\n\x14PrepareBatchResponse\x12)\n\x07missing\x18\x01 \x03(\x0b\x32\x18.lowwater.v1.TaskAttempt\"a\n\x12\x43ommitBatchRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x11\n\tsequencer\x18\x02 \x01(\x06\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\x04\x12\x14\n\x0cserver_token\x18\x04 \x01(\t\"B\n\x13\x43ommitBatchResponse\x12+\n\x07refused\x18\x01 \x03(\x0b\x32\x1a.lowwater.v1.RefusedRanges2\xcf\x03\n\rWorkerService\x12>\n\x05\x43laim\x12\x19.lowwater.v1.ClaimRequest\x1a\x1a.lowwater.v1.ClaimResponse\x12\x44\n\x07Release\x12\x1b.lowwater.v1.ReleaseRequest\x1a\x1c.lowwater.v1.ReleaseResponse\x12\x45\n\x06Report\x12\x1a.lowwater.v1.ReportRequest\x1a\x1b.lowwater.v1.ReportResponse(\x01\x30\x01\x12J\n\tStageTask\x12\x1d.lowwater.v1.StageTaskRequest\x1a\x1e.lowwater.v1.StageTaskResponse\x12S\n\x0cPrepareBatch\x12 .lowwater.v1.PrepareBatchRequest\x1a!.lowwater.v1.PrepareBatchResponse\x12P\n\x0b\x43ommitBatch\x12\x1f.lowwater.v1.CommitBatchRequest\x1a .lowwater.v1.CommitBatchResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "lowwater.v1.workers_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lowwater.v1.workers_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_REPORTOPEN"].fields_by_name["epoch"]._loaded_options = None
-    _globals["_REPORTOPEN"].fields_by_name["epoch"]._serialized_options = b"\030\001"
-    _globals["_REPORTOPENED"].fields_by_name["epoch"]._loaded_options = None
-    _globals["_REPORTOPENED"].fields_by_name["epoch"]._serialized_options = b"\030\001"
-    _globals["_CLAIMREQUEST"]._serialized_start = 68
-    _globals["_CLAIMREQUEST"]._serialized_end = 305
-    _globals["_CLAIMRESPONSE"]._serialized_start = 308
-    _globals["_CLAIMRESPONSE"]._serialized_end = 565
-    _globals["_RELEASEREQUEST"]._serialized_start = 567
-    _globals["_RELEASEREQUEST"]._serialized_end = 645
-    _globals["_RELEASERESPONSE"]._serialized_start = 647
-    _globals["_RELEASERESPONSE"]._serialized_end = 664
-    _globals["_HISTOGRAM"]._serialized_start = 666
-    _globals["_HISTOGRAM"]._serialized_end = 716
-    _globals["_MASS"]._serialized_start = 718
-    _globals["_MASS"]._serialized_end = 824
-    _globals["_GROUPREPORT"]._serialized_start = 827
-    _globals["_GROUPREPORT"]._serialized_end = 1057
-    _globals["_REPORTREQUEST"]._serialized_start = 1059
-    _globals["_REPORTREQUEST"]._serialized_end = 1162
-    _globals["_REPORTOPEN"]._serialized_start = 1164
-    _globals["_REPORTOPEN"]._serialized_end = 1249
-    _globals["_REPORT"]._serialized_start = 1251
-    _globals["_REPORT"]._serialized_end = 1317
-    _globals["_REPORTRESPONSE"]._serialized_start = 1320
-    _globals["_REPORTRESPONSE"]._serialized_end = 1507
-    _globals["_REPORTOPENED"]._serialized_start = 1509
-    _globals["_REPORTOPENED"]._serialized_end = 1564
-    _globals["_REPORTACK"]._serialized_start = 1566
-    _globals["_REPORTACK"]._serialized_end = 1686
-    _globals["_REFERENCETIME"]._serialized_start = 1688
-    _globals["_REFERENCETIME"]._serialized_end = 1740
-    _globals["_REFUSEDRANGES"]._serialized_start = 1743
-    _globals["_REFUSEDRANGES"]._serialized_end = 1889
-    _globals["_FENCED"]._serialized_start = 1891
-    _globals["_FENCED"]._serialized_end = 1972
-    _globals["_TASKATTEMPT"]._serialized_start = 1974
-    _globals["_TASKATTEMPT"]._serialized_end = 2038
-    _globals["_STAGETASKREQUEST"]._serialized_start = 2041
-    _globals["_STAGETASKREQUEST"]._serialized_end = 2275
-    _globals["_STAGETASKRESPONSE"]._serialized_start = 2277
-    _globals["_STAGETASKRESPONSE"]._serialized_end = 2296
-    _globals["_PREPAREBATCHREQUEST"]._serialized_start = 2299
-    _globals["_PREPAREBATCHREQUEST"]._serialized_end = 2623
-    _globals["_PREPAREBATCHRESPONSE"]._serialized_start = 2625
-    _globals["_PREPAREBATCHRESPONSE"]._serialized_end = 2690
-    _globals["_COMMITBATCHREQUEST"]._serialized_start = 2692
-    _globals["_COMMITBATCHREQUEST"]._serialized_end = 2789
-    _globals["_COMMITBATCHRESPONSE"]._serialized_start = 2791
-    _globals["_COMMITBATCHRESPONSE"]._serialized_end = 2857
-    _globals["_WORKERSERVICE"]._serialized_start = 2860
-    _globals["_WORKERSERVICE"]._serialized_end = 3323
+  DESCRIPTOR._loaded_options = None
+  _globals['_REPORTOPEN'].fields_by_name['epoch']._loaded_options = None
+  _globals['_REPORTOPEN'].fields_by_name['epoch']._serialized_options = b'\030\001'
+  _globals['_REPORTOPENED'].fields_by_name['epoch']._loaded_options = None
+  _globals['_REPORTOPENED'].fields_by_name['epoch']._serialized_options = b'\030\001'
+  _globals['_CLAIMREQUEST']._serialized_start=68
+  _globals['_CLAIMREQUEST']._serialized_end=305
+  _globals['_CLAIMRESPONSE']._serialized_start=308
+  _globals['_CLAIMRESPONSE']._serialized_end=565
+  _globals['_RELEASEREQUEST']._serialized_start=567
+  _globals['_RELEASEREQUEST']._serialized_end=645
+  _globals['_RELEASERESPONSE']._serialized_start=647
+  _globals['_RELEASERESPONSE']._serialized_end=664
+  _globals['_HISTOGRAM']._serialized_start=666
+  _globals['_HISTOGRAM']._serialized_end=716
+  _globals['_MASS']._serialized_start=718
+  _globals['_MASS']._serialized_end=824
+  _globals['_GROUPREPORT']._serialized_start=827
+  _globals['_GROUPREPORT']._serialized_end=1057
+  _globals['_REPORTREQUEST']._serialized_start=1059
+  _globals['_REPORTREQUEST']._serialized_end=1162
+  _globals['_REPORTOPEN']._serialized_start=1164
+  _globals['_REPORTOPEN']._serialized_end=1249
+  _globals['_REPORT']._serialized_start=1251
+  _globals['_REPORT']._serialized_end=1317
+  _globals['_REPORTRESPONSE']._serialized_start=1320
+  _globals['_REPORTRESPONSE']._serialized_end=1507
+  _globals['_REPORTOPENED']._serialized_start=1509
+  _globals['_REPORTOPENED']._serialized_end=1564
+  _globals['_REPORTACK']._serialized_start=1566
+  _globals['_REPORTACK']._serialized_end=1686
+  _globals['_REFERENCETIME']._serialized_start=1688
+  _globals['_REFERENCETIME']._serialized_end=1740
+  _globals['_REFUSEDRANGES']._serialized_start=1743
+  _globals['_REFUSEDRANGES']._serialized_end=1889
+  _globals['_FENCED']._serialized_start=1891
+  _globals['_FENCED']._serialized_end=1972
+  _globals['_TASKATTEMPT']._serialized_start=1974
+  _globals['_TASKATTEMPT']._serialized_end=2038
+  _globals['_STAGETASKREQUEST']._serialized_start=2041
+  _globals['_STAGETASKREQUEST']._serialized_end=2275
+  _globals['_STAGETASKRESPONSE']._serialized_start=2277
+  _globals['_STAGETASKRESPONSE']._serialized_end=2296
+  _globals['_PREPAREBATCHREQUEST']._serialized_start=2299
+  _globals['_PREPAREBATCHREQUEST']._serialized_end=2623
+  _globals['_PREPAREBATCHRESPONSE']._serialized_start=2625
+  _globals['_PREPAREBATCHRESPONSE']._serialized_end=2690
+  _globals['_COMMITBATCHREQUEST']._serialized_start=2692
+  _globals['_COMMITBATCHREQUEST']._serialized_end=2789
+  _globals['_COMMITBATCHRESPONSE']._serialized_start=2791
+  _globals['_COMMITBATCHRESPONSE']._serialized_end=2857
+  _globals['_WORKERSERVICE']._serialized_start=2860
+  _globals['_WORKERSERVICE']._serialized_end=3323
 # @@protoc_insertion_point(module_scope)

@@ -93,35 +93,7 @@ class ClaimRequest(google.protobuf.message.Message):
         batch_digest: builtins.bytes = ...,
         adopt: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "adopt",
-            b"adopt",
-            "batch_digest",
-            b"batch_digest",
-            "bound_micros",
-            b"bound_micros",
-            "bounds",
-            b"bounds",
-            "computation",
-            b"computation",
-            "generation",
-            b"generation",
-            "host",
-            b"host",
-            "identity",
-            b"identity",
-            "ordinal",
-            b"ordinal",
-            "request_id",
-            b"request_id",
-            "server_token",
-            b"server_token",
-            "worker",
-            b"worker",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "batch_digest", b"batch_digest", "bound_micros", b"bound_micros", "bounds", b"bounds", "computation", b"computation", "generation", b"generation", "host", b"host", "identity", b"identity", "ordinal", b"ordinal", "request_id", b"request_id", "server_token", b"server_token", "worker", b"worker"]) -> None: ...
 
 Global___ClaimRequest: typing_extensions.TypeAlias = ClaimRequest
 
@@ -189,33 +161,7 @@ class ClaimResponse(google.protobuf.message.Message):
         heuristics_ppm: collections.abc.Iterable[builtins.int] | None = ...,
         reference_micros: builtins.int = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "epoch",
-            b"epoch",
-            "epoch_nonce",
-            b"epoch_nonce",
-            "heuristics_ppm",
-            b"heuristics_ppm",
-            "incarnation",
-            b"incarnation",
-            "input_incarnations",
-            b"input_incarnations",
-            "input_version",
-            b"input_version",
-            "inputs",
-            b"inputs",
-            "reference_micros",
-            b"reference_micros",
-            "sequencer",
-            b"sequencer",
-            "server_token",
-            b"server_token",
-            "watermarks_micros",
-            b"watermarks_micros",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "epoch_nonce", b"epoch_nonce", "heuristics_ppm", b"heuristics_ppm", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "reference_micros", b"reference_micros", "sequencer", b"sequencer", "server_token", b"server_token", "watermarks_micros", b"watermarks_micros"]) -> None: ...
 
 Global___ClaimResponse: typing_extensions.TypeAlias = ClaimResponse
 
@@ -241,12 +187,7 @@ class ReleaseRequest(google.protobuf.message.Message):
         sequencer: builtins.int = ...,
         server_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "computation", b"computation", "sequencer", b"sequencer", "server_token", b"server_token"
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "sequencer", b"sequencer", "server_token", b"server_token"]) -> None: ...
 
 Global___ReleaseRequest: typing_extensions.TypeAlias = ReleaseRequest
 
@@ -284,9 +225,7 @@ class Histogram(google.protobuf.message.Message):
         starts_micros: collections.abc.Iterable[builtins.int] | None = ...,
         counts: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(
-        self, field_name: typing.Literal["counts", b"counts", "starts_micros", b"starts_micros"]
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counts", b"counts", "starts_micros", b"starts_micros"]) -> None: ...
 
 Global___Histogram: typing_extensions.TypeAlias = Histogram
 
@@ -306,11 +245,7 @@ class Mass(google.protobuf.message.Message):
         """Records not finished yet, at their timestamps."""
 
     @property
-    def frontiers(
-        self,
-    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[
-        lowwater._pb.lowwater.v1.types_pb2.Heuristic
-    ]:
+    def frontiers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Heuristic]:
         """Per heuristic share, the frontier that the finished ones stand at: the
         min of the inputs' heuristic watermarks, or the injector's own frontier.
         """
@@ -323,9 +258,7 @@ class Mass(google.protobuf.message.Message):
         frontiers: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.Heuristic] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["pending", b"pending"]) -> builtins.bool: ...
-    def ClearField(
-        self, field_name: typing.Literal["frontiers", b"frontiers", "pending", b"pending", "recent", b"recent"]
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frontiers", b"frontiers", "pending", b"pending", "recent", b"recent"]) -> None: ...
 
 Global___Mass: typing_extensions.TypeAlias = Mass
 
@@ -388,29 +321,7 @@ class GroupReport(google.protobuf.message.Message):
         mass: Global___Mass | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["mass", b"mass"]) -> builtins.bool: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "computation",
-            b"computation",
-            "finish",
-            b"finish",
-            "handles",
-            b"handles",
-            "input_incarnations",
-            b"input_incarnations",
-            "input_version",
-            b"input_version",
-            "mass",
-            b"mass",
-            "oldest_operation_micros",
-            b"oldest_operation_micros",
-            "sequencer",
-            b"sequencer",
-            "watermarks_micros",
-            b"watermarks_micros",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "finish", b"finish", "handles", b"handles", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "mass", b"mass", "oldest_operation_micros", b"oldest_operation_micros", "sequencer", b"sequencer", "watermarks_micros", b"watermarks_micros"]) -> None: ...
 
 Global___GroupReport: typing_extensions.TypeAlias = GroupReport
 
@@ -436,9 +347,7 @@ class ReportRequest(google.protobuf.message.Message):
         open: Global___ReportOpen | None = ...,
         report: Global___Report | None = ...,
     ) -> None: ...
-    def HasField(
-        self, field_name: typing.Literal["kind", b"kind", "open", b"open", "report", b"report"]
-    ) -> builtins.bool: ...
+    def HasField(self, field_name: typing.Literal["kind", b"kind", "open", b"open", "report", b"report"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["kind", b"kind", "open", b"open", "report", b"report"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["open", "report"] | None: ...
 
@@ -474,12 +383,7 @@ class ReportOpen(google.protobuf.message.Message):
         stream: builtins.int = ...,
         epoch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "epoch", b"epoch", "sender", b"sender", "server_token", b"server_token", "stream", b"stream"
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "sender", b"sender", "server_token", b"server_token", "stream", b"stream"]) -> None: ...
 
 Global___ReportOpen: typing_extensions.TypeAlias = ReportOpen
 
@@ -541,21 +445,9 @@ class ReportResponse(google.protobuf.message.Message):
         fenced: Global___Fenced | None = ...,
         go_away: lowwater._pb.lowwater.v1.types_pb2.GoAway | None = ...,
     ) -> None: ...
-    def HasField(
-        self,
-        field_name: typing.Literal[
-            "ack", b"ack", "fenced", b"fenced", "go_away", b"go_away", "kind", b"kind", "opened", b"opened"
-        ],
-    ) -> builtins.bool: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "ack", b"ack", "fenced", b"fenced", "go_away", b"go_away", "kind", b"kind", "opened", b"opened"
-        ],
-    ) -> None: ...
-    def WhichOneof(
-        self, oneof_group: typing.Literal["kind", b"kind"]
-    ) -> typing.Literal["opened", "ack", "fenced", "go_away"] | None: ...
+    def HasField(self, field_name: typing.Literal["ack", b"ack", "fenced", b"fenced", "go_away", b"go_away", "kind", b"kind", "opened", b"opened"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ack", b"ack", "fenced", b"fenced", "go_away", b"go_away", "kind", b"kind", "opened", b"opened"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["opened", "ack", "fenced", "go_away"] | None: ...
 
 Global___ReportResponse: typing_extensions.TypeAlias = ReportResponse
 
@@ -607,9 +499,7 @@ class ReportAck(google.protobuf.message.Message):
         refused: collections.abc.Iterable[Global___RefusedRanges] | None = ...,
         references: collections.abc.Iterable[Global___ReferenceTime] | None = ...,
     ) -> None: ...
-    def ClearField(
-        self, field_name: typing.Literal["number", b"number", "references", b"references", "refused", b"refused"]
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "references", b"references", "refused", b"refused"]) -> None: ...
 
 Global___ReportAck: typing_extensions.TypeAlias = ReportAck
 
@@ -676,23 +566,7 @@ class RefusedRanges(google.protobuf.message.Message):
         redirect: lowwater._pb.lowwater.v1.types_pb2.Redirect | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["redirect", b"redirect"]) -> builtins.bool: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "computation",
-            b"computation",
-            "handles",
-            b"handles",
-            "message",
-            b"message",
-            "reason",
-            b"reason",
-            "redirect",
-            b"redirect",
-            "sequencer",
-            b"sequencer",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "handles", b"handles", "message", b"message", "reason", b"reason", "redirect", b"redirect", "sequencer", b"sequencer"]) -> None: ...
 
 Global___RefusedRanges: typing_extensions.TypeAlias = RefusedRanges
 
@@ -724,12 +598,7 @@ class Fenced(google.protobuf.message.Message):
         handles: collections.abc.Iterable[builtins.int] | None = ...,
         reason: builtins.str = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "computation", b"computation", "handles", b"handles", "reason", b"reason", "sequencer", b"sequencer"
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "handles", b"handles", "reason", b"reason", "sequencer", b"sequencer"]) -> None: ...
 
 Global___Fenced: typing_extensions.TypeAlias = Fenced
 
@@ -755,9 +624,7 @@ class TaskAttempt(google.protobuf.message.Message):
         partition: builtins.int = ...,
         attempt: builtins.int = ...,
     ) -> None: ...
-    def ClearField(
-        self, field_name: typing.Literal["attempt", b"attempt", "partition", b"partition", "stage", b"stage"]
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "partition", b"partition", "stage", b"stage"]) -> None: ...
 
 Global___TaskAttempt: typing_extensions.TypeAlias = TaskAttempt
 
@@ -816,29 +683,7 @@ class StageTaskRequest(google.protobuf.message.Message):
         finished: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["pending", b"pending", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "batch",
-            b"batch",
-            "computation",
-            b"computation",
-            "finished",
-            b"finished",
-            "handles",
-            b"handles",
-            "oldest_micros",
-            b"oldest_micros",
-            "pending",
-            b"pending",
-            "sequencer",
-            b"sequencer",
-            "server_token",
-            b"server_token",
-            "task",
-            b"task",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "computation", b"computation", "finished", b"finished", "handles", b"handles", "oldest_micros", b"oldest_micros", "pending", b"pending", "sequencer", b"sequencer", "server_token", b"server_token", "task", b"task"]) -> None: ...
 
 Global___StageTaskRequest: typing_extensions.TypeAlias = StageTaskRequest
 
@@ -903,11 +748,7 @@ class PrepareBatchRequest(google.protobuf.message.Message):
         """As in GroupReport."""
 
     @property
-    def frontiers(
-        self,
-    ) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[
-        lowwater._pb.lowwater.v1.types_pb2.Heuristic
-    ]:
+    def frontiers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Heuristic]:
         """Per heuristic share, the frontier of the finished records."""
 
     def __init__(
@@ -926,35 +767,7 @@ class PrepareBatchRequest(google.protobuf.message.Message):
         frontiers: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.Heuristic] | None = ...,
         server_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "batch",
-            b"batch",
-            "bound_micros",
-            b"bound_micros",
-            "computation",
-            b"computation",
-            "covers_all",
-            b"covers_all",
-            "digest",
-            b"digest",
-            "frontiers",
-            b"frontiers",
-            "input_incarnations",
-            b"input_incarnations",
-            "input_version",
-            b"input_version",
-            "oldest_operation_micros",
-            b"oldest_operation_micros",
-            "sequencer",
-            b"sequencer",
-            "server_token",
-            b"server_token",
-            "tasks",
-            b"tasks",
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "bound_micros", b"bound_micros", "computation", b"computation", "covers_all", b"covers_all", "digest", b"digest", "frontiers", b"frontiers", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "oldest_operation_micros", b"oldest_operation_micros", "sequencer", b"sequencer", "server_token", b"server_token", "tasks", b"tasks"]) -> None: ...
 
 Global___PrepareBatchRequest: typing_extensions.TypeAlias = PrepareBatchRequest
 
@@ -1006,12 +819,7 @@ class CommitBatchRequest(google.protobuf.message.Message):
         batch: builtins.int = ...,
         server_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(
-        self,
-        field_name: typing.Literal[
-            "batch", b"batch", "computation", b"computation", "sequencer", b"sequencer", "server_token", b"server_token"
-        ],
-    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "computation", b"computation", "sequencer", b"sequencer", "server_token", b"server_token"]) -> None: ...
 
 Global___CommitBatchRequest: typing_extensions.TypeAlias = CommitBatchRequest
 

@@ -19,13 +19,14 @@ else:
 _T = typing.TypeVar("_T")
 
 class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Iterator[_T], metaclass=abc.ABCMeta): ...
+
 class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 _WorkerServiceClaimType = typing_extensions.TypeVar(
-    "_WorkerServiceClaimType",
+    '_WorkerServiceClaimType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.workers_pb2.ClaimRequest,
         lowwater._pb.lowwater.v1.workers_pb2.ClaimResponse,
@@ -41,7 +42,7 @@ _WorkerServiceClaimType = typing_extensions.TypeVar(
 )
 
 _WorkerServiceReleaseType = typing_extensions.TypeVar(
-    "_WorkerServiceReleaseType",
+    '_WorkerServiceReleaseType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.workers_pb2.ReleaseRequest,
         lowwater._pb.lowwater.v1.workers_pb2.ReleaseResponse,
@@ -57,7 +58,7 @@ _WorkerServiceReleaseType = typing_extensions.TypeVar(
 )
 
 _WorkerServiceReportType = typing_extensions.TypeVar(
-    "_WorkerServiceReportType",
+    '_WorkerServiceReportType',
     grpc.StreamStreamMultiCallable[
         lowwater._pb.lowwater.v1.workers_pb2.ReportRequest,
         lowwater._pb.lowwater.v1.workers_pb2.ReportResponse,
@@ -73,7 +74,7 @@ _WorkerServiceReportType = typing_extensions.TypeVar(
 )
 
 _WorkerServiceStageTaskType = typing_extensions.TypeVar(
-    "_WorkerServiceStageTaskType",
+    '_WorkerServiceStageTaskType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.workers_pb2.StageTaskRequest,
         lowwater._pb.lowwater.v1.workers_pb2.StageTaskResponse,
@@ -89,7 +90,7 @@ _WorkerServiceStageTaskType = typing_extensions.TypeVar(
 )
 
 _WorkerServicePrepareBatchType = typing_extensions.TypeVar(
-    "_WorkerServicePrepareBatchType",
+    '_WorkerServicePrepareBatchType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.workers_pb2.PrepareBatchRequest,
         lowwater._pb.lowwater.v1.workers_pb2.PrepareBatchResponse,
@@ -105,7 +106,7 @@ _WorkerServicePrepareBatchType = typing_extensions.TypeVar(
 )
 
 _WorkerServiceCommitBatchType = typing_extensions.TypeVar(
-    "_WorkerServiceCommitBatchType",
+    '_WorkerServiceCommitBatchType',
     grpc.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.workers_pb2.CommitBatchRequest,
         lowwater._pb.lowwater.v1.workers_pb2.CommitBatchResponse,
@@ -120,78 +121,64 @@ _WorkerServiceCommitBatchType = typing_extensions.TypeVar(
     ],
 )
 
-class WorkerServiceStub(
-    typing.Generic[
-        _WorkerServiceClaimType,
-        _WorkerServiceReleaseType,
-        _WorkerServiceReportType,
-        _WorkerServiceStageTaskType,
-        _WorkerServicePrepareBatchType,
-        _WorkerServiceCommitBatchType,
-    ]
-):
+class WorkerServiceStub(typing.Generic[_WorkerServiceClaimType, _WorkerServiceReleaseType, _WorkerServiceReportType, _WorkerServiceStageTaskType, _WorkerServicePrepareBatchType, _WorkerServiceCommitBatchType]):
     """Claims, reports, and the two-step commit of micro-batches."""
 
     @typing.overload
-    def __init__(
-        self: WorkerServiceStub[
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.workers_pb2.ClaimRequest,
-                lowwater._pb.lowwater.v1.workers_pb2.ClaimResponse,
-            ],
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.workers_pb2.ReleaseRequest,
-                lowwater._pb.lowwater.v1.workers_pb2.ReleaseResponse,
-            ],
-            grpc.StreamStreamMultiCallable[
-                lowwater._pb.lowwater.v1.workers_pb2.ReportRequest,
-                lowwater._pb.lowwater.v1.workers_pb2.ReportResponse,
-            ],
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.workers_pb2.StageTaskRequest,
-                lowwater._pb.lowwater.v1.workers_pb2.StageTaskResponse,
-            ],
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.workers_pb2.PrepareBatchRequest,
-                lowwater._pb.lowwater.v1.workers_pb2.PrepareBatchResponse,
-            ],
-            grpc.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.workers_pb2.CommitBatchRequest,
-                lowwater._pb.lowwater.v1.workers_pb2.CommitBatchResponse,
-            ],
+    def __init__(self: WorkerServiceStub[
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.workers_pb2.ClaimRequest,
+            lowwater._pb.lowwater.v1.workers_pb2.ClaimResponse,
         ],
-        channel: grpc.Channel,
-    ) -> None: ...
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.workers_pb2.ReleaseRequest,
+            lowwater._pb.lowwater.v1.workers_pb2.ReleaseResponse,
+        ],
+        grpc.StreamStreamMultiCallable[
+            lowwater._pb.lowwater.v1.workers_pb2.ReportRequest,
+            lowwater._pb.lowwater.v1.workers_pb2.ReportResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.workers_pb2.StageTaskRequest,
+            lowwater._pb.lowwater.v1.workers_pb2.StageTaskResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.workers_pb2.PrepareBatchRequest,
+            lowwater._pb.lowwater.v1.workers_pb2.PrepareBatchResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.workers_pb2.CommitBatchRequest,
+            lowwater._pb.lowwater.v1.workers_pb2.CommitBatchResponse,
+        ],
+    ], channel: grpc.Channel) -> None: ...
+
     @typing.overload
-    def __init__(
-        self: WorkerServiceStub[
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.workers_pb2.ClaimRequest,
-                lowwater._pb.lowwater.v1.workers_pb2.ClaimResponse,
-            ],
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.workers_pb2.ReleaseRequest,
-                lowwater._pb.lowwater.v1.workers_pb2.ReleaseResponse,
-            ],
-            grpc.aio.StreamStreamMultiCallable[
-                lowwater._pb.lowwater.v1.workers_pb2.ReportRequest,
-                lowwater._pb.lowwater.v1.workers_pb2.ReportResponse,
-            ],
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.workers_pb2.StageTaskRequest,
-                lowwater._pb.lowwater.v1.workers_pb2.StageTaskResponse,
-            ],
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.workers_pb2.PrepareBatchRequest,
-                lowwater._pb.lowwater.v1.workers_pb2.PrepareBatchResponse,
-            ],
-            grpc.aio.UnaryUnaryMultiCallable[
-                lowwater._pb.lowwater.v1.workers_pb2.CommitBatchRequest,
-                lowwater._pb.lowwater.v1.workers_pb2.CommitBatchResponse,
-            ],
+    def __init__(self: WorkerServiceStub[
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.workers_pb2.ClaimRequest,
+            lowwater._pb.lowwater.v1.workers_pb2.ClaimResponse,
         ],
-        channel: grpc.aio.Channel,
-    ) -> None: ...
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.workers_pb2.ReleaseRequest,
+            lowwater._pb.lowwater.v1.workers_pb2.ReleaseResponse,
+        ],
+        grpc.aio.StreamStreamMultiCallable[
+            lowwater._pb.lowwater.v1.workers_pb2.ReportRequest,
+            lowwater._pb.lowwater.v1.workers_pb2.ReportResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.workers_pb2.StageTaskRequest,
+            lowwater._pb.lowwater.v1.workers_pb2.StageTaskResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.workers_pb2.PrepareBatchRequest,
+            lowwater._pb.lowwater.v1.workers_pb2.PrepareBatchResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.workers_pb2.CommitBatchRequest,
+            lowwater._pb.lowwater.v1.workers_pb2.CommitBatchResponse,
+        ],
+    ], channel: grpc.aio.Channel) -> None: ...
 
     Claim: _WorkerServiceClaimType
     """Takes ownership of key ranges. Durable when it returns."""
@@ -246,10 +233,7 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.workers_pb2.ClaimRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.workers_pb2.ClaimResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.workers_pb2.ClaimResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.workers_pb2.ClaimResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.workers_pb2.ClaimResponse]]:
         """Takes ownership of key ranges. Durable when it returns."""
 
     @abc.abstractmethod
@@ -257,10 +241,7 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.workers_pb2.ReleaseRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.workers_pb2.ReleaseResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.workers_pb2.ReleaseResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.workers_pb2.ReleaseResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.workers_pb2.ReleaseResponse]]:
         """Gives ranges back. They hold their last value until claimed again."""
 
     @abc.abstractmethod
@@ -268,10 +249,7 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         self,
         request_iterator: _MaybeAsyncIterator[lowwater._pb.lowwater.v1.workers_pb2.ReportRequest],
         context: _ServicerContext,
-    ) -> typing.Union[
-        collections.abc.Iterator[lowwater._pb.lowwater.v1.workers_pb2.ReportResponse],
-        collections.abc.AsyncIterator[lowwater._pb.lowwater.v1.workers_pb2.ReportResponse],
-    ]:
+    ) -> typing.Union[collections.abc.Iterator[lowwater._pb.lowwater.v1.workers_pb2.ReportResponse], collections.abc.AsyncIterator[lowwater._pb.lowwater.v1.workers_pb2.ReportResponse]]:
         """One stream per process: reports up, acknowledgements and fencing down."""
 
     @abc.abstractmethod
@@ -279,10 +257,7 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.workers_pb2.StageTaskRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.workers_pb2.StageTaskResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.workers_pb2.StageTaskResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.workers_pb2.StageTaskResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.workers_pb2.StageTaskResponse]]:
         """An executor's task tells what it holds after its part of a micro-batch."""
 
     @abc.abstractmethod
@@ -290,10 +265,7 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.workers_pb2.PrepareBatchRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.workers_pb2.PrepareBatchResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.workers_pb2.PrepareBatchResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.workers_pb2.PrepareBatchResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.workers_pb2.PrepareBatchResponse]]:
         """The driver names the accepted task attempts of a micro-batch."""
 
     @abc.abstractmethod
@@ -301,12 +273,7 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: lowwater._pb.lowwater.v1.workers_pb2.CommitBatchRequest,
         context: _ServicerContext,
-    ) -> typing.Union[
-        lowwater._pb.lowwater.v1.workers_pb2.CommitBatchResponse,
-        collections.abc.Awaitable[lowwater._pb.lowwater.v1.workers_pb2.CommitBatchResponse],
-    ]:
+    ) -> typing.Union[lowwater._pb.lowwater.v1.workers_pb2.CommitBatchResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.workers_pb2.CommitBatchResponse]]:
         """The micro-batch is durable: applies the prepared set, whole or not at all."""
 
-def add_WorkerServiceServicer_to_server(
-    servicer: WorkerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]
-) -> None: ...
+def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

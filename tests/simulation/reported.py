@@ -1,0 +1,87 @@
+"""What workers reported and were told to be durable: the next owner of a computation must know it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lowwater._pb.lowwater.v1 import workers_pb2
+from lowwater_authority.core.group import GroupState
+
+if TYPE_CHECKING:
+    from lowwater_authority.core.computation import Computation
+
+Key = tuple[str, int]
+"""Computation and sequencer."""
+
+
+@dataclass(frozen=True)
+class _Said:
+    """One claim's part of a report."""
+
+    at: tuple[int, int]
+    """Stream and number."""
+    key: Key
+    values: dict[int | None, int]
+    """By handle; None stands for all that have none."""
+
+
+class Reported:
+    """By claim and handle: the last value that was acknowledged, and those that may have arrived since."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, tuple[bytes, int]] = {}
+        self._said: dict[bytes, deque[_Said]] = {}
+        """By sender, what is not acknowledged yet."""
+        self._settled: dict[Key, dict[int | None, int]] = {}
+
+    def sent(self, call: int, message: workers_pb2.ReportRequest) -> None:
+        """A worker sends a message of a stream."""
+        if message.HasField("open"):
+            self._streams[call] = message.open.sender, message.open.stream
+            return
+        sender, stream = self._streams[call]
+        for group in message.report.groups:
+            values = group.watermarks_micros
+            handles: list[int | None] = list(group.handles) or [None]
+            if len(values) > 1 and not group.handles:
+                handles = list(range(len(values)))
+            spread = values if len(values) == len(handles) else list(values) * len(handles)
+            said = _Said(
+                (stream, message.report.number),
+                (group.computation, group.sequencer),
+                dict(zip(handles, spread, strict=True)),
+            )
+            self._said.setdefault(sender, deque()).append(said)
+
+    def acknowledged(self, call: int, ack: workers_pb2.ReportAck) -> None:
+        """A worker is told that everything up to a report is durable, but for what was refused."""
+        sender, stream = self._streams[call]
+        refused = {(each.computation, each.sequencer) for each in ack.refused}
+        waiting = self._said.get(sender, deque())
+        while waiting and waiting[0].at <= (stream, ack.number):
+            said = waiting.popleft()
+            if said.key in refused:
+                self._settled.pop(said.key, None)
+            elif said.at[0] == stream:
+                settled = self._settled.setdefault(said.key, {})
+                if None in said.values:
+                    settled.clear()
+                settled.update(said.values)
+
+    def missing(self, computation: Computation) -> list[str]:
+        """Return what a computation, as it was recovered, should know and does not."""
+        found = []
+        for sequencer, group in computation.map.groups.items():
+            key = computation.spec.name, sequencer
+            settled = self._settled.get(key)
+            if settled is None or group.state is not GroupState.OWNED:
+                continue
+            later = [said.values for waiting in self._said.values() for said in waiting if said.key == key]
+            values = computation.map.columns.values[group.slots()]
+            for handle in map(int, group.live_handles()):
+                told = [each[by] for each in [settled, *later] for by in (handle, None) if by in each]
+                if told and int(values[handle]) not in told:
+                    found.append(f"{key} {handle} stands at {values[handle]}, but {told[0]} was acknowledged")
+        return found
