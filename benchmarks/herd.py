@@ -32,7 +32,7 @@ from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
 SLOT: Final = 0.1
 """Seconds: how fine the load of the beats is looked at."""
 
-IMPORT: Final = "from lowwater_authority.service import admission"
+IMPORT: Final = "from lowwater_authority import admission"
 SERVE: Final = "from lowwater_authority.server import main; raise SystemExit(main())"
 
 NO_ADMISSION: Final = {"STREAMS": 1 << 30, "STARTING": 1 << 30}
@@ -83,7 +83,7 @@ class Authority:
         self.address = "127.0.0.1:0"
 
     def start(self, bounds: Mapping[str, int]) -> None:
-        """Start, with other bounds of :mod:`lowwater_authority.service.admission`; return when it serves."""
+        """Start, with other bounds of :mod:`lowwater_authority.admission`; return when it serves."""
         other = "".join(f"admission.{name} = {bound}; " for name, bound in bounds.items())
         command = [sys.executable, "-c", f"{IMPORT}; {other}{SERVE}", "--data", str(self._data)]
         command += ["--listen", self.address, "--metrics", "127.0.0.1:0"]

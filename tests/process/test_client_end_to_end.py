@@ -450,8 +450,13 @@ def _refused(call: Callable[[], object]) -> bool:
     return False
 
 
-def test_a_server_restored_from_an_old_copy_is_refused(server: Serving, lw: lowwater.Client, tmp_path: Path) -> None:
+def test_a_server_restored_from_an_old_copy_is_refused(server: Serving, tmp_path: Path) -> None:
     """It is the right deployment, but takes an epoch that this process has seen go by."""
+    with lowwater.connect(server.address, timeout=3.0) as lw:
+        refuse_an_old_copy(server, lw, tmp_path)
+
+
+def refuse_an_old_copy(server: Serving, lw: lowwater.Client, tmp_path: Path) -> None:
     flights, worker, _ = pipeline(lw)
     flights.advance(None, oldest=None, frontier=at(12))
     inputs_at(worker, mark(12))

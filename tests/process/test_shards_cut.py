@@ -21,7 +21,7 @@ GONE_WITHIN = 4 * DEAD_AFTER
 """Seconds; twice ``dead_after`` is meant."""
 
 
-def test_a_shard_cut_off_from_its_store_lets_its_clients_go(tmp_path: Path) -> None:
+def test_rule11_a_shard_cut_off_from_its_store_lets_its_clients_go(tmp_path: Path) -> None:
     with Sharded(tmp_path, 1) as d, StoreProxy(d.redis.port) as network:
         [other] = d.shards
         cut = d.more(network.url)

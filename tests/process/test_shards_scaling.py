@@ -36,7 +36,7 @@ def view_of(*shards: Shard) -> View:
     return view
 
 
-def test_from_one_shard_to_three_and_back(tmp_path: Path) -> None:
+def test_rule3_from_one_shard_to_three_and_back(tmp_path: Path) -> None:
     """Two come at once, so that views differ for a while; then they stop, one after the other (M2)."""
     with Sharded(tmp_path, 1, dead_after=DEAD_AFTER) as d, d.connect() as lw, Following() as following:
         one, two, three = d.shards[0], d.more(), d.more()

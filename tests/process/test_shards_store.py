@@ -56,7 +56,7 @@ def stored(deployment: Sharded) -> View:
     return View.decode(deployment.redis.execute("HGET", "{lowwater:default}:view", "view") or b"")
 
 
-def test_a_store_that_hangs_makes_watermarks_old_and_nothing_else(deployment: Sharded) -> None:
+def test_rule11_a_store_that_hangs_makes_watermarks_old_and_nothing_else(deployment: Sharded) -> None:
     names = [f"hang/{name}" for name in NAMES]
     with deployment.connect() as lw, nothing_is_lost(deployment, lw, names) as work, lw.inputs(*names) as reader:
         epochs = {name: view.epoch for name, view in lw.get(*names).items()}
@@ -72,14 +72,14 @@ def test_a_store_that_hangs_makes_watermarks_old_and_nothing_else(deployment: Sh
         assert {name: view.epoch for name, view in lw.get(*names).items()} == epochs
 
 
-def test_a_store_that_is_killed_and_started_again_loses_nothing(deployment: Sharded) -> None:
+def test_rule2_a_store_that_is_killed_and_started_again_loses_nothing(deployment: Sharded) -> None:
     names = [f"kill/{name}" for name in NAMES]
     with deployment.connect() as lw, nothing_is_lost(deployment, lw, names):
         deployment.redis.kill()
         deployment.redis.start()
 
 
-def test_a_store_that_comes_back_empty_is_given_everything_back(deployment: Sharded) -> None:
+def test_rule2_a_store_that_comes_back_empty_is_given_everything_back(deployment: Sharded) -> None:
     """Rule 2 beyond the store's word (C7a): memory has what was shown."""
     names = [f"empty/{name}" for name in NAMES]
     with deployment.connect() as lw, nothing_is_lost(deployment, lw, names):

@@ -34,6 +34,12 @@ def acknowledged(stream: Iterator[workers_pb2.ReportResponse]) -> workers_pb2.Re
     return next(message for message in stream if message.HasField("ack")).ack
 
 
+def move_on(lease: lowwater.Lease, hour: int) -> None:
+    """Have a worker come to an hour, durably."""
+    lease.advance(None, oldest=None, frontier=hour * HOUR)
+    lease.flush(30)
+
+
 class Zombie(Peer):
     """A worker, a subscriber and a reader who know one shard only, and believe all that it says."""
 
@@ -80,7 +86,7 @@ class Zombie(Peer):
         return refused
 
 
-def test_a_zombie_shard_says_nothing_of_before_and_takes_nothing_over(deployment: Sharded) -> None:
+def test_rule4_a_zombie_shard_says_nothing_of_before_and_takes_nothing_over(deployment: Sharded) -> None:
     """Frozen, replaced, and thawed; meanwhile one computation went on, and another was reset (C5c, S14)."""
     frozen, other = deployment.shards
     with lowwater.connect(other.address) as lw, deployment.connect() as everywhere:
@@ -89,8 +95,7 @@ def test_a_zombie_shard_says_nothing_of_before_and_takes_nothing_over(deployment
         move(lw, frozen, *NAMES)
         owner = {name: everywhere.worker(name).claim(bounds=[b"", b"m"]) for name in NAMES}
         for lease in owner.values():
-            lease.advance(None, oldest=None, frontier=20 * HOUR)
-            lease.flush(30)
+            move_on(lease, 20)
         zombie = Zombie(frozen)
         before = {name: view.epoch for name, view in everywhere.get(*NAMES).items()}
         seen = everywhere.watch("kept")
@@ -107,9 +112,7 @@ def test_a_zombie_shard_says_nothing_of_before_and_takes_nothing_over(deployment
         successor.report(1, zombie.claims["kept"], 11, name="kept")
         assert not acknowledged(kept).refused, "a claim does not depend on the shard that granted it"
         with lw.worker("reset") as worker:
-            after = worker.claim()
-            after.advance(None, oldest=None, frontier=HOUR)
-            after.flush(30)
+            move_on(worker.claim(), 1)
 
         # All of it lies in the sockets of the zombie when it wakes up.
         read: Any = zombie.watermarks.GetWatermarks.future(watermarks_pb2.GetWatermarksRequest(computations=NAMES))
@@ -163,8 +166,7 @@ def test_a_zombie_shard_says_nothing_of_before_and_takes_nothing_over(deployment
             "reset": (2, HOUR),
         }
         with pytest.raises(lowwater.StaleSequencer):
-            owner["reset"].advance(None, oldest=None, frontier=21 * HOUR)
-            owner["reset"].flush(30)
+            move_on(owner["reset"], 21)
         eventually(lambda: len(lw.shards()) == 2)
         assert lw.get(*NAMES) == everywhere.get(*NAMES) == now
         for peer in (zombie, successor):
@@ -172,7 +174,7 @@ def test_a_zombie_shard_says_nothing_of_before_and_takes_nothing_over(deployment
             peer.channel.close()
 
 
-def test_a_zombie_worker_is_refused_where_it_was_replaced_only(deployment: Sharded) -> None:
+def test_rule4_a_zombie_worker_is_refused_where_it_was_replaced_only(deployment: Sharded) -> None:
     """Its ranges were claimed through another shard, where the computation is by now."""
     one, two = deployment.shards
     with lowwater.connect(two.address) as lw:
@@ -201,8 +203,7 @@ def test_a_zombie_worker_is_refused_where_it_was_replaced_only(deployment: Shard
                 os.waitpid(child.pid, os.WUNTRACED)
                 move(lw, two, "shared")
                 lease = lw.worker("shared", name="successor").claim(bounds=[b"", b"m"])
-                lease.advance(None, oldest=None, frontier=11 * HOUR)
-                lease.flush(30)
+                move_on(lease, 11)
                 assert lw.get("shared")["shared"].low.micros == 10 * HOUR
                 say(13)
                 child.send_signal(signal.SIGCONT)

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from lowwater import errors
-from lowwater_authority.service.admission import FIRST_RATE, LEAST_DELAY, MOST_DELAY, Admission, Gate
+from lowwater_authority.admission import FIRST_RATE, LEAST_DELAY, MOST_DELAY, Admission, Gate
 from lowwater_authority.service.streams import Outbox, Streams
 
 

@@ -14,13 +14,14 @@ class Confirming:
 
     def __init__(self, check: Callable[[Iterable[str]], Awaitable[int]]) -> None:
         self._check = check
-        self._names: set[str] = set()
+        # A dict for its order: a set's would differ from process to process, and no run could be repeated.
+        self._names: dict[str, None] = {}
         self._next: asyncio.Task[int] | None = None
         self._running: asyncio.Task[int] | None = None
 
     async def ask(self, names: Iterable[str]) -> int:
         """Return what a check answers that begins after this call."""
-        self._names.update(names)
+        self._names.update(dict.fromkeys(names))
         if self._next is None:
             self._next = asyncio.create_task(self._run(self._running))
             # Whoever asked may be gone by then.
@@ -31,5 +32,5 @@ class Confirming:
         if before is not None:
             await asyncio.wait([before])
         self._running, self._next = self._next, None
-        names, self._names = self._names, set()
+        names, self._names = self._names, {}
         return await self._check(names)

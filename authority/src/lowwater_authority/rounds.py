@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from lowwater import errors
+from lowwater_authority.admission import Gate
 from lowwater_authority.journal import GRAPH, JournalFailed, JournalFenced, JournalPosition
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 QUEUE_BOUND: Final = 65_536
-"""Requests waiting for a round; one more is refused with Overloaded."""
+"""Requests waiting for a round; one more is refused with Overloaded, and told when to come again."""
 
 STOPPING: Final = "the authority is stopping; connect again"
 
@@ -119,6 +120,7 @@ class CommitLoop:
         self._reads: deque[_Work[Any]] = deque()
         self._arrived = asyncio.Event()
         self._stopping = False
+        self._gate: Gate[None] = Gate("requests", QUEUE_BOUND, 0)
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
@@ -145,6 +147,7 @@ class CommitLoop:
                     await self._arrived.wait()
                 self._arrived.clear()
                 await self._round()
+                self._let_out()
         finally:
             self._stopping = True
             for work in (*self._writes, *self._reads):
@@ -156,17 +159,27 @@ class CommitLoop:
         work = _Work(run, asyncio.get_running_loop().create_future(), alone)
         if self._stopping:
             work.fail(errors.ShuttingDown(STOPPING))
-        elif len(self) >= QUEUE_BOUND:
-            work.fail(errors.Overloaded(f"{QUEUE_BOUND} requests wait already; try again later"))
-        else:
-            queue.append(work)
-            self._arrived.set()
+            return work.done
+        try:
+            self._gate.enter(None, asyncio.get_running_loop().time())
+        except errors.Overloaded as error:
+            work.fail(error)
+            return work.done
+        queue.append(work)
+        self._arrived.set()
         return work.done
+
+    def _let_out(self) -> None:
+        """Make room for as many requests as wait no more."""
+        now = asyncio.get_running_loop().time()
+        for _ in range(self._gate.inside - len(self)):
+            self._gate.leave(now)
 
     async def _round(self) -> None:
         round_ = self._owner.begin()
         staged: list[tuple[_Work[Any], Any]] = []
         refusal = self._stage(round_, staged)
+        self._let_out()
         try:
             if refusal is None:
                 await self._owner.append(round_)

@@ -44,6 +44,10 @@ OPTIONS: Final[Sequence[tuple[str, Any]]] = (
     ("grpc.keepalive_permit_without_calls", 1),
     # Clients ping every few seconds to notice a frozen server; the default would close them for it.
     ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
+    # Beyond a thousand calls that nobody has looked at yet, gRPC breaks off some at random, and tells them nothing. A herd is let in
+    # by admission.py instead, which says when to come again.
+    ("grpc.server.max_pending_requests", 1 << 20),
+    ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
     # Two servers on one port would be two authorities.
     ("grpc.so_reuseport", 0),
 )

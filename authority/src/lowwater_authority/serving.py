@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lowwater import errors
 from lowwater_authority.confirming import Confirming
@@ -13,60 +14,21 @@ from lowwater_authority.core.requests import Fenced
 from lowwater_authority.holdings import Holdings
 from lowwater_authority.hub import Hub
 from lowwater_authority.journal import GRAPH, JournalError, JournalFailed, JournalFenced, JournalLost, JournalOutvoted
+from lowwater_authority.placement import Alone
 from lowwater_authority.rounds import CommitLoop, GivenUp, GraphMoved, Round
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from lowwater_authority.core.computation import Computation, View
     from lowwater_authority.core.topology import Topology
     from lowwater_authority.journal import Journal
     from lowwater_authority.observer import Observer
+    from lowwater_authority.placement import Lows, Placement
 
 T = TypeVar("T")
 
-Lows = dict[str, tuple[int, int]]
-"""Of computations that other shards serve: life and published low watermark."""
-
-
-class Placement(Protocol):
-    """Which computations are this shard's, and how it hears of the others."""
-
-    def mine(self, name: str) -> bool:
-        """Whether this shard is to serve a computation."""
-        ...
-
-    def may_heal(self) -> bool:
-        """Whether this shard may put back from memory what the store has lost: not when others may know more."""
-        ...
-
-    async def outvoted(self) -> None:
-        """Look again who the members are: one of them knew better."""
-
-    async def lows(self, names: Sequence[str]) -> Lows:
-        """Ask the shards that serve them how far computations are. Raises Unavailable."""
-        ...
-
-
-class Alone:
-    """The placement of the only process of a deployment."""
-
-    def mine(self, name: str) -> bool:
-        """See Placement."""
-        del name
-        return True
-
-    def may_heal(self) -> bool:
-        """See Placement."""
-        return True
-
-    async def outvoted(self) -> None:
-        """See Placement: there is nobody else."""
-
-    async def lows(self, names: Sequence[str]) -> Lows:
-        """See Placement: there is nobody to ask."""
-        del names
-        return {}
+log = logging.getLogger(__name__)
 
 
 class Serving:
@@ -250,13 +212,22 @@ class Serving:
         return began
 
     async def rise(self, name: str, seen: int) -> None:
-        """Take a number above one that somebody has seen of a computation that is served here.
+        """Take a number above one that somebody has seen of a computation that is served here. Raises Unavailable.
 
-        Only a store that lost numbers leads to that: a shard that was replaced learns it here, and lets go. Raises Unavailable.
+        A shard that was replaced learns it here, and lets go. If it was not, the store has lost numbers. An embedded one can only have
+        been put back from an old copy, which its clients are to refuse.
         """
-        if seen > self.epoch(name):
-            await self.confirm([name])
+        if not self.shared or seen <= self.epoch(name):
+            return
+        await self.confirm([name])
         if self.serves(name) and seen > self.epoch(name):
+            log.error(
+                "%s was served with the number %d, and the store knows only %d: it has lost what it acknowledged, perhaps claims too; "
+                "see docs/durability.md",
+                name,
+                seen,
+                self.epoch(name),
+            )
 
             def stage(round_: Round) -> None:
                 round_.above[name] = seen

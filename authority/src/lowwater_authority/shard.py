@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lowwater_authority.core.interval_map import Range
     from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
     from lowwater_authority.core.topology import Spec
-    from lowwater_authority.serving import Lows
+    from lowwater_authority.placement import Lows
 
 
 class Shard(Serving):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lowwater_authority.cluster.directory import Directory
     from lowwater_authority.cluster.membership import Beats
     from lowwater_authority.cluster.peers import Peers
-    from lowwater_authority.serving import Lows
+    from lowwater_authority.placement import Lows
     from lowwater_authority.shard import Shard
 
 DEAD_AFTER: Final = 1.5

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lowwater.aio import Client
-    from lowwater_authority.serving import Lows
+    from lowwater_authority.placement import Lows
 
 
 class Peers:

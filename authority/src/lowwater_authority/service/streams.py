@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
+from lowwater_authority.admission import Admission
 from lowwater_authority.service import encode
-from lowwater_authority.service.admission import Admission
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from lowwater_authority.admission import Gate
     from lowwater_authority.core.requests import Fenced
-    from lowwater_authority.service.admission import Gate
 
 IN_FLIGHT: Final = 64
 """Reports of one stream that may wait for the journal; more are left in the transport, which slows the sender."""

@@ -10,6 +10,7 @@ from lowwater._pb.lowwater.v1 import watermarks_pb2_grpc
 from lowwater_authority.service import decode, encode
 from lowwater_authority.service.context import moved
 from lowwater_authority.service.refusals import bad_field, check_token, refuse, refusing
+from lowwater_authority.service.streams import inside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     import grpc
 
     from lowwater._pb.lowwater.v1 import types_pb2
+    from lowwater_authority.admission import Gate
     from lowwater_authority.core.computation import View
     from lowwater_authority.hub import Subscription
     from lowwater_authority.service.context import Services
+    from lowwater_authority.service.streams import Turn
 
     Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -35,8 +38,9 @@ MAX_PAGE: Final = 10_000
 class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
     """See proto/lowwater/v1/watermarks.proto."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, starting: Gate[Turn]) -> None:
         self.services = services
+        self._starting = starting
 
     @refusing
     async def GetWatermarks(self, request: pb.GetWatermarksRequest, context: Context) -> pb.GetWatermarksResponse:  # noqa: N802
@@ -59,8 +63,9 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             services.check()
             check_token(services.token, request.server_token)
             asked = list(dict.fromkeys(decode.names("computations", request.computations)))
-            subscription = shard.hub.subscribe(asked)
-            confirmed, names, elsewhere = await self._look(asked)
+            async with inside(self._starting):
+                subscription = shard.hub.subscribe(asked)
+                confirmed, names, elsewhere = await self._look(asked)
             unknown = []
             for name in names:
                 view = shard.view(name)

@@ -1,0 +1,51 @@
+"""Which computations are a shard's, and how it hears of the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Lows = dict[str, tuple[int, int]]
+"""Of computations that other shards serve: life and published low watermark."""
+
+
+class Placement(Protocol):
+    """Which computations are this shard's, and how it hears of the others."""
+
+    def mine(self, name: str) -> bool:
+        """Whether this shard is to serve a computation."""
+        ...
+
+    def may_heal(self) -> bool:
+        """Whether this shard may put back from memory what the store has lost: not when others may know more."""
+        ...
+
+    async def outvoted(self) -> None:
+        """Look again who the members are: one of them knew better."""
+
+    async def lows(self, names: Sequence[str]) -> Lows:
+        """Ask the shards that serve them how far computations are. Raises Unavailable."""
+        ...
+
+
+class Alone:
+    """The placement of the only process of a deployment."""
+
+    def mine(self, name: str) -> bool:
+        """See Placement."""
+        del name
+        return True
+
+    def may_heal(self) -> bool:
+        """See Placement."""
+        return True
+
+    async def outvoted(self) -> None:
+        """See Placement: there is nobody else."""
+
+    async def lows(self, names: Sequence[str]) -> Lows:
+        """See Placement: there is nobody to ask."""
+        del names
+        return {}

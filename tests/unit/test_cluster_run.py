@@ -1,0 +1,160 @@
+"""How a shard lives among others, beat by beat, in virtual time: when it holds itself to be cut off, and when it must not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from lowwater_authority.cluster.cluster import Cluster
+from lowwater_authority.cluster.membership import Member
+from lowwater_authority.cluster.memory import MemoryDirectory, MemoryMembers
+from lowwater_authority.core.topology import Spec
+from lowwater_authority.journal import JournalFailed, LoadedLog, MemoryDisk, MemoryJournal
+from lowwater_authority.observer import Observer
+from lowwater_authority.shard import Shard
+from tests.simulation.kernel import Simulation
+
+DEAD_AFTER = 1.5
+NAMES = [f"c{number}" for number in range(8)]
+
+
+class NobodyToAsk:
+    """The peers of shards that read nothing of each other."""
+
+    async def lows(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """See Placement."""
+        assert not names
+        return {}
+
+
+class SlowJournal(MemoryJournal):
+    """Takes so many seconds to read a log, and none or many to say that nobody answers."""
+
+    seconds = 0.0
+    away = False
+
+    async def load(self, log: str) -> LoadedLog:
+        """See Journal."""
+        if log:
+            await asyncio.sleep(self.seconds)
+        return await super().load(log)
+
+    async def confirm(self, logs: Iterable[str]) -> int:
+        """See Journal."""
+        if self.away:
+            await asyncio.sleep(self.seconds)
+            raise JournalFailed("nobody answers")
+        return await super().confirm(logs)
+
+
+class World:
+    """One store, and shards that live by themselves."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.disk = MemoryDisk()
+        self.members = MemoryMembers(self.clock, dead_after=int(DEAD_AFTER * 1e6))
+
+    def clock(self) -> int:
+        """Microseconds."""
+        return int(self.sim.now * 1e6) + 10**15
+
+    async def start(self, address: str) -> One:
+        """Start a shard; returns when it is a member."""
+        one = One(self, address)
+        one.process.start(one.live)
+        await one.joined.wait()
+        return one
+
+
+class One:
+    """A shard in a process of its own."""
+
+    def __init__(self, world: World, address: str) -> None:
+        self.process = world.sim.process(address)
+        self.joined = asyncio.Event()
+        self.told: list[bool] = []
+        """What was said of being cut off."""
+        self.journal = SlowJournal(world.disk, shared=True)
+        self.cluster = Cluster(
+            MemoryDirectory(world.members),
+            Member(f"id-{address}", address),
+            peers=NobodyToAsk(),  # type: ignore[arg-type]  # without a network
+            monotonic=lambda: world.sim.now,
+            dead_after=DEAD_AFTER,
+        )
+        self.cluster.on_cut_off = self.told.append
+        self.shard = Shard(self.journal, clock=world.clock, observer=Observer(), placement=self.cluster)
+
+    async def live(self) -> None:
+        """Serve until killed."""
+        await self.shard.start()
+        rounds = asyncio.create_task(self.shard.run())
+        await self.cluster.join(self.shard)
+        self.joined.set()
+        await self.cluster.run()
+        await rounds
+
+
+def run(world: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    """Run a story."""
+    sim = Simulation(1)
+    sim.run(world(World(sim)), limit=120)
+
+
+def test_a_shard_that_recovers_for_long_is_not_cut_off() -> None:
+    """It takes over what a dead one served, which takes many times dead_after."""
+
+    async def story(world: World) -> None:
+        one, other = await world.start("one:1"), await world.start("other:1")
+        for name in NAMES:
+            await one.shard.register(Spec(name))
+        await asyncio.sleep(2)
+        assert other.shard.names()
+        one.journal.seconds = 10.0
+        other.process.crash()
+        await asyncio.sleep(DEAD_AFTER + 1)
+        assert one.shard.names() != NAMES
+        await asyncio.sleep(30)
+        assert one.shard.names() == NAMES
+        assert one.told == []
+
+    run(story)
+
+
+@pytest.mark.parametrize("seconds", [DEAD_AFTER + 0.1, 30.0])
+def test_a_shard_that_was_stopped_hears_of_its_store_before_it_judges(seconds: float) -> None:
+    async def story(world: World) -> None:
+        one, other = await world.start("one:1"), await world.start("other:1")
+        for name in NAMES:
+            await one.shard.register(Spec(name))
+        await asyncio.sleep(2)
+        one.process.pause()
+        await asyncio.sleep(seconds)
+        one.process.resume()
+        await asyncio.sleep(2)
+        assert one.told == []
+        assert sorted(one.shard.names() + other.shard.names()) == NAMES
+
+    run(story)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5.0])
+def test_a_shard_without_its_store_is_cut_off_after_dead_after_and_comes_back(seconds: float) -> None:
+    async def story(world: World) -> None:
+        one = await world.start("one:1")
+        await asyncio.sleep(1)
+        world.members.away = one.journal.away = True
+        one.journal.seconds = seconds
+        await asyncio.sleep(DEAD_AFTER * 0.7)
+        assert one.told == []
+        await asyncio.sleep(DEAD_AFTER * 0.8)
+        assert one.told == [True]
+        world.members.away = one.journal.away = False
+        await asyncio.sleep(seconds + 1)
+        assert one.told == [True, False]
+
+    run(story)
