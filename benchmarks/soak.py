@@ -62,14 +62,15 @@ REDIS: Final = "redis"
 JUDGED: Final = (KEPT, STEADY, WATCHERS)
 """Those that live as long as the soak."""
 
-QUEUES: Final = (
+METRICS: Final = (
+    "lowwater_ranges",
     "lowwater_queued_requests",
     "lowwater_subscribers",
     "lowwater_report_streams",
     "lowwater_conflated_watermarks",
     "lowwater_admission_inside",
 )
-"""Metrics whose greatest value is told."""
+"""Those whose greatest value is told, summed over labels."""
 
 MEGABYTE: Final = 1e6
 
@@ -121,10 +122,10 @@ class Child:
 
 @dataclass
 class Curves:
-    """Resident megabytes over time, by process; and the greatest value of each queue, by shard."""
+    """Resident megabytes over time, by process; and the greatest value of some metrics, by shard."""
 
     memory: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    queues: dict[str, dict[str, float]] = field(default_factory=dict)
+    most: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def part(self, name: str, parts: int, number: int, seconds: float) -> float | None:
         """Return the median of a part of the time, from 0; None when there was nobody."""
@@ -167,16 +168,16 @@ class Sampler(threading.Thread):
                         self._curves.memory.setdefault(name, []).append((at, resident / MEGABYTE))
             for name, shard in self._soak.shards.items():
                 with contextlib.suppress(OSError):
-                    known = self._curves.queues.setdefault(name, dict.fromkeys(QUEUES, 0.0))
-                    for queue, value in scrape(shard.metrics).items():
-                        known[queue] = max(known[queue], value)
+                    known = self._curves.most.setdefault(name, dict.fromkeys(METRICS, 0.0))
+                    for metric, value in scrape(shard.metrics).items():
+                        known[metric] = max(known[metric], value)
 
 
 def scrape(metrics: str) -> dict[str, float]:
-    """Return the queues as /metrics has them now, summed over labels. Raises OSError."""
+    """Return what /metrics has of METRICS now. Raises OSError."""
     with urllib.request.urlopen(metrics, timeout=5) as response:
         text = response.read().decode()
-    found: dict[str, float] = dict.fromkeys(QUEUES, 0.0)
+    found: dict[str, float] = dict.fromkeys(METRICS, 0.0)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name in found:
@@ -279,10 +280,6 @@ class Soak:
         self.done["lives"] += len(self._operator.reset(self._rng.choice(self._names)))
         self.done["resets"] += 1
 
-    def ranges(self) -> int:
-        """Return how many ranges there are now."""
-        return sum(view.ranges for view in self._operator.get(*self._names).values())
-
 
 def times(first: float, step: float, end: float) -> Iterator[float]:
     """Yield moments, in seconds."""
@@ -294,27 +291,25 @@ def times(first: float, step: float, end: float) -> Iterator[float]:
 
 def run(folder: Path, seconds: float, ranges: int) -> dict[str, object]:
     """Soak for so long; returns the line that is kept. Raises RuntimeError when a process ends that should not."""
-    curves, counts = Curves(), []
+    curves = Curves()
     period = min(PERIOD, seconds / 4)
     with Soak(folder, ranges) as soak:
         with Sampler(soak, curves):
-            for _ in range(2):
-                soak.churn(seconds / 2, period)
-                counts.append(soak.ranges())
+            soak.churn(seconds, period)
         soak.pids()
         clients = {name: dict(child.done()) for name, child in soak.children.items()}
     names = list(curves.memory)
     return {
         "benchmark": "soak",
         "seconds": seconds,
-        "ranges": counts,
+        "ranges": ranges,
         **soak.done,
         "growth": {name: curves.growth(name, seconds) for name in names},
         "most_growth": MOST_GROWTH,
         "quarters_mb": {name: [curves.part(name, 4, number, seconds) for number in range(4)] for name in names},
         "curves_mb": {name: [curves.part(name, POINTS, number, seconds) for number in range(POINTS)] for name in names},
         "peak_mb": {name: round(max(megabytes for _, megabytes in curves.memory[name]), 1) for name in names},
-        "most": curves.queues,
+        "most": curves.most,
         "clients": clients,
     }
 

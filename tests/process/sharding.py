@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import lowwater
+from lowwater_authority.cluster.membership import Member, View
 from tests.contract.redis_server import DURABLE, RedisServer, free_port
 from tests.process.serving import Serving
 from tests.process.test_client_end_to_end import eventually
@@ -110,3 +111,33 @@ def move(lw: lowwater.Client, shard: Shard, *names: str) -> None:
 def served(lw: lowwater.Client, shard: Shard) -> tuple[str, ...]:
     """What a shard serves."""
     return next((each.computations for each in lw.shards() if each.address == shard.address), ())
+
+
+def view_of(*shards: Shard) -> View:
+    """The view in which these are the members."""
+    view = View()
+    for shard in shards:
+        view = view.joined(Member(shard.address, shard.address))
+    return view
+
+
+def balanced(prefix: str, each: int, *shards: Shard) -> list[str]:
+    """Names of computations, so many for each of some shards; sorted."""
+    view = view_of(*shards)
+    found: dict[str, list[str]] = {shard.address: [] for shard in shards}
+    number = 0
+    while any(len(names) < each for names in found.values()):
+        name = f"{prefix}{number:03}"
+        member = view.shard_of(name)
+        assert member is not None
+        if len(found[member.address]) < each:
+            found[member.address].append(name)
+        number += 1
+    return sorted(name for names in found.values() for name in names)
+
+
+def spread(lw: lowwater.Client, names: list[str], *shards: Shard) -> bool:
+    """Whether each computation is served where the hashing says."""
+    found = {name: each.address for each in lw.shards() for name in each.computations}
+    view = view_of(*shards)
+    return all((member := view.shard_of(name)) is not None and found.get(name) == member.address for name in names)

@@ -6,10 +6,9 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-import lowwater
-from lowwater_authority.cluster.membership import Member, View
+from lowwater_authority.cluster.membership import View
 from tests.process.following import Following, Work
-from tests.process.sharding import Shard, Sharded
+from tests.process.sharding import Sharded, balanced, spread, view_of
 from tests.process.test_client_end_to_end import eventually
 
 DEAD_AFTER = 5.0
@@ -22,25 +21,11 @@ def moves(names: list[str], views: list[View]) -> dict[str, int]:
     return {name: sum(a != b for a, b in pairwise(at)) for name, at in shards.items()}
 
 
-def spread(lw: lowwater.Client, names: list[str], view: View) -> bool:
-    """Whether each computation is served where the hashing says, and nowhere else."""
-    served = {name: each.address for each in lw.shards() for name in each.computations}
-    return served == {name: member.address for name in names if (member := view.shard_of(name)) is not None}
-
-
-def view_of(*shards: Shard) -> View:
-    """The view in which these are the members."""
-    view = View()
-    for shard in shards:
-        view = view.joined(Member(shard.address, shard.address))
-    return view
-
-
 def test_rule3_from_one_shard_to_three_and_back(tmp_path: Path) -> None:
     """Two come at once, so that views differ for a while; then they stop, one after the other (M2)."""
     with Sharded(tmp_path, 1, dead_after=DEAD_AFTER) as d, d.connect() as lw, Following() as following:
         one, two, three = d.shards[0], d.more(), d.more()
-        names = balanced(one, two, three)
+        names = balanced("c", 4, one, two, three)
         for name in names:
             lw.register(name)
         following.follow(one.address)
@@ -48,7 +33,7 @@ def test_rule3_from_one_shard_to_three_and_back(tmp_path: Path) -> None:
             following.until(1, names)
             d.start(two, three)
             following.follow(two.address, three.address)
-            eventually(lambda: spread(lw, names, view_of(one, two, three)))
+            eventually(lambda: spread(lw, names, one, two, three))
             joined = work.done
             following.until(joined + 1, names)
             epochs = {name: view.epoch for name, view in lw.get(*names).items()}
@@ -66,7 +51,7 @@ def test_rule3_from_one_shard_to_three_and_back(tmp_path: Path) -> None:
                 assert leaving.stop() == 0
                 assert time.monotonic() - began < DEAD_AFTER
                 assert [each.address for each in lw.shards()] == sorted(each.address for each in staying)
-                assert spread(lw, names, view_of(*staying)), "it hands over before it ends"
+                assert spread(lw, names, *staying), "it hands over before it ends"
                 after = {name: view.epoch for name, view in lw.get(*names).items()}
                 assert {name: after[name] - before[name] for name in names} == moved
                 following.until(work.done, names)
@@ -77,14 +62,3 @@ def test_rule3_from_one_shard_to_three_and_back(tmp_path: Path) -> None:
             assert not any(lease.lost for lease in work.leases.values())
         following.check()
         assert max(map(following.low, names)) <= work.done
-
-
-def balanced(*shards: Shard) -> list[str]:
-    """Names of which each shard gets some."""
-    names = [f"c{number}" for number in range(64)]
-    view = view_of(*shards)
-    return [
-        name
-        for shard in shards
-        for name in [name for name in names if view.shard_of(name) == view.at(shard.address)][:4]
-    ]

@@ -12,10 +12,9 @@ import pytest
 import lowwater
 from lowwater_authority.cluster.membership import View
 from tests.process.following import Following, Work
-from tests.process.sharding import DEAD_AFTER, Sharded
+from tests.process.sharding import DEAD_AFTER, Sharded, balanced, spread
 from tests.process.test_client_end_to_end import eventually
 
-NAMES = [f"c{number}" for number in range(6)]
 AWAY_SECONDS = 5.0
 BACK_WITHIN = 8.0
 """Seconds until everything goes on; clients come back after up to 5 s."""
@@ -32,12 +31,12 @@ def nothing_is_lost(deployment: Sharded, lw: lowwater.Client, names: list[str]) 
     """What is done to the store within changes nothing: not who serves what, nor whose claims they are, nor any promise."""
     for name in names:
         lw.register(name)
+    eventually(lambda: spread(lw, names, *deployment.shards))
     with Following() as following:
         following.follow(*(shard.address for shard in deployment.shards))
         with Work(lw, names) as work:
             following.until(10, names)
             members = {shard.id: shard.computations for shard in lw.shards()}
-            assert all(members.values()), "both are to have something to lose"
             token = lw.server_token
             yield work
             back = time.monotonic()
@@ -57,7 +56,7 @@ def stored(deployment: Sharded) -> View:
 
 
 def test_rule11_a_store_that_hangs_makes_watermarks_old_and_nothing_else(deployment: Sharded) -> None:
-    names = [f"hang/{name}" for name in NAMES]
+    names = balanced("hang/", 3, *deployment.shards)
     with deployment.connect() as lw, nothing_is_lost(deployment, lw, names) as work, lw.inputs(*names) as reader:
         epochs = {name: view.epoch for name, view in lw.get(*names).items()}
         eventually(lambda: not reader.read().low.unknown)
@@ -73,7 +72,7 @@ def test_rule11_a_store_that_hangs_makes_watermarks_old_and_nothing_else(deploym
 
 
 def test_rule2_a_store_that_is_killed_and_started_again_loses_nothing(deployment: Sharded) -> None:
-    names = [f"kill/{name}" for name in NAMES]
+    names = balanced("kill/", 3, *deployment.shards)
     with deployment.connect() as lw, nothing_is_lost(deployment, lw, names):
         deployment.redis.kill()
         deployment.redis.start()
@@ -81,11 +80,14 @@ def test_rule2_a_store_that_is_killed_and_started_again_loses_nothing(deployment
 
 def test_rule2_a_store_that_comes_back_empty_is_given_everything_back(deployment: Sharded) -> None:
     """Rule 2 beyond the store's word (C7a): memory has what was shown."""
-    names = [f"empty/{name}" for name in NAMES]
+    names = balanced("empty/", 3, *deployment.shards)
     with deployment.connect() as lw, nothing_is_lost(deployment, lw, names):
         graph = lw.topology().computations
         pinned = {names[0]: next(shard.address for shard in lw.shards() if names[0] in shard.computations)}
         lw.pin(names[0], pinned[names[0]])
+        for shard in deployment.shards:
+            with lowwater.connect(shard.address) as one:
+                assert one.shards().pins == pinned, "each of them has to remember it"
         deployment.redis.kill()
         shutil.rmtree(deployment.redis.directory / "appendonlydir")
         deployment.redis.start()

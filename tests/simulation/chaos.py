@@ -87,6 +87,11 @@ def is_sharded(seed: int) -> bool:
     return seed % 2 == 1
 
 
+def is_weak(seed: int) -> bool:
+    """Whether the store of a world may lose what it acknowledged."""
+    return Random(f"strength of {seed}").random() < 0.25
+
+
 def schedule(random: Random, moves: int, *, sharded: bool) -> list[Move]:
     """Return what will happen. Everything that a move leaves open is decided here, by ``pick`` as well: a number from 0 to 1."""
     at = 5.0

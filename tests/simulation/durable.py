@@ -105,7 +105,9 @@ class Durable:
         name = computation.spec.name
         self._sim.trace("held", process=who, name=name, low=computation.low)
         lost = self._ledger.took(who, name)
-        self._expect(self._weak or not lost, f"{name} is taken over by {who} without {len(lost)} records that were acknowledged")
+        self._expect(
+            self._weak or not lost, f"{name} is taken over by {who} without {len(lost)} records that were acknowledged"
+        )
         if lost:
             self._sim.reach("something is lost for good")
             self._bereft.add(name)
@@ -172,7 +174,9 @@ class Durable:
 
     def _recorded(self, who: str, log: str, record: journal_pb2.Record) -> None:
         life = log, record.incarnation
-        self._durable[life] = record.low_micros
+        # Others may have gone on, when the news of this write is late.
+        known = MIN if self._weak else self._durable.get(life, MIN)
+        self._durable[life] = max(record.low_micros, known)
         self._highest[life] = max(record.low_micros, self._highest.get(life, MIN))
         self._not_ahead(log, record.low_micros, f"{log}/{record.incarnation} is written down at {record.low_micros}")
         self._durable_claims.update((log, op.claim.sequencer) for op in record.ops if op.HasField("claim"))

@@ -46,7 +46,9 @@ class Havoc:
             case "bad store":
                 self._world.later(self._bad_store, facts)
             case "cut":
-                self._world.later(self.cut, move.kind, self._pick(self._world.living(), facts["pick"]), facts["seconds"])
+                self._world.later(
+                    self.cut, move.kind, self._pick(self._world.living(), facts["pick"]), facts["seconds"]
+                )
             case "crash a worker" | "crash a reader":
                 victim = self._pick(
                     self._world.workers() if move.kind == "crash a worker" else [p for p, _ in self._world.readers],

@@ -51,7 +51,9 @@ class Book:
             incarnation=record.incarnation,
             lows={**book.lows, record.incarnation: record.low_micros},
             order=max([book.order, *((claim.generation, claim.ordinal) for claim in claims)]),
-            requests=book.requests | {claim.request_id: claim.sequencer for claim in claims} if claims else book.requests,
+            requests={**book.requests, **{claim.request_id: claim.sequencer for claim in claims}}
+            if claims
+            else book.requests,
             batch=max([book.batch, *(op.batch.number for op in record.ops if op.HasField("batch"))]),
         )
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count, islice
 from typing import Any, Final
 
 import pytest
@@ -14,15 +16,21 @@ from lowwater import Inputs
 from lowwater._aio.worker import Worker
 from lowwater._core.fold import Fold
 from lowwater._core.granted import Granted
+from lowwater._core.ratchet import Ratchet
+from lowwater._core.routes import Routes
 from lowwater.aio import Lease
-from lowwater_authority import shard
+from lowwater_authority import holdings
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.group import GroupState
 from lowwater_authority.core.times import MAX
+from lowwater_authority.journal import Ownership, memory, owned
+from lowwater_authority.journal.memory import MemoryJournal, StoredLog
+from lowwater_authority.journal.owned import Held
 from lowwater_authority.rounds import Round
 from lowwater_authority.shard import Shard
 from tests.property import switches
+from tests.simulation.chaos import is_sharded, is_weak
 from tests.simulation.runs import MOVES, live
 
 SEEDS: Final = 40
@@ -36,7 +44,6 @@ Planted = pytest.MonkeyPatch
 
 def _class(planted: Planted, made: type[Computation]) -> None:
     """Use another class for computations."""
-    planted.setattr(shard, "Computation", made)
     planted.setattr(recovery, "Computation", made)
 
 
@@ -114,6 +121,72 @@ def accept_an_older_claim(planted: Planted) -> None:
     _class(planted, switches.NoClaimOrder)
 
 
+def skip_the_epoch_check(planted: Planted) -> None:
+    """The store takes writes of a shard that was replaced, as long as they fit (rule 4)."""
+    for module in (owned, memory):
+        planted.setattr(module, "is_usurped", lambda mine, found: False)
+
+
+def restart_counters_after_a_lost_epoch(planted: Planted) -> None:
+    """Sequencers are counted from the epoch alone, and from those that still own something (rule 4)."""
+    recover = recovery.recover
+
+    def base(ownership: Ownership) -> int:
+        return ownership.epoch << 40
+
+    def restarting(*arguments: Any, **more: Any) -> Computation:
+        found = recover(*arguments, **more)
+        found.last_sequencer = max(found.map.groups, default=0)
+        return found
+
+    planted.setattr(holdings, "epoch_base", base)
+    planted.setattr(recovery, "recover", restarting)
+
+
+def overwrite_a_newer_snapshot(planted: Planted) -> None:
+    """A snapshot of a shard that was replaced meanwhile takes the place of the newer one (rule 4).
+
+    The check of the epoch alone would keep it out, and that of the position too: both are off. In so small a world every snapshot
+    is written at once; here they take up to five seconds, as large ones do.
+    """
+    snapshot = MemoryJournal.snapshot
+
+    async def slowly(self: MemoryJournal, log: str, position: int, payload: bytes) -> None:
+        await asyncio.sleep(position % 6)
+        await snapshot(self, log, position, payload)
+
+    def replace_all(
+        self: MemoryJournal, log: str, position: int, frame: bytes, believed: Mapping[str, Held], synced: bool
+    ) -> None:
+        stored = self._disk.logs.get(log, StoredLog())
+        covered = {place: kept for place, kept in stored.records.items() if place <= position}
+        self._disk.touch({log: covered}, synced=synced)
+        stored.snapshot_position, stored.snapshot = position, frame
+        for place in covered:
+            del stored.records[place]
+
+    planted.setattr(MemoryJournal, "snapshot", slowly)
+    planted.setattr(MemoryJournal, "_replace", replace_all)
+
+
+def follow_a_redirect_to_a_lower_epoch(planted: Planted) -> None:
+    """The client believes a shard that was asleep (rule 3). What it is then told must be believed as well: both checks are off."""
+    redirected, admit = Routes.redirected, Ratchet.admit
+
+    def credulous(self: Routes, name: str, address: str, epoch: int) -> bool:
+        self._epochs.pop(name, None)
+        return redirected(self, name, address, epoch)
+
+    def forgetful(self: Ratchet, view: Any) -> bool:
+        known = self.views.get(view.computation)
+        if known is not None and view.epoch < known.epoch:
+            self.views[view.computation] = replace(known, epoch=0)
+        return admit(self, view)
+
+    planted.setattr(Routes, "redirected", credulous)
+    planted.setattr(Ratchet, "admit", forgetful)
+
+
 MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
     plant.__name__: plant
     for plant in (
@@ -125,18 +198,36 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         check_against_applied_state,
         fold_newer_inputs,
         accept_an_older_claim,
+        skip_the_epoch_check,
+        restart_counters_after_a_lost_epoch,
+        overwrite_a_newer_snapshot,
+        follow_a_redirect_to_a_lower_epoch,
     )
 }
+
+SHARDED: Final = (skip_the_epoch_check, overwrite_a_newer_snapshot, follow_a_redirect_to_a_lower_epoch)
+"""Bugs that only many shards can have; they are looked for where there are many."""
+
+FORGETFUL: Final = (restart_counters_after_a_lost_epoch,)
+"""Bugs that only many shards over a store can have that loses what it acknowledged."""
+
+
+def worlds(name: str) -> Iterator[int]:
+    """Return the seeds of the worlds where a bug can show."""
+    plant = MUTANTS[name]
+    for seed in count(FIRST):
+        if (plant not in SHARDED + FORGETFUL or is_sharded(seed)) and (plant not in FORGETFUL or is_weak(seed)):
+            yield seed
 
 
 def hunt(name: str) -> tuple[str, int | None, str]:
     """Look for one bug; returns its name, the seed that found it, and the promise that was broken."""
     with Planted.context() as planted:
         MUTANTS[name](planted)
-        for seed in range(FIRST, FIRST + SEEDS):
+        for number, seed in enumerate(islice(worlds(name), SEEDS), start=1):
             outcome = live((seed, MOVES))
             if outcome.violations:
-                return name, seed - FIRST + 1, outcome.violations[0]
+                return name, number, outcome.violations[0]
     return name, None, "nothing was noticed"
 
 

@@ -120,7 +120,9 @@ class Oracle(Durable):
         lives = self._ledger.book(GRAPH).lives
         for name, life in self._registered.items():
             known = lives.get(name, 0)
-            self._expect(known >= life or self._weak, f"{name} was told to be in its life {life}, but the store knows {known}")
+            self._expect(
+                known >= life or self._weak, f"{name} was told to be in its life {life}, but the store knows {known}"
+            )
 
     def _publishes(self, tap: Tap, message: types_pb2.Watermark) -> None:
         """A watermark goes out, to somebody who, or to whose stream, was sent something before."""

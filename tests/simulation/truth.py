@@ -120,9 +120,7 @@ class Pipeline:
         if cell.source is not None:
             return cell.source.frontier
         upstream = min(self.low(each, fresh=True) for each in node.inputs)
-        held = (
-            record.time for record in cell.pending.values() if not ((fresh and record.again) or record.forgotten)
-        )
+        held = (record.time for record in cell.pending.values() if not ((fresh and record.again) or record.forgotten))
         return node.stamp(min([upstream, *held]))
 
     def least_of(self, name: str, cells: Iterable[int]) -> int:

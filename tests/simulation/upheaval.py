@@ -24,6 +24,9 @@ BACKUP_SECONDS = 1.0
 
 BACKUPS = 30
 
+ZOMBIE_SECONDS = 5.0
+"""How long a process lives on that woke up without an address: nobody reaches it there, should its successor leave."""
+
 
 class Upheaval:
     """Moves against the authority."""
@@ -118,7 +121,9 @@ class Upheaval:
         unsynced = self._deployment.ledger.unsynced
         if unsynced:
             lost = unsynced > keep
-            self._sim.reach("a crash that lost what was cached" if lost else "a crash that kept some of what was cached")
+            self._sim.reach(
+                "a crash that lost what was cached" if lost else "a crash that kept some of what was cached"
+            )
         self._deployment.ledger.crash(keep)
 
     async def _stop(self, kind: str, seat: Seat, down: float) -> None:
@@ -151,6 +156,8 @@ class Upheaval:
         self._deployment.start(self._world.place, seat)
         await asyncio.sleep(seconds)
         zombie.resume()
+        await asyncio.sleep(ZOMBIE_SECONDS)
+        zombie.crash()
 
     # -- the store -------------------------------------------------------------------------------------------------
 
@@ -218,7 +225,9 @@ class Upheaval:
         self._world.havoc.operate(run)
 
     def end(self) -> None:
-        """Let the store be there for all."""
+        """Let the store be there for all, and every address belong to who can be reached there."""
+        for zombie in self._deployment.zombies:
+            zombie.crash()
         self._deployment.store.cut.clear()
         self._deployment.store.weather.away = False
 

@@ -63,6 +63,8 @@ class Holdings:
         """The version of the membership by which logs are taken; 0 with one process."""
         self.address = ""
         """Where this process is reached."""
+        self.let_gone = 0
+        """How many computations were let go: by a take that was slow, perhaps one that is to be served here."""
 
     # -- the graph -----------------------------------------------------------------------------------------
 
@@ -103,6 +105,7 @@ class Holdings:
             del self.computations[name], self.ownerships[name]
             self.logs.forget(name)
             self.journal.release(name)
+        self.let_gone += len(gone)
         return gone
 
     def epoch(self, name: str) -> int:
@@ -133,8 +136,12 @@ class Holdings:
     async def _reloaded(self, name: str) -> View | None:
         try:
             loaded = await self.journal.load(name)
+            # What the next owner has written there may be of a life that this process has not heard of.
+            await self.journal.confirm([name])
         except JournalLost as lost:
             await self.heal(lost)
+            if name not in lost.logs:
+                return await self._reloaded(name)
             return self.computations[name].publish() if name in self.computations else None
         if name not in self.computations:
             return None

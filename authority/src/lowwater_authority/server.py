@@ -193,7 +193,7 @@ def _shared(args: argparse.Namespace, bound: int, metrics: Metrics) -> Authority
     host, port = _address(args.advertise, "--advertise")
     me = Member(secrets.token_hex(8), f"{host}:{port or bound}")
     try:
-        journal = RedisJournal(args.store, namespace=args.deployment)
+        journal = RedisJournal(args.store, namespace=args.deployment, patience=args.dead_after)
         directory = RedisDirectory(
             args.store,
             namespace=args.deployment,

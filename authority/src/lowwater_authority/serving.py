@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from lowwater_authority.core.computation import Computation, View
     from lowwater_authority.core.topology import Topology
-    from lowwater_authority.journal import Journal
+    from lowwater_authority.journal import Journal, LoadedLog, Ownership
     from lowwater_authority.observer import Observer
     from lowwater_authority.placement import Lows, Placement
 
@@ -47,6 +47,7 @@ class Serving:
         self._observer = observer
         self._loop = CommitLoop(self)
         self._confirming = Confirming(self._confirm)
+        self._refreshing = Confirming(self._refresh)
         self._taking: dict[str, asyncio.Task[bool]] = {}
         self._now = 0
         self._confirmed = 0
@@ -151,8 +152,15 @@ class Serving:
 
     async def _take(self, name: str) -> bool:
         held = self.held
+
+        async def take() -> tuple[Ownership, LoadedLog]:
+            if not self.placement.mine(name):
+                # The members have changed since the first attempt, whose outcome is not known.
+                raise JournalOutvoted(name, view=held.view, newest=held.view)
+            return await held.take(name)
+
         try:
-            ownership, loaded = await held.logs.until_known(lambda: held.take(name))
+            ownership, loaded = await held.logs.until_known(take)
         except JournalOutvoted:
             await self.placement.outvoted()
             return False
@@ -165,12 +173,15 @@ class Serving:
         return True
 
     async def refresh(self) -> None:
-        """Read the graph, and begin the lives that other processes have begun. Raises Unavailable."""
+        """Read the graph, once for all that wait, and begin the lives that other processes have begun. Raises Unavailable."""
+        await self._refreshing.ask(())
+
+    async def _refresh(self, _: Iterable[str]) -> int:
         try:
             loaded = await self.held.read_graph()
         except JournalLost as lost:
             await self._heal(lost)
-            return
+            return self.held.logs.position(GRAPH)
         except JournalError as error:
             msg = f"this shard cannot read the graph from its store: {error}"
             raise errors.Unavailable(msg) from error
@@ -184,6 +195,7 @@ class Serving:
                 self._fence_ended_lives(round_)
 
         await self._write(stage, alone=True)
+        return self.held.logs.position(GRAPH)
 
     async def confirm(self, names: Iterable[str] | None = None) -> int:
         """Make sure, once for all that wait, that the journal knows this process as the owner of computations (None: all of them).
@@ -264,7 +276,9 @@ class Serving:
         while True:
             if lows_of is not None and away is not None:
                 known = self.topology.computations
-                away.update(await self.placement.lows([n for n in lows_of() if n in known and not self.serves(n)]))
+                asked = [n for n in lows_of() if n in known]
+                # One that was registered a moment ago may be on its way here.
+                away.update(await self.placement.lows([n for n in asked if not await self.serve(n)]))
             try:
                 return await self._loop.write(stage, alone=alone)
             except GraphMoved:

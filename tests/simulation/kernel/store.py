@@ -43,9 +43,7 @@ class SimFaults(FaultPlan):
     everything before it to the disk.
     """
 
-    def __init__(
-        self, sim: Simulation, name: str, *, weak: bool = False, weather: StoreWeather | None = None
-    ) -> None:
+    def __init__(self, sim: Simulation, name: str, *, weak: bool = False, weather: StoreWeather | None = None) -> None:
         super().__init__()
         self.weather = weather or StoreWeather()
         self._sim = sim
@@ -129,7 +127,7 @@ class RemoteFaults(SimFaults):
 
     async def before(self, operation: Operation) -> Outcome:
         """See FaultPlan."""
-        if self._unreachable:
+        if self._unreachable():
             return Outcome.FAILED
         try:
             async with asyncio.timeout(self._patience):
@@ -137,7 +135,7 @@ class RemoteFaults(SimFaults):
         except TimeoutError:
             return Outcome.LOST
         self._sent[id(operation)] = self._store.fail_overs
-        return Outcome.LOST if self._unreachable else outcome
+        return Outcome.LOST if self._unreachable() else outcome
 
     async def after(self, operation: Operation) -> None:
         """See FaultPlan."""
@@ -147,22 +145,21 @@ class RemoteFaults(SimFaults):
                 await super().after(operation)
         except TimeoutError:
             fail_overs = -1
-        if self._unreachable or fail_overs != self._store.fail_overs:
+        if self._unreachable() or fail_overs != self._store.fail_overs:
             raise JournalUnknown("the store did not answer: what became of this write is not known")
 
     async def read(self, name: str) -> None:
         """See FaultPlan."""
-        if not self._unreachable:
+        if not self._unreachable():
             try:
                 async with asyncio.timeout(self._patience):
                     await self._wait()
             except TimeoutError:
                 raise JournalFailed("the store does not answer; nothing was read") from None
-        if self._unreachable or self._random.random() < self.weather.p_failed:
+        if self._unreachable() or self._random.random() < self.weather.p_failed:
             self._sim.reach("store: a read failed")
             raise JournalFailed("the store cannot be read")
         self._sim.trace("read", store=self._name, what=name)
 
-    @property
     def _unreachable(self) -> bool:
         return self._name in self._store.cut or self.weather.away

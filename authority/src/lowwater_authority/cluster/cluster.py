@@ -90,7 +90,7 @@ class Cluster:
         """When the store answered the last beat, and the first one after a gap in which others could have taken over."""
         self._confirming: asyncio.Task[bool] | None = None
         self._taking: asyncio.Task[None] | None = None
-        self._settled: tuple[int, int] = (0, 0)
+        self._settled: tuple[int, int, int] = (0, 0, 0)
         self._leaving = asyncio.Event()
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class Cluster:
 
     async def _take(self) -> None:
         shard = self._shard
-        if self._settled == (state := (self.view.version, shard.topology.version)):
+        if self._settled == (state := (self.view.version, shard.topology.version, shard.held.let_gone)):
             return
         missing = [name for name in shard.topology.computations if self.mine(name) and not shard.serves(name)]
         places = asyncio.Semaphore(TAKEN_AT_ONCE)

@@ -67,6 +67,9 @@ class RedisJournal(Journal):
     append is of unknown outcome. ``server_token`` is what the store must belong to, and what a new one is made with; if it is
     empty, any deployment will do. ``randbits`` makes the server token and the nonces; ``clock`` gives seconds.
 
+    An empty store may be one that has just lost everything: for ``patience`` seconds ``open`` waits whether living processes put it back,
+    before it makes a new deployment.
+
     Raises ValueError for a URL or namespace that cannot be used.
     """
 
@@ -79,6 +82,7 @@ class RedisJournal(Journal):
         namespace: str = "default",
         timeout: float = 5.0,
         server_token: str = "",
+        patience: float = 0.0,
         randbits: Callable[[int], int] = secrets.randbits,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -86,6 +90,7 @@ class RedisJournal(Journal):
         self._keys = Keys.of(namespace)
         self._timeout = timeout
         self._wanted_token = server_token
+        self._patience = patience
         self._randbits = randbits
         self._clock = clock
         self._meter = Meter(clock)
@@ -108,7 +113,10 @@ class RedisJournal(Journal):
         exchange = RedisExchange(link, timeout=self._timeout, clock=self._clock)
         self._database = database = RedisDatabase(exchange, self._keys)
         try:
-            self.server_token = await self._in_order(lambda db: db.open(self._wanted_token, self._randbits))
+            opening = partial(
+                RedisDatabase.open, wanted=self._wanted_token, randbits=self._randbits, patience=self._patience
+            )
+            self.server_token = await self._in_order(opening)
         except BaseException:
             await self.close()
             raise

@@ -15,6 +15,7 @@ the same (52, 50, 51 us), 22 bytes more a record than a list and 31 fewer than a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -136,10 +137,12 @@ class RedisDatabase:
         self._keys = keys
         self._token = ""
 
-    async def open(self, wanted: str, randbits: Callable[[int], int]) -> str:
+    async def open(self, wanted: str, randbits: Callable[[int], int], *, patience: float) -> str:
         """Check the server, and create the deployment if there is none; returns its token, which ``wanted`` names unless empty."""
         settings = await self._exchange.read_settings()
         settings.refuse(self._exchange.link.address)
+        if not await self._read_token():
+            await asyncio.sleep(patience)
         while True:
             found = await self._read_token()
             token = found or wanted or f"{randbits(128):032x}"

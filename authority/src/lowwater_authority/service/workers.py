@@ -238,6 +238,9 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             refused = [*malformed, *done.result(), *elsewhere]
             self.services.observer.reported(ranges, dict(Counter(value.reason for _, value in refused)))
             messages = [encode.refused(name, value, redirects.get(name)) for name, value in refused]
+            for message in messages:
+                if message.reason == errors.Moved.reason:
+                    message.redirect.computation = message.computation  # without an address when it went just now
             outbox.acknowledge(report.number, messages, self._references(names))
 
         durable.add_done_callback(acknowledge)

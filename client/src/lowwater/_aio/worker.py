@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -70,6 +71,9 @@ class Worker:
         self._read_as(grant.reading)
         lease = Lease(runtime, grant)
         self._leases.append(lease)
+        for ended in [each for each in self._leases if each.over]:
+            with suppress(ValueError):  # another claim was quicker
+                self._leases.remove(ended)
         runtime.reporter.add(grant.state)
         return lease
 

@@ -157,6 +157,11 @@ class Granted:
         return bool(self._closed) or self._pid != os.getpid()
 
     @property
+    def over(self) -> bool:
+        """Whether it has nothing more to say: it was given back, or lost as a whole."""
+        return bool(self._closed) or bool(self._state.lost_all)
+
+    @property
     def _settled(self) -> bool:
         """Whether there is nothing to wait for: all is durable, or lost."""
         return self._state.durable == self._state.version or bool(self._state.lost_all)

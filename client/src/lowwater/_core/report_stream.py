@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -109,6 +109,8 @@ class ReportStream:
                 computation, sequencer, handles, reason = wire.fenced(response.fenced)
                 if self.state.fenced(computation, sequencer, handles, reason):
                     logger.warning("a claim on %s lost ranges: %s", computation, reason)
+                    self._drop_lost([(computation, sequencer)])
+                    return not self.wanted
             case "go_away":
                 logger.info("the authority goes away, at %s: %s", self._opened_to, response.go_away.reason)
                 self._leaving = response.go_away.retry_after_millis / 1e3
@@ -134,13 +136,21 @@ class ReportStream:
         references = [(each.computation, each.micros) for each in ack.references]
         for answered in self.state.acknowledged(ack.number, refused, references):
             self._reporting.heard(answered.computation)
+        self._drop_lost([(computation, sequencer) for computation, sequencer, _ in refused])
         if not moved:
             # Being let in proves little: a stream that is opened and fails at once, again and again, has to back off.
             self._backoff.reset()
-            return False
+            return not self.wanted
         returned = [self._reporting.redirected(self, each.redirect, leases) for each, leases in moved.values()]
         # What came back to the same shard begins a new stream with everything: nothing sent before may count after it.
         return any(returned) or not self.wanted
+
+    def _drop_lost(self, claims: Iterable[tuple[str, int]]) -> None:
+        """Report claims no longer that have lost all their ranges."""
+        for computation, sequencer in claims:
+            lease = self.state.find(computation, sequencer)
+            if lease is not None and lease.lost_all:
+                self._reporting.remove(lease)
 
     def ended(self, failure: Exception | None) -> float:
         """Take the end of a stream, and what ended it if something did; returns the seconds to wait before the next.
