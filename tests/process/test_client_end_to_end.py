@@ -315,6 +315,7 @@ def test_a_program_that_is_interrupted_while_it_leaves_leaves(server: Serving, l
     finally:
         signal.signal(signal.SIGALRM, before)
     [running] = runtime.reporter._running.values()
+    assert running.thread is not None
     assert not running.thread.is_alive()
     with pytest.raises(lowwater.Closed):
         lw.get()

@@ -6,9 +6,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 import lowwater
+from lowwater._pb.lowwater.v1 import cluster_pb2, cluster_pb2_grpc
 from lowwater.cli import main
 from tests.contract.redis_server import RedisServer
 from tests.process.sharding import Shard, Sharded, balanced, served, spread
@@ -49,6 +51,15 @@ class Commands:
 @pytest.fixture
 def command(deployment: Sharded, capsys: pytest.CaptureFixture[str]) -> Commands:
     return Commands(deployment.addresses, capsys)
+
+
+@pytest.mark.parametrize("epochs", [[1], [1 << 24, 0]], ids=["too few", "made up"])
+def test_a_bad_question_where_computations_are(deployment: Sharded, epochs: list[int]) -> None:
+    request = cluster_pb2.LocateRequest(computations=["a", "b"], epochs=epochs)
+    with deployment.shards[0].channel() as channel:
+        locate = cluster_pb2_grpc.ClusterServiceStub(channel).Locate
+        with pytest.raises(grpc.RpcError, match="epochs has"):
+            locate(request, timeout=10)
 
 
 def test_a_drained_shard_serves_nothing_until_that_is_taken_back(

@@ -160,8 +160,6 @@ CASES: Final[dict[str, Case]] = {
         "GetWatermarks", put(computations=["a"] * (decode.MAX_NAMES + 1)), field="computations"
     ),
     "too many names to watch": Case("Watch", put(computations=["a"] * (decode.MAX_NAMES + 1)), field="computations"),
-    "too many names to locate": Case("Locate", put(computations=["a"] * (decode.MAX_NAMES + 1)), field="computations"),
-    "too few numbers to locate": Case("Locate", put(epochs=[1]), field="epochs"),
     "too many holders": Case("CheckComplete", put(max_holders=any_of(MAX_HOLDERS + 1, 2**32 - 1)), field="max_holders"),
     "too many ranges": Case("ListRanges", put(page_size=any_of(MAX_PAGE + 1, 2**32 - 1)), field="page_size"),
     "too many completions": Case("GetHistory", put(page_size=any_of(MAX_PAGE + 1, 2**32 - 1)), field="page_size"),

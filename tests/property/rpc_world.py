@@ -15,8 +15,6 @@ import grpc
 
 import lowwater_authority
 from lowwater._pb.lowwater.v1 import (
-    cluster_pb2,
-    cluster_pb2_grpc,
     errors_pb2,
     topology_pb2,
     topology_pb2_grpc,
@@ -52,7 +50,6 @@ STUBS: Final = {
     "CheckComplete": watermarks_pb2_grpc.WatermarkServiceStub,
     "ListRanges": watermarks_pb2_grpc.WatermarkServiceStub,
     "GetHistory": watermarks_pb2_grpc.WatermarkServiceStub,
-    "Locate": cluster_pb2_grpc.ClusterServiceStub,
     "Claim": workers_pb2_grpc.WorkerServiceStub,
     "Release": workers_pb2_grpc.WorkerServiceStub,
     "Report": workers_pb2_grpc.WorkerServiceStub,
@@ -331,7 +328,6 @@ class Pipeline:
             "Watch": lambda: watermarks_pb2.WatchRequest(computations=["a", "b"]),
             "CheckComplete": lambda: watermarks_pb2.CheckCompleteRequest(computation="a", until_micros=HOUR),
             "ListRanges": lambda: watermarks_pb2.ListRangesRequest(computation="a"),
-            "Locate": lambda: cluster_pb2.LocateRequest(computations=["a", "nobody's"], epochs=[0, 3]),
             "GetHistory": lambda: watermarks_pb2.GetHistoryRequest(computation="a"),
             "Claim": lambda: self.claiming("spare", b"", b"g", b"", bound_micros=[15 * HOUR, 16 * HOUR]),
             "Release": lambda: workers_pb2.ReleaseRequest(computation="a", sequencer=self.sequencers["a"]),

@@ -88,6 +88,8 @@ OTHERWISE = {
     "raise errors.IncarnationChanged in commit",
     "raise bad_field field in _change",  # many shards: tests/process/test_shards.py
     "raise errors.InvalidArgument in _cluster",  # one alone: the same
+    "raise errors.LowwaterError in Locate",
+    "raise bad_field 'epochs' in Locate",  # tests/process/test_shards_operations.py
     "raise errors.Unavailable in check",  # a shard that lost its store: the same
     "raise errors.StaleSequencer in _granted_before",  # a repeat of an older claim: tests/unit/test_core_requests.py
 }  # fmt: skip

@@ -49,12 +49,11 @@ def test_a_world_is_the_same_whatever_the_hash_seed(tmp_path: Path) -> None:
     assert json.loads(first.stdout.splitlines()[-1])["digest"] == json.loads(second.stdout.splitlines()[-1])["digest"]
 
 
-def test_every_planted_bug_is_found() -> None:
-    done = command("mutants")
-    assert json.loads(done.stdout.splitlines()[-1]) == {
-        "mutants": len(mutants.MUTANTS),
-        "found": len(mutants.MUTANTS),
-    }, done.stdout
+@pytest.mark.parametrize("half", [0, 1])
+def test_every_planted_bug_is_found(half: int) -> None:
+    names = list(mutants.MUTANTS)[half::2]
+    done = command("mutants", *names)
+    assert json.loads(done.stdout.splitlines()[-1]) == {"mutants": len(names), "found": len(names)}, done.stdout
     assert done.returncode == 0
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +31,7 @@ from lowwater_authority.journal import (
 from lowwater_authority.logs import RETRY_SECONDS, Logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from lowwater_authority.core.computation import Computation, View
     from lowwater_authority.core.topology import Spec
@@ -63,6 +64,8 @@ class Holdings:
         """The version of the membership by which logs are taken; 0 with one process."""
         self.address = ""
         """Where this process is reached."""
+        self._in_doubt: set[str] = set()
+        """Computations whose ownership is being renewed."""
         self.let_gone = 0
         """How many computations were let go: by a take that was slow, perhaps one that is to be served here."""
 
@@ -84,7 +87,11 @@ class Holdings:
     async def take(self, name: str) -> tuple[Ownership, LoadedLog]:
         """Become the owner of a computation's log, and read it. Raises JournalOutvoted, JournalFailed, JournalUnknown, ..."""
         ownership = await self.journal.take(name, view=self.view, address=self.address)
-        return ownership, await self.journal.load(name)
+        try:
+            return ownership, await self.journal.load(name)
+        except BaseException:
+            self.journal.release(name)
+            raise
 
     def hold(self, spec: Spec, ownership: Ownership, loaded: LoadedLog) -> Computation:
         """Recover a computation whose log was taken; from here on this process serves it. Raises JournalCorrupt."""
@@ -113,9 +120,10 @@ class Holdings:
         ownership = self.ownerships.get(name)
         return ownership.epoch if ownership else 0
 
-    async def reload(self, name: str) -> View | None:
-        """Go back to what the journal has of a computation; None when it is not held any more.
+    async def reload(self, name: str) -> tuple[View | None, bool]:
+        """Go back to what the journal has of a computation.
 
+        Returns what is published of it, None when it is not held any more, and whether what was staged counts all the same.
         Waits for as long as the journal cannot be read, or put right; raises JournalFenced. Where the store has lost records that were shown, memory is what counts, with
         all that is staged: what owners said is true whether or not they were told that it was taken over.
         """
@@ -124,16 +132,16 @@ class Holdings:
             try:
                 return await self._reloaded(name)
             except JournalPosition:
-                continue  # others have changed the graph, which was lost too
+                log.info("other shards have changed the graph, which was lost too")
             except JournalFailed as error:
                 if self.logs.stopping:
                     raise
                 log.warning("the journal cannot be read, trying again in %.2f s: %s", wait, error)
             await asyncio.sleep(wait)
             wait = min(2 * wait, RETRY_SECONDS[1])
-        return None
+        return None, False
 
-    async def _reloaded(self, name: str) -> View | None:
+    async def _reloaded(self, name: str) -> tuple[View | None, bool]:
         try:
             loaded = await self.journal.load(name)
             # What the next owner has written there may be of a life that this process has not heard of.
@@ -142,10 +150,10 @@ class Holdings:
             await self.heal(lost)
             if name not in lost.logs:
                 return await self._reloaded(name)
-            return self.computations[name].publish() if name in self.computations else None
+            return (self.computations[name].publish() if name in self.computations else None), True
         if name not in self.computations:
-            return None
-        return self.hold(self.topology.get(name), self.ownerships[name], loaded).published
+            return None, False
+        return self.hold(self.topology.get(name), self.ownerships[name], loaded).published, False
 
     # -- confirming and healing ----------------------------------------------------------------------------
 
@@ -155,6 +163,9 @@ class Holdings:
         Raises JournalFenced and JournalLost, and errors.Unavailable when nobody can tell.
         """
         held = [name for name in names if name in self.computations]
+        if not self._in_doubt.isdisjoint(held):
+            # An attempt of this process's own may have made a newer owner than it knows.
+            raise errors.Unavailable("what the store has lost is being put back; ask again in a moment")
         try:
             return await self.journal.confirm(held)
         except JournalFailed as error:
@@ -167,12 +178,13 @@ class Holdings:
             return
         take = partial(self.journal.take, name, view=self.view, address=self.address, above=above)
         try:
-            self._own(name, await self.logs.until_known(take))
+            with self._doubting(name):
+                self._own(name, await self.logs.until_known(take))
         except JournalLost as lost:
             await self.heal(lost)
             await self.rise(name, above)
         except JournalOutvoted as error:
-            raise JournalFenced({name: (self.ownerships[name].epoch, 0)}) from error
+            raise JournalFenced({name: (self.epoch(name), 0)}) from error
 
     async def heal(self, error: JournalLost) -> None:
         """Put back what the store has lost. All that is staged must be durable, or be meant to be."""
@@ -183,7 +195,22 @@ class Holdings:
             await self._heal_graph()
         elif name in self.computations:
             payload = recovery.snapshot(self.computations[name])
-            self._own(name, await self.logs.restore(name, payload, view=self.view, address=self.address))
+            mine = self.ownerships[name]
+            try:
+                with self._doubting(name):
+                    # By the view that made this process the owner: who was chosen by a newer one keeps what it has.
+                    restore = self.logs.restore(name, payload, view=mine.view, address=self.address)
+                    self._own(name, await restore)
+            except (JournalOutvoted, JournalPosition) as error:
+                raise JournalFenced({name: (mine.epoch, 0)}) from error
+
+    @contextmanager
+    def _doubting(self, name: str) -> Iterator[None]:
+        self._in_doubt.add(name)
+        try:
+            yield
+        finally:
+            self._in_doubt.discard(name)
 
     def _own(self, name: str, ownership: Ownership) -> None:
         if name in self.computations:  # else it was let go meanwhile
@@ -193,16 +220,21 @@ class Holdings:
     async def _heal_graph(self) -> None:
         """Whatever other shards have written on top of what is left stays; this process reads it afterwards."""
         self.journal.release(GRAPH)
+        left = Topology()
         try:
-            left = decoded(await self.journal.load(GRAPH))
-        except JournalLost:
-            left = Topology()  # nothing is: not even the deployment
-        merged = self.topology.merged(left)
-        try:
+            try:
+                left = decoded(await self.journal.load(GRAPH))
+            except JournalLost:
+                log.warning("nothing is left of the graph")
+            merged = self.topology.merged(left)
             await self.logs.restore(GRAPH, merged.encode(), view=self.view, address=self.address)
         except JournalPosition:
             log.info("another shard has put the graph back")
             self.logs.forget(GRAPH)
+            merged = left
+        except BaseException:
+            self.logs.forget(GRAPH)  # so that it is read, and what it lacks is written, at the next look
+            raise
         if merged != self.topology:
             # What is staged was staged against another graph.
             self.logs.forget(GRAPH)

@@ -18,6 +18,7 @@ from lowwater_authority.journal import (
     JournalPosition,
     JournalUnknown,
 )
+from lowwater_authority.rounds import InDoubt
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
@@ -43,6 +44,25 @@ class _Log:
 
 
 T = TypeVar("T")
+
+
+class _Attempts:
+    """The attempts of one append. Raises InDoubt where an earlier one may be written and this one surely was not."""
+
+    def __init__(self, write: Callable[[], Awaitable[None]]) -> None:
+        self._write = write
+        self._doubt = False
+
+    async def __call__(self) -> None:
+        try:
+            await self._write()
+        except JournalUnknown:
+            self._doubt = True
+            raise
+        except (JournalFailed, JournalFenced, JournalPosition) as error:
+            if self._doubt:
+                raise InDoubt(error) from error
+            raise
 
 
 class Logs:
@@ -93,7 +113,7 @@ class Logs:
         with self._observer.append(sum(len(payload) for _, payload, _ in records)):
             try:
                 entries = await self._append(records, apart)
-            except (JournalFailed, JournalFenced, JournalPosition):
+            except (JournalFailed, JournalFenced, JournalPosition, InDoubt):
                 self.unconfirmed_since = None
                 raise
         self.unconfirmed_since = None
@@ -103,20 +123,26 @@ class Logs:
             state.behind += len(entry.payload)
 
     async def _append(self, records: Sequence[tuple[str, bytes, bool]], apart: Container[str]) -> list[Entry]:
+        # As they are now: what is let go while this waits, and perhaps taken again, must not get what was staged before.
+        states = {name: self._log(name) for name, _, _ in records if name != GRAPH}
         while True:
-            entries = [Entry(name, self._log(name).position + 1, payload, strong) for name, payload, strong in records]
-            states = {name: self._log(name) for name, _, _ in records if name != GRAPH}
+            places = {**states, GRAPH: self._log(GRAPH)}
+            entries = [Entry(name, places[name].position + 1, payload, strong) for name, payload, strong in records]
             try:
-                await self.until_known(partial(self._write, entries, states))
+                await self.until_known(_Attempts(partial(self._write, entries, states)))
             except JournalLost as error:
                 # The memory that a log is healed from has its record of the round already.
+                before = dict(self._logs)
                 healed = await self.heal(error)
+                for name in healed & states.keys():
+                    if before.get(name) is states[name] and name in self._logs:
+                        states[name] = self._logs[name]
                 records = [record for record in records if record[0] in apart or record[0] not in healed]
             else:
                 return entries
 
     async def _write(self, entries: Sequence[Entry], states: Mapping[str, _Log]) -> None:
-        """One attempt. What was let go meanwhile, and perhaps taken again, must not get what was staged before."""
+        """One attempt, unless a log was let go meanwhile."""
         gone = {name: (0, 0) for name, state in states.items() if self._logs.get(name) is not state}
         if gone:
             raise JournalFenced(gone)
@@ -136,8 +162,14 @@ class Logs:
             await self.journal.confirm(())
         except JournalLost as also:
             names.update(also.logs)
+        moved: JournalPosition | None = None
         for name in sorted(names, key=lambda name: (name != GRAPH, name)):
-            await self._heal(name)
+            try:
+                await self._heal(name)
+            except JournalPosition as error:  # of the graph: the others do not wait for it to be read
+                moved = error
+        if moved is not None:
+            raise moved
         return names
 
     async def restore(self, name: str, payload: bytes, *, view: int, address: str) -> Ownership:
@@ -148,7 +180,8 @@ class Logs:
         restoring = await self.until_known(
             lambda: self.journal.restore(name, position, payload, view=view, address=address)
         )
-        self._logs[name] = _Log(position, 0, len(payload))
+        if self._logs.get(name) is state:  # else it was let go meanwhile
+            self._logs[name] = _Log(position, 0, len(payload))
         return restoring
 
     async def until_known(self, write: Callable[[], Awaitable[T]]) -> T:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from lowwater import errors
 from lowwater_authority.admission import Gate
-from lowwater_authority.journal import GRAPH, JournalFailed, JournalFenced, JournalPosition
+from lowwater_authority.journal import GRAPH, JournalError, JournalFailed, JournalFenced, JournalPosition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,6 +40,15 @@ class GivenUp(Exception):
 
 class GraphMoved(GivenUp):
     """Another process has changed the graph meanwhile: read it first."""
+
+
+class InDoubt(Exception):
+    """An attempt was of unknown outcome, and a later one is refused: it may be written, or not."""
+
+    def __init__(self, after: JournalError) -> None:
+        super().__init__(f"an earlier attempt may be written, and now: {after}")
+        self.after = after
+        """What the later one was refused with."""
 
 
 @dataclass(slots=True)
@@ -83,8 +92,9 @@ class RoundOwner(Protocol):
     def publish(self, round_: Round, requests: int) -> None:
         """Show what is durable now."""
 
-    async def roll_back(self, round_: Round) -> None:
-        """Forget what the round staged."""
+    async def roll_back(self, round_: Round) -> bool:
+        """Forget what the round staged; returns whether some of it counts all the same."""
+        ...
 
     def tidy(self, round_: Round) -> None:
         """Do what may wait until the callers have their answers."""
@@ -180,30 +190,22 @@ class CommitLoop:
         staged: list[tuple[_Work[Any], Any]] = []
         refusal = self._stage(round_, staged)
         self._let_out()
-        try:
-            if refusal is None:
-                await self._owner.append(round_)
-        except JournalFailed as error:
-            refusal = errors.JournalFailed(f"the journal refused the write, nothing was changed: {error}")
-        except JournalFenced as error:
-            if not self._owner.shared:
-                self._fail(staged)
+        if refusal is None:
+            try:
+                refusal = await self._append(round_)
+            except BaseException:
+                # Killed, or the journal is another's: nothing of this round was shown, and nothing will be.
+                for work, _ in staged:
+                    work.fail(errors.ShuttingDown(STOPPING))
                 raise
-            self._owner.replaced(error.owners)
-            refusal = GivenUp()
-        except JournalPosition as error:
-            if error.log != GRAPH or not self._owner.shared:
-                self._fail(staged)
-                raise
-            refusal = GraphMoved()
-        except BaseException:
-            # Killed, or the journal is another's: nothing of this round was shown, and nothing will be.
-            self._fail(staged)
-            raise
         if refusal is not None:
+            if await self._owner.roll_back(round_):
+                refusal = errors.Unavailable(
+                    "the store lost records meanwhile; look whether this took effect, or repeat it"
+                )
             for work, _ in staged:
                 work.fail(refusal)
-            await self._owner.roll_back(round_)
+            self._answer_reads(round_)
             return
         self._owner.publish(round_, len(staged))
         for work, result in staged:
@@ -211,10 +213,32 @@ class CommitLoop:
         self._answer_reads(round_)
         self._owner.tidy(round_)
 
-    @staticmethod
-    def _fail(staged: list[tuple[_Work[Any], Any]]) -> None:
-        for work, _ in staged:
-            work.fail(errors.ShuttingDown(STOPPING))
+    async def _append(self, round_: Round) -> Exception | None:
+        """Make a round durable, or return why it has to be forgotten. Raises what ends this process."""
+        try:
+            await self._owner.append(round_)
+        except InDoubt as error:
+            refusal = self._given_up(error.after)
+            if refusal is None:
+                raise error.after from error
+            return errors.Unavailable(f"it is not known whether the write took effect; look, or repeat it: {error}")
+        except (JournalFailed, JournalFenced, JournalPosition) as error:
+            refusal = self._given_up(error)
+            if refusal is None:
+                raise
+            return refusal
+        return None
+
+    def _given_up(self, error: JournalError) -> Exception | None:
+        """Return what the requests of a round hear that was surely not written; None: this process has to end."""
+        if isinstance(error, JournalFailed):
+            return errors.JournalFailed(f"the journal refused the write, nothing was changed: {error}")
+        if isinstance(error, JournalFenced) and self._owner.shared:
+            self._owner.replaced(error.owners)
+            return GivenUp()
+        if isinstance(error, JournalPosition) and error.log == GRAPH and self._owner.shared:
+            return GraphMoved()
+        return None
 
     def _stage(self, round_: Round, staged: list[tuple[_Work[Any], Any]]) -> Exception | None:
         """Stage requests in arrival order; an error is why the whole round must be forgotten."""
@@ -222,6 +246,9 @@ class CommitLoop:
             work = self._writes.popleft()
             try:
                 staged.append((work, work.run(round_)))
+            except errors.OldStream as error:
+                # At once: what is behind it in its stream, in this very round, must see it.
+                work.fail(error)
             except errors.LowwaterError as error:
                 work.refusal = error
                 if self._owner.shared:

@@ -164,10 +164,14 @@ class Serving:
         except JournalOutvoted:
             await self.placement.outvoted()
             return False
-        if self.shared:
-            # The log may be of a life that this process has not heard of yet.
-            await self.refresh()
-        computation = held.hold(self.topology.get(name), ownership, loaded)
+        try:
+            if self.shared:
+                # The log may be of a life that this process has not heard of yet.
+                await self.refresh()
+            computation = held.hold(self.topology.get(name), ownership, loaded)
+        except BaseException:
+            self.journal.release(name)
+            raise
         self.hub.publish([computation.published])
         self._count()
         return True
@@ -346,17 +350,22 @@ class Serving:
             self.hub.move(name)
         return views
 
-    async def roll_back(self, round_: Round) -> None:
-        """See RoundOwner. The journal is the truth, and recovery the one way to it."""
+    async def roll_back(self, round_: Round) -> bool:
+        """See RoundOwner. The journal is the truth, and recovery the one way to it, but for what the store has lost."""
         await self.held.logs.settle()
+        if self.shared and round_.topology is not None:
+            self.held.logs.forget(GRAPH)  # it may have been read for this round
+        kept = False
         for name in round_.touched:
             try:
-                view = await self.held.reload(name)
+                view, healed = await self.held.reload(name)
             except JournalFenced as error:
                 self.replaced(error.owners)
                 continue
+            kept = kept or healed
             if view is not None:
                 self.hub.publish([view])
+        return kept
 
     def tidy(self, round_: Round) -> None:
         """See RoundOwner. All that is staged is durable here, so it can be snapshotted."""

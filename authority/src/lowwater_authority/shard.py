@@ -66,9 +66,8 @@ class Shard(Serving):
         def stage(round_: Round) -> Spec:
             changed = self.topology.set_inputs(name, inputs)
             computation = self._computation(name)
-            added = [each for each in inputs if each not in self.topology.get(name).inputs]
-            lows = [self._low(each, away) for each in added]
-            for new, low in zip(added, lows, strict=True):
+            lows = [self._low(each, away) for each in added()]
+            for new, low in zip(added(), lows, strict=True):
                 if low < computation.low:
                     msg = (
                         f"{new} is behind what {name} has published: {name} would have to go back. Reset {name} first, or wait "
@@ -81,7 +80,10 @@ class Shard(Serving):
             round_.topology = changed
             return changed.get(name)
 
-        return await self._write(stage, alone=True, lows_of=lambda: inputs, away=away)
+        def added() -> list[str]:
+            return [each for each in inputs if each not in self.topology.get(name).inputs]
+
+        return await self._write(stage, alone=True, lows_of=added, away=away)
 
     async def reset(self, name: str) -> list[Spec]:
         """Start a new life of a computation and of all that reads it. Raises UnknownComputation.
@@ -112,9 +114,10 @@ class Shard(Serving):
                 round_.fenced += grant.fenced
                 return grant
             # The new life and its first claim are one record: a repeat of the request finds both, or neither.
-            round_.topology, _ = self.topology.reset(name)
-            fresh = recovery.restarted(computation, round_.topology.get(name))
+            changed, _ = self.topology.reset(name)
+            fresh = recovery.restarted(computation, changed.get(name))
             grant = fresh.claim(request, round_.now)
+            round_.topology = changed
             self._fence_ended_lives(round_)
             round_.touched[name] = fresh
             return grant

@@ -102,7 +102,6 @@ class Cluster:
         await self._directory.open()
         while self.view.member(self.me.id) is None:
             await self._beat()
-        await self._settle()
 
     async def run(self) -> None:
         """Beat until :meth:`leave`. Raises Replaced, and JournalReplaced and its like: this process must not go on."""
@@ -132,8 +131,8 @@ class Cluster:
             while self.view.members and self._shard.names() and self._monotonic() < deadline:
                 await self._shard.confirm()
                 await asyncio.sleep(self._dead_after / BEATS / 4)
-        except (JournalError, errors.Unavailable) as error:
-            log.warning("nothing was handed over: %s", error)
+        except (JournalError, errors.LowwaterError) as error:
+            log.warning("not all was handed over: %s", error)
         for task in (self._confirming, self._taking):
             if task is not None:
                 task.cancel()
@@ -228,11 +227,6 @@ class Cluster:
             if confirmed and self._taking is None:
                 self._taking = asyncio.create_task(self._take())
 
-    async def _settle(self) -> None:
-        """Confirm what is held, and take what is to be held."""
-        if await self._confirm():
-            await self._take()
-
     async def _confirm(self) -> bool:
         try:
             await self._shard.confirm()
@@ -314,5 +308,6 @@ class Cluster:
             elif owner.address != self.me.address and self.view.at(owner.address) is not None:
                 places[name] = Place(owner.address, owner.epoch)
             else:
-                places[name] = Place(target.address if target else "", owner.epoch)
+                elsewhere = target is not None and target.id != self.me.id
+                places[name] = Place(target.address if target and elsewhere else "", owner.epoch)
         return places

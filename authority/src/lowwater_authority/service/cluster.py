@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import cluster_pb2 as pb
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
 
+LARGEST_EPOCH: Final = 1 << 23
+"""Half of what a sequencer has room for: a made-up number must not use them up."""
+
+
 class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     """See proto/lowwater/v1/cluster.proto."""
 
@@ -32,11 +36,16 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     @refusing
     async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateResponse:  # noqa: N802
         """Tell where computations are served."""
+        if self.services.cluster is None:
+            msg = "this authority is alone, and serves all there is"
+            raise errors.LowwaterError(msg, reason="UNIMPLEMENTED")
         names = decode.names("computations", request.computations)
         if len(request.epochs) not in {0, len(names)}:
             raise bad_field(
                 "epochs", f"has {len(request.epochs)} numbers for {len(names)} computations", "send one each"
             )
+        if any(epoch > LARGEST_EPOCH for epoch in request.epochs):
+            raise bad_field("epochs", "has a number that no computation can have", f"send at most {LARGEST_EPOCH}")
         shard = self.services.shard
         await shard.confirm(())
         for name, seen in zip(names, request.epochs or [0] * len(names), strict=True):

@@ -25,8 +25,9 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     @refusing
     async def Register(self, request: topology_pb2.RegisterRequest, context: Context) -> topology_pb2.RegisterResponse:  # noqa: N802
         """Register a computation."""
-        shard = self.services.shard
-        spec = await shard.register(decode.spec(request))
+        shard, spec = self.services.shard, decode.spec(request)
+        await shard.confirm(())  # what another shard knows of it decides whether it conflicts
+        spec = await shard.register(spec)
         return topology_pb2.RegisterResponse(
             server_token=self.services.token, computation=encode.computation(spec, shard.topology)
         )

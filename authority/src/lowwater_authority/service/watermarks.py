@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater import errors
@@ -142,11 +143,8 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         names = asked or sorted(shard.topology.computations)
         for name in names:
             if name in shard.topology.computations:
-                try:
+                with suppress(errors.Unavailable):  # one that cannot be served does not stop those beside it
                     await shard.serve(name)
-                except errors.Unavailable:
-                    if asked:
-                        raise
         confirmed = await shard.confirm([name for name in names if shard.serves(name)])
         elsewhere = [name for name in names if name in shard.topology.computations and not shard.serves(name)]
         away = set(elsewhere)

@@ -181,8 +181,8 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         for name in names:
             try:
                 await self.services.reach(name)
-            except errors.Moved:
-                barred.add(name)
+            except (errors.Moved, errors.Unavailable):
+                barred.add(name)  # one that cannot be served does not stop those beside it
             except errors.UnknownComputation:
                 continue  # refused one by one
         elsewhere = [name for name in names if name in barred]

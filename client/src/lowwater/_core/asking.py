@@ -64,11 +64,11 @@ class Asking(ABC, Generic[Result]):
 
     @abstractmethod
     def _where(self) -> str:
-        """Return the address to ask next."""
+        """Return the address to ask next, and settle what it is asked: the routes may change at any moment."""
 
     @abstractmethod
-    def _call(self, address: str) -> tuple[Callable[[Stubs], Callable[..., Any]], Any]:
-        """Return the method and the request for an address."""
+    def _call(self) -> tuple[Callable[[Stubs], Callable[..., Any]], Any]:
+        """Return the method and the request for the address that was settled on."""
 
     @abstractmethod
     def _names(self) -> Iterable[str]:
@@ -88,7 +88,7 @@ class Asking(ABC, Generic[Result]):
         elif not self._repeatable and routes.several and address != self._alive:
             self._side = self._calls.locate(list(self._names()))
         repeatable = self._repeatable or self._side is not None
-        method, request = (self._side.method, self._side.request) if self._side is not None else self._call(address)
+        method, request = (self._side.method, self._side.request) if self._side is not None else self._call()
         # A shard that is frozen must leave time to ask another.
         timeout = left / 2 if repeatable and routes.several else left
         return Attempt(address, method, request, {"timeout": timeout, "wait_for_ready": not repeatable}, repeatable)
@@ -121,7 +121,7 @@ class Asking(ABC, Generic[Result]):
             raise error from None
         elsewhere = self._routes.several and (
             isinstance(error, errors.Timeout)
-            or (isinstance(error, errors.ServerTokenMismatch) and self._address != self._routes.home)
+            or (isinstance(error, errors.ServerTokenMismatch) and not self._is_given_home(self._address))
         )
         if not elsewhere and not isinstance(error, AGAIN):
             raise error from None
@@ -129,6 +129,9 @@ class Asking(ABC, Generic[Result]):
             self._routes.failed(self._address)
         # That the last question was not answered in the time left says less than why it was asked again.
         return self._attempts.pause(self._why if isinstance(error, errors.Timeout) and self._why else error)
+
+    def _is_given_home(self, address: str) -> bool:
+        return address == self._routes.home and self._routes.given(address)
 
     def _moved(self, why: errors.LowwaterError, names: list[str], followed: bool) -> float:
         return self._hop(why) if followed else self._lose(names, why)
@@ -164,8 +167,7 @@ class _One(Asking[Result]):
     def _where(self) -> str:
         return self._routes.address_of(self._what.computation) if self._what.computation else self._routes.home
 
-    def _call(self, address: str) -> tuple[Callable[[Stubs], Callable[..., Any]], Any]:
-        del address
+    def _call(self) -> tuple[Callable[[Stubs], Callable[..., Any]], Any]:
         return self._what.method, self._what.request
 
     def _names(self) -> Iterable[str]:
@@ -190,13 +192,18 @@ class _Several(Asking[Result]):
         self._parts: list[Any] = []
         self._all = not self._what.names
         self._pending = dict.fromkeys(self._what.names)
+        self._there: list[str] = []
 
     def _where(self) -> str:
-        return self._routes.home if self._all else self._routes.address_of(next(iter(self._pending)))
+        if self._all:
+            self._there = []
+            return self._routes.home
+        places = {name: self._routes.address_of(name) for name in self._pending}
+        address = next(iter(places.values()))
+        self._there = [name for name, place in places.items() if place == address][:MOST_NAMES]
+        return address
 
-    def _call(self, address: str) -> tuple[Callable[[Stubs], Callable[..., Any]], Any]:
-        there = [name for name in self._pending if self._routes.address_of(name) == address]
-        self._there = there[:MOST_NAMES]
+    def _call(self) -> tuple[Callable[[Stubs], Callable[..., Any]], Any]:
         return self._what.method, self._what.request(self._there)
 
     def _names(self) -> Iterable[str]:

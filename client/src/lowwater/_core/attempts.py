@@ -8,12 +8,15 @@ import grpc
 
 from lowwater import errors
 from lowwater._core import wire
-from lowwater._core.backoff import Backoff
+from lowwater._core.backoff import PATIENCE, Backoff
 from lowwater._core.surroundings import Surroundings
 
-__all__ = ["AGAIN", "AWAY", "Attempts", "closed_client", "error_of_call"]
+__all__ = ["AGAIN", "AWAY", "BUSY", "Attempts", "closed_client", "error_of_call"]
 
-AGAIN: Final = (errors.Unavailable, errors.Overloaded, errors.JournalFailed, errors.ShuttingDown)
+BUSY: Final = (errors.Overloaded, errors.JournalFailed)
+"""Refusals of a shard that serves on: what it serves is nowhere else, only later."""
+
+AGAIN: Final = (errors.Unavailable, errors.ShuttingDown, *BUSY)
 """Refusals after which a repeatable call is repeated."""
 
 AWAY: Final = (errors.Unavailable, errors.ShuttingDown, errors.Timeout)
@@ -34,7 +37,7 @@ class Attempts:
     def __init__(self, surroundings: Surroundings, timeout: float) -> None:
         self._monotonic = surroundings.monotonic
         self._deadline = surroundings.monotonic() + timeout
-        self._backoff = Backoff(surroundings.random)
+        self._backoff = Backoff(surroundings.random, PATIENCE)
 
     @property
     def left(self) -> float:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["CAP", "Backoff"]
+__all__ = ["CAP", "PATIENCE", "Backoff"]
 
 FIRST: Final = 0.1
 """Upper bound of the first delay, in seconds."""
 
 CAP: Final = 5.0
-"""Upper bound of every delay, in seconds, but for questions that are cheaper."""
+"""Upper bound of the delays between streams, in seconds."""
+
+PATIENCE: Final = 1.0
+"""Upper bound of the delays between calls, in seconds: a shard that takes over is found this long after it did."""
 
 
 class Backoff:
@@ -36,7 +39,11 @@ class Backoff:
         bound = min(self._cap, FIRST * 2.0 ** min(self._attempt, 32))
         self._attempt += 1
         delay = bound * self._random()
-        return max(delay, at_least * (1.0 + self._random())) if at_least else delay
+        return max(delay, self.spread(at_least)) if at_least else delay
+
+    def spread(self, at_least: float) -> float:
+        """Return between once and twice the seconds that the authority asked for."""
+        return at_least * (1.0 + self._random()) if at_least else 0.0
 
     def reset(self) -> None:
         """Start over, after an attempt that worked."""

@@ -10,7 +10,7 @@ import grpc
 
 from lowwater import errors
 from lowwater._core.attempts import AWAY, error_of_call
-from lowwater._core.backoff import CAP, Backoff
+from lowwater._core.backoff import CAP, PATIENCE, Backoff
 from lowwater._core.routes import HOME, MOST_NAMES, Routes
 from lowwater._core.surroundings import Surroundings
 from lowwater._pb.lowwater.v1 import cluster_pb2
@@ -23,16 +23,13 @@ TIMEOUT: Final = CAP
 """Seconds after which home is taken to be away when it does not answer."""
 
 
-_PATIENCE: Final = 1.0
-"""Most seconds between two questions: a shard that takes over is found this long after it did. Many questions are answered as one."""
-
-
 class Locating:
     """The computations whose stream failed, or was redirected to nowhere, until it is known where they are served.
 
     A shard is asked, whichever is home, with the ownership numbers seen: one that has been replaced, or whose store has lost a
     number, then looks at its store. Each question follows a delay, which grows until those that were lost are served again:
     shards that send each other's clients on in circles, or fail as soon as they are found, are not asked in a tight circle.
+    What an overloaded shard asked to wait for is not asked about before.
     """
 
     failure: errors.LowwaterError | None = None
@@ -41,17 +38,18 @@ class Locating:
     def __init__(self, routes: Routes, surroundings: Surroundings, found: Callable[[str], None]) -> None:
         self._routes = routes
         self._found = found
-        self._backoff = Backoff(surroundings.random, _PATIENCE)
-        self._lost: dict[str, None] = {}
+        self._backoff = Backoff(surroundings.random, PATIENCE)  # many questions are answered as one
+        self._monotonic = surroundings.monotonic
+        self._lost: dict[str, float] = {}  # with the time before which it is not asked about
         self._suspects: dict[str, None] = {}
         self._asked = ""
 
-    def lose(self, name: str) -> None:
-        """Look for a computation."""
+    def lose(self, name: str, at_least: float = 0.0) -> None:
+        """Look for a computation, in so many seconds at the earliest."""
         if name not in self._suspects:
             self._suspects[name] = None
             self._backoff.reset()
-        self._lost[name] = None
+        self._lost[name] = self._monotonic() + at_least
 
     def lost(self, name: str) -> bool:
         """Whether a computation is looked for."""
@@ -63,8 +61,8 @@ class Locating:
         return tuple(self._suspects)
 
     def heard(self, name: str) -> None:
-        """A computation is served where it was found. O(1)."""
-        if name in self._suspects:
+        """A computation is served where it was found. O(1). It may be looked for still, for others who were elsewhere."""
+        if name in self._suspects and name not in self._lost:
             self.forget(name)
             if not self._suspects:
                 self._backoff.reset()
@@ -94,7 +92,7 @@ class Locating:
     @property
     def first_pause(self) -> float:
         """Seconds to wait before the first question: all clients of a shard that dies lose it at one moment."""
-        return self._backoff.next()
+        return self._pause()
 
     def retire(self) -> None:
         """Nothing is looked for any more."""
@@ -102,7 +100,8 @@ class Locating:
     def open(self, address: str, server_token: str) -> cluster_pb2.LocateRequest:
         """Ask at an address; returns the question."""
         self._asked = address
-        names = list(self._lost)[:MOST_NAMES]
+        now = self._monotonic()
+        names = [name for name, earliest in self._lost.items() if earliest <= now][:MOST_NAMES]
         for name in names:  # those that are not found go behind the others
             self._lost[name] = self._lost.pop(name)
         epochs = [self._routes.epoch_of(name) for name in names]
@@ -128,7 +127,11 @@ class Locating:
             for name in list(self._lost):
                 self._routes.forget(name)
                 self._find(name)
-        return self._backoff.next(failure.retry_after if isinstance(failure, errors.LowwaterError) else 0.0)
+        return self._pause(failure.retry_after if isinstance(failure, errors.LowwaterError) else 0.0)
+
+    def _pause(self, at_least: float = 0.0) -> float:
+        earliest = min(self._lost.values(), default=0.0)
+        return max(self._backoff.next(at_least), earliest - self._monotonic())
 
     def _find(self, name: str) -> None:
         if name in self._lost:

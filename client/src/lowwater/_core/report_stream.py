@@ -11,7 +11,7 @@ import grpc
 
 from lowwater import errors
 from lowwater._core import wire
-from lowwater._core.attempts import error_of_call
+from lowwater._core.attempts import BUSY, error_of_call
 from lowwater._core.backoff import CAP, Backoff
 from lowwater._core.lease import LeaseState
 from lowwater._core.reports import ReporterState
@@ -46,7 +46,6 @@ class ReportStream:
     """
 
     first_pause: float = 0.0
-    interrupted: bool = False
 
     def __init__(self, reporting: Reporting, key: str) -> None:
         self.key = key
@@ -55,6 +54,8 @@ class ReportStream:
         self.state: ReporterState = ReporterState(surroundings.randbytes(16), reporting.interval, surroundings.random)
         self.last_error: errors.LowwaterError | None = None
         """Why the last stream ended; None after an answer."""
+        self.interrupted: bool = False
+        """Whether the open stream is to be ended now."""
         self._reporting = reporting
         self._monotonic = surroundings.monotonic
         self._backoff = Backoff(surroundings.random)
@@ -81,10 +82,15 @@ class ReportStream:
     def open(self, address: str, server_token: str) -> tuple[int, workers_pb2.ReportRequest]:
         """Begin a stream to an address; returns its counter and its first message."""
         stream = self.state.open()
-        self._open = True
+        self._open, self.interrupted = True, False
         self._opened_at, self._opened_to, self._leaving = self._monotonic(), address, None
         opening = workers_pb2.ReportOpen(server_token=server_token, sender=self.state.sender, stream=stream)
         return stream, workers_pb2.ReportRequest(open=opening)
+
+    def leave_idle(self) -> bool:
+        """Have the open stream ended if it carries nothing any more; returns whether it is. Home's stays, for what comes next."""
+        self.interrupted = self._open and self.key != HOME and not self.wanted
+        return self.interrupted
 
     def due(self, stream: int) -> Due | None:
         """Return what a stream has to send; None when it has ended."""
@@ -155,15 +161,18 @@ class ReportStream:
     def ended(self, failure: Exception | None) -> float:
         """Take the end of a stream, and what ended it if something did; returns the seconds to wait before the next.
 
-        Another deployment at home ends the reporting. Whatever else it is, reporting must go on: a claim that is silent for
+        Another deployment at a home that was given ends the reporting. Whatever else it is, reporting must go on: a claim that is silent for
         ever holds all behind it.
         """
         lasted = self.state.opened and self._monotonic() - self._opened_at > CAP
         self._open = False
         self.state.disconnected()
+        if self.interrupted and isinstance(failure, grpc.RpcError):
+            return 0.0
         if isinstance(failure, grpc.RpcError):
             failure = self.last_error = error_of_call(failure, self._opened_to)
-        if isinstance(failure, errors.ServerTokenMismatch) and self.key == HOME:
+        routes = self._reporting.routes
+        if isinstance(failure, errors.ServerTokenMismatch) and self.key == HOME and routes.given(self._opened_to):
             logger.error("stopped reporting: %s", failure)
             self._reporting.failure = failure
             return 0.0
@@ -174,13 +183,16 @@ class ReportStream:
         elif failure is not None:
             logger.error("the report stream to %s failed; it is opened anew", self._opened_to, exc_info=failure)
         leaving, self._leaving = self._leaving, None
+        at_least = failure.retry_after if isinstance(failure, errors.LowwaterError) else leaving or 0.0
         if failure is not None or leaving is not None:
-            self._reporting.failed(self, self._opened_to)
+            if not isinstance(failure, BUSY):
+                routes.failed(self._opened_to)
             if self.key != HOME:
+                self._reporting.lose(self, self._backoff.spread(at_least))
                 return 0.0  # what was reported here is looked for, which has delays of its own
         if lasted:
             self._backoff.reset()
-        return self._backoff.next(failure.retry_after if isinstance(failure, errors.LowwaterError) else leaving or 0.0)
+        return self._backoff.next(at_least)
 
     def retire(self) -> None:
         """Nothing is reported here any more."""

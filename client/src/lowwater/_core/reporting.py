@@ -60,6 +60,8 @@ class Reporting:
         carrier = self._carriers.pop(key, None)
         if carrier is not None:
             carrier.state.remove(lease)
+            if carrier.leave_idle():
+                self._untended[carrier] = None
         if self._homeless.pop(key, None) is not None and not self._lost(lease.computation):
             self.locating.forget(lease.computation)
         self._logged.pop(key, None)
@@ -155,13 +157,11 @@ class Reporting:
                 self._lose(lease)
         return any(self._carriers.get(_key(lease)) is stream for lease in leases)
 
-    def failed(self, stream: ReportStream, address: str) -> None:
-        """A stream failed at an address."""
-        self.routes.failed(address)
-        if stream.key != HOME:
-            for lease in stream.state.leases:
-                stream.state.remove(lease)
-                self._lose(lease)
+    def lose(self, stream: ReportStream, at_least: float) -> None:
+        """Look for what a stream carried, in so many seconds at the earliest."""
+        for lease in stream.state.leases:
+            stream.state.remove(lease)
+            self._lose(lease, at_least)
 
     def retired(self, stream: ReportStream) -> None:
         """Nobody drives a stream any more."""
@@ -175,10 +175,10 @@ class Reporting:
         stream.state.add(lease)
         self._untended[stream] = None
 
-    def _lose(self, lease: LeaseState) -> None:
+    def _lose(self, lease: LeaseState, at_least: float = 0.0) -> None:
         self._carriers.pop(_key(lease), None)
         self._homeless[_key(lease)] = lease
-        self.locating.lose(lease.computation)
+        self.locating.lose(lease.computation, at_least)
         self._untended[self.locating] = None
 
     def _lost(self, computation: str) -> list[LeaseState]:

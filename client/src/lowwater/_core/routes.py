@@ -24,7 +24,8 @@ MOST_NAMES: Final = 10_000
 class Routes:
     """The shard of each computation, and the one that is asked about all others: *home*.
 
-    Home is an address that :func:`lowwater.connect` was given, the next one when it fails, and then those of the shards heard of. A
+    Home is an address that :func:`lowwater.connect` was given, the next one when it fails, and after the last a shard heard of: each
+    time another, those that failed last at the end. A
     deployment of one shard never redirects, so all its computations are at home and nothing is kept of them but a number.
     Every operation is O(1) but :meth:`failed` and :meth:`lead_to`, which are O(routes). ``guard`` is held for moments, and nothing is called under it.
     """
@@ -57,6 +58,10 @@ class Routes:
     def several(self) -> bool:
         """Whether more than one address is known."""
         return len(self._given) + len(self._learnt) > 1
+
+    def given(self, address: str) -> bool:
+        """Whether an address is one that :func:`lowwater.connect` was given, and not only heard of."""
+        return address in self._given
 
     def lead_to(self, address: str) -> bool:
         """Whether anything is asked for at an address. O(routes)."""
@@ -115,7 +120,9 @@ class Routes:
         with self._guard:
             for name in [name for name, route in self._routes.items() if route == address]:
                 del self._routes[name]
+            if address in self._learnt:
+                self._learnt[address] = self._learnt.pop(address)
             if address == self._home:
-                candidates = [*self._given, *self._learnt]
-                self._home = candidates[(candidates.index(address) + 1) % len(candidates)]
-            self._learnt.pop(address, None)
+                candidates = [*self._given, *list(self._learnt)[:1]]
+                following = self._given.index(address) + 1 if address in self._given else 0
+                self._home = candidates[following % len(candidates)]

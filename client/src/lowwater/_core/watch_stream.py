@@ -11,7 +11,7 @@ import grpc
 from lowwater import errors
 from lowwater._core import wire
 from lowwater._core.ages import Ages
-from lowwater._core.attempts import error_of_call
+from lowwater._core.attempts import BUSY, error_of_call
 from lowwater._core.backoff import CAP, Backoff
 from lowwater._core.routes import HOME, MOST_NAMES
 from lowwater._pb.lowwater.v1 import types_pb2, watermarks_pb2
@@ -46,7 +46,7 @@ class WatchStream:
         self._known = known
         self._backoff = Backoff(known.surroundings.random)
         self._ages: Ages | None = None  # of the open stream
-        self._covered: frozenset[str] = frozenset()
+        self._covered: dict[str, None] = {}  # for its order: no run could be repeated with that of a set
         self._gone: set[str] = set()
         self._opened_at = ""
         self._leaving: float | None = None
@@ -130,7 +130,7 @@ class WatchStream:
         self.covers_all = (self.key == HOME and known.everything) or len(names) > MOST_NAMES
         if not self.covers_all:
             request.computations.extend(names)
-        self._covered, self._gone = frozenset(request.computations), set()
+        self._covered, self._gone = dict.fromkeys(request.computations), set()
         self._ages = Ages(known.surroundings.monotonic)
         self._opened_at, self._leaving, self.renewing = address, None, False
         self.number = known.opened()
@@ -160,8 +160,8 @@ class WatchStream:
 
     def _redirect(self, redirect: types_pb2.Redirect) -> None:
         # Before the message counts as news: it is none of what it redirects.
-        self._gone.add(redirect.computation)
         self._known.redirected(self, redirect.computation, redirect.address, redirect.epoch)
+        self._gone.add(redirect.computation)
 
     def _admit(self, message: types_pb2.Watermark) -> bool:
         """Take a value; returns whether its computation has come here."""
@@ -170,8 +170,8 @@ class WatchStream:
             self._known.ratchet.admit(wire.watermark_view(message))
         except errors.StaleEpoch as stale:
             logger.error("%s", stale)
-            self._gone.add(name)
             self._known.lose(self, name)
+            self._gone.add(name)
             return False
         strange = name in self._gone or (self.covers_all and self._known.at(name) != self.key)
         arrived = strange and self._known.arrived(self, name, self._opened_at, message.epoch)
@@ -183,7 +183,7 @@ class WatchStream:
     def ended(self, failure: Exception | None) -> float:
         """Take the end of a stream, and what ended it if something did; returns the seconds to wait before the next.
 
-        Another deployment at home ends the watching. Whatever else it is, watching must go on: a stage whose inputs are
+        Another deployment at a home that was given ends the watching. Whatever else it is, watching must go on: a stage whose inputs are
         never heard again holds all behind it.
         """
         known = self._known
@@ -193,22 +193,26 @@ class WatchStream:
             if self._ages.lasted > CAP:
                 self._backoff.reset()
         renewed, self.renewing = self.renewing, False
-        self._ages, self.covers_all, self._covered = None, False, frozenset()
+        self._ages, self.covers_all, self._covered = None, False, {}
         if renewed and (failure is None or isinstance(failure, grpc.RpcError)):
             return 0.0
         if isinstance(failure, grpc.RpcError):
             failure = error_of_call(failure, self._opened_at)
-        if isinstance(failure, errors.ServerTokenMismatch) and self.key == HOME:
+        given = self.key == HOME and known.routes.given(self._opened_at)
+        if isinstance(failure, errors.ServerTokenMismatch) and given:
             logger.error("stopped watching: %s", failure)
             known.failure = failure
             return 0.0
         self._log(failure)
         leaving, self._leaving = self._leaving, None
+        at_least = failure.retry_after if isinstance(failure, errors.LowwaterError) else leaving or 0.0
         if failure is not None or leaving is not None:
-            known.failed(self, self._opened_at)
+            if not isinstance(failure, BUSY):
+                known.routes.failed(self._opened_at)
             if self.key != HOME:
+                known.lose_all(self, self._backoff.spread(at_least))
                 return 0.0  # what was followed here is looked for, which has delays of its own
-        return self._backoff.next(failure.retry_after if isinstance(failure, errors.LowwaterError) else leaving or 0.0)
+        return self._backoff.next(at_least)
 
     def _ever_told(self) -> Sequence[str]:
         return list(self._known.ratchet.views if self.covers_all else self._covered)

@@ -121,6 +121,10 @@ class WatchState:
         for name in subscription.names or self._elsewhere:
             if not self._is_followed(name):
                 self.locating.forget(name)
+        for key, stream in self._streams.items():
+            if key != HOME and stream.open_now and not stream.wanted:
+                stream.renewing = True
+                self._untended[stream] = None
 
     def tend(self) -> Iterable[Streamed]:
         """Return what has to be driven, or looked at, since this was asked last."""
@@ -277,26 +281,25 @@ class WatchState:
         teller = self._teller(name)
         if teller is not None:
             self._keep_age(teller, name)
-        self._elsewhere.pop(name, None)
+        if stream.covers_all:
+            self._elsewhere.pop(name, None)
         self._at[name] = stream.key
         return True
 
-    def lose(self, stream: WatchStream, name: str) -> None:
-        """A stream does not serve a computation: look for it, if it was placed there."""
+    def lose(self, stream: WatchStream, name: str, at_least: float = 0.0) -> None:
+        """A stream does not serve a computation: look for it, if it was placed there, in so many seconds at the earliest."""
         if self.at(name) != stream.key:
             return
         self._keep_age(stream, name)
         self._at.pop(name, None)
         if self._is_followed(name):
-            self.locating.lose(name)
+            self.locating.lose(name, at_least)
             self._untended[self.locating] = None
 
-    def failed(self, stream: WatchStream, address: str) -> None:
-        """A stream failed at an address."""
-        self.routes.failed(address)
-        if stream.key != HOME:
-            for name in [name for name, key in self._at.items() if key == stream.key]:
-                self.lose(stream, name)
+    def lose_all(self, stream: WatchStream, at_least: float) -> None:
+        """A stream serves nothing of what was placed there."""
+        for name in [name for name, key in self._at.items() if key == stream.key]:
+            self.lose(stream, name, at_least)
 
     def retired(self, stream: WatchStream) -> None:
         """Nobody drives a stream any more."""
@@ -319,7 +322,8 @@ class WatchState:
         self._heard.update(dict.fromkeys(names, heard_at))
 
     def _keep_age(self, stream: WatchStream, name: str) -> None:
-        if stream.heard_at is not None:
+        # One that has come back to a stream is told of by the next only.
+        if stream.heard_at is not None and stream.follows(name):
             self._heard[name] = stream.heard_at
 
     def _place(self, name: str, key: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any, Final
@@ -14,6 +15,8 @@ from lowwater._core.streams import Many, Streamed
 from lowwater._sync.connection import Connection
 
 __all__ = ["Streaming"]
+
+logger = logging.getLogger("lowwater")
 
 _STOP_TIMEOUT: Final = 5.0
 """Seconds that the end of a client waits at most for its threads."""
@@ -32,6 +35,7 @@ class Streaming:
         self._machines = machines
         self._name = name
         self._running: dict[Streamed, _Running] = {}
+        self._refused: dict[Streamed, None] = {}  # those that the system gave no thread
 
     def _open(self, machine: Any, address: str, stubs: Stubs) -> Any:
         """Open a stream; returns the call. ``changed`` is held."""
@@ -51,8 +55,12 @@ class Streaming:
         return leaving
 
     def tend(self) -> None:
-        """Start threads that are needed by now, and end streams that are to be renewed. Hold ``changed``."""
-        for machine in self._machines.tend():
+        """Start threads that are needed by now, and end streams that are to be renewed. Hold ``changed``.
+
+        One that cannot be started is tried again next time. Raises RuntimeError when none runs, for then there may be no next time.
+        """
+        refused, self._refused = self._refused, {}
+        for machine in dict.fromkeys((*refused, *self._machines.tend())):
             running = self._running.get(machine)
             if running is None:
                 self._start(machine)
@@ -61,9 +69,17 @@ class Streaming:
 
     def _start(self, machine: Streamed) -> None:
         if machine.wanted and not self._connection.closed.is_set():
-            running = self._running[machine] = _Running()
+            running = _Running()
             running.thread = threading.Thread(target=self._run, args=(machine, running), name=self._name, daemon=True)
-            running.thread.start()
+            try:
+                running.thread.start()
+            except RuntimeError as error:
+                self._refused[machine] = None
+                if not self._running:
+                    raise
+                logger.warning("a thread for %s could not be started, which is tried again: %s", machine.address, error)
+            else:
+                self._running[machine] = running
 
     def stop(self) -> None:
         """End the streams and the threads; the connection must have been closed."""
