@@ -116,19 +116,35 @@ def test_a_redirect_to_nowhere_goes_home() -> None:
     assert (routes.address_of("c"), routes.epoch_of("c"), routes.refused) == ("a:1", 2, 0)
 
 
-def test_home_turns_from_those_given_to_those_heard_of_and_back() -> None:
+def test_home_turns_from_those_given_to_one_heard_of_and_back() -> None:
     routes = routes_of("a:1", "b:1")
     routes.redirected("c", "x:1", 1)
     routes.redirected("d", "x:1", 1)
     routes.redirected("e", "b:1", 1)
-    homes = []
-    for _ in range(5):
-        homes.append(routes.home)
-        routes.failed(routes.home)
+    homes = turns(routes, 5)
     assert homes == ["a:1", "b:1", "x:1", "a:1", "b:1"]
     assert [routes.place(name) for name in "cde"] == [HOME] * 3
     routes.failed("never heard of")
-    assert routes.home == "a:1"
+    assert routes.home == "x:1"
+
+
+def test_shards_heard_of_are_tried_in_turn_those_that_failed_last_at_the_end() -> None:
+    routes = routes_of("a:1")
+    for address in ("x:1", "y:1", "z:1"):
+        routes.redirected("c", address, 1)
+    routes.failed("x:1")
+    assert turns(routes, 9) == ["a:1", "y:1", "a:1", "z:1", "a:1", "x:1", "a:1", "y:1", "a:1"]
+    assert not routes.given("x:1")
+    assert routes.given("a:1")
+
+
+def turns(routes: Routes, count: int) -> list[str]:
+    """The homes of a client to whom nobody answers."""
+    homes = []
+    for _ in range(count):
+        homes.append(routes.home)
+        routes.failed(routes.home)
+    return homes
 
 
 def test_shards_that_come_and_go_leave_no_trace() -> None:
@@ -249,7 +265,7 @@ def test_a_shard_that_fails_sends_its_callers_home_and_home_to_the_next() -> Non
     for _ in range(3):
         trail.append(asks(asking)[0])
         assert asking.failed(Failed()) > 0.0
-    assert [*trail, asks(asking)[0]] == ["x:1", "a:1", "b:1", "a:1"]
+    assert [*trail, asks(asking)[0]] == ["x:1", "a:1", "b:1", "x:1"]
 
 
 def test_an_overloaded_shard_keeps_its_callers_for_later() -> None:

@@ -285,6 +285,7 @@ def test_an_authority_that_goes_away_says_for_how_long() -> None:
 
 def test_another_deployment_ends_the_reporting(caplog: pytest.LogCaptureFixture) -> None:
     one, state = reporting(), lease()
+    one.stream().open("there:1", "t")
     one.stream().ended(errors.ServerTokenMismatch("another one"))
     with pytest.raises(errors.ServerTokenMismatch):
         one.answered(state, 1)

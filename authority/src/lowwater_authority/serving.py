@@ -305,8 +305,10 @@ class Serving:
             record = computation.take_record(round_.now)
             if record is not None:
                 records.append((name, *record))
-        if self.shared and len(records) < len(round_.touched):
-            await self._confirm_unchanged(round_.touched.keys() - {name for name, *_ in records})
+        changed = {name for name, *_ in records}
+        unchanged = [name for name in round_.touched if name not in changed]
+        if self.shared and unchanged:
+            await self._confirm_unchanged(unchanged)
         if round_.topology is not None and not round_.read:
             records.append((GRAPH, round_.topology.encode(), True))
         held = self.held.computations

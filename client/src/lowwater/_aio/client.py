@@ -123,7 +123,7 @@ class Client:
         except errors.Closed:
             return
         finally:
-            watcher.state.unsubscribe(subscription)
+            watcher.unsubscribe(subscription)
 
     async def wait(self, name: str, until: EventTime, timeout: float | None = None) -> WatermarkView:  # noqa: ASYNC109
         """Wait until everything before ``until`` is complete; see :meth:`lowwater.Client.wait`."""
@@ -137,7 +137,7 @@ class Client:
                 return watcher.state.ratchet.get(waiting.name)
             raise waiting.too_late(watcher.state)
         finally:
-            watcher.state.unsubscribe(subscription)
+            watcher.unsubscribe(subscription)
 
     async def complete(self, name: str, until: EventTime) -> Completeness:
         """Tell whether everything before ``until`` is here, and if not, which key ranges hold it.

@@ -87,7 +87,7 @@ class InputReader:
     def close(self) -> None:
         """Follow them no longer. A ``watch()`` in another task ends."""
         if not self._closed and self._owner is not None and self._subscription is not None:
-            self._owner.watcher.state.unsubscribe(self._subscription)
+            self._owner.watcher.unsubscribe(self._subscription)
             self._owner.watcher.changed.notify()
         self._closed = True
 

@@ -63,14 +63,14 @@ class Lease(Granted):
                 self._releasing = False
                 raise
         self._closed = RELEASED
-        runtime.reporter.reporting.remove(self._state)
+        runtime.reporter.remove(self._state)
 
     async def retire(self, deadline: float) -> None:
         """Stop reporting, holding; its worker is closed. Waits for the last state to be durable, until a monotonic time at most."""
         if not self._ended_here:
             await self._drain(deadline)
             self._closed = WORKER_CLOSED
-            self._runtime.reporter.reporting.remove(self._state)
+            self._runtime.reporter.remove(self._state)
 
     async def _drain(self, deadline: float) -> None:
         if self._settled:

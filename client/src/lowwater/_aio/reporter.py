@@ -38,6 +38,11 @@ class Reporter(Streaming):
         self.reporting.add(lease)
         self.tend()
 
+    def remove(self, lease: LeaseState) -> None:
+        """Report a lease no longer."""
+        self.reporting.remove(lease)
+        self.tend()
+
     def staged(self, lease: LeaseState) -> None:
         """Let a lease's new state go out at the next tick."""
         if self.reporting.staged(lease):

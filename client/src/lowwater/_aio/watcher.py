@@ -29,6 +29,11 @@ class Watcher(Streaming):
         self.changed.notify()
         return subscription
 
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Follow them no longer; once."""
+        self.state.unsubscribe(subscription)
+        self.tend()
+
     async def wait(self, until: Callable[[], bool], deadline: float | None) -> bool:
         """Wait for a condition on what was heard; False when the deadline, on the monotonic clock, came first.
 

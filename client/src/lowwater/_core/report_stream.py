@@ -161,8 +161,8 @@ class ReportStream:
     def ended(self, failure: Exception | None) -> float:
         """Take the end of a stream, and what ended it if something did; returns the seconds to wait before the next.
 
-        Another deployment at a home that was given ends the reporting. Whatever else it is, reporting must go on: a claim that is silent for
-        ever holds all behind it.
+        Another deployment at a home that was given ends the reporting. Whatever else it is, reporting must go on: a
+        claim that is silent for ever holds all behind it. A shard that is only busy is asked again when it said.
         """
         lasted = self.state.opened and self._monotonic() - self._opened_at > CAP
         self._open = False
@@ -185,10 +185,11 @@ class ReportStream:
         leaving, self._leaving = self._leaving, None
         at_least = failure.retry_after if isinstance(failure, errors.LowwaterError) else leaving or 0.0
         if failure is not None or leaving is not None:
-            if not isinstance(failure, BUSY):
+            busy = isinstance(failure, BUSY)
+            if not busy:
                 routes.failed(self._opened_to)
             if self.key != HOME:
-                self._reporting.lose(self, self._backoff.spread(at_least))
+                self._reporting.lose(self, self._backoff.spread(at_least) if busy else 0.0)
                 return 0.0  # what was reported here is looked for, which has delays of its own
         if lasted:
             self._backoff.reset()

@@ -183,8 +183,8 @@ class WatchStream:
     def ended(self, failure: Exception | None) -> float:
         """Take the end of a stream, and what ended it if something did; returns the seconds to wait before the next.
 
-        Another deployment at a home that was given ends the watching. Whatever else it is, watching must go on: a stage whose inputs are
-        never heard again holds all behind it.
+        Another deployment at a home that was given ends the watching. Whatever else it is, watching must go on: a
+        stage whose inputs are never heard again holds all behind it. A shard that is only busy is asked again when it said.
         """
         known = self._known
         if self._ages is not None and self._ages.heard_at is not None:
@@ -207,10 +207,11 @@ class WatchStream:
         leaving, self._leaving = self._leaving, None
         at_least = failure.retry_after if isinstance(failure, errors.LowwaterError) else leaving or 0.0
         if failure is not None or leaving is not None:
-            if not isinstance(failure, BUSY):
+            busy = isinstance(failure, BUSY)
+            if not busy:
                 known.routes.failed(self._opened_at)
             if self.key != HOME:
-                known.lose_all(self, self._backoff.spread(at_least))
+                known.lose_all(self, self._backoff.spread(at_least) if busy else 0.0)
                 return 0.0  # what was followed here is looked for, which has delays of its own
         return self._backoff.next(at_least)
 

@@ -48,6 +48,7 @@ class Reporter(Streaming):
         """Report a lease no longer."""
         with self.changed:
             self.reporting.remove(lease)
+            self.tend()
 
     def staged(self, lease: LeaseState) -> None:
         """Let a lease's new state go out at the next tick. Hold ``changed``."""

@@ -59,15 +59,18 @@ class Streaming:
 
         One that cannot be started is tried again next time. Raises RuntimeError when none runs, for then there may be no next time.
         """
-        refused, self._refused = self._refused, {}
+        refused, self._refused, error = self._refused, {}, None
         for machine in dict.fromkeys((*refused, *self._machines.tend())):
             running = self._running.get(machine)
             if running is None:
-                self._start(machine)
+                error = self._start(machine) or error
             elif machine.interrupted and running.call is not None:
                 running.call.cancel()
+        if error is not None and not self._running:
+            raise error
 
-    def _start(self, machine: Streamed) -> None:
+    def _start(self, machine: Streamed) -> RuntimeError | None:
+        """Start the thread of a machine, if it is needed; returns why that was not possible."""
         if machine.wanted and not self._connection.closed.is_set():
             running = _Running()
             running.thread = threading.Thread(target=self._run, args=(machine, running), name=self._name, daemon=True)
@@ -75,11 +78,10 @@ class Streaming:
                 running.thread.start()
             except RuntimeError as error:
                 self._refused[machine] = None
-                if not self._running:
-                    raise
-                logger.warning("a thread for %s could not be started, which is tried again: %s", machine.address, error)
-            else:
-                self._running[machine] = running
+                logger.warning("a thread %s could not be started, which is tried again: %s", self._name, error)
+                return error
+            self._running[machine] = running
+        return None
 
     def stop(self) -> None:
         """End the streams and the threads; the connection must have been closed."""

@@ -34,6 +34,7 @@ class Watcher(Streaming):
         """Follow them no longer; once."""
         with self.changed:
             self.state.unsubscribe(subscription)
+            self.tend()
             self.changed.notify_all()
 
     def wait(self, until: Callable[[], bool], deadline: float | None) -> bool:

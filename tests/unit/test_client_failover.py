@@ -1,0 +1,268 @@
+"""What a client does when shards fail, refuse or belong to another deployment: the pure side, on made-up clocks."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from lowwater import Settings, errors
+from lowwater._core.backoff import PATIENCE
+from lowwater._core.lease import LeaseState
+from lowwater._core.locating import Locating
+from lowwater._core.routes import HOME
+from lowwater._sync.connection import Connection
+from lowwater._sync.watcher import Watcher
+from tests.unit.test_client_routing import (
+    Failed,
+    World,
+    acknowledge,
+    lease,
+    located,
+    opened,
+    sent,
+    staged,
+    told,
+    watching,
+    watermark,
+)
+
+# -- calls --------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_waits_a_second_at_most_between_attempts() -> None:
+    asking = World().ask(World().calls.complete("c", 5))
+    assert [asking.failed(Failed()) for _ in range(8)][-1] == PATIENCE
+
+
+def test_another_deployment_at_a_home_that_was_only_heard_of_is_a_shard_that_is_gone() -> None:
+    world = World("a:1")
+    world.routes.redirected("d", "x:1", 1)
+    asking = world.ask(world.calls.topology())
+    assert asking.next().address == "a:1"
+    asking.failed(Failed())
+    assert asking.next().address == "x:1"
+    asking.failed(Failed("SERVER_TOKEN_MISMATCH"))
+    assert asking.next().address == "a:1"
+    with pytest.raises(errors.ServerTokenMismatch):
+        asking.failed(Failed("SERVER_TOKEN_MISMATCH"))
+
+
+def test_a_read_of_one_never_asks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World("a:1")
+    asking = world.ask(world.calls.get(["c"]))
+    where = asking._where
+
+    def moved_meanwhile() -> str:
+        address = where()
+        world.routes.redirected("c", "x:1", 1)  # as a stream's thread may hear at any moment
+        return address
+
+    monkeypatch.setattr(asking, "_where", moved_meanwhile)
+    attempt = asking.next()
+    assert (attempt.address, list(attempt.request.computations)) == ("a:1", ["c"])
+
+
+# -- looking for computations -------------------------------------------------------------------------------------
+
+
+def test_what_is_to_wait_is_not_asked_about_before() -> None:
+    world, found = World(), list[str]()
+    locating = Locating(world.routes, world.surroundings, found.append)
+    locating.lose("c", 5.0)
+    locating.lose("d")
+    assert locating.first_pause < 1.0
+    assert list(locating.open("home:1", "t").computations) == ["d"]
+    locating.take(located(("d", "x:1", 1)))
+    assert (found, locating.lost("c")) == (["d"], True)
+    assert locating.ended(None) == 5.0
+    world.now += 5.0
+    assert list(locating.open("home:1", "t").computations) == ["c"]
+
+
+# -- watching -----------------------------------------------------------------------------------------------------
+
+
+def test_an_overloaded_shard_is_watched_again_when_it_asked_to() -> None:
+    world = World()
+    world.routes.redirected("c", "x:1", 1)
+    world.known.subscribe(["c"])
+    stream = world.known.stream("x:1")
+    stream.open("x:1")
+    assert stream.ended(Failed("OVERLOADED", retry_after=5)) == 0.0
+    assert world.known.at("c") is None
+    assert world.known.locating.first_pause == 11.0, "5.5 s, twice"
+    assert world.routes.place("c") == "x:1", "it is where it was"
+
+
+def test_an_overloaded_home_stays_home() -> None:
+    world = World("a:1", "b:1")
+    stream = world.known.stream()
+    stream.open("a:1")
+    assert stream.ended(Failed("OVERLOADED", retry_after=5)) == 11.0
+    assert stream.address == "a:1"
+    stream.open("a:1")
+    stream.ended(Failed())
+    assert stream.address == "b:1"
+
+
+def test_another_deployment_ends_the_watching_only_at_an_address_that_was_given() -> None:
+    world = World("a:1")
+    world.routes.redirected("d", "x:1", 1)
+    home = world.known.stream()
+    home.open("a:1")
+    home.ended(Failed())
+    assert home.address == "x:1"
+    home.open("x:1")
+    home.ended(Failed("SERVER_TOKEN_MISMATCH"))
+    assert (world.known.failure, home.address) == (None, "a:1")
+    home.open("a:1")
+    home.ended(Failed("SERVER_TOKEN_MISMATCH"))
+    assert isinstance(world.known.failure, errors.ServerTokenMismatch)
+
+
+def test_a_name_that_comes_back_and_goes_at_once_is_not_younger_for_it() -> None:
+    world = World()
+    watching(world, "c", "d")
+    home, there = world.known.stream(), world.known.stream("x:1")
+    home.take(told([watermark("c"), watermark("d")]))
+    home.take(told(redirects=[("c", "x:1", 2)]))
+    there.open("x:1")
+    there.take(told([watermark("c", epoch=2)]))
+    world.now += 10
+    there.ended(Failed())
+    there.retire()
+    home.take(told(now=world.now))
+    world.known.locating.open("home:1", "t")
+    world.known.locating.take(located(("c", "home:1", 3)))
+    home.take(told(redirects=[("c", "z:1", 4)], now=world.now))  # sent before home was to follow it again
+    assert world.known.stale_for(["c"]) == 10.0
+
+
+def test_a_watch_stream_that_nobody_needs_is_left() -> None:
+    world = World()
+    world.routes.redirected("c", "x:1", 1)
+    subscription, other = world.known.subscribe(["c"]), world.known.subscribe(["d"])
+    home, there = world.known.stream(), world.known.stream("x:1")
+    home.open("home:1")
+    home.take(told([watermark("d")]))
+    there.open("x:1")
+    there.take(told([watermark("c")]))
+    world.known.tend()
+    world.known.unsubscribe(subscription)
+    world.known.unsubscribe(other)
+    assert list(world.known.tend()) == [there]
+    assert there.interrupted
+    assert not home.interrupted, "home is kept for whoever comes next"
+    assert there.ended(Failed()) == 0.0, "it was cancelled"
+    assert world.routes.place("c") == "x:1"
+
+
+# -- reporting ----------------------------------------------------------------------------------------------------
+
+
+def reported_elsewhere() -> tuple[World, LeaseState]:
+    """A lease that is reported to another shard than home."""
+    world, state = World(), lease()
+    world.routes.redirected("c", "x:1", 1)
+    world.reporting.add(state)
+    opened(world, "x:1")
+    world.reporting.tend()
+    return world, state
+
+
+def test_a_lease_is_looked_for_though_another_of_its_computation_is_served() -> None:
+    world, first = reported_elsewhere()
+    staged(world, first, 9, 5)
+    world.reporting.stream("x:1").ended(Failed())
+    world.reporting.stream("x:1").retire()
+    assert world.routes.redirected("c", "y:1", 2), "as a claim hears that finds the new shard by itself"
+    second = lease(sequencer=2)
+    world.reporting.add(second)
+    stream = opened(world, "y:1")
+    staged(world, second, 9, 5)
+    assert sent(world, "y:1", stream)
+    acknowledge(world, "y:1", 1)
+    assert second.durable == 1
+    locating = world.reporting.locating
+    assert list(locating.open("home:1", "t").computations) == ["c"]
+    locating.take(located(("c", "y:1", 2)))
+    world.now += 1
+    assert sent(world, "y:1", stream)
+    acknowledge(world, "y:1", 2)
+    assert first.durable == 1
+
+
+def test_an_overloaded_shard_is_reported_to_again_when_it_asked_to() -> None:
+    world, _ = reported_elsewhere()
+    assert world.reporting.stream("x:1").ended(Failed("OVERLOADED", retry_after=5)) == 0.0
+    assert world.reporting.locating.first_pause == 11.0, "5.5 s, twice"
+    assert world.routes.place("c") == "x:1", "it is where it was"
+
+
+def test_another_deployment_ends_the_reporting_only_at_an_address_that_was_given() -> None:
+    world = World("a:1")
+    world.routes.redirected("d", "x:1", 1)
+    world.reporting.add(lease())
+    home = world.reporting.stream()
+    for address, reason in (("a:1", ""), ("x:1", "SERVER_TOKEN_MISMATCH")):
+        assert home.address == address
+        home.open(address, "t")
+        home.ended(Failed(reason))
+    assert (world.reporting.failure, home.address) == (None, "a:1")
+    home.open("a:1", "t")
+    home.ended(Failed("SERVER_TOKEN_MISMATCH"))
+    assert isinstance(world.reporting.failure, errors.ServerTokenMismatch)
+
+
+def test_a_report_stream_that_carries_nothing_is_left() -> None:
+    world, state = reported_elsewhere()
+    there = world.reporting.stream("x:1")
+    world.reporting.remove(state)
+    assert list(world.reporting.tend()) == [there]
+    assert there.interrupted
+    assert there.ended(Failed()) == 0.0, "it was cancelled"
+    assert world.routes.place("c") == "x:1"
+    world.reporting.add(state)
+    opened(world, "x:1")
+    assert not there.interrupted
+
+
+def test_a_report_stream_to_home_is_kept_for_the_next_lease() -> None:
+    world, state = World(), lease()
+    world.reporting.add(state)
+    opened(world)
+    world.reporting.tend()
+    world.reporting.remove(state)
+    assert not list(world.reporting.tend())
+    assert not world.reporting.stream(HOME).interrupted
+
+
+# -- threads ------------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_that_cannot_be_started_is_started_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watcher, room, started = Watcher(Connection(Settings("a:1"))), [False], list[threading.Thread]()
+
+    def start(thread: threading.Thread) -> None:
+        if not room[0]:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="start new thread"):
+        watcher.subscribe(["c"])  # nobody would try again
+    room[0] = True
+    watcher.subscribe(["d"])
+    assert len(started) == 1
+    room[0] = False
+    watcher.state.routes.redirected("e", "x:1", 1)
+    watcher.subscribe(["e"])
+    assert "a thread lowwater-watch could not be started" in caplog.text
+    assert len(started) == 1
+    room[0] = True
+    with watcher.changed:
+        watcher.tend()
+    assert len(started) == 2
