@@ -166,8 +166,8 @@ class Logs:
         for name in sorted(names, key=lambda name: (name != GRAPH, name)):
             try:
                 await self._heal(name)
-            except JournalPosition as error:  # of the graph: the others do not wait for it to be read
-                moved = error
+            except JournalPosition as place:  # of the graph: the others do not wait for it to be read
+                moved = place
         if moved is not None:
             raise moved
         return names
