@@ -4,128 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
-from itertools import count
+from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater_authority.cluster.cluster import Cluster, Replaced
-from lowwater_authority.cluster.membership import Member
-from lowwater_authority.cluster.memory import MemoryDirectory, MemoryMembers
-from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, Grant, GroupReport, Refused
+from lowwater_authority.cluster.cluster import Replaced
+from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport, Refused
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.journal import MemoryDisk, MemoryJournal
-from lowwater_authority.observer import Observer
+from lowwater_authority.journal import MemoryDisk
 from lowwater_authority.rounds import GivenUp
-from lowwater_authority.shard import Shard
-
-SECOND = 1_000_000
-HOUR = 3600 * SECOND
-DEAD_AFTER = 1.5
-NAMES = [f"c{i}" for i in range(12)]
-ids = count(1)
-numbers = count(1)
-
-
-class Deployment:
-    """One store, one clock, and the shards that a test starts."""
-
-    def __init__(self) -> None:
-        self.seconds = 1000.0
-        self.disk = MemoryDisk()
-        self.members = MemoryMembers(lambda: int(self.seconds * SECOND), dead_after=int(DEAD_AFTER * SECOND))
-        self.shards: list[One] = []
-
-    async def start(self, address: str) -> One:
-        """Start a shard and let it join."""
-        one = One(self, address)
-        self.shards.append(one)
-        await one.start()
-        return one
-
-    async def settle(self, *shards: One, seconds: float = 0.6) -> None:
-        """Let time pass, and these shards beat and settle every 0.3 s: what one proposes the others see the next time."""
-        for _ in range(round(seconds / 0.3)):
-            self.seconds += 0.3
-            for one in shards:
-                await one.beat()
-
-    def owner(self, name: str) -> One:
-        """The only shard, of those that run, that serves a computation."""
-        [one] = [one for one in self.shards if one.shard.serves(name) and not one.ended]
-        return one
-
-
-class Asks:
-    """Asks the other shards of a deployment, as Peers does over the network."""
-
-    def __init__(self, deployment: Deployment) -> None:
-        self._deployment = deployment
-
-    async def lows(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """See Placement."""
-        found = {}
-        for name in names:
-            view = self._deployment.owner(name).shard.view(name)
-            assert view is not None
-            found[name] = (view.incarnation, view.low)
-        return found
-
-    async def close(self) -> None:
-        """See Peers."""
-
-
-class One:
-    """A shard, whose beats a test makes one by one."""
-
-    def __init__(self, deployment: Deployment, address: str) -> None:
-        self.deployment = deployment
-        self.address = address
-        self.ended = False
-        self.directory = MemoryDirectory(deployment.members)
-        self.cluster = Cluster(
-            self.directory,
-            Member(f"id-{next(ids)}", address),
-            peers=Asks(deployment),  # type: ignore[arg-type]  # the same questions, without a network
-            monotonic=lambda: deployment.seconds,
-            dead_after=DEAD_AFTER,
-        )
-        journal = MemoryJournal(deployment.disk, shared=True)
-        clock = lambda: int(deployment.seconds * SECOND) + 1_000_000 * HOUR  # noqa: E731
-        self.shard = Shard(journal, clock=clock, observer=Observer(), placement=self.cluster)
-
-    async def start(self) -> None:
-        await self.shard.start()
-        self.rounds = asyncio.create_task(self.shard.run())
-        await self.cluster.join(self.shard)
-
-    async def beat(self) -> None:
-        """One turn of Cluster.run."""
-        await self.cluster._beat()
-        if await self.cluster._confirm():
-            await self.cluster._take()
-        self.cluster._judge()
-
-    async def stop(self) -> None:
-        self.ended = True
-        self.rounds.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self.rounds
-
-    async def claim(self, name: str) -> Grant:
-        return await self.shard.claim(name, ClaimRequest([b"", b""], request_id=next(ids).to_bytes(16)))
-
-    async def report(self, name: str, grant: Grant, hour: int, fold: Fold = NO_FOLD) -> list[tuple[str, Refused]]:
-        report = GroupReport(grant.sequencer, np.array([hour * HOUR], dtype=np.int64), fold=fold)
-        return await self.shard.report([(name, report)], sender=b"s" * 16, number=(1, next(numbers)))
-
-    def low(self, name: str) -> int:
-        view = self.shard.view(name)
-        assert view is not None
-        return view.low // HOUR if view.low != MIN else MIN
+from tests.unit.sharded_memory import HOUR, NAMES, Deployment, held, two
 
 
 @pytest.fixture
@@ -134,20 +25,6 @@ async def deployment() -> AsyncIterator[Deployment]:
     yield made
     for one in made.shards:
         await one.stop()
-
-
-async def two(deployment: Deployment) -> tuple[One, One]:
-    """Two shards that share twelve computations, each claimed and at 12 hours."""
-    one = await deployment.start("one:1")
-    for name in NAMES:
-        await one.shard.register(Spec(name))
-    other = await deployment.start("other:1")
-    await deployment.settle(one, other)
-    return one, other
-
-
-def held(one: One) -> set[str]:
-    return set(one.shard.names())
 
 
 async def test_computations_are_divided_and_each_is_served_once(deployment: Deployment) -> None:

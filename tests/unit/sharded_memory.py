@@ -1,0 +1,169 @@
+"""Shards over one journal in memory, whose beats and clock a test moves, for tests of who serves what."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+
+from lowwater_authority.cluster.cluster import Cluster
+from lowwater_authority.cluster.membership import Member
+from lowwater_authority.cluster.memory import MemoryDirectory, MemoryMembers
+from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, Grant, GroupReport, Refused
+from lowwater_authority.core.times import MIN
+from lowwater_authority.core.topology import Spec
+from lowwater_authority.journal import JournalFailed, MemoryDisk, MemoryJournal
+from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
+from lowwater_authority.observer import Observer
+from lowwater_authority.shard import Shard
+
+SECOND = 1_000_000
+HOUR = 3600 * SECOND
+DEAD_AFTER = 1.5
+NAMES = [f"c{i}" for i in range(12)]
+ids = count(1)
+numbers = count(1)
+
+
+class Faults(FaultPlan):
+    """Decides by kind how the next writes and reads of one shard end, and holds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: dict[str, list[Outcome]] = {}
+        self.held: dict[str, asyncio.Event] = {}
+        self.unreadable: set[str] = set()
+        self.reads = 0
+
+    async def before(self, operation: Operation) -> Outcome:
+        if operation.name in self.held:
+            await self.held[operation.name].wait()
+        lined_up = self.ends.get(operation.name)
+        return lined_up.pop(0) if lined_up else Outcome.DONE
+
+    async def read(self, name: str) -> None:
+        self.reads += 1
+        if name in self.unreadable:
+            raise JournalFailed("it cannot be read")
+
+
+class Deployment:
+    """One store, one clock, and the shards that a test starts."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+        self.disk = MemoryDisk()
+        self.members = MemoryMembers(lambda: int(self.seconds * SECOND), dead_after=int(DEAD_AFTER * SECOND))
+        self.shards: list[One] = []
+
+    async def start(self, address: str) -> One:
+        """Start a shard and let it join."""
+        one = One(self, address)
+        self.shards.append(one)
+        await one.start()
+        return one
+
+    async def settle(self, *shards: One, seconds: float = 0.6) -> None:
+        """Let time pass, and these shards beat and settle every 0.3 s: what one proposes the others see the next time."""
+        for _ in range(round(seconds / 0.3)):
+            self.seconds += 0.3
+            for one in shards:
+                await one.beat()
+
+    def owner(self, name: str) -> One:
+        """The only shard, of those that run, that serves a computation."""
+        [one] = [one for one in self.shards if one.shard.serves(name) and not one.ended]
+        return one
+
+
+class Asks:
+    """Asks the other shards of a deployment, as Peers does over the network."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+
+    async def lows(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """See Placement."""
+        found = {}
+        for name in names:
+            view = self._deployment.owner(name).shard.view(name)
+            assert view is not None
+            found[name] = (view.incarnation, view.low)
+        return found
+
+    async def close(self) -> None:
+        """See Peers."""
+
+
+class One:
+    """A shard, whose beats a test makes one by one."""
+
+    def __init__(self, deployment: Deployment, address: str) -> None:
+        self.deployment = deployment
+        self.address = address
+        self.ended = False
+        self.directory = MemoryDirectory(deployment.members)
+        self.cluster = Cluster(
+            self.directory,
+            Member(f"id-{next(ids)}", address),
+            peers=Asks(deployment),  # type: ignore[arg-type]  # the same questions, without a network
+            monotonic=lambda: deployment.seconds,
+            dead_after=DEAD_AFTER,
+        )
+        self.faults = Faults()
+        journal = MemoryJournal(deployment.disk, shared=True, faults=self.faults)
+        clock = lambda: int(deployment.seconds * SECOND) + 1_000_000 * HOUR  # noqa: E731
+        self.shard = Shard(journal, clock=clock, observer=Observer(), placement=self.cluster)
+
+    async def start(self) -> None:
+        await self.shard.start()
+        self.rounds = asyncio.create_task(self.shard.run())
+        await self.cluster.join(self.shard)
+
+    async def beat(self) -> None:
+        """One turn of Cluster.run."""
+        await self.cluster._beat()
+        if await self.cluster._confirm():
+            await self.cluster._take()
+        self.cluster._judge()
+
+    async def stop(self) -> None:
+        self.ended = True
+        self.rounds.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.rounds
+
+    async def claim(self, name: str) -> Grant:
+        return await self.shard.claim(name, ClaimRequest([b"", b""], request_id=next(ids).to_bytes(16)))
+
+    async def report(self, name: str, grant: Grant, hour: int, fold: Fold = NO_FOLD) -> list[tuple[str, Refused]]:
+        report = GroupReport(grant.sequencer, np.array([hour * HOUR], dtype=np.int64), fold=fold)
+        return await self.shard.report([(name, report)], sender=b"s" * 16, number=(1, next(numbers)))
+
+    def low(self, name: str) -> int:
+        view = self.shard.view(name)
+        assert view is not None
+        return view.low // HOUR if view.low != MIN else MIN
+
+
+async def two(deployment: Deployment) -> tuple[One, One]:
+    """Two shards that share twelve computations, each claimed and at 12 hours."""
+    one = await deployment.start("one:1")
+    for name in NAMES:
+        await one.shard.register(Spec(name))
+    other = await deployment.start("other:1")
+    await deployment.settle(one, other)
+    return one, other
+
+
+def held(one: One) -> set[str]:
+    return set(one.shard.names())
+
+
+async def turns(count: int = 100) -> None:
+    """Let everything that can go on without the clock go on."""
+    for _ in range(count):
+        await asyncio.sleep(0)

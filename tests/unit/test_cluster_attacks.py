@@ -1,0 +1,269 @@
+"""Executions in which shards led, lost what they had acknowledged, or stuck: one test each, over one journal in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from lowwater import errors
+from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, Refused
+from lowwater_authority.core.topology import Spec
+from lowwater_authority.journal import GRAPH
+from lowwater_authority.journal.faults import Outcome
+from lowwater_authority.journal.memory import StoredLog
+from tests.unit.sharded_memory import HOUR, NAMES, Deployment, One, held, numbers, turns, two
+
+
+@pytest.fixture
+async def deployment() -> AsyncIterator[Deployment]:
+    made = Deployment()
+    yield made
+    for one in made.shards:
+        await one.stop()
+
+
+def alive(one: One) -> bool:
+    """Whether a shard's rounds go on."""
+    return not one.rounds.done()
+
+
+def lose_graph(deployment: Deployment) -> None:
+    """A fail-over forgets the newest record of the graph, and all that came behind it."""
+    last = deployment.disk.logs[GRAPH].last
+    while deployment.disk.logs[GRAPH].last == last:
+        deployment.disk.lose(1)
+
+
+class Stream:
+    """A report stream over two ranges, whose reports follow each other."""
+
+    def __init__(self, one: One, name: str, grant: Grant) -> None:
+        self._one, self._name, self._grant = one, name, grant
+        self._last: asyncio.Future[list[tuple[str, Refused]]] | None = None
+
+    def say(self, *hours: int, handles: list[int] | None = None) -> asyncio.Future[list[tuple[str, Refused]]]:
+        """Report, with only what changed when handles are given."""
+        values = np.array([hour * HOUR for hour in hours], dtype=np.int64)
+        chosen = None if handles is None else np.array(handles, dtype=np.uint32)
+        said = GroupReport(self._grant.sequencer, values, handles=chosen)
+        self._last = self._one.shard.report(
+            [(self._name, said)], sender=b"stream".ljust(16), number=(1, next(numbers)), after=self._last
+        )
+        return self._last
+
+
+async def two_ranges(one: One, name: str) -> Grant:
+    return await one.shard.claim(name, ClaimRequest([b"", b"m", b""], request_id=b"two".ljust(16)))
+
+
+async def test_rule8_the_third_report_behind_one_that_was_given_up_does_not_count(deployment: Deployment) -> None:
+    """Scale-out takes x away; a lowering of y in the same round is given up, and two more reports of its stream wait already."""
+    one, other = await two(deployment)
+    x, y = sorted(held(one))[:2]
+    moved = await one.claim(x)
+    stream = Stream(one, y, await two_ranges(one, y))
+    await stream.say(14, 10)
+    await other.cluster.change(lambda view: view.pinned(x, "other:1"))
+    await other.beat()
+    one.faults.held["append"] = asyncio.Event()
+    given_up = asyncio.ensure_future(one.report(x, moved, 15))
+    await asyncio.sleep(0)
+    waiting = [stream.say(11, handles=[0])]
+    await asyncio.sleep(0)
+    waiting += [stream.say(10, handles=[1]), stream.say(14, handles=[1])]
+    one.faults.held.pop("append").set()
+    ended = await asyncio.gather(given_up, *waiting, return_exceptions=True)
+    assert all(isinstance(error, Exception) for error in ended)
+    assert one.low(y) <= 11
+
+
+async def test_a_refused_adopt_changes_nothing(deployment: Deployment) -> None:
+    one = await deployment.start("one:1")
+    await one.shard.register(Spec("a"))
+    await one.shard.register(Spec("reader", ("a",)))
+    grant = await one.shard.claim("a", ClaimRequest([b"", b""], identity="x", request_id=b"1".ljust(16)))
+    await one.report("a", grant, 14)
+    far = np.array([2**62], dtype=np.int64)
+    bad = ClaimRequest([b"", b""], identity="y", request_id=b"2".ljust(16), bound_micros=far)
+    with pytest.raises(errors.TooFarAhead):
+        await one.shard.claim("a", bad, adopt=True)
+    assert {one.shard.topology.get(name).incarnation for name in ("a", "reader")} == {1}
+    assert one.low("a") == 14
+
+
+async def test_a_forced_retire_of_unknown_outcome_is_not_done_twice(deployment: Deployment) -> None:
+    """It is written, nobody hears of it, another shard takes over with it, and an owner claims there in between."""
+    one, other = await two(deployment)
+    name = min(held(one))
+    one.faults.ends["append"] = [Outcome.WRITTEN]
+    retiring = asyncio.ensure_future(one.shard.retire(name, b"", b"", force=True))
+    await turns()
+    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await other.beat()
+    grant = await other.claim(name)
+    with pytest.raises(errors.Unavailable, match="not known"):
+        await retiring
+    assert await other.report(name, grant, 14) == []
+
+
+async def test_c7b_a_heal_yields_to_whom_a_newer_view_has_chosen(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(one))
+    first = deployment.disk.owners[name]
+    await one.shard.rise(name, 2)
+    await one.report(name, await one.claim(name), 11)
+    deployment.disk.owners[name], deployment.disk.logs[name] = first, StoredLog()  # a fail-over
+    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await other.beat()
+    if not other.shard.serves(name):
+        assert await other.shard.serve(name)
+    grant = await other.claim(name)
+    await other.report(name, grant, 15)
+    await one.cluster._beat()
+    await one.shard.confirm()
+    await other.shard.confirm()
+    assert deployment.owner(name) is other
+    assert await other.report(name, grant, 16) == []
+
+
+async def test_a_heal_that_is_outvoted_lets_go(deployment: Deployment) -> None:
+    one, _ = await two(deployment)
+    name = min(held(one))
+    before = deployment.disk.owners[name]
+    await one.shard.rise(name, 5)
+    newer = one.shard.held.view + 1
+    deployment.disk.owners[name] = before._replace(epoch=4, nonce=77, view=newer, address="third:1")
+    await one.shard.confirm()
+    assert alive(one)
+    assert name not in held(one)
+
+
+async def test_a_store_that_went_on_without_this_owner_is_let_go(deployment: Deployment) -> None:
+    """It forgot who took over, and the owner before, who never heard of it, has appended since."""
+    one, other = await two(deployment)
+    name = min(held(other))
+    grant = await other.claim(name)
+    await deployment.settle(one, seconds=2.1)
+    while deployment.disk.owners[name].address != "other:1":
+        deployment.disk.lose(1)
+    await other.report(name, grant, 12)
+    await other.report(name, grant, 13)
+    one.faults.ends["append"] = [Outcome.FAILED]
+    with pytest.raises(errors.LowwaterError):
+        await one.report(name, grant, 12)
+    assert alive(one)
+    assert name not in held(one)
+    assert other.low(name) == 13
+
+
+async def test_a_failed_heal_of_the_graph_is_tried_again(deployment: Deployment) -> None:
+    one = await deployment.start("one:1")
+    for name in NAMES[:3]:
+        await one.shard.register(Spec(name))
+    lose_graph(deployment)
+    one.faults.ends["restore"] = [Outcome.FAILED]
+    with pytest.raises(errors.LowwaterError):
+        await one.shard.confirm()
+    await one.shard.confirm()
+    await one.shard.register(Spec("new"))
+    other = await deployment.start("other:1")
+    assert other.shard.topology.computations.keys() == {*NAMES[:3], "new"}
+
+
+async def test_c5c_a_graph_whose_reading_failed_is_read_again(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(one))
+    await one.report(name, await one.claim(name), 14)
+    await one.shard.register(Spec("forgotten"))
+    lose_graph(deployment)
+    await other.shard.reset(name)
+    await other.shard.register(Spec("kept"))
+    one.faults.ends["append"] = [Outcome.FAILED]
+    with pytest.raises(errors.LowwaterError):
+        await one.shard.confirm()
+    await one.shard.confirm([name])
+    view = one.shard.view(name)
+    assert view is not None
+    assert view.incarnation == 2
+    await one.shard.register(Spec("later"))
+    third = await deployment.start("third:1")
+    assert third.shard.topology.computations.keys() >= {"forgotten", "kept", "later"}
+
+
+async def test_what_a_heal_has_kept_is_not_called_unchanged(deployment: Deployment) -> None:
+    """The append fails, and going back finds that the store has lost what was shown: memory counts, with the round in it."""
+    one, _ = await two(deployment)
+    name = min(held(one))
+    grant = await one.claim(name)
+    await one.report(name, grant, 10)
+    deployment.disk.lose(1)
+    one.faults.ends["append"] = [Outcome.FAILED]
+    with pytest.raises(errors.Unavailable, match="look whether this took effect"):
+        await one.shard.claim(name, ClaimRequest([b"", b""], request_id=b"claim".ljust(16)))
+    again = await one.shard.claim(name, ClaimRequest([b"", b""], request_id=b"claim".ljust(16)))
+    assert await one.report(name, again, 11) == []
+
+
+async def test_an_own_heal_of_unknown_outcome_fences_nobody(deployment: Deployment) -> None:
+    one = await deployment.start("one:1")
+    await one.shard.register(Spec("a"))
+    grant = await one.claim("a")
+    await one.report("a", grant, 12)
+    deployment.disk.lose(1)
+    one.faults.ends["restore"] = [Outcome.WRITTEN]
+    reporting = asyncio.ensure_future(one.report("a", grant, 13))
+    await turns()
+    assert deployment.disk.owners["a"].epoch > one.shard.epoch("a")
+    with pytest.raises(errors.Unavailable, match="put back"):
+        await one.shard.confirm(["a"])
+    assert "a" in held(one)
+    assert await reporting == []
+    assert one.low("a") == 13
+
+
+async def test_a_computation_that_comes_back_while_another_is_healed_gets_nothing_from_before(
+    deployment: Deployment,
+) -> None:
+    one, other = await two(deployment)
+    x, y = sorted(held(one))[:2]
+    grants = {x: await one.claim(x), y: await one.claim(y)}
+    for name, grant in grants.items():
+        await one.report(name, grant, 10)
+    deployment.disk.lose(1)  # the tail of y
+    one.faults.held["restore"] = asyncio.Event()
+    said = [(name, GroupReport(grant.sequencer, np.array([11 * HOUR]))) for name, grant in grants.items()]
+    reporting = one.shard.report(said, sender=b"both".ljust(16), number=(1, next(numbers)))
+    await turns()
+    await other.cluster.change(lambda view: view.pinned(x, "other:1"))
+    await other.beat()
+    assert x in held(other)
+    await one.shard.confirm([x])
+    assert x not in held(one)
+    await other.cluster.change(lambda view: view.pinned(x, "one:1"))
+    await one.cluster._beat()
+    back = asyncio.ensure_future(one.shard.serve(x))
+    await turns()
+    one.faults.held.pop("restore").set()
+    ended = await asyncio.gather(reporting, return_exceptions=True)
+    assert isinstance(ended[0], Exception)
+    assert await back
+    assert alive(one)
+    assert one.low(x) == 10
+    assert await one.report(x, grants[x], 12) == []
+
+
+async def test_a_take_whose_reading_failed_is_taken_again(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    await other.stop()
+    one.faults.unreadable.add("load")
+    await deployment.settle(one, seconds=2.4)
+    one.faults.unreadable.clear()
+    lost = min(set(NAMES) - held(one))
+    owner = deployment.disk.owners[lost]
+    # A fail-over forgets the take.
+    deployment.disk.owners[lost] = owner._replace(epoch=1, nonce=5, address="other:1", view=0)
+    await deployment.settle(one, seconds=6)
+    assert held(one) == set(NAMES)
