@@ -205,10 +205,10 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
     )
 }
 
-SHARDED: Final = (skip_the_epoch_check, overwrite_a_newer_snapshot, follow_a_redirect_to_a_lower_epoch)
+SHARDED: Final = (skip_the_epoch_check, overwrite_a_newer_snapshot)
 """Bugs that only many shards can have; they are looked for where there are many."""
 
-FORGETFUL: Final = (restart_counters_after_a_lost_epoch,)
+FORGETFUL: Final = (restart_counters_after_a_lost_epoch, follow_a_redirect_to_a_lower_epoch)
 """Bugs that only many shards over a store can have that loses what it acknowledged."""
 
 
