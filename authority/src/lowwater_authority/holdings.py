@@ -72,7 +72,7 @@ class Holdings:
     # -- the graph -----------------------------------------------------------------------------------------
 
     async def read_graph(self) -> LoadedLog:
-        """Read the graph as the journal has it; :meth:`adopt` makes it this process's."""
+        """Read the graph as the journal has it; :meth:`newer` tells whether there is anything new in it."""
         return await self.journal.load(GRAPH)
 
     def newer(self, loaded: LoadedLog) -> Topology | None:
@@ -124,8 +124,9 @@ class Holdings:
         """Go back to what the journal has of a computation.
 
         Returns what is published of it, None when it is not held any more, and whether what was staged counts all the same.
-        Waits for as long as the journal cannot be read, or put right; raises JournalFenced. Where the store has lost records that were shown, memory is what counts, with
-        all that is staged: what owners said is true whether or not they were told that it was taken over.
+        Waits for as long as the journal cannot be read, or put right; raises JournalFenced. Where the store has lost records that
+        were shown, memory is what counts, with all that is staged: what owners said is true whether or not they were told that
+        it was taken over.
         """
         wait = RETRY_SECONDS[0]
         while name in self.computations:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from lowwater import errors
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -49,3 +51,8 @@ class Alone:
         """See Placement: there is nobody to ask."""
         del names
         return {}
+
+
+def moved(name: str) -> errors.Moved:
+    """Return the refusal of a computation that another shard serves; the services say which."""
+    return errors.Moved(f"another shard serves {name}", metadata={"computation": name})

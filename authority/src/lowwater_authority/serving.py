@@ -14,7 +14,7 @@ from lowwater_authority.core.requests import Fenced
 from lowwater_authority.holdings import Holdings
 from lowwater_authority.hub import Hub
 from lowwater_authority.journal import GRAPH, JournalError, JournalFailed, JournalFenced, JournalLost, JournalOutvoted
-from lowwater_authority.placement import Alone
+from lowwater_authority.placement import Alone, moved
 from lowwater_authority.rounds import CommitLoop, GivenUp, GraphMoved, Round
 
 if TYPE_CHECKING:
@@ -393,8 +393,7 @@ class Serving:
         self.topology.get(name)
         computation = self.held.computations.get(name)
         if computation is None:
-            msg = f"another shard serves {name}"
-            raise errors.Moved(msg, metadata={"computation": name})
+            raise moved(name)
         return computation
 
     def _touch(self, round_: Round, name: str) -> Computation:

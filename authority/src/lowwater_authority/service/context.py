@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import types_pb2
+from lowwater_authority.placement import moved
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,11 +19,6 @@ if TYPE_CHECKING:
 
 GO_AWAY_MILLIS: Final = 500
 """How long clients wait, with jitter, before they connect again after a planned stop."""
-
-
-def moved(name: str) -> errors.Moved:
-    """Return the refusal of a computation that another shard serves; :meth:`Services.located` says which."""
-    return errors.Moved(f"another shard serves {name}", metadata={"computation": name})
 
 
 @dataclass(slots=True)
@@ -86,9 +82,9 @@ class Services:
             for name, place in places.items()
         ]
 
-    async def located(self, moved: errors.Moved) -> errors.Moved:
+    async def located(self, refusal: errors.Moved) -> errors.Moved:
         """Return the refusal with the place in it. Raises Unavailable."""
-        [redirect] = await self.redirects([moved.metadata["computation"]])
-        metadata = {**moved.metadata, "address": redirect.address, "epoch": str(redirect.epoch)}
+        [redirect] = await self.redirects([refusal.metadata["computation"]])
+        metadata = {**refusal.metadata, "address": redirect.address, "epoch": str(redirect.epoch)}
         where = f"at {redirect.address}: go there" if redirect.address else "as soon as one is free: try again later"
-        return errors.Moved(f"{moved.message}, {where}", metadata=metadata)
+        return errors.Moved(f"{refusal.message}, {where}", metadata=metadata)

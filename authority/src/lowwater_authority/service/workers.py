@@ -10,9 +10,9 @@ from lowwater import errors
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater._pb.lowwater.v1 import workers_pb2_grpc
 from lowwater_authority.core.requests import Refused
+from lowwater_authority.placement import moved
 from lowwater_authority.rounds import GivenUp
 from lowwater_authority.service import decode, encode
-from lowwater_authority.service.context import moved
 from lowwater_authority.service.refusals import bad_field, check_token, refuse, refusing
 from lowwater_authority.service.streams import Outbox, Streams
 
