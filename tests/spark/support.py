@@ -12,8 +12,13 @@ from typing import Any, TypeVar
 
 import lowwater
 
+LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Short-lived JVMs on few cores: compiling less is faster."""
+
 SETTINGS = {
     "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": LIGHT,
+    "spark.python.authenticate.socketTimeout": "60s",  # a worker of a busy machine takes long to begin
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.session.timeZone": "UTC",

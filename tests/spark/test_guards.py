@@ -23,6 +23,7 @@ from lowwater_spark.handover import publish_directory
 from lowwater_spark.reading import Reading
 from lowwater_spark.staging import Destination
 from lowwater_spark.state import StateStore
+from lowwater_spark.tracking import Rows
 from tests.process.serving import Serving
 from tests.spark.proxy import Proxy
 from tests.spark.support import Upstream, low, row, until
@@ -80,7 +81,7 @@ def test_paths_that_spark_takes_for_patterns(tmp_path: Path, mark: str) -> None:
 def test_a_stage_with_state_must_say_what_it_holds_in_every_batch(tmp_path: Path) -> None:
     StateStore.opened(tmp_path / "ck", tmp_path / "state", 2, batch=0, ordinal=1)
     with pytest.raises(StateLost, match=r"call batch\.stateful\(\) in every batch, also an empty one"):
-        a_batch(tmp_path / "ck", replayed=False)._close(NO_FRAME)
+        a_batch(tmp_path / "ck", replayed=False)._close(cast(Rows, NO_FRAME))
 
 
 @pytest.fixture

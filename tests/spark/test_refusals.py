@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import lowwater_spark as lws
 from lowwater_spark.errors import Unsupported
+from lowwater_spark.head import FileSource
 from lowwater_spark.plan import check_plan
 from lowwater_spark.ticks import with_ticks
 from tests.spark.support import Feed
@@ -50,6 +51,7 @@ class Refusals:
     @staticmethod
     def sink_log(spark: SparkSession, feed: Feed) -> DataFrame:
         (feed.folder / "_spark_metadata").mkdir()
+        (feed.folder / "_spark_metadata/1").write_text("v1")
         return spark.readStream.schema(SCHEMA).json(str(feed.folder))
 
     @staticmethod
@@ -67,6 +69,11 @@ class Refusals:
         return stream.join(spark.readStream.schema("key string, u long").json(str(feed.folder)), "key")
 
     @staticmethod
+    def used_twice(spark: SparkSession, feed: Feed) -> DataFrame:
+        stream = spark.readStream.schema(SCHEMA).json(str(feed.folder))
+        return stream.where("t > 0").union(stream.where("t < 0"))
+
+    @staticmethod
     def limit(spark: SparkSession, feed: Feed) -> DataFrame:
         return spark.readStream.schema(SCHEMA).json(str(feed.folder)).limit(3)
 
@@ -78,10 +85,11 @@ REASONS = {
     "path_glob_filter": "pathglobfilter",
     "modified_after": "maxfileage",
     "sub_directories": "recursiveFileLookup",
-    "sink_log": "file sink",
-    "aggregate": "The streaming operator Aggregate",
-    "watermark": "withWatermark|DeduplicateWithinWatermark",
-    "stream_join": "A join of two streams",
+    "sink_log": "the sink's log cannot be read",
+    "aggregate": "The streaming operator aggregation",
+    "watermark": "withWatermark",
+    "stream_join": "The streaming operator join of two streams",
+    "used_twice": "used twice",
     "limit": "Limit",
 }
 
@@ -103,11 +111,11 @@ def test_what_emits_on_arrival_is_taken_and_sources_come_in_order(
     right = spark.readStream.schema(SCHEMA).option("recursiveFileLookup", "true").json(f"file:{two.folder}/../two/")
     names = spark.createDataFrame([("a", "Anna")], "key string, name string")
     frame = left.union(right).where("t > 0").dropDuplicates(["key", "t"]).join(names, "key", "left")
-    sources = check_plan(spark, with_ticks(spark, frame, tmp_path / "ck"))
-    assert [(source.root, source.recursive) for source in sources] == [
-        (str(one.folder), False),
-        (str(two.folder), True),
-        (str(tmp_path / "ck/lowwater/ticks"), False),
+    sources = check_plan(spark, with_ticks(spark, frame, tmp_path / "ck")).sources
+    assert sources == [
+        FileSource(str(one.folder), recursive=False, format="json"),
+        FileSource(str(two.folder), recursive=True, format="json"),
+        FileSource(str(tmp_path / "ck/lowwater/ticks"), recursive=False, format="text"),
     ]
 
 

@@ -2,26 +2,35 @@
 
     import lowwater_spark as lws
 
+    lws.attach(spark)                                # every query's own watermark, as an estimate, in one line
+
     stage = lws.stage(spark, "enriched", inputs=["flights"], key="tailnum", event_time="sched_dep")
     query = stage.foreach_batch(stream, write_batch, checkpoint="/data/checkpoints/enriched")
 
     def write_batch(rows, batch):                    # batch.low: complete up to there, this batch included
         batch.write(rows.join(airlines, "carrier"), "/data/enriched")
 
-This release tracks queries over file sources on a local (or NFS) file system; what it cannot track exactly it refuses, before the
+This release tracks and drives queries over file sources on a local (or NFS) file system; what it cannot track exactly it refuses, before the
 query starts, with the reason. Importing it starts nothing and needs no PySpark.
 """
 
+from lowwater_spark.attachment import Attachment, AttachStatus, attach
 from lowwater_spark.batch import Batch
+from lowwater_spark.drive_frame import drive
 from lowwater_spark.driver import Status
+from lowwater_spark.driving import WatermarkLost
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
 from lowwater_spark.query import TrackedQuery
 from lowwater_spark.stages import Stage, injector, stage
 from lowwater_spark.stateful import Update, UpdateResult
+from lowwater_spark.status import KeyRange
 
 __all__ = [
+    "AttachStatus",
+    "Attachment",
     "Batch",
     "CheckpointMismatch",
+    "KeyRange",
     "Stage",
     "StateLost",
     "Status",
@@ -29,6 +38,9 @@ __all__ = [
     "Unsupported",
     "Update",
     "UpdateResult",
+    "WatermarkLost",
+    "attach",
+    "drive",
     "injector",
     "stage",
 ]

@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 import lowwater
 from lowwater import errors
 from lowwater.watermark import MAX, MIN
+from lowwater_spark.errors import AWAY
 from lowwater_spark.ranges import KEY_HASH, range_bounds
 from lowwater_spark.reading import Reading
 from lowwater_spark.staging import Destination
@@ -25,6 +27,8 @@ __all__ = ["REPLACED", "Authority", "Registration"]
 logger = logging.getLogger("lowwater.spark")
 
 REPLACED: Final = (
+    errors.Cycle,
+    errors.EstimatedInput,
     errors.IdentityMismatch,
     errors.IncarnationChanged,
     errors.InvalidArgument,
@@ -34,7 +38,10 @@ REPLACED: Final = (
     errors.ServerTokenMismatch,
     errors.StaleSequencer,
 )
-"""After these the query stops, with the error."""
+"""After these the query stops, with the error: also when the authority was away at the start and refuses it only later."""
+
+DEFERRABLE: Final = AWAY
+"""Refusals of a claim after which it is made again later; all others end the query."""
 
 CALL_TIMEOUT: Final = 3.0
 """Seconds that a task or a batch waits for the authority at most; afterwards it goes on without."""
@@ -57,6 +64,8 @@ class Registration:
     digest: bytes
     """Of the first batch of the run, when it was planned already."""
     adopt: bool
+    estimated: bool = False
+    """Whether what it publishes is not exact: an approximate drive()."""
 
 
 @dataclass(slots=True)
@@ -75,20 +84,47 @@ class Authority:
     _probed: float = field(default=0.0, init=False)
     _finished: set[int] = field(default_factory=set, init=False)
     _said: object = field(default=None, init=False)
+    _last: Reading | None = field(default=None, init=False)
+    """What was read of the inputs last."""
 
     def __post_init__(self) -> None:
         settings = self.client.settings
         self._quick = lowwater.Client(dataclasses.replace(settings, timeout=min(settings.timeout, CALL_TIMEOUT)))
+
+    @property
+    def complaint(self) -> str:
+        """Why nothing new is reported, as far as the authority has a part in it: it is away, or has refused something. Else empty."""
+        refused = None if self.lease is None else self.lease.refused
+        return self.problem or ("" if refused is None else f"{refused.reason}: {refused.message}")
 
     # -- claiming ---------------------------------------------------------------------------------------------------
 
     def register(self) -> lowwater.Computation:
         """Register the stage. Raises LowwaterError."""
         asked = self.registration
-        self.registered = self._quick.register(
-            asked.name, inputs=asked.inputs, heuristics=asked.heuristics, key_hash=KEY_HASH
-        )
+        with self._noticing():
+            self.registered = self._quick.register(
+                asked.name,
+                inputs=asked.inputs,
+                heuristics=asked.heuristics,
+                key_hash=KEY_HASH,
+                estimated=asked.estimated,
+            )
         return self.registered
+
+    def enter(self, check: Callable[[lowwater.Computation], None], values: Callable[[], Sequence[int]]) -> bool:
+        """Register, and claim from the values that are then said; False when the authority is away, which is remembered.
+
+        ``check`` compares the inputs, as they are registered now, with those that the checkpoint was made from. Raises what that does,
+        before anything is claimed, and what the authority refuses.
+        """
+        try:
+            check(self.register())
+            self.claim(values())
+        except DEFERRABLE as failure:
+            self.lost(failure)
+            return False
+        return True
 
     def claim(self, values: Sequence[int]) -> None:
         """Claim the whole key space, each range starting from at most its value. Raises LowwaterError."""
@@ -101,23 +137,38 @@ class Authority:
                 generation=asked.generation,
                 ordinal=asked.ordinal,
             )
-        self.lease = self._worker.claim(
-            bounds=range_bounds(asked.ranges), bound=list(values), batch_digest=asked.digest, adopt=asked.adopt
-        )
+        with self._noticing():
+            self.lease = self._worker.claim(
+                bounds=range_bounds(asked.ranges), bound=list(values), batch_digest=asked.digest, adopt=asked.adopt
+            )
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def read(self) -> Reading | None:
-        """Return what is known of the inputs now; None for an injector, and before the claim. Never waits long."""
+        """Return what is known of the inputs now; None for an injector, before the claim, and when they cannot be read. Never waits long."""
         if self._worker is None or self.lease is None or not self.registration.inputs:
             return None
-        seen = self._worker.inputs()
-        return Reading(
+        try:
+            with self._noticing():
+                seen = self._worker.inputs()
+        except AWAY:
+            return None
+        self._last = Reading(
             seen.low.micros,
             {round(share * 1_000_000): mark.micros for share, mark in seen.heuristic.items()},
             seen.input_version,
             tuple(seen.incarnations),
         )
+        return self._last
+
+    def news(self) -> bool:
+        """Return whether :meth:`read` returns something else than it did last; never while the authority is away. Costs what that does."""
+        last = self._last
+        return not self.problem and self.read() not in (None, last)
+
+    def follow(self, names: Sequence[str]) -> lowwater.InputReader:
+        """Return a reader of some computations, whose first read waits :data:`CALL_TIMEOUT` at most. The caller closes it."""
+        return self._quick.inputs(*names)
 
     def _snapshot(self, reading: Reading) -> lowwater.Inputs | None:
         """Return a reading in the form in which the client wants it back."""
@@ -216,7 +267,20 @@ class Authority:
         said = (reading, tuple(values), since)
         if pending is None and said == self._said and not lease.lost:
             return
+        self._said = None
+        with self._noticing():
+            self._renew(lease, reading, values, pending, finished, since)
         self._said = said
+
+    def _renew(
+        self,
+        lease: lowwater.Lease,
+        reading: Reading,
+        values: Sequence[int],
+        pending: tuple[Sequence[int], Sequence[int]] | None,
+        finished: int,
+        since: float | None,
+    ) -> None:
         shares = list(reading.heuristics.values())
         reference = max([t for t in (reading.low, *shares) if t != MAX], default=0)
         histogram = None if pending is None else lowwater.Histogram.from_columns(reference, *pending)
@@ -254,6 +318,17 @@ class Authority:
 
     # -- away and back ----------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """Remember, of the stage whose call it is, what is no reason to stop. Raises all the same."""
+        try:
+            yield
+        except (*REPLACED, errors.Closed):
+            raise
+        except errors.LowwaterError as failure:
+            self.lost(failure)
+            raise
+
     def _degrade(self, call: Callable[[], str]) -> str:
         try:
             return call()
@@ -278,13 +353,13 @@ class Authority:
             return True
         if self.clock() - self._probed < PROBE_INTERVAL:
             return False
-        self._probed = self.clock()
         try:
             self._quick.get(self.registration.name)
         except REPLACED:
             raise
         except errors.LowwaterError as failure:
             self.problem = f"{failure.reason}: {failure}"
+            self._probed = self.clock()  # the call may have waited longer than the pause between two
             return False
         logger.info("%s reaches the authority again", self.registration.name)
         self.problem = ""

@@ -16,13 +16,15 @@ from lowwater_spark.batchlog import BatchEntry, BatchLog
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.handover import hand_over, sweep
 from lowwater_spark.plan import refuse_pattern
+from lowwater_spark.reading import floor_stamp
 from lowwater_spark.staging import Destination, Receipt
 from lowwater_spark.state import Manifest, StateStore
-from lowwater_spark.tracking import track_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
+
+    from lowwater_spark.tracking import Rows
 
 __all__ = ["Batch", "Keyed", "Outcome"]
 
@@ -49,10 +51,16 @@ class Outcome:
     finished: int = 0
     late: int = 0
     late_example: int | None = None
+    """Event time of the oldest late row, microseconds."""
+    late_handle: int | None = None
+    """Its key range."""
 
 
 class Batch:
-    """One micro-batch of a tracked stage. Valid while the function runs."""
+    """One micro-batch of a tracked stage. Valid while the function runs.
+
+    In a query of several stages the function gets the batch of the first, and with :meth:`of` the others'.
+    """
 
     def __init__(
         self,
@@ -67,6 +75,8 @@ class Batch:
         ordinal: int,
         swept: set[Path],
         probe: Callable[[str, int], None],
+        stages: Mapping[str, Batch] | None = None,
+        earlier: Sequence[str] = (),
     ) -> None:
         self.id = entry.batch
         """Its number, growing by one."""
@@ -81,15 +91,32 @@ class Batch:
         self._frontier: int | None = None
         self._ordinal = ordinal
         self._swept = swept
-        self._written: set[Path] = set()
         self._outcome = Outcome()
         self._probe = probe
+        self._stages: Mapping[str, Batch] = {destination.computation: self} if stages is None else stages
+        self._earlier = [self._stages[name] for name in earlier]
+        self._counted_on = False
+        first = next(iter(self._stages.values()), self)
+        # Two stages that write into one directory would skip each other's rows.
+        self._taken: set[Path] = set() if first is self else first._taken
+
+    def of(self, name: str) -> Batch:
+        """Return the batch of the stage of this name, of the same query: same number, same inputs, a state of its own.
+
+        Raises ValueError for a name that is no stage of the query.
+        """
+        if name not in self._stages:
+            msg = f"{name!r} is no stage of this query; it has {', '.join(self._stages)}"
+            raise ValueError(msg)
+        return self._stages[name]
 
     @property
     def low(self) -> lowwater.Watermark:
         """The low watermark that the batch runs with: rows below it are complete, those of this batch included.
 
-        Durable, and the same in every replay. For an injector it is the frontier, once the batch has told it.
+        Durable, and the same in every replay. For an injector it is the frontier, once the batch has told it. For a stage that reads
+        an earlier one of the query it is what that one's reports after this batch fold to: ask for it when the earlier stage is done with
+        the batch, that is after its :meth:`stateful` or :meth:`frontier`, or ValueError is raised by whichever comes second.
         """
         return lowwater.Watermark(self._low())
 
@@ -133,6 +160,7 @@ class Batch:
         if self._outcome.manifest is not None:
             msg = "tell the frontier before batch.stateful(): the state is updated with it"
             raise ValueError(msg)
+        self._refuse_counted_on("tell the frontier")
         self._frontier = micros
 
     def write(self, frame: DataFrame, path: str | os.PathLike[str], *, file_format: str = "parquet") -> bool:
@@ -148,10 +176,13 @@ class Batch:
             raise ValueError(msg)
         refuse_pattern(os.fspath(folder), "The path")
         folder = Path(os.path.realpath(folder))
-        if folder in self._written:
-            msg = f"batch {self.id} has been written to {folder} already; a second write would be skipped. Unite the rows first."
+        if folder in self._taken:
+            msg = (
+                f"batch {self.id} has been written to {folder} already; a second write would be skipped. Unite the rows first, and give each "
+                "stage a directory of its own."
+            )
             raise ValueError(msg)
-        self._written.add(folder)
+        self._taken.add(folder)
         if folder not in self._swept:
             sweep(folder, self._ordinal)
             self._swept.add(folder)
@@ -194,11 +225,16 @@ class Batch:
         if self._outcome.manifest is not None:
             msg = "batch.stateful() was called before in this batch; keep what belongs together in one state"
             raise ValueError(msg)
+        self._refuse_counted_on("call batch.stateful()")
         root = self._checkpoint / "lowwater" / "state" if path is None else Path(path)
         if not root.is_absolute():
             msg = f"{path} is not an absolute path of a local directory"
             raise ValueError(msg)
         refuse_pattern(os.fspath(root), "The path")
+        if root in self._taken:
+            msg = f"{root} is taken by another stage of this query; give each its own"
+            raise ValueError(msg)
+        self._taken.add(root)
         columns = schema if isinstance(schema, StructType) else cast(StructType, StructType.fromDDL(schema))
         self._fix_frontier()
         store = StateStore.opened(self._checkpoint, root, self._keyed.ranges, self.id, ordinal=self._ordinal)
@@ -223,13 +259,39 @@ class Batch:
         self._probe("state", self.id)
         if not receipts:
             receipts = stateful.restage(frame.sparkSession, manifest, self._reference(), self._destination)
-        self._outcome = Outcome(receipts, manifest, manifest.finished, manifest.late, manifest.late_example)
+        self._outcome = Outcome(
+            receipts, manifest, manifest.finished, manifest.late, manifest.late_example, manifest.late_handle
+        )
         return stateful.rows_of(frame.sparkSession, store, manifest, columns)
 
     def _low(self) -> int:
+        if self._earlier:
+            return min(batch._passed_on() for batch in self._earlier)
         if not self._keyed.injector:
             return self._entry.reading.low
         return self._previous if self._frontier is None else self._frontier
+
+    def _passed_on(self) -> int:
+        """Return what a later stage of the query may count on after this batch. Nothing that would lower it may follow."""
+        manifest = self._outcome.manifest
+        if manifest is None and StateStore.existing(self._checkpoint) is not None:
+            msg = (
+                f"what {self._destination.computation} still holds after batch {self.id} is not known yet: call its stateful() before the "
+                "stages that read it ask for their low watermark"
+            )
+            raise ValueError(msg)
+        self._counted_on = True
+        self._fix_frontier()
+        held = () if manifest is None else manifest.held
+        return min([floor_stamp(self._low(), self._keyed.window), *(stamp for stamp in held if stamp is not None)])
+
+    def _refuse_counted_on(self, what: str) -> None:
+        if self._counted_on:
+            msg = (
+                f"a later stage of the query has counted on what {self._destination.computation} holds after batch {self.id}; {what} "
+                "before it"
+            )
+            raise ValueError(msg)
 
     def _reference(self) -> int:
         """Return the event time that the ages of held records count from."""
@@ -241,7 +303,7 @@ class Batch:
         if self._keyed.injector:
             self._log.set_frontier(self.id, self._low())
 
-    def _close(self, frame: DataFrame) -> Outcome:
+    def _close(self, rows: Rows) -> Outcome:
         """End the batch: fix the frontier, and count the rows of a stage that keeps nothing. Raises StateLost."""
         if self._outcome.manifest is None and StateStore.existing(self._checkpoint) is not None:
             msg = (
@@ -251,19 +313,21 @@ class Batch:
             raise StateLost(msg)
         self._fix_frontier()
         if self._outcome.manifest is None:
-            receipts = track_rows(
-                frame,
-                self._keyed.key,
-                self._keyed.event_time,
-                self._keyed.ranges,
-                self._entry.promised,
-                self._destination,
-            )
-            examples = [r.detail["late_example"] for r in receipts if r.detail["late_example"] is not None]
-            self._outcome = Outcome(
-                receipts,
-                finished=sum(r.detail["finished"] for r in receipts),
-                late=sum(r.detail["late"] for r in receipts),
-                late_example=min(examples, default=None),
-            )
+            self._outcome = self._count(rows)
         return self._outcome
+
+    def _count(self, rows: Rows) -> Outcome:
+        """Return the outcome of a stage that has let everything go."""
+        if self._earlier:
+            # What it has read is what they have finished; what was late for them they have counted.
+            return Outcome(finished=sum(batch._outcome.finished for batch in self._earlier))
+        counted = rows.counted()
+        if self is not next(iter(self._stages.values())):
+            # The first stage has counted the late ones, by its own key.
+            return Outcome(finished=counted.rows)
+        return Outcome(
+            finished=counted.rows,
+            late=counted.late,
+            late_example=counted.late_example,
+            late_handle=counted.late_handle,
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,26 +11,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import lowwater
-from lowwater import errors
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.authority import Authority
-from lowwater_spark.batch import Batch, Keyed, Outcome
+from lowwater_spark.batch import Batch, Outcome
 from lowwater_spark.batchlog import BatchEntry, BatchLog
 from lowwater_spark.durable import sync_directory, sync_file
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.head import FileSource, list_head
-from lowwater_spark.progress import Committed, Progress
-from lowwater_spark.reading import UNREAD, Reading, floor_stamp
+from lowwater_spark.head import FileSource, list_heads, source_logs
+from lowwater_spark.parts import Part, committed
+from lowwater_spark.plan import Checked
+from lowwater_spark.progress import Committed, Progress, bound_of, passed_on, stamped
+from lowwater_spark.reading import UNREAD, Reading, fold
 from lowwater_spark.sourcelog import NOTHING, CheckpointLog, Plan, SourceLog
 from lowwater_spark.state import StateStore
+from lowwater_spark.status import KeyRange, Status
 from lowwater_spark.ticks import Ticks, tick_directory
+from lowwater_spark.tracking import Actions, Rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["Run", "Status", "WriteBatch"]
-
-logger = logging.getLogger("lowwater.spark")
 
 WriteBatch = Callable[["DataFrame", Batch], object]
 """write_batch(batch_df, batch)."""
@@ -40,37 +40,16 @@ _KEPT_BATCHES: Final = 100
 """Entries of the batch log that stay, as many as Spark keeps of its own logs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
-    """How a tracked query stands. A snapshot."""
-
-    batch: int | None
-    """The last committed batch; None before the first."""
-    low: lowwater.Watermark
-    """The input low watermark (of an injector: the frontier) that the committed batches have reached."""
-    reported: lowwater.Watermark
-    """The least of what the key ranges report."""
-    holding: str
-    """Why the stage reports nothing new at the moment; empty when it does."""
-    waiting_for: tuple[str, ...]
-    """Files that stood in a source when a newer watermark was read and that no committed batch has taken yet; a few of them."""
-    late_rows: int
-    """Rows of this run that were below what the inputs had promised before: broken promises."""
-    late_example: str
-    """The oldest of them: its batch and event time."""
-    ticks: int
-    """Empty batches that this run has asked for."""
-
-
 @dataclass(slots=True)
 class _Running:
     """A batch between its begin and its entry in the commit log."""
 
     plan: Plan
-    reading: Reading
+    entry: BatchEntry
+    replayed: bool
     since: float
-    outcome: Outcome | None = None
-    holding: str = "the batch did not end"
+    ended: Sequence[tuple[Committed, Outcome, str]] = ()
+    """Of each stage: how it stands after the batch, and why the authority does not know it whole. Empty until the batch has ended."""
 
 
 @dataclass(slots=True)
@@ -81,46 +60,62 @@ class Run:
     """
 
     checkpoint: Path
-    sources: Sequence[FileSource]
-    keyed: Keyed
-    authority: Authority
+    checked: Checked
+    parts: Sequence[Part]
+    """The stages of the query: what one reads of another comes before it."""
     write_batch: WriteBatch
     probe: Callable[[str, int], None]
     clock: Callable[[], float] = time.monotonic
     log: CheckpointLog = field(init=False)
     batches: BatchLog = field(init=False)
-    progress: Progress = field(init=False)
     ticks: Ticks = field(init=False)
     failure: BaseException | None = field(default=None, init=False)
     stopping: bool = field(default=False, init=False)
     """Whether the user has asked for the end: a batch that is interrupted then has not failed."""
     _logs: list[SourceLog] = field(init=False)
+    _reader: Part | None = field(init=False)
+    """The stage whose reading of the inputs is the query's W; None when all are injectors, or read nothing else."""
+    _actions: Actions = field(default_factory=Actions, init=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
     _running: _Running | None = field(default=None, init=False)
     _swept: set[Path] = field(default_factory=set, init=False)
     _ticked: int = field(default=0, init=False)
-    _late: int = field(default=0, init=False)
-    _late_example: tuple[int, int] | None = field(default=None, init=False)
-    _unreported: tuple[tuple[Sequence[int], Sequence[int]], int] | None = field(default=None, init=False)
+    _looked: int = field(default=NOTHING, init=False)
+    """The newest committed batch that a look of the clock has found, whether or not anybody could be told."""
 
     def __post_init__(self) -> None:
-        self.log = CheckpointLog(self.checkpoint)
-        self.batches = BatchLog(self.checkpoint)
-        folder = self.checkpoint / "sources"
+        self.log = CheckpointLog(self.checkpoint, self.checked.controls)
+        self.batches = self.parts[0].batches
         ticks = FileSource(str(tick_directory(self.checkpoint)), recursive=False)
-        self._logs = [SourceLog(folder / str(i), source.root) for i, source in enumerate((*self.sources, ticks))]
-        data_logs = self._logs[:-1]
-        self.progress = Progress(self.keyed.ranges, self.keyed.window, data_logs, self._durable())
-        self._read_logs(self.progress.committed.offsets)
+        self._logs = source_logs(self.checkpoint, (*self.checked.sources, ticks))
+        self._reader = next((part for part in self.parts if part.reads), None)
+        for part, state in zip(self.parts, self._durable(), strict=True):
+            part.open(self._logs[:-1], state)
+        self._read_logs(self._offsets)
         self.ticks = Ticks(self.checkpoint, self.authority.registration.ordinal, self._logs[-1])
+
+    @property
+    def authority(self) -> Authority:
+        """The first stage's side of the protocol."""
+        return self.parts[0].authority
+
+    @property
+    def progress(self) -> Progress:
+        """How the first stage stands."""
+        return self.parts[0].progress
+
+    @property
+    def _offsets(self) -> Sequence[int]:
+        """How far the committed batches reach."""
+        return self.parts[0].progress.committed.offsets
 
     # -- start ------------------------------------------------------------------------------------------------------
 
-    def _durable(self) -> Committed:
-        """Return what the checkpoint says of the last committed batch: all that a new run starts from."""
+    def _durable(self) -> list[Committed]:
+        """Return what the checkpoint says of the last committed batch, by stage: all that a new run starts from."""
         last = self.log.last_committed()
         if last is None:
-            return Committed()
+            return [Committed(spark_bound=self.checked.spark_bound(None))] * len(self.parts)
         plan, entry = self.log.plan(last), self.batches.read(last)
         if plan is None or entry is None:
             msg = (
@@ -128,61 +123,31 @@ class Run:
                 "restore the directory 'lowwater' with the rest of it"
             )
             raise CheckpointMismatch(msg)
-        reading = entry.reading
-        if self.keyed.injector:
-            frontier = self.batches.frontier(last)
-            reading = self._at_frontier(MIN if frontier is None else frontier)
-        store = StateStore.existing(self.checkpoint)
-        manifest = None if store is None or last < store.first else store.before(last + 1)
-        if manifest is None:
-            return Committed(last, plan.offsets, reading)
-        return Committed(last, plan.offsets, reading, manifest.held, manifest.pending)
+        states: dict[str, Committed] = {}
+        for part in self.parts:
+            earlier = [states[each.name] for each in part.earlier]
+            states[part.name] = part.durable(plan, entry, self.checked.spark_bound(plan), earlier)
+        return list(states.values())
 
     def claim(self) -> None:
         """Register and claim, from where the durable state stands. Raises what the authority refuses; degrades when it is away."""
         with self._lock:
-            try:
-                registered = self.authority.register()
-                self._check_lives(registered)
-                self.authority.claim(self.progress.values(self.progress.reading))
-            except errors.LowwaterError as failure:
-                if isinstance(failure, _DEFERRABLE):
-                    self.authority.lost(failure)
-                    return
-                raise
-            committed = self.progress.committed
-            self._unreported = (committed.pending, 0)
+            for part in self.parts:
+                # What a stage reads is registered before it.
+                if part.authority.lease is None and (part.authority.problem or not part.claim(self._reader)):
+                    break
             self._renew()
-
-    def _check_lives(self, registered: lowwater.Computation) -> None:
-        """Compare the inputs with those that the checkpoint's watermark was read from."""
-        reading = self.progress.committed.reading
-        if not self.keyed.injector:
-            self.progress.inputs = (registered.input_version, registered.input_incarnations)
-        if self.keyed.injector:
-            again = self._at_frontier(reading.low)
-        elif reading.input_version == registered.input_version or reading.low == MIN:
-            again = reading
-            lives = zip(reading.input_incarnations, registered.input_incarnations, strict=False)
-            if reading.low != MIN and any(old != new for old, new in lives):
-                msg = (
-                    f"an input of {registered.name} was reset since batch {self.progress.committed.batch}: what this checkpoint has "
-                    "read belongs to an earlier life of it. Start from a new checkpoint, with adopt=True."
-                )
-                raise errors.IncarnationChanged(msg, metadata={"computation": registered.name})
-        else:
-            # Other inputs: nothing was read of all of them together. What is held stays held.
-            again = UNREAD
-        self.progress.restart(dataclasses.replace(self.progress.committed, reading=again))
 
     def start(self) -> None:
         """Claim, and then read the durable state: until the claim an older run may still have written it."""
         self.claim()
         with self._lock:
-            self.progress.restart(self._durable())
-            if self.authority.registered is not None:
-                self._check_lives(self.authority.registered)
-            self._read_logs(self.progress.committed.offsets)
+            for part, state in zip(self.parts, self._durable(), strict=True):
+                part.progress.restart(state)
+            for part in self.parts:
+                if part.authority.registered is not None:
+                    part.check_lives(part.authority.registered, self._reader)
+            self._read_logs(self._offsets)
         # The first batch may use what is known now, if it reads all that is there now.
         self.tick()
 
@@ -204,39 +169,78 @@ class Run:
             self.failure = failure
 
     def _run_batch(self, frame: DataFrame, number: int) -> None:
-        entry, replayed, running = self._begin(number)
+        running = self._begin(number)
         self.probe("begun", number)
-        batch = Batch(
-            entry,
-            self.keyed,
-            self.checkpoint,
-            self.batches,
-            self.authority.destination(number),
-            replayed=replayed,
-            previous_frontier=self.progress.committed.reading.low,
-            ordinal=self.authority.registration.ordinal,
-            swept=self._swept,
-            probe=self.probe,
-        )
-        self.write_batch(frame, batch)
+        batches = self._batches(running)
+        first = self.parts[0]
+        rows = Rows(frame, first.keyed, running.entry.promised if first.reads else MIN, self._actions)
+        # A stage with state counts what its tasks see.
+        with_state = all(StateStore.existing(part.home) is not None for part in self.parts)
+        self.write_batch(frame if with_state else rows.observed(), batches[0])
         self.probe("written", number)
-        outcome = batch._close(frame)
+        outcomes = [batch._close(rows) for batch in batches]
         self.probe("staged", number)
-        reading = self._at_frontier(batch.low.micros) if self.keyed.injector else entry.reading
         with self._lock:
-            running.outcome, running.reading = outcome, reading
-            running.holding = self.authority.prepare(
-                number,
-                entry.digest,
-                [receipt.task for receipt in outcome.receipts],
-                reading,
-                floor_stamp(reading.low, self.keyed.window),
-                covers_all=outcome.manifest is not None,
-            )
-            self._count_late(number, outcome)
+            running.ended = self._prepare(running, batches, outcomes)
         self.probe("prepared", number)
 
-    def _begin(self, number: int) -> tuple[BatchEntry, bool, _Running]:
+    def _batches(self, running: _Running) -> list[Batch]:
+        """Make what the function gets: the first stage's batch, from which it has the others'."""
+        made: dict[str, Batch] = {}
+        for part in self.parts:
+            entry, silent = running.entry, not part.reads
+            if silent:
+                promised = MIN if part.keyed.injector else part.promised(entry.promised)
+                entry = dataclasses.replace(entry, reading=UNREAD, promised=promised)
+            made[part.name] = Batch(
+                entry,
+                part.keyed,
+                part.home,
+                part.batches,
+                part.authority.destination(entry.batch),
+                replayed=running.replayed,
+                previous_frontier=part.progress.committed.reading.low,
+                ordinal=part.authority.registration.ordinal,
+                swept=self._swept,
+                probe=self.probe,
+                stages=made,
+                earlier=[each.name for each in part.earlier],
+            )
+        return list(made.values())
+
+    def _prepare(
+        self, running: _Running, batches: Sequence[Batch], outcomes: Sequence[Outcome]
+    ) -> list[tuple[Committed, Outcome, str]]:
+        """Name what each stage has to say of the batch. Hold the lock."""
+        ended: dict[str, tuple[Committed, Outcome, str]] = {}
+        for part, batch, outcome in zip(self.parts, batches, outcomes, strict=True):
+            if part.keyed.injector:
+                reading = part.at_frontier(batch.low.micros)
+            elif part.earlier:
+                reading = part.own(fold([self._passed_on(each, ended[each.name][0]) for each in part.earlier]))
+            else:
+                assert self._reader is not None
+                reading = part.translated(running.entry.reading, self._reader)
+            state = committed(running.plan, reading, outcome.manifest, self.checked.spark_bound(running.plan))
+            holding = part.authority.prepare(
+                batch.id,
+                running.entry.digest,
+                [receipt.task for receipt in outcome.receipts],
+                stamped(state, reading, part.keyed.window),
+                bound_of(state, reading, part.keyed.window),
+                covers_all=outcome.manifest is not None,
+            )
+            ended[part.name] = (state, outcome, holding)
+            part.count_late(batch.id, outcome)
+        return list(ended.values())
+
+    def _passed_on(self, part: Part, state: Committed) -> Reading:
+        """Return what a later stage may count on after a batch; nothing, if the batch's W was of inputs that were changed since."""
+        return passed_on(
+            state, UNREAD if part.progress.is_outdated(state.reading) else state.reading, part.keyed.window
+        )
+
+    def _begin(self, number: int) -> _Running:
         """Choose W for the batch and make it durable, together with the plan that it was chosen for."""
         with self._lock:
             self._settle(evidence=number)
@@ -248,31 +252,17 @@ class Run:
             for file in self.log.files_of(plan):
                 sync_file(file)
                 sync_directory(file.parent)
-            # An injector has no inputs that could have promised anything.
-            promised = MIN if self.keyed.injector else self.progress.reading.low
-            chosen = UNREAD if self.keyed.injector else self.progress.choose(plan.offsets)
+            chosen, promised = UNREAD, MIN
+            if self._reader is not None:
+                chosen = self._reader.progress.choose(plan.offsets)
+                # What Spark has held back may be older than a promise.
+                promised = MIN if self.checked.retention is not None else self._reader.progress.reading.low
+            # What Spark still holds after this batch is written by a later one.
+            bound = self.checked.spark_bound(plan)
+            chosen = dataclasses.replace(chosen, low=bound) if bound < chosen.low else chosen
             entry, replayed = self.batches.begin(BatchEntry(number, plan.digest, chosen, promised))
-            self._running = _Running(plan, entry.reading, time.time())
-            return entry, replayed, self._running
-
-    def _at_frontier(self, micros: int) -> Reading:
-        """Return an injector's reading: its frontier stands for every share."""
-        shares = [round(share * 1_000_000) for share in self.authority.registration.heuristics]
-        return Reading(micros, dict.fromkeys(shares, micros))
-
-    def _count_late(self, number: int, outcome: Outcome) -> None:
-        if not outcome.late or outcome.late_example is None:
-            return
-        self._late += outcome.late
-        if self._late_example is None or outcome.late_example < self._late_example[1]:
-            self._late_example = (number, outcome.late_example)
-        logger.warning(
-            "batch %d of %s has %d rows below what its inputs had promised, the oldest at %s",
-            number,
-            self.authority.registration.name,
-            outcome.late,
-            lowwater.Watermark(outcome.late_example),
-        )
+            self._running = _Running(plan, entry, replayed, time.time())
+            return self._running
 
     def _settle(self, evidence: int | None = None) -> None:
         """Take notice of a batch in the commit log: commit what was prepared. Hold the lock.
@@ -280,119 +270,117 @@ class Run:
         ``evidence`` is the number of a batch that begins: the one before it is committed.
         """
         running = self._running
-        if running is None or running.outcome is None:
+        if running is None or not running.ended:
             return
         number = running.plan.batch
         if not (self.log.committed(number) or (evidence is not None and evidence > number)):
             return
         self.probe("committed", number)
-        holding = running.holding or self.authority.commit(number)
-        outcome, self._running = running.outcome, None
-        manifest = outcome.manifest
+        # What a stage reads is committed before it: a crash in between leaves the later ones behind, never ahead.
+        told = [
+            (state, outcome, holding or part.authority.commit(number))
+            for part, (state, outcome, holding) in zip(self.parts, running.ended, strict=True)
+        ]
+        self._running = None
         self._read_logs(running.plan.offsets)
-        self.progress.settle(
-            Committed(
-                number,
-                running.plan.offsets,
-                running.reading,
-                manifest.held if manifest is not None else (),
-                manifest.pending if manifest is not None else ((), ()),
-            ),
-            holding,
-        )
-        finished = outcome.finished + (self._unreported[1] if self._unreported is not None else 0)
-        self._unreported = (self.progress.committed.pending, finished)
-        if holding:
-            logger.warning("%s holds after batch %d: %s", self.authority.registration.name, number, holding)
-        self.batches.purge(number - _KEPT_BATCHES)
-        store = StateStore.existing(self.checkpoint)
-        if store is not None:
-            store.purge(number)
+        for part, (state, outcome, holding) in zip(self.parts, told, strict=True):
+            part.settle(state, outcome, holding)
+            part.batches.purge(number - _KEPT_BATCHES)
         self.ticks.clean(self._tick_offset())
 
     # -- the clock --------------------------------------------------------------------------------------------------
+
+    def news(self) -> bool:
+        """Return whether a look is worth while: a batch has been committed, or the inputs have moved. O(inputs), without the network."""
+        with self._lock:
+            running, settled = self._running, self.progress.committed.batch
+        if settled != self._looked or (
+            running is not None and running.ended and self.log.committed(running.plan.batch)
+        ):
+            return True
+        return self._reader is not None and self._reader.authority.news()
 
     def tick(self, *, last: bool = False) -> None:
         """One look of the clock: commit, read the inputs, list the sources, renew, and ask for a batch if one is needed."""
         with self._lock:
             self._settle()
-        if not self.authority.probe():
+            # Whatever comes of this look: what it cannot tell waits for the next one, and is no news until then.
+            self._looked = self.progress.committed.batch
+        answering = [part for part in self.parts if part.authority.probe()]
+        if not answering:
             return
-        if self.authority.lease is None:
+        if any(part.authority.lease is None for part in self.parts):
             self.claim()
-        reading = self.authority.read()
+        reading = None if self._reader is None else self._reader.authority.read()
         now = self.clock()
-        if reading is not None and self.progress.must_list(reading, now):
-            try:
-                heads = [list_head(source) for source in self.sources]
-            except OSError as error:
-                logger.warning("a source cannot be listed, so no newer watermark counts: %s", error)
-            else:
+        if self._reader is not None and reading is not None and self._reader.progress.must_list(reading, now):
+            heads = list_heads(self.checked.sources)
+            if heads is not None:
+                planned = self.log.newest_offsets()
                 with self._lock:
-                    self.progress.observe(reading, heads, now)
+                    self._read_logs(planned)
+                    self._reader.progress.observe(reading, heads, now, planned)
         with self._lock:
             self._settle()
+            self._looked = self.progress.committed.batch
             self._renew()
             if not last:
                 self._force()
 
     def _renew(self) -> None:
         """Report the newest reading that counts for the committed state. Hold the lock."""
-        if self.progress.holding or self.authority.lease is None:
-            return
-        reading = self.progress.renew()
-        pending, finished = self._unreported or (None, 0)
-        self._unreported = None
         since = None if self._running is None else self._running.since
-        self.authority.renew(reading, self.progress.values(reading), pending=pending, finished=finished, since=since)
+        for part in self.parts:
+            part.advance(self._reader)
+            if not part.authority.problem:
+                part.renew(since)
 
     def _force(self) -> None:
         """Ask for an empty batch when only a batch can help. Hold the lock."""
-        if self._running is not None or not (self.progress.holding or self.progress.would_close()):
-            return
-        if self.ticks.force(self._tick_offset()):
+        needed = any(part.progress.holding or part.progress.would_close() for part in self.parts)
+        if self._running is None and needed and self.ticks.force(self._tick_offset()):
             self._ticked += 1
 
     def _tick_offset(self) -> int:
-        offsets = self.progress.committed.offsets
-        return offsets[len(self.sources)] if len(offsets) > len(self.sources) else NOTHING
+        source = len(self.checked.sources)
+        return self._offsets[source] if len(self._offsets) > source else NOTHING
 
     def _read_logs(self, offsets: Sequence[int]) -> None:
         for log, offset in zip(self._logs, offsets, strict=False):
             log.read_to(offset)
 
-    def status(self) -> Status:
-        """Return how the run stands."""
+    def close(self) -> None:
+        """Stop reporting; the ranges hold where they stand."""
+        self._actions.close()
+        for part in self.parts:
+            part.authority.close()
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The names of its stages."""
+        return tuple(part.name for part in self.parts)
+
+    def status(self, name: str | None = None) -> Status:
+        """Return how a stage of the run stands: the first, or the one of this name. Raises ValueError for a name that is none."""
         with self._lock:
-            progress = self.progress
+            part = next((part for part in self.parts if name in (None, part.name)), None)
+            if part is None:
+                msg = f"{name!r} is no stage of this query; it has {', '.join(part.name for part in self.parts)}"
+                raise ValueError(msg)
+            progress, late = part.progress, part.late_row
             reading = progress.reading
-            example = ""
-            if self._late_example is not None:
-                batch, micros = self._late_example
-                example = f"{lowwater.Watermark(micros)} in batch {batch}"
-            holding = progress.holding or self.authority.problem
-            lease = self.authority.lease
-            if not holding and lease is not None and lease.refused is not None:
-                holding = f"{lease.refused.reason}: {lease.refused.message}"
+            holding = progress.holding or part.authority.complaint
             if self.failure is not None:
                 holding = f"the query has ended: {self.failure!r}"
+            waiting = () if self._reader is None else self._reader.progress.waiting_for()
             return Status(
                 batch=None if progress.committed.batch == NOTHING else progress.committed.batch,
                 low=lowwater.Watermark(reading.low),
                 reported=lowwater.Watermark(min(progress.values(reading), default=MAX)),
                 holding=holding,
-                waiting_for=tuple(progress.waiting_for()),
-                late_rows=self._late,
-                late_example=example,
+                waiting_for=tuple(waiting),
+                late_rows=part.late_rows,
+                late_example="" if late is None else f"{lowwater.Watermark(late.micros)} in batch {late.batch}",
                 ticks=self._ticked,
+                late_range=None if late is None or late.handle is None else KeyRange.of(late.handle, part.keyed.ranges),
             )
-
-
-_DEFERRABLE: Final = (
-    errors.Unavailable,
-    errors.Timeout,
-    errors.Overloaded,
-    errors.JournalFailed,
-    errors.ShuttingDown,
-)
-"""Refusals of a claim after which it is made again later; all others end the query."""

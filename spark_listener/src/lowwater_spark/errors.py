@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-__all__ = ["CheckpointMismatch", "StateLost", "Unsupported"]
+from typing import Final
+
+from lowwater import errors
+
+__all__ = ["AWAY", "CheckpointMismatch", "StateLost", "Unsupported"]
+
+AWAY: Final = (
+    errors.JournalFailed,
+    errors.Moved,
+    errors.OldStream,
+    errors.Overloaded,
+    errors.ShuttingDown,
+    errors.StaleEpoch,
+    errors.Timeout,
+    errors.Unavailable,
+)
+"""The client's errors that are no answer, or "later": what was asked is asked again."""
 
 
 class Unsupported(ValueError):

@@ -16,20 +16,22 @@ mount the sources with ``lookupcache=none`` and ``acdirmax=0`` (or ``noac``).
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
+from lowwater_spark.sinklog import SINK_LOG, list_sink
 from lowwater_spark.sourcelog import NOTHING, SourceLog
 
-__all__ = ["Candidates", "FileSource", "hidden", "list_head"]
+__all__ = ["Candidates", "ControlSource", "FileSource", "Source", "hidden", "list_head", "list_heads", "source_logs"]
 
-_SINK_LOG: Final = "_spark_metadata"
+logger = logging.getLogger("lowwater.spark")
 
 KEPT: Final = 16
-"""Bound of candidates waiting; beyond it every second one is dropped, the oldest and the newest never."""
+"""Bound of heads waited for; beyond it the candidate of every second one is dropped, the oldest and the newest never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,26 @@ class FileSource:
     recursive: bool
     """recursiveFileLookup."""
     format: str = ""
+    sink_log: bool = False
+    """Whether it is the output of a Spark file sink, which is read by the sink's log and not by a listing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSource:
+    """The source that moves Spark's own watermark in a driven query. It has no rows that a reading covers, and no log of its own."""
+
+    directory: str
+    """Where the value lies that it gives out next."""
+
+
+Source = FileSource | ControlSource
+
+
+def source_logs(checkpoint: Path, sources: Sequence[Source]) -> list[SourceLog]:
+    """Return the logs of a query's sources, in their order. A control's stays empty: its plan names no offset in it."""
+    folder = checkpoint / "sources"
+    roots = [source.root if isinstance(source, FileSource) else "/" for source in sources]
+    return [SourceLog(folder / str(i), root) for i, root in enumerate(roots)]
 
 
 def hidden(name: str, *, folder: bool = False) -> bool:
@@ -59,18 +81,31 @@ def hidden(name: str, *, folder: bool = False) -> bool:
     return (name.startswith("_") and "=" not in name) or name.startswith(".") or name.endswith("._COPYING_")
 
 
-def list_head(source: FileSource) -> set[str]:
-    """Return every path that Spark has to take before all that stands in the source now has been read.
+def list_head(source: Source) -> set[str]:
+    """Return every path that Spark has to take before all that stands in the source now has been read; of a control none.
 
-    Without recursiveFileLookup a sub-directory is a path of its own that Spark never takes, and so is the log of a Spark file
-    sink: Spark would then read by other rules than these. O(entries). Raises OSError when the root cannot be listed; then
-    nothing is known, and no watermark counts.
+    Without recursiveFileLookup a sub-directory is a path of its own that Spark never takes, and so is the log of a Spark file sink
+    that was not there when the query started: Spark would then read by other rules than these. O(entries). Raises OSError when the
+    root cannot be listed; then nothing is known, and no watermark counts.
     """
+    if isinstance(source, ControlSource):
+        return set()
+    if source.sink_log:
+        return list_sink(source.root)
     found = set(_list(source.root, recursive=source.recursive, root=True))
-    sink_log = Path(source.root, _SINK_LOG)
+    sink_log = Path(source.root, SINK_LOG)
     if sink_log.exists():
         found.add(os.fspath(sink_log))
     return found
+
+
+def list_heads(sources: Sequence[Source]) -> list[set[str]] | None:
+    """Return the same of each source of a query; None, and a warning, when one cannot be listed: no newer watermark counts then."""
+    try:
+        return [list_head(source) for source in sources]
+    except OSError as error:
+        logger.warning("a source cannot be listed, so no newer watermark counts: %s", error)
+        return None
 
 
 def _list(folder: str, *, recursive: bool, root: bool = False) -> Iterator[str]:
@@ -101,10 +136,16 @@ class _Candidate(Generic[T]):
 
     __slots__ = ("missing", "needs", "reading")
 
-    def __init__(self, reading: T, heads: Sequence[set[str]]) -> None:
+    def __init__(self, reading: T, heads: Sequence[set[str]], planned: Sequence[int]) -> None:
         self.reading = reading
         self.missing = list(heads)
         self.needs = [NOTHING] * len(heads)
+        self._need(planned)
+
+    def _need(self, planned: Sequence[int]) -> None:
+        # What is not listed may have been read by a batch that is still running, and removed since.
+        known = itertools.chain(planned, itertools.repeat(NOTHING))
+        self.needs = [max(each) for each in zip(self.needs, known, strict=False)]
 
     def look(self, logs: Sequence[SourceLog]) -> None:
         for i, log in enumerate(logs):
@@ -113,11 +154,16 @@ class _Candidate(Generic[T]):
             self.missing[i].difference_update(found)
             self.needs[i] = max([self.needs[i], *(taken[path] for path in found)])
 
-    def relist(self, heads: Sequence[set[str]], logs: Sequence[SourceLog]) -> None:
+    def relist(self, heads: Sequence[set[str]], planned: Sequence[int], logs: Sequence[SourceLog]) -> None:
         """Wait for a later listing instead, if a path that no entry has taken is gone: removed, or renamed to another one of it."""
         self.look(logs)
         if any(not missing <= head for missing, head in zip(self.missing, heads, strict=True)):
             self.missing = list(heads)
+            self._need(planned)
+
+    def same_head(self, other: _Candidate[T]) -> bool:
+        """Return whether both are reached by the same offsets, now and later. Both must have looked at the same logs."""
+        return self.needs == other.needs and self.missing == other.missing
 
     def reached(self, offsets: Sequence[int]) -> bool:
         # Before the first batch there are no offsets: then only an empty head is reached.
@@ -128,8 +174,13 @@ class _Candidate(Generic[T]):
 class Candidates(Generic[T]):
     """Readings of W that wait until a batch has reached their head, oldest first.
 
-    The rule is joint: all sources of the query must have reached their part of the head. Bounded by :data:`KEPT` readings and,
-    per reading, by the files that are not read yet. :meth:`add` and :meth:`newest_reached` cost O(waiting paths).
+    The rule is joint: all sources of the query must have reached their part of the head. Bounded by :data:`KEPT` heads and,
+    per head, by the files that are not read yet. :meth:`add` and :meth:`newest_reached` cost O(waiting paths).
+
+    Of neighbours that wait for the same, only the newer reading stays, so W may move as often as it likes: what is kept grows with
+    the files that come and the batches that are planned, and the readings before a planned batch become one. No reading counts sooner
+    by that. The one that stays was read before its own head was listed, and waits for all of that head; the one that goes would have been
+    reached by the same offsets, and the newest that is reached is what counts.
     """
 
     def __init__(self, logs: Sequence[SourceLog]) -> None:
@@ -140,22 +191,27 @@ class Candidates(Generic[T]):
         """Return how many readings wait."""
         return len(self._waiting)
 
-    def add(self, reading: T, heads: Sequence[set[str]]) -> None:
-        """Add a reading with the heads that were listed after it, one per source. Takes the sets over."""
-        self._waiting.append(_Candidate(reading, heads))
+    def add(self, reading: T, heads: Sequence[set[str]], planned: Sequence[int] = ()) -> None:
+        """Add a reading with the heads that were listed after it, one per source. Takes the sets over.
+
+        ``planned`` are the offsets of the newest batch that was planned when the listing had ended: its tasks may have read a file that
+        was removed before. Only who counts planned batches as read may leave them out.
+        """
+        self._waiting.append(_Candidate(reading, heads, planned))
+        self._look()
         if len(self._waiting) > KEPT:
             newest = self._waiting[-1]
             self._waiting = self._waiting[:-1:2]
             self._waiting.append(newest)
 
-    def relist(self, heads: Sequence[set[str]]) -> None:
+    def relist(self, heads: Sequence[set[str]], planned: Sequence[int] = ()) -> None:
         """List for the newest reading again: a later listing is one after it as well. Takes the sets over.
 
         A path that is gone before any entry took it gives no rows any more, and would be waited for in vain. One that an entry has
         taken still counts: its batch may have read it. The logs must have been read as for the batch that runs.
         """
         if self._waiting:
-            self._waiting[-1].relist(heads, self._logs)
+            self._waiting[-1].relist(heads, planned, self._logs)
 
     def newest_reached(self, offsets: Sequence[int], *, forget: bool) -> T | None:
         """Return the newest reading whose head lies within these log offsets, None when there is none.
@@ -163,8 +219,7 @@ class Candidates(Generic[T]):
         The source logs must have been read up to the offsets. ``forget`` drops it and all older ones; only a committed batch
         may do that, since the plan of a running one may still be lost.
         """
-        for candidate in self._waiting:
-            candidate.look(self._logs)
+        self._look()
         for i in reversed(range(len(self._waiting))):
             if self._waiting[i].reached(offsets):
                 reading = self._waiting[i].reading
@@ -172,6 +227,12 @@ class Candidates(Generic[T]):
                     del self._waiting[: i + 1]
                 return reading
         return None
+
+    def _look(self) -> None:
+        for candidate in self._waiting:
+            candidate.look(self._logs)
+        kept = [older for older, newer in itertools.pairwise(self._waiting) if not older.same_head(newer)]
+        self._waiting = [*kept, *self._waiting[-1:]]
 
     def missing(self, limit: int = 5) -> list[str]:
         """Return some of the paths that no batch has taken yet, of the oldest reading that waits for any; in order of names."""

@@ -7,24 +7,41 @@ the reason and the way out.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from lowwater.watermark import MAX, MIN
+from lowwater_spark.control import DIRECTORY, END, is_control
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.head import FileSource, hidden
+from lowwater_spark.head import ControlSource, FileSource, Source, hidden
+from lowwater_spark.operators import KINDS, Operator, Watermark, items, longest, nodes, operator_of, watermark_of
+from lowwater_spark.sinklog import SINK_LOG, list_sink
+from lowwater_spark.sourcelog import Plan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["absolute", "check_plan", "check_session", "check_trigger", "local_directory", "refuse_pattern"]
+__all__ = [
+    "Checked",
+    "absolute",
+    "check_options",
+    "check_output_mode",
+    "check_plan",
+    "check_session",
+    "check_trigger",
+    "local_directory",
+    "refuse_pattern",
+]
 
 _FORMATS: Final = frozenset({"csv", "json", "orc", "parquet", "text"})
 
 _STATELESS: Final = frozenset(
     {
         "CollectMetrics",
-        "Deduplicate",
+        "EventTimeWatermark",
         "Expand",
         "Filter",
         "Generate",
@@ -38,10 +55,11 @@ _STATELESS: Final = frozenset(
         "StreamingRelation",
         "SubqueryAlias",
         "Union",
+        "UpdateEventTimeWatermarkColumn",
         "View",
     }
 )
-"""Streaming operators that emit a row's results when the row arrives, or never."""
+"""Streaming operators that keep nothing: they emit a row's results when the row arrives, or never."""
 
 _OPTIONS: Final[Mapping[str, str]] = {
     "cleansource": "files vanish by rules of their own; clean up outside of Spark, by age",
@@ -54,6 +72,8 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "pathglobfilter": "the files that Spark passes over stand in the directory all the same",
     "sourcearchivedir": "files vanish by rules of their own; clean up outside of Spark, by age",
 }
+
+_IGNORE_SINK_LOG: Final = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
 
 _SETTINGS: Final = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
 
@@ -91,19 +111,59 @@ def check_trigger(trigger: Mapping[str, Any]) -> None:
             )
 
 
-def check_plan(spark: SparkSession, frame: DataFrame) -> list[FileSource]:
-    """Return the file sources of a streaming DataFrame, in the order in which Spark numbers them.
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a plan that can be tracked consists of."""
 
-    Raises Unsupported, naming the first thing that cannot be tracked exactly.
+    sources: Sequence[Source]
+    """In the order in which Spark numbers them."""
+    operators: Sequence[Operator] = ()
+    """What keeps rows in Spark's own state; outer ones before those that they read from."""
+    watermarks: Sequence[Watermark] = ()
+    retention: timedelta | None = None
+    """How far below Spark's own watermark what Spark holds can still come out; None: it holds nothing."""
+
+    @property
+    def controls(self) -> dict[int, ControlSource]:
+        """The control sources by their numbers."""
+        return {i: source for i, source in enumerate(self.sources) if isinstance(source, ControlSource)}
+
+    def spark_bound(self, plan: Plan | None) -> int:
+        """Return the lowest stamp, microseconds, of what Spark can still let go of after this batch was committed; None: before the first.
+
+        MAX: it holds nothing. MIN: it has no watermark yet, so nothing is known, not even of rows that are still to come: a sliding
+        window may start before any of its rows.
+        """
+        if self.retention is None:
+            return MAX
+        if plan is None or plan.watermark == 0:
+            return MIN
+        if self.controls and plan.watermark >= END:
+            return MAX
+        return max(MIN, plan.watermark * 1000 - self.retention // timedelta(microseconds=1))
+
+
+def check_plan(spark: SparkSession, frame: DataFrame, *, retention: timedelta | None = None) -> Checked:
+    """Return what a streaming DataFrame reads and holds.
+
+    ``retention`` is what the stage has declared. A driven query that holds nothing but windows needs no declaration: theirs is the
+    length of the longest. Raises Unsupported, naming the first thing that cannot be tracked exactly.
     """
     if not frame.isStreaming:
         raise Unsupported("A DataFrame that is not streaming", "it has no batches", "Read it with spark.readStream.")
     plan = frame._jdf.queryExecution().analyzed()
-    for node in _nodes(plan):
+    operators: list[Operator] = []
+    watermarks: list[Watermark] = []
+    for node in nodes(plan):
         if node.isStreaming():
             _check_operator(node)
-    leaves = _items(plan.collectLeaves())
-    relations = [leaf for leaf in leaves if leaf.isStreaming()]
+            controls = [is_control(leaf) for leaf in _relations(node)]
+            operator = operator_of(node, driven=any(controls))
+            if operator is not None:
+                operators.append(operator)
+            elif node.getClass().getSimpleName() == "EventTimeWatermark":
+                watermarks.append(watermark_of(node, driven=all(controls)))
+    relations = _relations(plan)
     for i, relation in enumerate(relations):
         if any(relation.equals(other) for other in relations[:i]):
             raise Unsupported(
@@ -111,35 +171,132 @@ def check_plan(spark: SparkSession, frame: DataFrame) -> list[FileSource]:
                 "Spark logs it once and counts it twice, and the two could be mixed up",
                 "Load it twice with spark.readStream, or split the rows after one use.",
             )
-    return [_file_source(spark, relation) for relation in relations]
+    holding = [operator for operator in operators if operator.holds]
+    if retention is None and holding and all(operator.driven for operator in holding):
+        retention = longest(holding)
+    _check_state(holding, watermarks, declared=retention is not None)
+    sources = [_source(spark, relation) for relation in relations]
+    return Checked(sources, operators, watermarks, retention if holding else None)
+
+
+def _relations(plan: Any) -> list[Any]:
+    return [leaf for leaf in items(plan.collectLeaves()) if leaf.isStreaming()]
 
 
 def _check_operator(node: Any) -> None:
     name = node.getClass().getSimpleName()
     if name.startswith("StreamingRelation") and name != "StreamingRelation":
+        if is_control(node):
+            return
         raise Unsupported(
             f"The source {node.sourceName()}",
             "this release knows where a file source ends, and no other",
             "Let a plain query write what it gives to files, and track the query that reads them.",
         )
-    if name == "EventTimeWatermark":
-        raise Unsupported(
-            "withWatermark",
-            "Spark would drop rows by a watermark of its own, which knows nothing of slow partitions",
-            "Remove it: batch.low is the watermark.",
-        )
-    if name not in _STATELESS:
+    if name not in _STATELESS and name not in KINDS:
         raise Unsupported(
             f"The streaming operator {name}",
             "Spark may hold rows back in state that this release does not see",
             "Do it on the batch, inside of the function, and keep what must wait with batch.stateful().",
         )
-    if name == "Join" and all(side.isStreaming() for side in _items(node.children())):
+
+
+def _check_state(holding: Sequence[Operator], watermarks: Sequence[Watermark], *, declared: bool) -> None:
+    """Refuse what Spark holds back without a bound, or without the declaration of one."""
+    own = [watermark for watermark in watermarks if not watermark.driven]
+    if not declared and own:
         raise Unsupported(
-            "A join of two streams",
-            "Spark holds rows back in state that this release does not see",
-            "Unite the streams and join them with batch.stateful(), or join with a static table.",
+            "withWatermark",
+            "Spark drops rows by a watermark of its own, which knows nothing of slow partitions, and what it holds back comes out later",
+            "Remove it: batch.low is the watermark. Or accept what Spark drops, and " + _DECLARE,
         )
+    for operator in holding:
+        what = f"The streaming operator {operator.kind}"
+        if operator.driven:
+            _check_driven_state(operator, declared=declared)
+        if not declared:
+            raise Unsupported(
+                what,
+                "Spark holds rows back in its own state, and nothing says how far below its watermark they can come out",
+                "Keep them with batch.stateful() instead, or give it a withWatermark and " + _DECLARE,
+            )
+        if not operator.columns or not operator.both_sides:
+            raise Unsupported(
+                f"{what} without a watermark",
+                "Spark never lets go of what it holds, so old rows could come out at any time",
+                "Put withWatermark on the event time of every stream that it reads, and group by that event time or a window of it.",
+            )
+
+
+def _check_driven_state(operator: Operator, *, declared: bool) -> None:
+    """The same of an operator under :func:`~lowwater_spark.drive`: it has its watermark, which is not to be given another time."""
+    what = f"A driven {operator.kind}"
+    if not operator.columns and operator.kind == KINDS["Aggregate"]:
+        raise Unsupported(
+            f"{what} that is not grouped by the event time",
+            "the watermark closes windows and times, and a group with neither would be kept for ever and never be written",
+            "Group by window() or session_window() of the column that lws.drive() has as event_time, or by that column itself; for running "
+            "totals without an end use batch.stateful().",
+        )
+    if not operator.columns or not operator.both_sides:
+        raise Unsupported(
+            f"{what} that does not have the event time of all that it reads",
+            "Spark never lets go of what it holds, so old rows could come out at any time",
+            "Call lws.drive() for each frame that it reads, and keep the column that is its event_time.",
+        )
+    if not declared:
+        raise Unsupported(
+            what,
+            "Spark holds rows back in its own state, and nothing says how far below the low watermark they can come out",
+            "Say so when the stage is declared: " + _DECLARE,
+        )
+
+
+_DECLARE: Final = (
+    "declare with retention= how far below Spark's watermark its output can be stamped: for windows stamped by their start their length, "
+    "by their end timedelta(0); for dropDuplicatesWithinWatermark timedelta(0); for a join of two streams how long a row waits for "
+    "its match; for a stateful function what it keeps."
+)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise Unsupported for options of a plain query's writer that take its commits' evidence away, ValueError for misplaced ones."""
+    given = {option.lower(): value for option, value in options.items()}
+    if str(given.get("asyncprogresstrackingenabled", "false")).lower() != "false":
+        raise Unsupported(
+            "The option asyncProgressTrackingEnabled",
+            "batches are then missing from the offset and commit logs, which say what is read and done",
+            "Remove the option.",
+        )
+    for option, argument in (("checkpointlocation", "checkpoint"), ("path", "path"), ("queryname", "name")):
+        if option in given:
+            msg = f"pass {argument}= and not the option {option}"
+            raise ValueError(msg)
+
+
+def check_output_mode(checked: Checked, mode: str) -> None:
+    """Raise Unsupported for output modes that write old results again, and ValueError for what is none."""
+    if mode not in ("append", "update", "complete"):
+        msg = f'the output mode is "append" or "update", not {mode!r}'
+        raise ValueError(msg)
+    if mode == "complete":
+        raise Unsupported(
+            "The output mode complete",
+            "every batch writes all old results again, far below what is promised",
+            'Use "append", which writes a window once, when it is complete.',
+        )
+    if mode == "update" and any(operator.driven for operator in checked.operators):
+        raise Unsupported(
+            "The output mode update in a driven query",
+            "windows would be written before they are complete, which is what driving them avoids",
+            'Use "append".',
+        )
+
+
+def _source(spark: SparkSession, relation: Any) -> Source:
+    if is_control(relation):
+        return ControlSource(str(relation.extraOptions().get(DIRECTORY)))
+    return _file_source(spark, relation)
 
 
 def _file_source(spark: SparkSession, relation: Any) -> FileSource:
@@ -161,15 +318,30 @@ def _file_source(spark: SparkSession, relation: Any) -> FileSource:
     if not Path(root).is_dir():
         raise Unsupported(f"The path {path}", "it is no directory", "Read the directory that the files come into.")
     recursive = options.get("recursivefilelookup", "false").lower() == "true"
-    if Path(root, "_spark_metadata").exists():
+    sink_log = Path(root, SINK_LOG).exists()
+    if sink_log:
+        _check_sink_log(spark, path, root)
+    elif not recursive:
+        _refuse_folders(root)
+    return FileSource(root, recursive, kind, sink_log)
+
+
+def _check_sink_log(spark: SparkSession, path: str, root: str) -> None:
+    """Refuse the output of a Spark file sink when Spark would not read it by its log, or when the log cannot be read."""
+    if str(spark.conf.get(_IGNORE_SINK_LOG, "false")).lower() == "true":
+        raise Unsupported(
+            f"The path {path} in a session with {_IGNORE_SINK_LOG}",
+            "it is the output of Spark's file sink, and what its failed attempts have left would be read as well",
+            "Set it to false.",
+        )
+    try:
+        list_sink(root)
+    except OSError as error:
         raise Unsupported(
             f"The path {path}",
-            "it is the output of Spark's file sink, which is read by its log and not by its listing",
-            "Let the writing query use batch.write() instead.",
-        )
-    if not recursive:
-        _refuse_folders(root)
-    return FileSource(root, recursive, kind)
+            f"it is the output of Spark's file sink, and the sink's log cannot be read: {error}",
+            "Restore the log, or let the writing query begin a new directory.",
+        ) from error
 
 
 def _refuse_folders(root: str) -> None:
@@ -213,16 +385,6 @@ def refuse_pattern(path: str, what: str) -> None:
             "Spark reads it as a pattern, and which directories a pattern means may change while the query runs",
             "Name one directory without any of {}[]*?\\ in its path; to read those in it as well, set recursiveFileLookup.",
         )
-
-
-def _nodes(plan: Any) -> Iterator[Any]:
-    yield plan
-    for child in _items(plan.children()):
-        yield from _nodes(child)
-
-
-def _items(sequence: Any) -> list[Any]:
-    return [sequence.apply(i) for i in range(sequence.size())]
 
 
 def _map(spark: SparkSession, scala_map: Any) -> Mapping[str, str]:

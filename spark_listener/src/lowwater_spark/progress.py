@@ -23,7 +23,7 @@ from lowwater_spark.head import Candidates
 from lowwater_spark.reading import UNREAD, Reading, floor_stamp
 from lowwater_spark.sourcelog import NOTHING, SourceLog
 
-__all__ = ["RELIST", "Committed", "Progress"]
+__all__ = ["RELIST", "Committed", "Progress", "bound_of", "passed_on", "stamped"]
 
 RELIST: Final = 5.0
 """Seconds after which the sources are listed again for a reading that still waits."""
@@ -40,6 +40,9 @@ class Committed:
     """The oldest stamp that each range holds; empty: no range holds anything."""
     pending: tuple[Sequence[int], Sequence[int]] = field(default=((), ()))
     """Histogram of the records held."""
+    spark_bound: int = MAX
+    """The lowest stamp of what may still come out of Spark's own state, of any range, microseconds: the watermark that the batch
+    ran with, less the declared retention. MAX: the plan keeps nothing in Spark's state."""
 
 
 class Progress:
@@ -79,12 +82,15 @@ class Progress:
         """
         return reading != self._observed or (len(self._candidates) > 0 and now - self._listed >= RELIST)
 
-    def observe(self, reading: Reading, heads: Sequence[set[str]], now: float) -> None:
-        """Take a reading of the inputs, and the heads of all sources, listed after it."""
+    def observe(self, reading: Reading, heads: Sequence[set[str]], now: float, planned: Sequence[int]) -> None:
+        """Take a reading of the inputs, and the heads of all sources, listed after it.
+
+        ``planned`` are the offsets of the newest planned batch, looked up after the listing; the source logs must have been read so far.
+        """
         if reading == self._observed:
-            self._candidates.relist(heads)
+            self._candidates.relist(heads, planned)
         else:
-            self._candidates.add(reading, heads)
+            self._candidates.add(reading, heads, planned)
         self._observed = reading
         self._listed = now
 
@@ -94,14 +100,14 @@ class Progress:
 
     def settle(self, committed: Committed, holding: str) -> None:
         """A batch is committed. ``holding`` says why the authority does not know it whole; empty: it does."""
-        if self._is_outdated(committed.reading):
+        if self.is_outdated(committed.reading):
             # A replay runs with the W of its first run, also after the inputs were changed; nothing was read of the new ones then.
             committed = dataclasses.replace(committed, reading=UNREAD)
         self.committed = committed
         self.holding = holding
         self._reading = _later(self._reading, committed.reading)
 
-    def _is_outdated(self, reading: Reading) -> bool:
+    def is_outdated(self, reading: Reading) -> bool:
         """Return whether a reading is of other inputs than the registered ones. A later version than theirs is news, and counts."""
         if self.inputs is None or reading.low == MIN:
             return False
@@ -115,9 +121,21 @@ class Progress:
         self._reading = _later(self._reading, self._candidates.newest_reached(self.committed.offsets, forget=True))
         return self._reading
 
+    def bound(self, reading: Reading) -> int:
+        """Return the lowest stamp that a range can still emit which holds nothing by itself, microseconds."""
+        return bound_of(self.committed, reading, self._window)
+
+    def stamped(self, reading: Reading) -> Reading:
+        """Return a reading with its heuristic watermarks as those of what the stage emits."""
+        return stamped(self.committed, reading, self._window)
+
+    def advance(self, reading: Reading) -> None:
+        """Take a reading that counts for the committed state and that was found elsewhere: in another stage of the query."""
+        self._reading = _later(self._reading, reading)
+
     def values(self, reading: Reading) -> list[int]:
         """Return where each range stands, microseconds: what it holds, or the lowest stamp that a later row can produce."""
-        bound = floor_stamp(reading.low, self._window)
+        bound = self.bound(reading)
         held = self.committed.held
         if not held:
             return [bound] * self._ranges
@@ -126,7 +144,8 @@ class Progress:
     def would_close(self) -> bool:
         """Return whether a batch with the newest reading would close something that the stage holds.
 
-        Only a reading that the last batch did not have can: what that one left open stays open until W moves on.
+        Only a reading that the last batch did not have can: what that one left open stays open until W moves on. What Spark holds
+        counts for nothing here: when its own watermark has moved, it runs a batch without being asked.
         """
         low = self._reading.low
         if low <= self.committed.reading.low:
@@ -140,6 +159,32 @@ class Progress:
     def waiting_for(self) -> list[str]:
         """Return some of the paths that keep the oldest waiting reading from counting."""
         return self._candidates.missing()
+
+
+def passed_on(state: Committed, reading: Reading, window: timedelta | None) -> Reading:
+    """Return what a later stage of the query may count on, when this one stands so: nothing older comes out of it.
+
+    Its records move on at its frontier as long as it holds none; of one that holds some, the low watermark is what is known.
+    """
+    held = [stamp for stamp in state.held if stamp is not None]
+    low = min([*held, bound_of(state, reading, window)])
+    return Reading(low, dict.fromkeys(reading.heuristics, low) if held else stamped(state, reading, window).heuristics)
+
+
+def bound_of(state: Committed, reading: Reading, window: timedelta | None) -> int:
+    """Return the lowest stamp that a stage can still emit when it stands so and holds nothing by itself, microseconds."""
+    return min(floor_stamp(reading.low, window), state.spark_bound)
+
+
+def stamped(state: Committed, reading: Reading, window: timedelta | None) -> Reading:
+    """Return a reading with its heuristic watermarks as those of what a stage emits that stands so.
+
+    Of the rows in Spark's state nobody knows the distribution, so no share of them is beyond the lowest stamp that they can have.
+    """
+    shares = {
+        share: min(floor_stamp(micros, window), state.spark_bound) for share, micros in reading.heuristics.items()
+    }
+    return dataclasses.replace(reading, heuristics=shares)
 
 
 def _later(old: Reading, new: Reading | None) -> Reading:

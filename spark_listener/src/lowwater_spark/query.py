@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Final, cast
 
 import lowwater
 from lowwater import errors
 from lowwater_spark.authority import REPLACED
 from lowwater_spark.driver import Run, Status
+from lowwater_spark.driving import Driving
+from lowwater_spark.events import Events
+from lowwater_spark.plain import PlainRun
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -19,30 +24,53 @@ __all__ = ["INTERVAL", "TrackedQuery"]
 logger = logging.getLogger("lowwater.spark")
 
 INTERVAL: Final = 0.2
-"""Seconds between two looks of the clock: at the inputs, the sources and the commit log."""
+"""Seconds between two looks of the clock at most: at the inputs, the sources and the commit log. News brings a look at once."""
+
+GLANCE: Final = 0.01
+"""Seconds between two glances for news. Spark looks at its own idle sources as often."""
+
+_REST: Final = 4.0
+"""How many times as long as a look has taken the clock rests after it, at most the interval: however much news there is, looks
+take a fifth of the time."""
 
 
 class TrackedQuery:
     """A running query of a tracked stage.
 
-    A thread looks at the clock every :data:`INTERVAL` seconds, so the stage follows its inputs also when no rows come. When the run is
-    replaced (a newer run of the same checkpoint, a reset), the query is stopped and :meth:`await_termination` raises the reason.
+    A thread looks at the clock every :data:`INTERVAL` seconds, and sooner when an input has moved or a batch is committed, so the stage
+    follows its inputs also when no rows come. When the run is replaced (a newer run of the same checkpoint, a reset), the query is stopped and :meth:`await_termination` raises the reason.
     """
 
-    def __init__(self, run: Run, query: StreamingQuery, *, interval: float, owned: lowwater.Client | None) -> None:
+    def __init__(
+        self,
+        run: Run | PlainRun,
+        query: StreamingQuery,
+        *,
+        interval: float,
+        owned: lowwater.Client | None,
+        driving: Driving | None = None,
+    ) -> None:
         self.query = query
         """Spark's own handle."""
         self.checkpoint = run.checkpoint
         self._run = run
         self._interval = interval
         self._owned = owned
+        self._driving = driving
+        self._events = Events(query) if isinstance(run, PlainRun) or run.checked.watermarks else None
+        self._dropped = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._clock, name="lowwater-spark", daemon=True)
         self._thread.start()
 
-    def status(self) -> Status:
-        """Return how the query stands, and what holds it."""
-        return self._run.status()
+    def status(self, stage: str | None = None) -> Status:
+        """Return how the query stands, and what holds it: its first stage, or the one of this name. Raises ValueError for none."""
+        return dataclasses.replace(self._run.status(stage), dropped_rows=self._dropped)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The names of its stages, as :meth:`status` takes them."""
+        return self._run.stages
 
     @property
     def client(self) -> lowwater.Client:
@@ -86,25 +114,65 @@ class TrackedQuery:
         except Exception:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
             return False
 
+    def _look_back(self) -> None:
+        """Take what Spark says of its batches afterwards. Nothing depends on it but what is shown."""
+        if self._events is None:
+            return
+        try:
+            events = self._events.poll()
+        except Exception as failure:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
+            logger.debug("the events of %s cannot be read: %s", self._run.authority.registration.name, failure)
+        else:
+            self._dropped += sum(event.dropped for event in events)
+            if isinstance(self._run, PlainRun):
+                self._run.take(events)
+
+    def _pause(self, rest: float) -> bool:
+        """Wait until a look is due: after the interval, or when there is news after some seconds of rest. Return whether this is the end."""
+        due = time.monotonic() + self._interval
+        stopping = self._stopping.wait(min(max(rest, GLANCE), self._interval))
+        while not stopping and (left := due - time.monotonic()) > 0 and not self._news():
+            stopping = self._stopping.wait(min(GLANCE, left))
+        return stopping
+
+    def _news(self) -> bool:
+        return self._run.news() or (self._driving is not None and self._driving.news())
+
+    def _look(self, *, last: bool) -> None:
+        if self._driving is not None and not last:
+            self._driving.tick()
+        self._run.tick(last=last)
+        self._look_back()
+
     def _clock(self) -> None:
-        ended = False
+        ended, took = False, 0.0
         while not ended:
-            ended = self._stopping.wait(self._interval) or not self._active()
             try:
-                self._run.tick(last=ended)
+                ended = self._pause(_REST * took) or not self._active()
+                since = time.monotonic()
+                try:
+                    self._look(last=ended)
+                finally:
+                    took = time.monotonic() - since
             except (*REPLACED, errors.Closed) as failure:
                 logger.error("%s stops: %s", self._run.authority.registration.name, failure)
                 self._run.fail(failure)
                 ended = True
             except errors.LowwaterError as failure:
-                self._run.authority.lost(failure)
+                # The stage whose call it was has taken note, and holds; the others go on.
+                logger.debug("%s looks again later: %s", self._run.authority.registration.name, failure)
             except Exception as failure:
                 logger.exception("%s stops", self._run.authority.registration.name)
                 # Whatever it is, the query must not go on unwatched.
                 self._run.fail(failure)
                 ended = True
+        if self._driving is not None:
+            self._driving.silence()
         if self._run.failure is not None and self._active():
             self.query.stop()
-        self._run.authority.close()
+        # Only now: a frame that is free again may be told of values that are another query's.
+        if self._driving is not None:
+            self._driving.close()
+        self._run.close()
         if self._owned is not None:
             self._owned.close()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Self
 
+import lowwater
+from lowwater import errors
 from lowwater.watermark import MAX, MIN
 
-__all__ = ["UNREAD", "Reading", "floor_stamp"]
+__all__ = ["UNREAD", "Reading", "floor_stamp", "fold", "still_counts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,37 @@ class Reading:
 
 UNREAD = Reading(MIN)
 """Nothing is known of the inputs."""
+
+
+def still_counts(reading: Reading, batch: int, registered: lowwater.Computation) -> Reading:
+    """Return what a reading that a checkpoint kept says of the inputs that are registered now.
+
+    UNREAD when the stage has other inputs than then: nothing was read of all of them together. Raises IncarnationChanged when one of them
+    was reset since: what the checkpoint has read, up to ``batch``, belongs to an earlier life of it.
+    """
+    if reading.low == MIN:
+        return reading
+    if reading.input_version != registered.input_version:
+        return UNREAD
+    lives = zip(reading.input_incarnations, registered.input_incarnations, strict=False)
+    if any(old != new for old, new in lives):
+        msg = (
+            f"an input of {registered.name} was reset since batch {batch}: what this checkpoint has "
+            "read belongs to an earlier life of it. Start from a new checkpoint, with adopt=True."
+        )
+        raise errors.IncarnationChanged(msg, metadata={"computation": registered.name})
+    return reading
+
+
+def fold(readings: Sequence[Reading]) -> Reading:
+    """Return the least of some readings, with the shares that all of them have. Of no inputs: it names no versions of any.
+
+    >>> fold([Reading(5, {990_000: 7, 950_000: 9}), Reading(6, {990_000: 6})])
+    Reading(low=5, heuristics={990000: 6}, input_version=0, input_incarnations=())
+    """
+    shares = set[int].intersection(*(set(reading.heuristics) for reading in readings))
+    least = {share: min(reading.heuristics[share] for reading in readings) for share in sorted(shares)}
+    return Reading(min(reading.low for reading in readings), least)
 
 
 def floor_stamp(micros: int, window: timedelta | None) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,16 +35,25 @@ class Plan:
 
     batch: int
     offsets: Sequence[int]
-    """Per source, in the order of the plan; entries with a batch id up to this are in the batch or an earlier one."""
+    """Per source, in the order of the plan; entries with a batch id up to this are in the batch or an earlier one. A control's
+    source is always at :data:`NOTHING`."""
     digest: str
     """sha256 of the entry, in hex."""
+    watermark: int
+    """Spark's own watermark, the one that the batch runs with; milliseconds since the epoch, 0 before there is one."""
+    entries: Sequence[str]
+    """The offsets as they stand in the log, one line of JSON per source."""
 
 
 class CheckpointLog:
-    """The offset and commit logs of one checkpoint directory. Every call reads the file system anew."""
+    """The offset and commit logs of one checkpoint directory. Every call reads the file system anew.
 
-    def __init__(self, checkpoint: Path) -> None:
+    ``controls`` are the numbers of the sources that are controls of a driven query: their offsets are values and not places in a log.
+    """
+
+    def __init__(self, checkpoint: Path, controls: Container[int] = ()) -> None:
         self.checkpoint = checkpoint
+        self._controls = controls
         self._commits = checkpoint / "commits"
         self._offsets = checkpoint / "offsets"
 
@@ -69,7 +78,25 @@ class CheckpointLog:
         if version != "v1" or not rest:
             msg = f"{self._offsets / str(batch)} is of version {version!r}; this release reads v1. Use PySpark 4.3, or a newer lowwater-spark."
             raise CheckpointMismatch(msg)
-        return Plan(batch, tuple(map(_log_offset, rest[1:])), hashlib.sha256(content).hexdigest())
+        settings, *entries = rest
+        offsets = [NOTHING if i in self._controls else _log_offset(line) for i, line in enumerate(entries)]
+        watermark = json.loads(settings).get("batchWatermarkMs", 0)
+        return Plan(batch, offsets, hashlib.sha256(content).hexdigest(), watermark, entries)
+
+    def last_planned(self) -> int | None:
+        """Return the number of the last batch in the offset log. O(entries)."""
+        return max(_numbers(self._offsets), default=None)
+
+    def newest_offsets(self) -> Sequence[int]:
+        """Return how far the newest planned batch goes; nothing before the first. O(entries)."""
+        newest = self.last_planned()
+        plan = None if newest is None else self.plan(newest)
+        return () if plan is None else plan.offsets
+
+    def plans_after(self, batch: int, last: int) -> list[Plan]:
+        """Return what the offset log still has of the batches after one, up to the last, in order."""
+        found = [self.plan(number) for number in sorted(_numbers(self._offsets)) if batch < number <= last]
+        return [plan for plan in found if plan is not None]
 
     def files_of(self, plan: Plan) -> list[Path]:
         """Return the log files that a plan stands on: what must be durable before anything is made from it."""

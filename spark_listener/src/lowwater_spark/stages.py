@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -13,16 +15,33 @@ from typing import TYPE_CHECKING, Any, Final
 import lowwater
 from lowwater_spark.authority import Authority, Registration
 from lowwater_spark.batch import Keyed
+from lowwater_spark.connection import connection
 from lowwater_spark.driver import Run, WriteBatch
-from lowwater_spark.plan import absolute, check_plan, check_session, check_trigger
+from lowwater_spark.driving import Driving, is_approximate
+from lowwater_spark.errors import Unsupported
+from lowwater_spark.events import observe_oldest
+from lowwater_spark.parts import Part
+from lowwater_spark.plain import PlainRun
+from lowwater_spark.plan import (
+    Checked,
+    absolute,
+    check_options,
+    check_output_mode,
+    check_plan,
+    check_session,
+    check_trigger,
+)
 from lowwater_spark.query import INTERVAL, TrackedQuery
 from lowwater_spark.ranges import range_bounds
 from lowwater_spark.runs import identity, new_ordinal
+from lowwater_spark.several import Declared, check_names, check_together, home_of
+from lowwater_spark.shape import check_shape
 from lowwater_spark.sourcelog import CheckpointLog
 from lowwater_spark.ticks import with_ticks
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 __all__ = ["Stage", "injector", "stage"]
 
@@ -42,6 +61,7 @@ def stage(
     ranges: int = 64,
     heuristics: Sequence[float] = (0.99,),
     stamp: Stamp = "event",
+    retention: timedelta | None = None,
     address: str | None = None,
     client: lowwater.Client | None = None,
 ) -> Stage:
@@ -60,15 +80,26 @@ def stage(
             must be tumbling ones that start at whole multiples of the length since 1970 in UTC, as Spark's do without
             ``startTime``: for sliding or shifted windows, sessions and days of a local time zone the floor would be too high.
             ``batch.stateful`` raises ValueError when a range holds a stamp below it; what is written without state is not checked.
-        address: The authority's; by default ``LOWWATER_ADDRESS``, else ``localhost:7420``. Executors must reach it as well.
-        client: Instead of an address: a client with TLS, tokens and so on. Its settings travel to the executors.
+        retention: For a query with Spark's own stateful operators and ``withWatermark``: how far below Spark's watermark what they
+            still hold can be stamped when it comes out. Windows stamped by their start: their length; by their end:
+            ``timedelta(0)``; dropDuplicatesWithinWatermark: ``timedelta(0)``; a join of two streams: how long a row waits for its match;
+            a stateful function: what it keeps; several of them: the longest way down. The stage then reports the lesser of what it
+            reports otherwise and Spark's watermark minus this. A declaration that is too small leads; nothing can check it
+            before a row comes out below.
+        address: The authority's; by default the session's ``spark.lowwater.address``, else ``LOWWATER_ADDRESS``, else
+            ``localhost:7420``. Executors must reach it as well. Token, certificates and namespace come from ``spark.lowwater.*``.
+        client: Instead of all these: a client of your own. Its settings, with what they hold, travel to the executors.
 
     Raises ValueError for arguments that make no stage.
     """
     if not inputs:
         msg = f"{name} has no inputs; a stage that brings records in from outside is lws.injector(...)"
         raise ValueError(msg)
-    return _declare(spark, name, tuple(inputs), key, event_time, ranges, heuristics, stamp, address, client)
+    if retention is not None and retention < timedelta(0):
+        msg = f"retention says how far below Spark's watermark rows can come out, so it is not negative: {retention!r}"
+        raise ValueError(msg)
+    declared = _declare(spark, name, tuple(inputs), key, event_time, ranges, heuristics, stamp, address, client)
+    return dataclasses.replace(declared, retention=retention)
 
 
 def injector(
@@ -131,6 +162,7 @@ class Stage:
     heuristics: tuple[float, ...]
     address: str | None = None
     client: lowwater.Client | None = None
+    retention: timedelta | None = None
     interval: float = field(default=INTERVAL, kw_only=True)
     """Seconds between two looks at the inputs and the sources."""
 
@@ -140,6 +172,7 @@ class Stage:
         write_batch: WriteBatch,
         *,
         checkpoint: str | os.PathLike[str],
+        also: Sequence[Stage] = (),
         trigger: Mapping[str, Any] | None = None,
         name: str | None = None,
         adopt: bool = False,
@@ -152,9 +185,12 @@ class Stage:
         batch after a crash.
 
         Args:
-            df: Over one or more file sources, without streaming state but dropDuplicates.
+            df: Over one or more file sources; with Spark's own stateful operators if the stage declares its ``retention``.
             write_batch: What to do with a batch.
             checkpoint: Directory on a local or NFS file system, of this query alone, and the stage's from its first batch on.
+            also: Further stages that the query runs, with outputs, keys, ranges, stamps and states of their own. Each reads the
+                inputs that this one reads, or earlier stages of the query, by what they have emitted in the same batch.
+                ``batch.of(name)`` is the batch of one. All declare the same ``retention``. A checkpoint keeps its stages.
             trigger: Arguments of Spark's ``trigger``; by default batch after batch.
             name: Spark's name of the query; the stage's by default.
             adopt: Take the name over from another checkpoint by starting a new life of the computation.
@@ -165,29 +201,136 @@ class Stage:
         OlderClaim (a newer run exists), IncarnationChanged (an input was reset), RegistrationConflict, CheckpointMismatch. When the
         authority is away the query starts all the same, holds, and claims as soon as it answers.
         """
+        stages = (self, *also)
+        earlier = check_together([stage._declared() for stage in stages])
         triggered = dict(_EVERY_BATCH if trigger is None else trigger)
         check_session(self.spark)
         check_trigger(triggered)
-        sources = check_plan(self.spark, df)
+        checked = check_plan(self.spark, df, retention=self.retention)
         _check_columns(df, self.keyed)
         folder = absolute(checkpoint, self.spark)
         self._check_running(folder, name or self.name)
+        check_names(folder, [stage.name for stage in stages])
+        driving = Driving.of(self.spark, df, checked, folder, self.inputs, triggered)
+        check_shape(folder, "function", checked)
         frame = with_ticks(self.spark, df, folder)
-        client = lowwater.connect(self.address) if self.client is None else self.client
-        authority = Authority(client, self._registration(folder, adopt=adopt))
-        try:
-            run = Run(folder, sources, self.keyed, authority, write_batch, probe)
+        client = self._connect() if self.client is None else self.client
+        parts = self._parts(
+            client,
+            folder,
+            checked,
+            list(zip(stages, earlier, strict=True)),
+            adopt=adopt,
+            estimated=is_approximate(driving),
+        )
+        with self._beginning(client, [part.authority for part in parts], driving) as begin:
+            run = Run(folder, checked, parts, write_batch, probe)
+            writer = frame.writeStream.foreachBatch(run.run_batch).queryName(name or self.name).trigger(**triggered)
+            return begin(run, writer.option("checkpointLocation", f"file://{folder}"))
+
+    def start(
+        self,
+        df: DataFrame,
+        *,
+        checkpoint: str | os.PathLike[str],
+        format: str,  # noqa: A002 - Spark's own name for it
+        path: str | os.PathLike[str] | None = None,
+        output_mode: str = "append",
+        partition_by: str | Sequence[str] | None = None,
+        trigger: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        adopt: bool = False,
+        **options: Any,
+    ) -> TrackedQuery:
+        """Start the stage as a plain query, with a sink of Spark's own, and return its query.
+
+        No code runs in its batches and no rows are read twice; a clock in the driver reads Spark's checkpoint. What the stage reports is
+        exact if the sink is *visible before commit*: what batch N has written can be read when N stands in Spark's commit log. Files,
+        Kafka (with ``acks=all``), Delta and Iceberg are. A replay writes a batch again: whether rows then come twice is a matter of the
+        sink. Spark's file sink knows the batches it has (when read by its log, as another stage does); Kafka, the console and memory do
+        not, and downstream has to bear with repeated rows.
+
+        Args:
+            df: Over one or more file sources; with Spark's own stateful operators if the stage declares its ``retention``.
+            checkpoint: Directory on a local or NFS file system, of this query alone.
+            format: Of the sink: ``parquet``, ``json``, ``csv``, ``orc``, ``kafka``, ``console``, ``memory``, ``noop`` or any other
+                that Spark knows.
+            path: Of a sink that has one.
+            output_mode: ``append``, or ``update`` for a sink that takes it.
+            partition_by: Columns to lay files out by.
+            trigger: Arguments of Spark's ``trigger``; by default batch after batch. With ``availableNow`` or ``once`` the query ends by
+                itself, and what it has committed is reported first. That it has ended does not mean finished: the watermark stays
+                where it is, unless all inputs are finished.
+            name: Spark's name of the query; the stage's by default.
+            adopt: Take the name over from another checkpoint by starting a new life of the computation.
+            options: Of the sink, as for Spark's writeStream.
+
+        Late rows are seen by the least event time of each batch: ``status().late_rows`` counts the batches that have any, which is the
+        least number of rows there can be.
+
+        Raises as :meth:`foreach_batch` does.
+        """
+        triggered = dict(_EVERY_BATCH if trigger is None else trigger)
+        if not self.inputs:
+            raise Unsupported(
+                "An injector as a plain query",
+                "nothing in it says how far the source has come",
+                "Start it with foreach_batch and tell batch.frontier().",
+            )
+        check_session(self.spark)
+        check_trigger(triggered)
+        check_options(options)
+        checked = check_plan(self.spark, df, retention=self.retention)
+        check_output_mode(checked, output_mode)
+        _check_columns(df, self.keyed)
+        folder = absolute(checkpoint, self.spark)
+        self._check_running(folder, name or self.name)
+        driving = Driving.of(self.spark, df, checked, folder, self.inputs, triggered)
+        check_shape(folder, "plain", checked)
+        writer = observe_oldest(df, self.keyed.event_time).writeStream.format(format).outputMode(output_mode)
+        writer = writer.options(**options).queryName(name or self.name).trigger(**triggered)
+        if path is not None:
+            writer = writer.option("path", os.fspath(path))
+        if partition_by is not None:
+            writer = writer.partitionBy(*([partition_by] if isinstance(partition_by, str) else partition_by))
+        client = self._connect() if self.client is None else self.client
+        authority = Authority(
+            client, self._registration(folder, checked, adopt=adopt, estimated=is_approximate(driving))
+        )
+        with self._beginning(client, [authority], driving) as begin:
+            run = PlainRun(folder, checked, self.keyed, authority)
+            return begin(run, writer.option("checkpointLocation", f"file://{folder}"))
+
+    @contextlib.contextmanager
+    def _beginning(
+        self, client: lowwater.Client, authorities: Sequence[Authority], driving: Driving | None
+    ) -> Iterator[Callable[[Run | PlainRun, DataStreamWriter], TrackedQuery]]:
+        """Give what begins a run and then its query; close everything again if that fails, or if what comes before it does."""
+
+        def begin(run: Run | PlainRun, writer: DataStreamWriter) -> TrackedQuery:
+            if driving is not None:
+                driving.reserve(run.authority.registration)
             run.start()
-            writer = frame.writeStream.foreachBatch(run.run_batch).queryName(name or self.name)
-            query = writer.option("checkpointLocation", f"file://{folder}").trigger(**triggered).start()
+            if driving is not None:
+                driving.open(run.authority)
+            owned = client if self.client is None else None
+            tracked = TrackedQuery(run, writer.start(), interval=self.interval, owned=owned, driving=driving)
+            _running.add(tracked)
+            return tracked
+
+        try:
+            yield begin
         except BaseException:
-            authority.close()
+            if driving is not None:
+                driving.close()
+            for authority in authorities:
+                authority.close()
             if self.client is None:
                 client.close()
             raise
-        tracked = TrackedQuery(run, query, interval=self.interval, owned=client if self.client is None else None)
-        _running.add(tracked)
-        return tracked
+
+    def _connect(self) -> lowwater.Client:
+        return lowwater.Client(connection(lambda name: self.spark.conf.get(name, None), self.address))
 
     def _check_running(self, checkpoint: Path, name: str) -> None:
         """Find what Spark would refuse, before the claim fences a query that runs."""
@@ -198,8 +341,34 @@ class Stage:
             msg = f"the query of {checkpoint} is running in this process; stop it first"
             raise ValueError(msg)
 
-    def _registration(self, checkpoint: Path, *, adopt: bool) -> Registration:
-        log = CheckpointLog(checkpoint)
+    def _declared(self) -> Declared:
+        client = self.address if self.client is None else self.client
+        return Declared(self.name, self.inputs, self.heuristics, client, self.retention)
+
+    def _parts(
+        self,
+        client: lowwater.Client,
+        checkpoint: Path,
+        checked: Checked,
+        stages: Sequence[tuple[Stage, Sequence[str]]],
+        *,
+        adopt: bool,
+        estimated: bool,
+    ) -> list[Part]:
+        """Make the query's stages, each with the names of the earlier ones that it reads. All of them are one run."""
+        asked = self._registration(checkpoint, checked, adopt=adopt, estimated=estimated)
+        parts: dict[str, Part] = {}
+        for stage, earlier in stages:
+            registration = dataclasses.replace(
+                asked, name=stage.name, inputs=stage.inputs, heuristics=stage.heuristics, ranges=stage.keyed.ranges
+            )
+            home = home_of(checkpoint, stage.name, first=stage is self)
+            authority = Authority(client, registration)
+            parts[stage.name] = Part(authority, stage.keyed, home, [parts[name] for name in earlier])
+        return list(parts.values())
+
+    def _registration(self, checkpoint: Path, checked: Checked, *, adopt: bool, estimated: bool) -> Registration:
+        log = CheckpointLog(checkpoint, checked.controls)
         last = log.last_committed()
         first = 0 if last is None else last + 1
         planned = log.plan(first)
@@ -213,6 +382,7 @@ class Stage:
             ordinal=new_ordinal(checkpoint),
             digest=b"" if planned is None else bytes.fromhex(planned.digest),
             adopt=adopt,
+            estimated=estimated,
         )
 
 

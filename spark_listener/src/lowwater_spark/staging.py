@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import lowwater
+from lowwater_spark.connection import SparkSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,8 +101,9 @@ _clients: dict[Settings, lowwater.Client] = {}
 
 
 def _client(settings: Settings) -> lowwater.Client:
-    """Return this process's client, made at its first use; it minds forks by itself."""
+    """Return this process's client, made at its first use; it minds forks by itself. Raises InvalidArgument for a missing certificate."""
     client = _clients.get(settings)
     if client is None:
-        client = _clients[settings] = lowwater.Client(settings)
+        here = settings.here() if isinstance(settings, SparkSettings) else settings
+        client = _clients[settings] = lowwater.Client(here)
     return client

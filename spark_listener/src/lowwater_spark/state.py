@@ -63,6 +63,8 @@ class Manifest:
     """Rows below what had been promised."""
     late_example: int | None = None
     """Event time of the oldest of them."""
+    late_handle: int | None = None
+    """Its key range."""
 
     @property
     def held(self) -> list[int | None]:
@@ -185,6 +187,7 @@ def _entry(manifest: Manifest) -> dict[str, Any]:
         "finished": manifest.finished,
         "late": manifest.late,
         "late_example": manifest.late_example,
+        "late_handle": manifest.late_handle,
     }
 
 
@@ -198,4 +201,5 @@ def _manifest(entry: Mapping[str, Any]) -> Manifest:
         finished=entry["finished"],
         late=entry["late"],
         late_example=entry["late_example"],
+        late_handle=entry.get("late_handle"),
     )

@@ -1,22 +1,51 @@
-"""Tracks a batch that keeps nothing: a second job counts its rows by key range, and its tasks stage what they saw.
+"""Counts the rows of a batch that keeps nothing, and finds those of them that are late.
 
-The aggregate runs in the JVM and only the key and the event time are read for it; Python sees one row per key range.
+The low watermark needs none of it: every range of such a stage stands at W when the batch is committed. The heuristic watermarks need
+the number of rows, and a broken promise must be seen. Both are read off the user's own jobs where that is exact: a metric on the frame
+counts the rows and the late ones, which costs a fraction of a job of its own (benchmark ``spark_overhead``). It counts when an
+action has read the frame to its end, as its plan shows; ``isEmpty``, ``take`` and ``limit`` have not. When no action has, one job counts,
+in the JVM, and reads the source again for it. The oldest late row and its key range are looked for by a job that runs only when there is one.
+
+Of several actions each counts the same rows, so the greatest count stands. A retried or doubled task counts once: the accepted
+attempt's. Before PySpark 4.3 a stage that is run again, because an executor was lost with its shuffle files, counts its rows again:
+the number of rows is an upper bound then, which shifts the weight of the batch in the heuristic watermarks and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+import itertools
+import logging
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
+from lowwater.watermark import MIN
+from lowwater_spark.consumed import read_whole
 from lowwater_spark.ranges import range_column
-from lowwater_spark.staging import RECEIPT, Destination, Part, Receipt, receipt_of, stage_part
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["event_micros", "track_rows"]
+    from lowwater_spark.batch import Keyed
+
+__all__ = ["Actions", "Counted", "Rows", "event_micros"]
+
+logger = logging.getLogger("lowwater.spark")
+
+_PATIENCE_MS: Final = 1000
+"""How long a batch waits for Spark to hand out its events, at most; then it counts by a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a batch has read."""
+
+    rows: int
+    late: int = 0
+    late_example: int | None = None
+    """Event time of the oldest late row, microseconds."""
+    late_handle: int | None = None
+    """Its key range."""
 
 
 def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
@@ -34,44 +63,146 @@ def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
     return sf.unix_micros(event_time)
 
 
-def track_rows(
-    frame: DataFrame,
-    key: Sequence[str | Column],
-    event_time: str | Column,
-    ranges: int,
-    promised: int,
-    destination: Destination,
-) -> list[Receipt]:
-    """Run the job and return the receipts of its accepted attempts.
+class Rows:
+    """The rows of one batch, and how many of them there are.
 
-    Each receipt tells ``finished`` (rows), ``late`` (rows with an event time below ``promised``) and ``late_example`` (the
-    oldest of them). Re-reads the source and re-runs what the frame computes.
+    ``promised``: rows below it are late, microseconds; with MIN none is.
     """
-    from pyspark.sql import functions as sf
 
-    time = event_micros(frame, event_time)
-    late = time < sf.lit(promised)
-    counted = (
-        frame.groupBy(range_column(key, ranges).alias("handle"))
-        .agg(
-            sf.count(sf.lit(1)).alias("rows"),
-            sf.count_if(late).alias("late"),
-            sf.min(sf.when(late, time)).alias("late_example"),
+    def __init__(self, frame: DataFrame, keyed: Keyed, promised: int, actions: Actions) -> None:
+        self._frame = frame
+        self._keyed = keyed
+        self._promised = promised
+        self._actions = actions
+        self._observed: DataFrame | None = None
+        self._metric = ""
+        self._counted: Counted | None = None
+
+    def observed(self) -> DataFrame:
+        """Return the frame with the metric on it: the same rows, for the user's function."""
+        self._metric = self._actions.expect(self._frame)
+        if self._metric:
+            self._observed = self._frame.observe(self._metric, *self._measures())
+        return self._frame if self._observed is None else self._observed
+
+    def counted(self) -> Counted:
+        """Return the count, from the actions that have run on the frame by now, or from a job. Cheap after the first call."""
+        if self._counted is None:
+            self._counted = self._count()
+        return self._counted
+
+    def _measures(self) -> list[Column]:
+        from pyspark.sql import functions as sf
+
+        measures = [sf.count(sf.lit(1)).alias("rows")]
+        if self._promised != MIN:
+            late = event_micros(self._frame, self._keyed.event_time) < sf.lit(self._promised)
+            measures.append(sf.count_if(late).alias("late"))
+        return measures
+
+    def _count(self) -> Counted:
+        found = self._actions.take(self._frame, self._metric) if self._metric else None
+        # An action may have read nothing at all because the other side of a join was empty.
+        if found is None or found[0] == 0:
+            [found] = self._source().agg(*self._measures()).collect()
+        rows, *late = found
+        return self._find_late(rows) if any(late) else Counted(rows)
+
+    def _source(self) -> DataFrame:
+        """Return the frame, or what the user has persisted of it."""
+        observed = self._observed
+        if observed is None:
+            return self._frame
+        level = observed.storageLevel
+        return observed if level.useMemory or level.useDisk else self._frame
+
+    def _find_late(self, rows: int) -> Counted:
+        """Count the rows below the promise, and find the oldest: a job."""
+        from pyspark.sql import functions as sf
+
+        frame = self._source()
+        time = event_micros(frame, self._keyed.event_time)
+        handle = range_column(self._keyed.key, self._keyed.ranges)
+        late = frame.select(time.alias("micros"), handle.alias("handle")).where(
+            sf.col("micros") < sf.lit(self._promised)
         )
-        .mapInArrow(partial(_stage_counts, destination), RECEIPT)
-    )
-    return [receipt_of(row) for row in counted.collect()]
+        [[count, oldest]] = late.agg(sf.count(sf.lit(1)), sf.min(sf.struct("micros", "handle"))).collect()
+        # The source gave other rows this time: nothing can be said of them.
+        return Counted(rows) if oldest is None else Counted(rows, count, oldest.micros, oldest.handle)
 
 
-def _stage_counts(destination: Destination, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    handles: list[int] = []
-    detail: dict[str, Any] = {"finished": 0, "late": 0, "late_example": None}
-    for batch in batches:
-        handles += batch.column("handle").to_pylist()
-        detail["finished"] += sum(batch.column("rows").to_pylist())
-        detail["late"] += sum(batch.column("late").to_pylist())
-        examples = [t for t in (detail["late_example"], *batch.column("late_example").to_pylist()) if t is not None]
-        detail["late_example"] = min(examples, default=None)
-    if handles:
-        part = Part(handles, [None] * len(handles), finished=detail["finished"])
-        yield stage_part(destination, part, detail)
+class Actions:
+    """Hears of the actions on the batches' frames, through Spark's listener of query executions.
+
+    Spark hands these events out on a thread of its own; nothing here raises, since a batch can always count by a job. Batches
+    of one run come one after the other, so one metric is expected at a time.
+    """
+
+    class Java:
+        """What py4j shows to the JVM."""
+
+        implements = ("org.apache.spark.sql.util.QueryExecutionListener",)
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._prefix = f"lowwater-{uuid.uuid4().hex[:8]}"
+        self._metric = ""
+        self._found: list[tuple[int, ...]] = []
+        self._manager: Any = None
+        self._listener: Any = None
+
+    def expect(self, frame: DataFrame) -> str:
+        """Return the name of the metric to put on a batch's frame; empty when nobody would hear of it."""
+        self._found = []
+        self._metric = f"{self._prefix}-{next(self._numbers)}"
+        try:
+            # Spark runs the batches of a query in one session, a copy of the user's; nothing promises that it stays the same.
+            manager: Any = frame.sparkSession._jsparkSession.listenerManager()
+            if self._manager is None or not manager.equals(self._manager):
+                self.close()
+                # Each time that py4j passes a Python object on it is another object in the JVM, and only the same one can be unregistered.
+                jvm: Any = frame.sparkSession._jvm
+                listener = jvm.java.util.Collections.singletonList(self).get(0)
+                manager.register(listener)
+                self._manager, self._listener = manager, listener
+        except Exception as failure:  # noqa: BLE001 - whatever py4j raises
+            logger.debug("actions cannot be observed, so batches are counted by a job: %s", failure)
+            self._metric = ""
+        return self._metric
+
+    def take(self, frame: DataFrame, metric: str) -> tuple[int, ...] | None:
+        """Return what the metric came to in the largest complete action; None when there was none, or it is not known."""
+        try:
+            context: Any = frame.sparkSession.sparkContext._jsc
+            context.sc().listenerBus().waitUntilEmpty(_PATIENCE_MS)
+        except Exception as failure:  # noqa: BLE001 - TimeoutException, or whatever py4j raises
+            logger.debug("Spark's events are late, so the batch is counted by a job: %s", failure)
+            return None
+        found, self._found = (self._found if metric == self._metric else []), []
+        self._metric = ""
+        return max(found, default=None)
+
+    def close(self) -> None:
+        """Stop hearing."""
+        manager, self._manager = self._manager, None
+        try:
+            if manager is not None:
+                manager.unregister(self._listener)
+        except Exception as failure:  # noqa: BLE001 - the session may be gone
+            logger.debug("the listener stays: %s", failure)
+
+    def onSuccess(self, function: str, execution: Any, _duration: int) -> None:  # noqa: N802 - Spark's name
+        """See QueryExecutionListener. Costs three calls of the JVM when the metric is in the plan, else one."""
+        metric = self._metric
+        try:
+            metrics = execution.observedMetrics()
+            if not metric or not metrics.contains(metric):
+                return
+            if read_whole(str(execution.executedPlan().toString()), metric, str(function)):
+                row = metrics.apply(metric)
+                self._found.append(tuple(int(row.getLong(i)) for i in range(row.size())))
+        except Exception as failure:  # noqa: BLE001 - it runs in Spark's thread
+            logger.debug("an action cannot be read: %s", failure)
+
+    def onFailure(self, _function: str, _execution: Any, _failure: Any) -> None:  # noqa: N802 - Spark's name
+        """See QueryExecutionListener. What an action saw before it failed is no count."""

@@ -1,0 +1,295 @@
+"""Three Spark queries in a row, with and without lowwater: what ``pipeline`` measures."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import lowwater
+import lowwater_spark as lws
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RANGES: Final = 64
+STAGES: Final = 3
+PATIENCE: Final = 120.0
+SECOND: Final = timedelta(seconds=1)
+"""Of event time: what each step moves on by, and the length of a window."""
+START: Final = dt.datetime(2013, 1, 9, tzinfo=dt.UTC)
+SCHEMA: Final = "key string, t timestamp, v double"
+EVERY_BATCH: Final = {"processingTime": "0 seconds"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """When each stage had come to the end of one step, seconds from its beginning."""
+
+    stages: Sequence[float]
+    claim: float = 0.0
+    """Seconds from the beginning until the injector's claim, that all up to here is complete, was acknowledged: a part of the first stage's."""
+
+    @property
+    def added(self) -> list[float]:
+        """What each stage added to the one before, milliseconds."""
+        before = (0.0, *self.stages[:-1])
+        return [(after - start) * 1000 for start, after in zip(before, self.stages, strict=True)]
+
+
+class Pipeline(AbstractContextManager["Pipeline"]):
+    """Three queries: each reads the files that the one before it has written. One step is one file of records at the front."""
+
+    def __init__(self, spark: SparkSession, folder: Path, rows: int) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.rows = rows
+        self._steps = 0
+        self._put = 0
+        self._stop = ExitStack()
+        self.path(0).mkdir(parents=True)
+
+    def path(self, stage: int) -> Path:
+        """Return the directory that a stage writes to; what is brought in stands in that of 0."""
+        return self.folder / f"out-{stage}"
+
+    def checkpoint(self, stage: int) -> Path:
+        """Return a stage's checkpoint."""
+        return self.folder / f"checkpoint-{stage}"
+
+    def read(self, stage: int, *, recursive: bool = True) -> DataFrame:
+        """Return what a stage reads."""
+        source, stream = self.path(stage - 1), self.spark.readStream.schema(SCHEMA)
+        if stage == 1:
+            return stream.json(str(source))
+        source.mkdir(exist_ok=True)
+        return stream.option("recursiveFileLookup", str(recursive).lower()).parquet(str(source))
+
+    def put(self) -> None:
+        """Bring in the records of a step, as a file that appears whole."""
+        begin = START + self._steps * SECOND
+        lines = (
+            json.dumps({"key": f"k{i % 50}", "t": (begin + i * SECOND / self.rows).isoformat(), "v": i / self.rows})
+            for i in range(self.rows)
+        )
+        beside = self.folder / f".{self._steps}"
+        beside.write_text("\n".join(lines), encoding="utf-8")
+        beside.rename(self.path(0) / f"{self._steps:05}.json")
+        self._put += 1
+
+    @abstractmethod
+    def step(self, *, records: bool = True) -> Step:
+        """Move on by a second of event time and wait until all stages have."""
+
+    def check(self) -> None:
+        """Check that every record has come through, once."""
+        found = self.spark.read.option("recursiveFileLookup", "true").parquet(str(self.path(STAGES)))
+        count = found.selectExpr("sum(n)").first() if "n" in found.columns else found.selectExpr("count(*)").first()
+        assert count is not None
+        if count[0] != self._put * self.rows:
+            msg = f"{count[0]} records of {self._put * self.rows} have come out of {self.folder}"
+            raise RuntimeError(msg)
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it."""
+        self._stop.close()
+
+
+class Untracked(Pipeline):
+    """The queries by themselves. A stage is there when what it writes can be read."""
+
+    def __init__(self, spark: SparkSession, folder: Path, rows: int, *, plain: bool) -> None:
+        super().__init__(spark, folder, rows)
+        self._plain = plain
+        for stage in range(1, STAGES + 1):
+            writer = self.read(stage, recursive=not plain).where("v >= 0").writeStream.trigger(**EVERY_BATCH)
+            writer = writer.option("checkpointLocation", str(self.checkpoint(stage)))
+            if plain:
+                query = writer.format("parquet").start(str(self.path(stage)))
+                await_sink(self.path(stage))
+            else:
+                query = writer.foreachBatch(self._writing(self.path(stage))).start()
+            self._stop.callback(query.stop)
+
+    @staticmethod
+    def _writing(path: Path) -> Callable[[DataFrame, int], None]:
+        return lambda frame, number: frame.write.parquet(f"file://{path}/batch={number}")
+
+    def step(self, *, records: bool = True) -> Step:
+        """See Pipeline: each batch writes something new that is looked for."""
+        assert records, "without records nothing is to be seen of a query by itself"
+        self.put()
+        begin = time.perf_counter()
+        number, self._steps = self._steps, self._steps + 1
+        return Step([self._await(stage, number) - begin for stage in range(1, STAGES + 1)])
+
+    def _await(self, stage: int, number: int) -> float:
+        if self._plain:
+            log = self.path(stage) / "_spark_metadata"
+            marks = [log / f"{number}", log / f"{number}.compact"]
+        else:
+            marks = [self.path(stage) / f"batch={number}" / "_SUCCESS"]
+        await_path(marks)
+        return time.perf_counter()
+
+
+class Tracked(Pipeline):
+    """The same queries as tracked stages, behind an injector in plain Python. A stage is there when a subscriber sees its watermark.
+
+    A watermark beyond what the injector has claimed ends the run.
+    """
+
+    def __init__(
+        self, spark: SparkSession, folder: Path, rows: int, address: str, *, plain: bool, driven: bool = False
+    ) -> None:
+        super().__init__(spark, folder, rows)
+        self._names = [f"{folder.name}-{stage}" for stage in range(STAGES + 1)]
+        client = self._stop.enter_context(lowwater.connect(address))
+        client.register(self._names[0])
+        self._lease = self._stop.enter_context(client.worker(self._names[0], identity="benchmark")).claim()
+        self._arrivals = self._stop.enter_context(Arrivals(address, self._names[1:]))
+        self.queries: list[lws.TrackedQuery] = []
+        for stage in range(1, STAGES + 1):
+            last = driven and stage == STAGES
+            declared = lws.stage(
+                spark,
+                self._names[stage],
+                inputs=[self._names[stage - 1]],
+                key="key",
+                event_time="t",
+                ranges=RANGES,
+                retention=timedelta() if last else None,
+                address=address,
+            )
+            frame = self.read(stage, recursive=not plain)
+            checkpoint = self.checkpoint(stage)
+            if last:
+                query = declared.start(
+                    self._windows(frame), checkpoint=checkpoint, format="parquet", path=self.path(stage)
+                )
+            elif plain:
+                query = declared.start(
+                    frame.where("v >= 0"), checkpoint=checkpoint, format="parquet", path=self.path(stage)
+                )
+                await_sink(self.path(stage))
+            else:
+                query = declared.foreach_batch(
+                    frame.where("v >= 0"), self._writing(self.path(stage)), checkpoint=checkpoint
+                )
+            self._stop.callback(query.stop)
+            self.queries.append(query)
+
+    @staticmethod
+    def _writing(path: Path) -> Callable[[DataFrame, lws.Batch], object]:
+        return lambda frame, batch: batch.write(frame, path)
+
+    def _windows(self, frame: DataFrame) -> DataFrame:
+        """Count by windows of a second, stamped by their end, that close on the low watermark of the stage before."""
+        from pyspark.sql import functions as sf
+
+        driven = lws.drive(frame, inputs=[self._names[STAGES - 1]], event_time="t")
+        counts = driven.groupBy(sf.window("t", "1 second"), "key").agg(sf.count("v").alias("n"))
+        return counts.select("key", sf.col("window.end").alias("t"), "n")
+
+    def step(self, *, records: bool = True) -> Step:
+        """See Pipeline: with records it begins, as without lowwater, when the file is there; else with the injector's claim."""
+        if records:
+            self.put()
+        begin = time.perf_counter()
+        self._steps += 1
+        target = lowwater.Watermark.of(START + self._steps * SECOND)
+        self._arrivals.expect(target)
+        self._lease.advance(None, oldest=None, frontier=target)
+        self._lease.flush(PATIENCE)
+        claimed = time.perf_counter()
+        try:
+            seen = self._arrivals.wait()
+        except RuntimeError:
+            for query in self.queries:
+                query.await_termination(0.001)  # raises what has ended it
+            raise
+        return Step([seen[name] - begin for name in self._names[1:]], claimed - begin)
+
+
+class Arrivals(AbstractContextManager["Arrivals"]):
+    """A subscriber with a client of its own: when each computation came to a watermark."""
+
+    def __init__(self, address: str, names: Sequence[str]) -> None:
+        self._client = lowwater.connect(address)
+        self._names = names
+        self._changed = threading.Condition()
+        self._target = lowwater.Watermark.UNKNOWN
+        self._seen: dict[str, float] = {}
+        self._ahead = ""
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def expect(self, target: lowwater.Watermark) -> None:
+        """Look for a watermark that nobody has claimed yet."""
+        with self._changed:
+            self._target, self._seen = target, {}
+
+    def wait(self) -> Mapping[str, float]:
+        """Return when each came to it, on the performance counter. Raises RuntimeError when one does not, or goes beyond."""
+        with self._changed:
+            come = self._changed.wait_for(lambda: self._ahead or len(self._seen) == len(self._names), PATIENCE)
+            if self._ahead or not come:
+                msg = self._ahead or f"only {sorted(self._seen)} came to {self._target} in {PATIENCE:g} s"
+                raise RuntimeError(msg)
+            return dict(self._seen)
+
+    def _follow(self) -> None:
+        for view in self._client.watch(*self._names):
+            now = time.perf_counter()
+            with self._changed:
+                if view.low > self._target:
+                    self._ahead = (
+                        f"{view.computation} is at {view.low}, and nobody has claimed more than {self._target}"
+                    )
+                elif view.low == self._target:
+                    self._seen.setdefault(view.computation, now)
+                self._changed.notify_all()
+
+    def __exit__(self, *_: object) -> None:
+        """End the subscription."""
+        self._client.close()
+        self._thread.join()
+
+
+def await_sink(path: Path) -> None:
+    """Wait until a file sink has begun its log: who reads it sooner would take it for a directory of any files."""
+    await_path([path / "_spark_metadata"])
+
+
+def await_path(paths: Sequence[Path]) -> None:
+    """Wait until one of some paths is there, to the millisecond."""
+    deadline = time.monotonic() + PATIENCE
+    while not any(path.exists() for path in paths):
+        if time.monotonic() > deadline:
+            msg = f"{paths[0]} did not appear in {PATIENCE:g} s"
+            raise RuntimeError(msg)
+        time.sleep(0.001)
+
+
+Make = Callable[["SparkSession", Path, int, str], Pipeline]
+
+UNTRACKED: Final[Mapping[str, Make]] = {
+    "foreach_batch": lambda spark, folder, rows, _: Untracked(spark, folder, rows, plain=False),
+    "plain": lambda spark, folder, rows, _: Untracked(spark, folder, rows, plain=True),
+}
+"""The queries by themselves."""
+
+TRACKED: Final[Mapping[str, Make]] = {
+    "foreach_batch": lambda spark, folder, rows, address: Tracked(spark, folder, rows, address, plain=False),
+    "plain": lambda spark, folder, rows, address: Tracked(spark, folder, rows, address, plain=True),
+    "driven": lambda spark, folder, rows, address: Tracked(spark, folder, rows, address, plain=True, driven=True),
+}
+"""As stages. ``driven``: plain stages, the last of which closes windows."""

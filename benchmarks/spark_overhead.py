@@ -1,0 +1,214 @@
+"""What tracking adds to a micro-batch: the same files through tracked queries and an untracked one, taking turns."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import lowwater
+import lowwater_spark as lws
+from benchmarks import child
+from benchmarks.result import Result, Spread
+from lowwater_spark.driver import Run
+from lowwater_spark.tracking import Actions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is done."""
+
+    rows: int
+    """In one batch."""
+    rounds: int
+    warm_up: int
+    """Rounds before that do not count: the JVM compiles what it runs."""
+
+
+FULL: Final = Size(1_000_000, rounds=15, warm_up=5)
+QUICK: Final = Size(10_000, rounds=2, warm_up=1)
+
+RANGES: Final = 64
+KEYS: Final = 50_000
+FILES: Final = 2
+START: Final = 1_700_000_000_000_000
+"""The least event time, microseconds: what the input has promised. No row is late, and every row is looked at for it."""
+
+PATIENCE: Final = 120.0
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+UNTRACKED: Final = "the same query, untracked"
+KINDS: Final = ("untracked", "observed", "job", "stateful")
+
+
+def run(folder: Path, *, quick: bool) -> list[Result]:
+    """Measure."""
+    size = QUICK if quick else FULL
+    with ExitStack() as stack:
+        server = stack.enter_context(child.authority(folder / "authority"))
+        spark = stack.enter_context(_session())
+        lw = stack.enter_context(lowwater.connect(server.address))
+        lw.register("source")
+        lease = lw.worker("source", identity="benchmark").claim()
+        lease.advance(None, oldest=None, frontier=lowwater.Watermark(START))
+        lease.flush(PATIENCE)
+        files = _files(spark, folder / "files", size.rows)
+        queries = [stack.enter_context(_Query(spark, server.address, folder / kind, kind)) for kind in KINDS]
+        for turn in range(size.warm_up + size.rounds):
+            first = turn % len(queries)
+            for query in queries[first:] + queries[:first]:
+                query.feed(files, size.rows)
+        for query in queries[1:]:
+            assert lw.get(query.kind)[query.kind].low == lowwater.Watermark(START)
+    kept = {query.kind: query.batches[size.warm_up :] for query in queries}
+    wall = {kind: Spread(tuple(batch.milliseconds for batch in batches)) for kind, batches in kept.items()}
+    processor = {kind: Spread(tuple(batch.processor for batch in batches)) for kind, batches in kept.items()}
+    facts = {"n": size.rows, "ranges": RANGES}
+
+    def line(metric: str, kind: str, spreads: Mapping[str, Spread]) -> Result:
+        return Result("spark_overhead", metric, spreads[kind], "ms", UNTRACKED, spreads["untracked"], facts)
+
+    return [
+        line("batch", "observed", wall),
+        line("batch_processor", "observed", processor),
+        line("batch_counted_by_a_job", "job", wall),
+        line("batch_counted_by_a_job_processor", "job", processor),
+        line("batch_with_state", "stateful", wall),
+    ]
+
+
+@contextmanager
+def _session() -> Iterator[SparkSession]:
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]").appName("lowwater-benchmark")
+    for name, value in SETTINGS.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _files(spark: SparkSession, folder: Path, rows: int) -> list[Path]:
+    """Write the files that every batch reads: a text key, an event time and a number."""
+    from pyspark.sql import functions as sf
+
+    number = sf.col("id")
+    frame = spark.range(0, rows, 1, FILES).select(
+        sf.concat(sf.lit("k"), number % KEYS).alias("key"),
+        sf.timestamp_micros(sf.lit(START) + number * 3000).alias("t"),
+        sf.rand(1).alias("v"),
+    )
+    frame.write.parquet(f"file://{folder}")
+    return sorted(folder.glob("*.parquet"))
+
+
+class _Deaf(Actions):
+    """Hears of no action, so every batch is counted by a job of its own."""
+
+    def expect(self, frame: DataFrame) -> str:
+        """See Actions."""
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    milliseconds: float
+    """From Spark's trigger to its commit."""
+    processor: float
+    """Processor time of the JVM and of this process meanwhile, milliseconds. Python's task processes are not in it."""
+
+
+class _Query(AbstractContextManager["_Query"]):
+    """A query with a directory of its own to read. It groups, counts and writes each batch, in one way or another."""
+
+    def __init__(self, spark: SparkSession, address: str, folder: Path, kind: str) -> None:
+        self.kind = kind
+        self.batches: list[_Batch] = []
+        self._folder = folder / "in"
+        self._folder.mkdir(parents=True)
+        self._output = folder / "out"
+        jvm: Any = spark._jvm
+        self._pid = jvm.java.lang.ProcessHandle.current().pid()
+        stream = spark.readStream.schema("key string, t timestamp, v double").option("recursiveFileLookup", "true")
+        rows = stream.parquet(f"file://{self._folder}")
+        checkpoint = folder / "checkpoint"
+        self._tracked: lws.TrackedQuery | None = None
+        if kind == "untracked":
+            writer = rows.writeStream.foreachBatch(lambda frame, _: self._write(self._count(frame)))
+            writer = writer.option("checkpointLocation", f"file://{checkpoint}")
+            self._query = writer.trigger(processingTime="0 seconds").start()
+            return
+        stage = lws.stage(spark, kind, inputs=["source"], key="key", event_time="t", ranges=RANGES, address=address)
+        self._tracked = stage.foreach_batch(rows, self._batch, checkpoint=checkpoint)
+        self._query = self._tracked.query
+        if kind == "job":
+            assert isinstance(self._tracked._run, Run)
+            self._tracked._run._actions = _Deaf()
+
+    def _batch(self, rows: DataFrame, batch: lws.Batch) -> None:
+        if self.kind == "stateful":
+            self._write(batch.stateful(rows, count_by_key, "key string, count long"))
+        else:
+            self._write(self._count(rows))
+
+    @staticmethod
+    def _count(rows: DataFrame) -> DataFrame:
+        return rows.groupBy("key").count()
+
+    def _write(self, counts: DataFrame) -> None:
+        counts.write.mode("overwrite").parquet(f"file://{self._output}")
+
+    def feed(self, files: Sequence[Path], rows: int) -> None:
+        """Give it one batch, take its time, and check what it has written."""
+        import pyarrow.compute
+        import pyarrow.parquet
+
+        beside = self._folder / f".{len(self.batches)}"
+        beside.mkdir()
+        for file in files:
+            os.link(file, beside / file.name)
+        before = self._processor_time()
+        beside.rename(self._folder / f"{len(self.batches)}")
+        self._query.processAllAvailable()
+        spent = self._processor_time() - before
+        progress = [p for p in self._query.recentProgress if p.numInputRows][-1]
+        self.batches.append(_Batch(progress.durationMs["triggerExecution"], spent))
+        assert pyarrow.compute.sum(pyarrow.parquet.read_table(self._output).column("count")).as_py() == rows
+
+    def _processor_time(self) -> float:
+        """Return the processor time of the JVM and of this process so far, milliseconds. The kernel counts in steps of ten."""
+        fields = Path(f"/proc/{self._pid}/stat").read_text().rsplit(")", 1)[1].split()
+        own = os.times()
+        return (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK") + (own.user + own.system) * 1000
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it."""
+        (self._tracked or self._query).stop()
+
+
+def count_by_key(handle: int, state: pa.Table | None, rows: pa.Table, low: lowwater.Watermark) -> lws.UpdateResult:
+    """Emit a range's rows counted by key; keep nothing."""
+    counts = rows.group_by("key").aggregate([([], "count_all")]).rename_columns(["key", "count"])
+    return None, counts, None, ()

@@ -1,0 +1,75 @@
+"""What ``attach`` is told: by arguments, by the session's ``spark.lowwater.*`` settings, by the environment, in this order."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+__all__ = ["AttachSettings", "resolve"]
+
+PREFIX: Final = "spark."
+"""Before the query's name: apart from the names of tracked stages, which are exact."""
+
+_CONF: Final = "spark.lowwater."
+_TRUE: Final = frozenset({"true", "1", "yes", "on"})
+_FALSE: Final = frozenset({"false", "0", "no", "off"})
+_PREFIXES: Final = re.compile(r"[A-Za-z0-9_.-]{0,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class AttachSettings:
+    """How a session is attached."""
+
+    enabled: bool
+    """False: nothing is started, listened to or sent."""
+    address: str | None
+    """The authority's; None for an embedded one."""
+    namespace: str
+    prefix: str
+    data: Path | None
+    """Folder of the embedded authority's journal; None for one that goes with it."""
+
+
+def resolve(
+    conf: Callable[[str], str | None],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    address: str | None,
+    namespace: str | None,
+    prefix: str | None,
+    data: str | os.PathLike[str] | None,
+    enabled: bool | None,
+) -> AttachSettings:
+    """Return what counts. ``conf`` returns a setting of the session by its whole name. Raises ValueError for what means nothing."""
+
+    def setting(given: str | None, name: str, variable: str = "") -> str | None:
+        return given if given is not None else conf(_CONF + name) or environ.get(variable) or None
+
+    if enabled is None:
+        enabled = _flag(setting(None, "enabled", "LOWWATER_ENABLED"))
+    chosen = setting(prefix, "prefix")
+    chosen = PREFIX if chosen is None else chosen
+    if _PREFIXES.fullmatch(chosen) is None:
+        msg = f"the prefix {chosen!r} cannot begin a name; use at most 64 of A-Z a-z 0-9 _ . - (a namespace has an argument of its own)"
+        raise ValueError(msg)
+    folder = setting(None if data is None else os.fspath(data), "data")
+    return AttachSettings(
+        enabled,
+        setting(address, "address", "LOWWATER_ADDRESS"),
+        setting(namespace, "namespace") or "",
+        chosen,
+        None if folder is None else Path(folder).absolute(),
+    )
+
+
+def _flag(text: str | None) -> bool:
+    if text is None or text.strip().lower() in _TRUE:
+        return True
+    if text.strip().lower() in _FALSE:
+        return False
+    msg = f"{_CONF}enabled (or LOWWATER_ENABLED) is {text!r}; use true or false"
+    raise ValueError(msg)

@@ -1,0 +1,56 @@
+"""The process of an embedded authority: ``lowwater serve`` until its standard input ends."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Final, NoReturn
+
+GRACE: Final = 8.0
+"""Seconds for an orderly stop, after which the process ends all the same: its journal is made for that."""
+
+
+def main() -> int:
+    """Serve on a free port of the loopback interface. Returns the exit code of ``lowwater serve``."""
+    parse = argparse.ArgumentParser(description=__doc__)
+    parse.add_argument("data", type=Path)
+    parse.add_argument("--temporary", action="store_true")
+    args = parse.parse_args()
+    # Until the server has a handler of its own; SystemExit, so that the folder is removed.
+    signal.signal(signal.SIGTERM, _leave)
+    threading.Thread(target=_follow, args=(args.data, args.temporary), daemon=True).start()
+    try:
+        from lowwater_authority.server import main as serve
+
+        return serve(["--data", str(args.data), "--listen", "127.0.0.1:0", "--http", "off"])
+    finally:
+        _remove(args.data, temporary=args.temporary)
+
+
+def _leave(_number: int, _frame: object) -> NoReturn:
+    sys.exit(143)
+
+
+def _follow(data: Path, temporary: bool) -> None:
+    """Stop this process when the other end of its standard input is closed, or gone with its process."""
+    # Not by sys.stdin, whose lock this thread would still hold when the interpreter ends.
+    while os.read(0, 1 << 16):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(GRACE)
+    _remove(data, temporary=temporary)
+    os._exit(1)
+
+
+def _remove(data: Path, *, temporary: bool) -> None:
+    if temporary:
+        shutil.rmtree(data, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Reads what Spark says of a query's batches afterwards: progress events, fetched by the clock, without a listener.
+
+A listener's calls come on threads of py4j and cost a call into Python for each batch of each query; the clock asks for what is new. Spark
+keeps the last hundred events (``spark.sql.streaming.numRecentProgressUpdates``), which is far more than there are between two looks. An
+event comes after its batch's entry in the commit log, any time after, and tells nothing that exactness depends on: only what is shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["BatchEvent", "Events", "observe_oldest"]
+
+_NAME: Final = "lowwater.oldest"
+"""What the observation is called in the events."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEvent:
+    """What Spark says of one batch."""
+
+    batch: int
+    oldest: int | None
+    """The least event time among its rows, microseconds; None when there were none, or when nobody looked."""
+    dropped: int
+    """Rows that Spark dropped for being below its own watermark."""
+
+
+def observe_oldest(frame: DataFrame, event_time: str | Column) -> DataFrame:
+    """Return the stream with an observation of the least event time of each batch. It rides on the batch's own job."""
+    from pyspark.sql import functions as sf
+
+    time = sf.col(event_time) if isinstance(event_time, str) else event_time
+    return frame.observe(_NAME, sf.unix_micros(sf.min(time)).alias("oldest"))
+
+
+class Events:
+    """The events of one query that have not been seen yet. Not safe for threads."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query: Any = query._jsq
+        self._seen: tuple[int, str] | None = None
+
+    def poll(self) -> list[BatchEvent]:
+        """Return the events since the last call, oldest first. Two calls into the JVM when there is nothing new."""
+        last = self._query.lastProgress()
+        if last is None or _key(last) == self._seen:
+            return []
+        found: list[Any] = []
+        for event in reversed(list(self._query.recentProgress())):
+            if _key(event) == self._seen:
+                break
+            found.append(event)
+        found.reverse()
+        self._seen = _key(found[-1]) if found else self._seen
+        return [_event(event) for event in found]
+
+
+def _key(event: Any) -> tuple[int, str]:
+    # An event that says "still idle" has the number of the batch that comes next, but not its time.
+    return event.batchId(), event.timestamp()
+
+
+def _event(event: Any) -> BatchEvent:
+    row = event.observedMetrics().get(_NAME)
+    dropped = sum(operator.numRowsDroppedByWatermark() for operator in event.stateOperators())
+    return BatchEvent(event.batchId(), None if row is None or row.isNullAt(0) else row.getLong(0), dropped)

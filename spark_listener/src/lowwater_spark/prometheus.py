@@ -1,0 +1,225 @@
+"""Figures of tracked queries and of attachments for Prometheus, for a driver that is scraped. Needs ``lowwater-spark[prometheus]``.
+
+    import lowwater_spark as lws
+    import lowwater_spark.prometheus
+
+    figures = lowwater_spark.prometheus.register(lws.attach(spark))
+    figures.add(stage.start(...))                    # prometheus_client's registry has them from now on
+
+Nothing else of this package imports this module, nor prometheus_client. ``query`` is the query's name in Spark, else its id;
+``computation`` is the name in the pipeline graph.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.registry import Collector as BaseCollector
+
+from lowwater import Watermark
+from lowwater.prometheus import Figure
+from lowwater_spark.attachment import Attachment, AttachStatus, QueryStatus
+from lowwater_spark.query import TrackedQuery
+from lowwater_spark.status import Status
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+__all__ = ["FIGURES", "Collector", "register"]
+
+logger = logging.getLogger("lowwater.spark")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+QUERY: Final = ("query", "computation")
+
+
+def _gauge(name: str, says: str, *labels: str) -> Figure:
+    return Figure("gauge", f"lowwater_spark_{name}", says, labels)
+
+
+def _counter(name: str, says: str, *labels: str) -> Figure:
+    return Figure("counter", f"lowwater_spark_{name}_total", says, labels)
+
+
+def _moment(watermark: Watermark) -> float | None:
+    """Return a watermark in seconds while it is a time; neither unknown nor finished is a number."""
+    return None if watermark.unknown or watermark.finished else watermark.micros / 1e6
+
+
+_TRACKED: Final[dict[Figure, Callable[[Status], float | None]]] = {
+    _gauge("committed_batch", "The last committed batch; absent before the first.", *QUERY): lambda s: s.batch,
+    _gauge(
+        "low_watermark_timestamp_seconds",
+        "Input low watermark, of an injector the frontier, that the committed batches have reached, while it is a time.",
+        *QUERY,
+    ): lambda s: _moment(s.low),
+    _gauge(
+        "reported_watermark_timestamp_seconds", "The least that the key ranges report, while it is a time.", *QUERY
+    ): lambda s: _moment(s.reported),
+    _gauge("holding", "1 while the stage reports nothing new, for a reason that its status has.", *QUERY): (
+        lambda s: bool(s.holding)
+    ),
+    _counter(
+        "late_rows",
+        "Rows below what the inputs had promised before: broken promises. Of a query with a sink of Spark's own, the batches that had any.",
+        *QUERY,
+    ): lambda s: s.late_rows,
+}
+
+_WHOLE: Final[dict[Figure, Callable[[Status], float]]] = {
+    _counter(
+        "dropped_rows",
+        "Rows that Spark's own operators have dropped, for being below Spark's watermark, as Spark counts them. Of a query of several "
+        "stages: under the name of the first.",
+        *QUERY,
+    ): lambda s: s.dropped_rows,
+    _counter(
+        "ticks",
+        "Empty batches that were asked for, so that the stages follow their inputs. Of a query of several stages: under the name of the first.",
+        *QUERY,
+    ): lambda s: s.ticks,
+}
+"""Of a query as a whole, so that sums count it once."""
+
+_ATTACHED: Final[dict[Figure, Callable[[QueryStatus], float | None]]] = {
+    _counter("attached_batches", "Batches that Spark reported.", *QUERY): lambda q: q.batches,
+    _counter("attached_rows", "Rows that were read.", *QUERY): lambda q: q.rows,
+    _counter("attached_dropped_rows", "Rows that Spark dropped as late, as Spark counts them.", *QUERY): (
+        lambda q: q.late_rows
+    ),
+    _gauge("attached_state_rows", "Rows in the query's state after the last batch.", *QUERY): lambda q: q.state_rows,
+    _gauge("attached_batch_seconds", "How long the last batch took.", *QUERY): lambda q: q.batch_seconds,
+    _gauge(
+        "attached_watermark_timestamp_seconds",
+        "Spark's watermark that the last batch ran with, while it is a time.",
+        *QUERY,
+    ): lambda q: _moment(q.watermark),
+    _gauge(
+        "attached_reported_timestamp_seconds",
+        "What the authority has taken over of it, durably, while it is a time.",
+        *QUERY,
+    ): lambda q: _moment(q.reported),
+    _gauge("attached_running", "1 while the query runs, idle or not.", *QUERY): lambda q: q.state != "ended",
+}
+
+_ATTACHMENT: Final[dict[Figure, Callable[[AttachStatus], float]]] = {
+    _counter("attach_delivered", "Values that the authority has answered."): lambda s: s.delivered,
+    _counter("attach_failures", "Values that it has not; they are said again."): lambda s: s.failures,
+    _counter("attach_conflated", "Values that a newer one of the same query replaced before they were sent."): (
+        lambda s: s.conflated
+    ),
+    _counter("attach_dropped_events", "Events of queries beyond the thousand that are remembered."): (
+        lambda s: s.dropped
+    ),
+    _counter("attach_swallowed_errors", "Errors that were kept from Spark; they are bugs."): lambda s: s.swallowed,
+}
+
+_BREAKER: Final = _gauge(
+    "attach_authority",
+    "1 for how the authority is seen: it answers, is away (tried again at the next value), or is left alone for a while.",
+    "state",
+)
+_STATES: Final = ("answers", "away", "left alone")
+
+FIGURES: Final[tuple[Figure, ...]] = (*_TRACKED, *_WHOLE, *_ATTACHED, *_ATTACHMENT, _BREAKER)
+"""All that a driver exports."""
+
+
+class Collector(BaseCollector):
+    """Reads the status of what was added, at each scrape and on its thread. It costs no call of the JVM and nothing on the network.
+
+    A status waits while its query tells the authority of a batch, or claims: in an outage until those calls have run into their
+    deadlines, some seconds at the worst, so a scrape may time out then. One that fails is logged and left out; the others are exported.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queries: dict[TrackedQuery, str] = {}
+        self._attachments: list[Attachment] = []
+
+    def add(self, *watched: TrackedQuery | Attachment) -> None:
+        """Export these too. Of several attachments the sums."""
+        for one in watched:
+            if isinstance(one, Attachment):
+                with self._lock:
+                    self._attachments = [*(each for each in self._attachments if each is not one), one]
+            else:
+                name = str(one.query.name or one.query.id)
+                with self._lock:
+                    self._queries = {**self._queries, one: name}
+
+    def remove(self, *watched: TrackedQuery | Attachment) -> None:
+        """Export these no more; until then one that has ended stays as it stood."""
+        with self._lock:
+            self._queries = {each: name for each, name in self._queries.items() if each not in watched}
+            self._attachments = [each for each in self._attachments if each not in watched]
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the families without samples."""
+        return [figure.family() for figure in FIGURES]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the figures as they are now."""
+        with self._lock:
+            queries, attachments = self._queries, self._attachments
+        stages: dict[tuple[str, str], Status] = {}
+        whole: dict[tuple[str, str], Status] = {}
+        for query, name in queries.items():
+            found = {stage: _status(name, query.status, stage) for stage in query.stages}
+            known = {(name, stage): status for stage, status in found.items() if status is not None}
+            stages |= known
+            whole |= {labels: status for labels, status in known.items() if labels[1] == query.stages[0]}
+        asked = [_status("an attachment", attachment.status) for attachment in attachments]
+        statuses = [status for status in asked if status is not None]
+        # Of queries of one name the newest counts: a name of Spark's is free again when its query has ended.
+        attached = {(each.name or each.query, each.computation): each for status in statuses for each in status.queries}
+        yield from _families(_TRACKED, stages)
+        yield from _families(_WHOLE, whole)
+        yield from _families(_ATTACHED, attached)
+        for figure, read in _ATTACHMENT.items():
+            yield _family(figure, {(): sum(map(read, statuses))} if statuses else {})
+        seen = {(state,): float(any(each.authority == state for each in statuses if each.enabled)) for state in _STATES}
+        yield _family(
+            _BREAKER, {(state.replace(" ", "_"),): value for (state,), value in seen.items()} if statuses else {}
+        )
+
+
+def _status(name: str, status: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """Return a status, None when there is none to be had."""
+    try:
+        return status(*args, **kwargs)
+    except Exception:
+        logger.exception("the figures of %s are left out of a scrape", name)
+        return None
+
+
+def _families(
+    figures: Mapping[Figure, Callable[[Any], float | None]], read_from: Mapping[tuple[str, str], Any]
+) -> Iterable[Metric]:
+    for figure, read in figures.items():
+        found = {labels: read(status) for labels, status in read_from.items()}
+        yield _family(figure, {labels: value for labels, value in found.items() if value is not None})
+
+
+def _family(figure: Figure, series: dict[Any, float]) -> Metric:
+    family = figure.family()
+    for labels, value in series.items():
+        family.add_metric(list(labels), value)
+    return family
+
+
+def register(*watched: TrackedQuery | Attachment, registry: CollectorRegistry = REGISTRY) -> Collector:
+    """Export the figures of queries and attachments until ``registry.unregister`` of what is returned; more are added to that.
+
+    A registry takes this once. Raises ValueError when it has them already.
+    """
+    collector = Collector()
+    collector.add(*watched)
+    registry.register(collector)
+    return collector

@@ -1,0 +1,62 @@
+"""How a tracked query stands, for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import lowwater
+from lowwater_spark.ranges import range_bounds
+
+__all__ = ["KeyRange", "Status"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """One key range of a stage."""
+
+    handle: int
+    """Its number, from 0."""
+    start: bytes
+    end: bytes
+    """The first key that is not in it; empty: it has no upper bound."""
+
+    @classmethod
+    def of(cls, handle: int, ranges: int) -> Self:
+        """Return one of equal ranges.
+
+        >>> str(KeyRange.of(1, 3))
+        '1 [5555555555555556, aaaaaaaaaaaaaaab)'
+        """
+        bounds = range_bounds(ranges)
+        return cls(handle, bounds[handle], bounds[handle + 1])
+
+    def __str__(self) -> str:
+        """Return its handle and its bounds."""
+        return f"{self.handle} [{self.start.hex()}, {self.end.hex()})"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a tracked query stands. A snapshot."""
+
+    batch: int | None
+    """The last committed batch; None before the first."""
+    low: lowwater.Watermark
+    """The input low watermark (of an injector: the frontier) that the committed batches have reached."""
+    reported: lowwater.Watermark
+    """The least of what the key ranges report."""
+    holding: str
+    """Why the stage reports nothing new at the moment; empty when it does."""
+    waiting_for: tuple[str, ...]
+    """Files that stood in a source when a newer watermark was read and that no committed batch has taken yet; a few of them."""
+    late_rows: int
+    """Rows of this run that were below what the inputs had promised before: broken promises."""
+    late_example: str
+    """The oldest of them: its batch and event time."""
+    ticks: int
+    """Empty batches that this run has asked for."""
+    late_range: KeyRange | None = None
+    """The key range of the oldest late row; None without one, and where it is not known."""
+    dropped_rows: int = 0
+    """Rows that Spark's own operators have dropped in this run, for being below Spark's own watermark. Of a query with withWatermark."""

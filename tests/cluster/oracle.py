@@ -1,0 +1,111 @@
+"""What may be published and written, by plain Python from the files alone. It knows nothing of how the system came to it."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from lowwater.watermark import MAX, MIN
+
+HOUR: Final = 3_600_000_000
+"""Microseconds."""
+
+NEVER: Final = float("inf")
+
+
+class Put(NamedTuple):
+    """A row of the feed."""
+
+    at: float
+    """When its file was there, seconds of the wall clock; as everywhere here."""
+    key: str
+    time: int
+    """Its event time, microseconds; as everywhere here."""
+
+
+class Emitted(NamedTuple):
+    """A closed window in the output."""
+
+    key: str
+    hour: int
+    rows: int
+    committed: float
+    """When Spark's commit log had its batch; :data:`NEVER` when it has not yet."""
+
+
+class Seen(NamedTuple):
+    """A low watermark that was published, when it had been received."""
+
+    at: float
+    life: int
+    low: int
+
+
+def hours_of(puts: Sequence[Put]) -> dict[tuple[str, int], int]:
+    """Return the batch answer: how many rows each key has in each hour."""
+    return dict(Counter((put.key, put.time // HOUR * HOUR) for put in puts))
+
+
+def judge_source(puts: Sequence[Put], seen: Sequence[Seen]) -> list[str]:
+    """Return what is wrong with an injector's promises: no row may be put below one."""
+    return [*_monotone(seen), *_ahead([(put.time, put.at, f"the row {put.key} at {put.time}") for put in puts], seen)]
+
+
+def judge_windows(
+    puts: Sequence[Put], emitted: Sequence[Emitted], seen: Sequence[Seen], *, finished: bool = False
+) -> list[str]:
+    """Return what is wrong with hourly windows and their stage's watermarks; empty when nothing is.
+
+    * A window is written once, and is the batch answer: with all rows of the feed, those also that came later.
+    * Before a watermark above its stamp was seen, it was committed. A window that is not written yet is committed never.
+    * Watermarks of one life never go down, and lives neither.
+    * ``finished``: every window is written.
+
+    O(rows + windows x log of the watermarks).
+    """
+    answer = hours_of(puts)
+    wrong = _monotone(seen)
+    committed: dict[tuple[str, int], float] = {}
+    for window in emitted:
+        name = (window.key, window.hour)
+        if name in committed:
+            wrong.append(f"{_window(*name)} is written twice")
+        elif window.rows != answer.get(name, 0):
+            wrong.append(f"{_window(*name)} is written with {window.rows} rows, and has {answer.get(name, 0)}")
+        committed[name] = min(window.committed, committed.get(name, NEVER))
+    wrong += _ahead([(name[1], committed.get(name, NEVER), _window(*name)) for name in answer], seen)
+    if finished:
+        wrong += [f"{_window(*name)} was never written" for name in answer if name not in committed]
+    return wrong
+
+
+def _window(key: str, hour: int) -> str:
+    return f"the window of {key} at {hour}"
+
+
+def _monotone(seen: Sequence[Seen]) -> list[str]:
+    """Whoever received a value is never shown a lower one afterwards."""
+    return [
+        f"{after} was published after {before}" for before, after in itertools.pairwise(seen) if after[1:] < before[1:]
+    ]
+
+
+def _ahead(stamped: Sequence[tuple[int, float, str]], seen: Sequence[Seen]) -> list[str]:
+    """Return what was not there when a watermark above its stamp was received. ``stamped``: stamp, since when it is there, its name."""
+    # The first moment at which each greater value had been received.
+    steps: list[Seen] = []
+    for each in seen:
+        if each.low != MIN and (not steps or each.low > steps[-1].low):
+            steps.append(each)
+    lows = [each.low for each in steps]
+    wrong = []
+    for stamp, since, name in stamped:
+        above = bisect_right(lows, stamp)
+        if above < len(steps) and since > steps[above].at:
+            low = "finished" if steps[above].low == MAX else steps[above].low
+            when = "is not committed yet" if since == NEVER else f"was committed {since - steps[above].at:.3f} s later"
+            wrong.append(f"{low} was published, and {name} {when}")
+    return wrong

@@ -1,0 +1,334 @@
+"""Attach, tracked stages and drive, once through, on an older PySpark: ``smoke.py FOLDER ADDRESS EXPECTED STEP...``.
+
+A program of its own that imports nothing of the tests, since it runs in the environment of that PySpark. ADDRESS is the authority's; empty,
+attach starts one. EXPECTED are the versions that must be found, as ``pyspark==4.0.5,pandas==2.0.0``, and a STEP is a method of
+:class:`Smoke`. It prints what it has shown, line by line, and fails at the first thing that is not so.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.metadata
+import json
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import lowwater
+import lowwater_spark as lws
+from lowwater_spark.errors import Unsupported
+from lowwater_spark.tracking import Actions
+
+HOUR = timedelta(hours=1)
+SCHEMA = "key string, t timestamp"
+HOURLY = "hour timestamp, key string, n long"
+SETTINGS = {
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+PATIENCE = 120.0
+"""Seconds that anything may take, on a busy machine."""
+
+
+def at(hour: int, minute: int = 0) -> dt.datetime:
+    return dt.datetime(2013, 1, 9, hour, minute, tzinfo=dt.UTC)
+
+
+def mark(hour: int, minute: int = 0) -> lowwater.Watermark:
+    return lowwater.Watermark.of(at(hour, minute))
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Poll a real condition until it is true."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {PATIENCE} s: {what}"
+        time.sleep(0.02)
+
+
+def await_stage(query: lws.TrackedQuery, condition: Callable[[], object], what: str) -> None:
+    """Do the same of a stage that runs; what has ended its query is raised."""
+
+    def come() -> bool:
+        if not query.query.isActive:
+            query.await_termination()
+        return bool(condition())
+
+    until(come, what)
+
+
+def tell(what: str) -> None:
+    print(what, flush=True)
+
+
+class Feed:
+    """A directory of JSON lines; each file appears whole, by a rename."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True)
+        self._count = 0
+
+    def put(self, *rows: tuple[str, dt.datetime]) -> None:
+        self._count += 1
+        beside = self.folder.parent / f".{self.folder.name}.tmp"
+        beside.write_text("".join(json.dumps({"key": key, "t": t.isoformat()}) + "\n" for key, t in rows))
+        beside.rename(self.folder / f"{self._count:05}.json")
+
+
+class Smoke:
+    """One session, one authority, one injector in plain Python."""
+
+    def __init__(self, spark: SparkSession, folder: Path, address: str) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.attachment = lws.attach(spark, address or None)
+        self.address = self.attachment.address
+        self.lw = lowwater.connect(self.address)
+        self.lw.register("source", heuristics=[0.99])
+        self._lease = self.lw.worker("source", identity="smoke").claim()
+
+    def close(self) -> None:
+        for query in self.spark.streams.active:
+            query.stop()
+        self.lw.close()
+        self.attachment.stop()
+
+    def promise(self, moment: dt.datetime) -> None:
+        """Say that nothing older will come; durable when it returns."""
+        self._lease.advance(None, oldest=None, frontier=moment)
+        self._lease.flush(20)
+
+    def low(self, name: str) -> lowwater.Watermark:
+        return self.lw.get(name)[name].low
+
+    def feed(self, name: str) -> tuple[Feed, DataFrame]:
+        feed = Feed(self.folder / name)
+        stream = self.spark.readStream.schema(SCHEMA).option("recursiveFileLookup", "true")
+        return feed, stream.json(str(feed.folder))
+
+    def stage(self, name: str, **declared: Any) -> lws.Stage:
+        declared = {"inputs": ["source"], "key": "key", "event_time": "t", "ranges": 4, **declared}
+        return lws.stage(self.spark, name, address=self.address, **declared)
+
+    def attach(self) -> None:
+        """A query that knows nothing of us: Spark's own watermark is published as estimated, and what it drops is counted."""
+        feed, rows = self.feed("attached")
+        feed.put(("fast", at(12)), ("slow", at(9)))
+        counted = rows.withWatermark("t", "10 minutes").groupBy(sf.window("t", "1 hour")).count()
+        writer = counted.writeStream.queryName("hourly").format("noop")
+        query = writer.option("checkpointLocation", str(self.folder / "attached.ck")).start()
+        until(lambda: self.low("spark.hourly") == mark(11, 50), "its watermark")
+        feed.put(("slow", at(7)))
+        until(lambda: self.attachment.status().query("hourly").late_rows == 1, "what Spark has dropped")
+        view = self.lw.get("spark.hourly")["spark.hourly"]
+        assert view.estimated
+        query.stop()
+        until(lambda: self.attachment.status().query("hourly").state == "ended", "its end")
+        status = self.attachment.status()
+        assert (status.swallowed, status.authority) == (0, "answers"), status
+        tell("attach: Spark's watermark is published as estimated, the dropped row is seen, and the end of the query")
+
+    @staticmethod
+    def taken() -> list[tuple[int, ...] | None]:
+        """What the actions on the batches' frames have counted from now on; None for a batch that needs a job of its own."""
+        seen: list[tuple[int, ...] | None] = []
+        take = Actions.take
+
+        def look(actions: Actions, frame: DataFrame, metric: str) -> tuple[int, ...] | None:
+            seen.append(take(actions, frame, metric))
+            return seen[-1]
+
+        setattr(Actions, "take", look)  # noqa: B010 - a type checker has no word for it
+        return seen
+
+    @staticmethod
+    def is_past(query: lws.TrackedQuery, batch: int | None) -> bool:
+        return query.status().batch != batch
+
+    def counted(self) -> None:
+        """A stage that keeps nothing: its rows and the late one are read off the user's own job."""
+        feed, rows = self.feed("enriched.in")
+        out = self.folder / "enriched"
+        taken = self.taken()
+        feed.put(("a", at(9)), ("b", at(9, 30)))
+        self.promise(at(10))
+        stage = self.stage("enriched")
+        query = stage.foreach_batch(
+            rows, lambda frame, batch: batch.write(frame, out), checkpoint=self.folder / "enriched.ck"
+        )
+        await_stage(query, lambda: self.low("enriched") == mark(10), "all that 10:00 covers is read")
+        feed.put(("a", at(11)), ("late", at(9, 59)))
+        await_stage(query, lambda: query.status().late_rows == 1, "a broken promise is seen")
+        assert query.status().late_example == "2013-01-09T09:59:00Z in batch 1"
+        self.promise(at(11))
+        await_stage(query, lambda: self.low("enriched") == mark(11), "it follows its input without a batch")
+        # Where Spark's events are late, as on a busy machine, a batch is counted by a job of its own: let further ones come.
+        while len(taken) < 20 and not any(taken):
+            batch = query.status().batch
+            feed.put(("a", at(11)))
+            await_stage(query, partial(self.is_past, query, batch), "another batch")
+        assert any(taken), "no batch was counted in the user's own job"
+        query.stop()
+        written = self.spark.read.schema(SCHEMA).option("recursiveFileLookup", "true").parquet(str(out))
+        assert sorted(each.key for each in written.collect())[-3:] == ["a", "b", "late"]
+        tell("foreach_batch: the stage follows its input, and the late row is counted in the user's own job")
+
+    def windows(self) -> None:
+        """State by key range: windows close exactly, and go on from the checkpoint."""
+        feed, rows = self.feed("hourly.in")
+        closed: list[tuple[str, str, int]] = []
+
+        def write(frame: DataFrame, batch: lws.Batch) -> None:
+            emitted = batch.stateful(frame, close_hours, HOURLY).collect()
+            closed.extend((f"{each.hour.astimezone(dt.UTC):%H:%M}", each.key, each.n) for each in emitted)
+
+        def start() -> lws.TrackedQuery:
+            return self.stage("windows", stamp=HOUR).foreach_batch(
+                rows, write, checkpoint=self.folder / "windows.ck", name="windows"
+            )
+
+        feed.put(("a", at(11)), ("a", at(11, 30)), ("b", at(11, 10)), ("c", at(12, 5)))
+        query = start()
+        await_stage(query, lambda: query.status().batch == 0, "the rows are in")
+        assert closed == [], "the hour is not over"
+        self.promise(at(12))
+        await_stage(query, lambda: self.low("windows") == mark(12), "the hour is over, and no row was needed to say so")
+        assert sorted(closed) == [("11:00", "a", 2), ("11:00", "b", 1)]
+        query.stop()
+        closed.clear()
+        query = start()
+        feed.put(("c", at(12, 20)))
+        self.promise(at(13))
+        await_stage(query, lambda: self.low("windows") == mark(13), "it goes on from its checkpoint")
+        query.stop()
+        assert closed == [("12:00", "c", 2)], closed
+        tell("stateful: windows close exactly, also without rows and after a restart")
+
+    def plain(self) -> None:
+        """A plain plan with Spark's own window state, and a sink of Spark's own."""
+        feed, rows = self.feed("plain.in")
+        counts = rows.withWatermark("t", "10 minutes").groupBy(sf.window("t", "1 hour"), "key").count()
+        frame = counts.select("key", sf.col("window.start").alias("t"), "count")
+        feed.put(("a", at(12)), ("a", at(12, 30)), ("b", at(13, 5)))
+        query = self.stage("plain", retention=HOUR).start(
+            frame, checkpoint=self.folder / "plain.ck", format="json", path=self.folder / "plain"
+        )
+        # Spark's watermark is 12:55 then, and windows that start an hour before it can still come out.
+        await_stage(query, lambda: self.low("plain") == mark(11, 55), "what Spark may still hold is held back")
+        feed.put(("b", at(14, 30)))
+        await_stage(
+            query,
+            lambda: self.low("plain") == mark(13),
+            "the input, since Spark's own watermark is past it by more than an hour",
+        )
+        query.stop()
+        written = self.spark.read.schema("key string, t timestamp, count long").json(str(self.folder / "plain"))
+        found = sorted((each.key, each["count"]) for each in written.collect())
+        assert found == [("a", 2), ("b", 1)], found
+        tell("start: a plain query with windows of Spark's own reports no more than it has let go of")
+
+    def refused(self) -> None:
+        """Before 4.2 a driven query is refused when its frame is declared, with the reason and the way out."""
+        _, rows = self.feed("driven.in")
+        refusal = ""
+        try:
+            lws.drive(rows, inputs=["source"], event_time="t")
+        except Unsupported as unsupported:
+            refusal = str(unsupported)
+        assert "SPARK-55304" in refusal, refusal or "nothing is refused"
+        assert "Use Spark 4.2 or newer" in refusal, refusal
+        tell(f"drive: refused: {refusal}")
+
+    def driven(self) -> None:
+        """Spark's own windows follow the input: exactly, over a restart, without rows, and to the end."""
+        feed, rows = self.feed("driven.in")
+
+        def start() -> lws.TrackedQuery:
+            hourly = lws.drive(rows, inputs=["source"], event_time="t").groupBy(sf.window("t", "1 hour"), "key").count()
+            frame = hourly.select("key", sf.col("window.start").alias("t"), "count")
+            return self.stage("driven", stamp=HOUR).start(
+                frame, checkpoint=self.folder / "driven.ck", format="json", path=self.folder / "driven"
+            )
+
+        def found() -> list[tuple[str, int, int]]:
+            written = self.spark.read.schema("key string, t timestamp, count long").json(str(self.folder / "driven"))
+            return sorted((each.key, each.t.astimezone(dt.UTC).hour, each["count"]) for each in written.collect())
+
+        feed.put(("a", at(9)), ("a", at(9, 59)), ("b", at(10)), ("c", at(13)))
+        query = start()
+        self.promise(at(10))
+        await_stage(
+            query, lambda: self.low("driven") == mark(9), "the hour from nine is written, which is stamped by its start"
+        )
+        assert found() == [("a", 9, 2)], "what the rows say of the time closes nothing"
+        query.stop()
+        # A new run goes on from the value that Spark has logged; a row exactly at the watermark is none that it has passed.
+        feed.put(("b", at(10)), ("b", at(10, 30)))
+        query = start()
+        self.promise(at(11))
+        await_stage(query, lambda: self.low("driven") == mark(10), "the hour from ten, over a restart")
+        assert found() == [("a", 9, 2), ("b", 10, 3)]
+        self._lease.finish()
+        await_stage(query, lambda: self.low("driven").finished, "the input is finished, and so is all that was open")
+        assert found() == [("a", 9, 2), ("b", 10, 3), ("c", 13, 1)]
+        assert query.status().dropped_rows == 0
+        query.stop()
+        tell("drive: Spark's windows follow the input exactly, over a restart and to the end")
+
+
+def close_hours(
+    _handle: int, state: pa.Table | None, rows: pa.Table, low: lowwater.Watermark
+) -> tuple[pa.Table, pa.Table, Any, pa.ChunkedArray]:
+    """Count per key and hour, emit the hours that are complete, keep the rows of the others."""
+    rows = rows.select(["key", "t"])
+    if state is not None:
+        rows = pa.concat_tables([state, rows])
+    hours = pc.floor_temporal(rows["t"], unit="hour")
+    ends = pc.add(hours, pa.scalar(HOUR))
+    over = pc.less_equal(ends, pa.scalar(at(0) if low.unknown else low.datetime(), ends.type))
+    done = pa.table({"hour": hours, "key": rows["key"]}).filter(over)
+    counted = done.group_by(["hour", "key"]).aggregate([([], "count_all")]).rename_columns(["hour", "key", "n"])
+    kept = pc.invert(over)
+    rest = rows.filter(kept)
+    return rest, counted, pc.min(hours.filter(kept)).as_py(), rest["t"]
+
+
+def main() -> None:
+    place, address, expected, *steps = sys.argv[1:]
+    started = time.monotonic()
+    for name, version in (each.split("==") for each in expected.split(",")):
+        found = importlib.metadata.version(name)
+        assert found == version, f"the environment has {name} {found}"
+    builder = SparkSession.builder.master("local[2]").appName("lowwater-floor")
+    for name, value in SETTINGS.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    tell(f"{expected}: a session after {time.monotonic() - started:.1f} s")
+    smoke = Smoke(spark, Path(place), address)
+    for step in steps:
+        began = time.monotonic()
+        getattr(smoke, step)()
+        tell(f"  {time.monotonic() - began:.1f} s")
+    smoke.close()
+    spark.stop()
+    tell(f"passed in {time.monotonic() - started:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

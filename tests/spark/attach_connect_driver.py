@@ -1,0 +1,62 @@
+"""A Spark Connect client with a real server, attached: prints what came of its query as JSON. Run by test_attach_connect.py.
+
+A process of its own: Spark Connect and a classic session do not go together in one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import window
+
+import lowwater
+import lowwater_spark as lws
+from tests.spark.support import SETTINGS, Feed, row, until
+
+
+def main(address: str, folder: Path) -> None:
+    """Run a windowed query over two files, and one more after the attachment's end."""
+    builder = SparkSession.builder.remote("local[2]")
+    for name, value in SETTINGS.items():
+        if name.startswith(("spark.sql.", "spark.driver.extraJava")):
+            builder = builder.config(name, value)
+    spark = builder.config("spark.lowwater.address", address).getOrCreate()
+    seen = lws.attach(spark)
+    assert lws.attach(spark) is seen
+    feed = Feed(folder / "in")
+    feed.put([row("fast", 12), row("slow", 9)])
+    rows = spark.readStream.schema("key string, t timestamp").json(str(feed.folder)).withWatermark("t", "10 minutes")
+    counts = rows.groupBy(window("t", "1 hour")).count()
+    writer = counts.writeStream.format("noop").queryName("hourly").option("checkpointLocation", str(folder / "ck"))
+    query = writer.start()
+    with lowwater.connect(address) as lw:
+        until(lambda: not lw.get("spark.hourly")["spark.hourly"].low.unknown, "published", 100)
+        feed.put([row("slow", 7), row("slow", 8)])
+        until(lambda: seen.status().query("hourly").late_rows, "the late rows are counted", 100)
+        query.stop()
+        until(lambda: seen.status().query("hourly").state == "ended", "the end is seen", 100)
+        seen.stop()
+        view = lw.get("spark.hourly")["spark.hourly"]
+    found = seen.status().query("hourly")
+    print(
+        json.dumps(
+            {
+                "low": str(view.low),
+                "estimated": view.estimated,
+                "state": view.holder.state.name if view.holder is not None else "",
+                "rows": found.rows,
+                "late_rows": found.late_rows,
+                "swallowed": seen.status().swallowed,
+            }
+        ),
+        flush=True,
+    )
+    if sys.argv[3:] != ["--leave"]:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,189 @@
+"""Driven queries for tests: a feed, a stage over it, and everything that comes out, with what had been promised when it did."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import lowwater
+import lowwater_spark as lws
+from lowwater_spark.sourcelog import CheckpointLog
+from tests.process.serving import Serving
+from tests.spark.support import Feed, Upstream, at, until
+
+HOUR = timedelta(hours=1)
+
+Row = tuple[Any, ...]
+
+CARE = pytest.mark.parametrize(
+    "care", [True, pytest.param(False, marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason="no care"))]
+)
+"""With the care, and a twin without it that must fail."""
+
+
+def millis(moment: dt.datetime) -> int:
+    """Milliseconds since the epoch."""
+    return (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // timedelta(milliseconds=1)
+
+
+def aware(value: Any) -> Any:
+    """A collected value; Spark hands out times that are naive, in the local zone."""
+    return value.astimezone(dt.UTC) if isinstance(value, dt.datetime) else value
+
+
+def record(key: str, moment: dt.datetime) -> dict[str, str]:
+    """A record with a key and an event time."""
+    return {"key": key, "t": moment.isoformat()}
+
+
+def say(upstream: Upstream, moment: dt.datetime) -> None:
+    """Let an upstream promise, durably, that nothing older than a moment will come."""
+    upstream.lease.advance(None, oldest=None, frontier=moment)
+    upstream.lease.flush(20)
+
+
+class Driven:
+    """A stage whose windows are driven, and its output, batch by batch."""
+
+    def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
+        self.spark = spark
+        self.address = address
+        self.folder = folder
+        self.feeds: dict[str, Feed] = {}
+        self.out: list[tuple[int, Row]] = []
+        self.queries: list[lws.TrackedQuery] = []
+        self.hours = False
+        """Whether what comes out are hours, stamped by their start, that must not come before they are complete."""
+        self.inputs: Sequence[str] = ()
+        self.fails_in: int | None = None
+        """A batch in which the function fails, once, after the batch was planned."""
+
+    def feed(self, name: str = "in") -> Feed:
+        return self.feeds.setdefault(name, Feed(self.folder / name))
+
+    def read(self, name: str = "in", schema: str = "key string, t timestamp", **options: Any) -> DataFrame:
+        self.feed(name)
+        return self.spark.readStream.schema(schema).options(**options).json(str(self.folder / name))
+
+    def drive(
+        self, frame: DataFrame | None = None, *, inputs: Sequence[str] = ("source",), **options: Any
+    ) -> DataFrame:
+        return lws.drive(self.read() if frame is None else frame, inputs=inputs, event_time="t", **options)
+
+    def hourly(self, frame: DataFrame, *keys: str) -> DataFrame:
+        self.hours = True
+        counts = frame.groupBy(sf.window("t", "1 hour"), *(keys or ("key",))).count()
+        return counts.select("key", sf.col("window.start").alias("t"), "count")
+
+    def start(
+        self,
+        frame: DataFrame,
+        *,
+        inputs: Sequence[str] = ("source",),
+        name: str = "stage",
+        checkpoint: str = "ck",
+        retention: timedelta | None = None,
+        trigger: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> lws.TrackedQuery:
+        stage = lws.stage(
+            self.spark,
+            name,
+            inputs=inputs,
+            key=frame.columns[0],
+            event_time="t",
+            ranges=2,
+            stamp=options.pop("stamp", "event"),
+            retention=retention,
+            address=self.address,
+        )
+        self.inputs = inputs
+        query = stage.foreach_batch(frame, self.write, checkpoint=self.folder / checkpoint, trigger=trigger, **options)
+        self.queries.append(query)
+        return query
+
+    def write(self, rows: DataFrame, batch: lws.Batch) -> None:
+        found = [tuple(map(aware, row)) for row in rows.collect()]
+        if self.hours:
+            with lowwater.connect(self.address) as lw:
+                low = min(view.low for view in lw.get(*self.inputs).values())
+            assert all(lowwater.Watermark.of(row[1] + HOUR) <= low for row in found), f"{found} before {low}"
+        if self.fails_in == batch.id:
+            self.fails_in = None
+            msg = "told to fail"
+            raise RuntimeError(msg)
+        self.out += [(batch.id, row) for row in found]
+
+    @property
+    def rows(self) -> list[Row]:
+        """What came out, in order of values."""
+        return sorted((row for _, row in self.out), key=repr)
+
+    def watermark(self, checkpoint: str = "ck") -> int:
+        """The watermark that the last committed batch ran with, milliseconds."""
+        log = CheckpointLog(self.folder / checkpoint, range(10))
+        batch = log.last_committed()
+        plan = None if batch is None else log.plan(batch)
+        return 0 if plan is None else plan.watermark
+
+    def await_watermark(self, moment: dt.datetime | int, checkpoint: str = "ck") -> None:
+        """Wait until a batch that ran with a watermark, or a higher one, is committed."""
+        wanted = moment if isinstance(moment, int) else millis(moment)
+
+        def come() -> bool:
+            for query in self.queries:
+                if not query.query.isActive:
+                    query.await_termination()  # raises what has ended it
+            return self.watermark(checkpoint) >= wanted
+
+        self._await(come, f"a batch with the watermark {wanted}")
+
+    def await_read(self, files: int, name: str = "in", checkpoint: str = "ck", source: int = 1) -> None:
+        """Wait until a number of files is in committed batches."""
+        log = CheckpointLog(self.folder / checkpoint, (0, 2) if source else ())
+
+        def come() -> bool:
+            batch = log.last_committed()
+            plan = None if batch is None else log.plan(batch)
+            return plan is not None and plan.offsets[source] >= files - 1
+
+        self._await(come, f"{files} files of {name} read")
+
+    def _await(self, condition: Callable[[], bool], what: str) -> None:
+        # A slow machine is not what a twin without the care fails by.
+        try:
+            until(condition, what, 100)
+        except AssertionError as late:
+            raise TimeoutError(str(late)) from None
+
+    def stop(self) -> None:
+        for query in self.queries:
+            query.stop()
+        self.queries.clear()
+
+
+def counts(rows: Sequence[Mapping[str, str]], before: dt.datetime | None = None) -> list[Row]:
+    """The batch answer, by plain Python: how many rows of each key are in each hour that ends at a moment or before."""
+    found: dict[tuple[str, dt.datetime], int] = {}
+    for row in rows:
+        hour = dt.datetime.fromisoformat(row["t"]).replace(minute=0, second=0, microsecond=0)
+        if before is None or hour + HOUR <= before:
+            found[row["key"], hour] = found.get((row["key"], hour), 0) + 1
+    return sorted(((key, hour, n) for (key, hour), n in found.items()), key=repr)
+
+
+@pytest.fixture
+def driven(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Driven]:
+    made = Driven(spark, authority.address, tmp_path)
+    yield made
+    made.stop()
+
+
+__all__ = ["CARE", "HOUR", "Driven", "Row", "at", "counts", "driven", "millis", "record", "say"]

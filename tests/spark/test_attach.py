@@ -1,0 +1,311 @@
+"""attach(): what is seen of a query, and that the query does not notice."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import window
+from pyspark.sql.streaming.query import StreamingQuery
+
+import lowwater
+import lowwater_spark as lws
+from lowwater import errors
+from lowwater.watermark import MIN
+from lowwater_spark import attachment
+from tests.process.serving import Serving
+from tests.spark.proxy import Proxy
+from tests.spark.support import Feed, at, row, until
+
+# The first test also waits for the JVM, which on a busy machine takes half of the usual time.
+pytestmark = pytest.mark.timeout(300)
+
+
+class Windows:
+    """Hourly counts by Spark's own watermark, ten minutes behind the newest row; each file is a batch."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.feed = Feed(folder / "in")
+        self.out: list[tuple[int, str, int]] = []
+
+    def start(
+        self, name: str | None = "hourly", checkpoint: str = "ck", watermark: str | None = "10 minutes", **trigger: Any
+    ) -> StreamingQuery:
+        rows = self.spark.readStream.schema("key string, t timestamp").option("maxFilesPerTrigger", 1)
+        frame = rows.json(str(self.feed.folder))
+        if watermark is not None:
+            frame = frame.withWatermark("t", watermark).groupBy(window("t", "1 hour")).count()
+        writer = frame.writeStream.option("checkpointLocation", str(self.folder / checkpoint))
+        writer = writer.format("noop") if watermark is None else writer.foreachBatch(self.take)
+        writer = writer if name is None else writer.queryName(name)
+        return writer.trigger(**(trigger or {"processingTime": "0 seconds"})).start()
+
+    def take(self, rows: DataFrame, batch: int) -> None:
+        self.out += [(batch, f"{each.window.start:%H:%M}", each["count"]) for each in rows.collect()]
+
+
+@pytest.fixture
+def windows(spark: SparkSession, tmp_path: Path) -> Iterator[Windows]:
+    yield Windows(spark, tmp_path)
+    for query in spark.streams.active:
+        query.stop()
+
+
+@pytest.fixture
+def attached(spark: SparkSession) -> Iterator[Callable[..., lws.Attachment]]:
+    made: list[lws.Attachment] = []
+
+    def attach(*args: Any, session: SparkSession = spark, **options: Any) -> lws.Attachment:
+        made.append(lws.attach(session, *args, **options))
+        return made[-1]
+
+    yield attach
+    for each in made:
+        each.stop()
+
+
+Attach = Callable[..., lws.Attachment]
+
+
+def test_a_session_that_takes_no_listener_leaves_nothing_open(
+    attached: Attach, authority: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was opened for the sender is closed again, and the next attempt is a fresh one."""
+    opened: list[lowwater.Client] = []
+    begin = lowwater.Client.__init__
+
+    def noting(client: lowwater.Client, settings: lowwater.Settings) -> None:
+        opened.append(client)
+        begin(client, settings)
+
+    def refuse(*_: object) -> None:
+        msg = "no listener"
+        raise RuntimeError(msg)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lowwater.Client, "__init__", noting)
+        patched.setattr(lws.Attachment, "_listen", refuse)
+        with pytest.raises(RuntimeError, match="no listener"):
+            attached(authority.address)
+    with pytest.raises(errors.Closed):
+        opened[-1].topology()
+    assert attached(authority.address).status().enabled
+
+
+def mark(hour: int, minute: int = 0) -> lowwater.Watermark:
+    return lowwater.Watermark.of(at(hour, minute))
+
+
+def test_what_spark_drops_in_silence_is_seen(
+    windows: Windows, authority: Serving, attached: Attach, lw: lowwater.Client
+) -> None:
+    """Two partitions, one three hours behind: Spark's watermark leaves with the faster one."""
+    seen = attached(authority.address)
+    windows.feed.put([row("fast", 12), row("slow", 9)])
+    query = windows.start()
+    until(lambda: lw.get("spark.hourly")["spark.hourly"].low == mark(11, 50), "the watermark of the fast one")
+    windows.feed.put([row("slow", 7, 10), row("slow", 8, 20), row("slow", 9, 30), row("slow", 9, 40)])
+    # Four, and two of them count as one: Spark adds up the rows of a window and task before it looks whether they are late.
+    until(lambda: seen.status().query("hourly").late_rows == 3, "the rows are dropped")
+    found = seen.status().query("spark.hourly")
+    assert (found.watermark, found.reported, found.published) == (mark(11, 50),) * 3
+    assert (found.rows, found.state, found.state_rows) == (6, "running", 1)
+    assert found.batches >= 3
+    view = lw.get("spark.hourly")["spark.hourly"]
+    assert view.estimated
+    assert view.holder is not None
+    assert view.holder.worker == f"query {query.id}"
+    assert windows.out == [(1, "09:00", 1)], "the four are in no window"
+
+    query.stop()
+    until(lambda: seen.status().query("hourly").state == "ended", "the end is seen")
+    [held] = until(
+        lambda: [r for r in lw.ranges("spark.hourly") if r.state is lowwater.RangeState.UNOWNED], "given back"
+    )
+    assert held.watermark == mark(11, 50)
+
+    # A restart from the checkpoint goes on.
+    windows.feed.put([row("fast", 14)])
+    windows.start()
+    until(lambda: lw.get("spark.hourly")["spark.hourly"].low == mark(13, 50), "it goes on")
+    assert seen.status().query("hourly").late_rows == 3
+    assert (seen.status().swallowed, seen.status().authority) == (0, "answers")
+
+
+def test_a_query_without_watermark_or_name_is_counted(
+    windows: Windows, authority: Serving, attached: Attach, lw: lowwater.Client
+) -> None:
+    windows.feed.put([row("a", 9), row("b", 10)])
+    query = windows.start(name=None, watermark=None)
+    seen = attached(authority.address, prefix="nb-", namespace="me")  # it runs already
+    name = f"nb-query-{query.id}"
+    until(lambda: any(each.computation == name for each in seen.status().queries), "found among the running")
+    windows.feed.put([row("c", 11)])
+    until(lambda: seen.status().query(name).rows >= 1, "a batch")
+    until(lambda: lw.get(f"me/{name}")[f"me/{name}"].registered, "registered")
+    view = lw.get(f"me/{name}")[f"me/{name}"]
+    assert (view.low.micros, view.estimated) == (MIN, True)
+
+
+def test_an_idle_query_says_so(windows: Windows, authority: Serving, attached: Attach, spark: SparkSession) -> None:
+    seen = attached(authority.address)
+    spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "200")
+    try:
+        windows.feed.put([row("a", 9)])
+        windows.start()
+        until(lambda: seen.status().query("hourly").idle_beats >= 2 if seen.status().queries else False, "idle")
+    finally:
+        spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
+    assert seen.status().query("hourly").state == "idle"
+
+
+def test_a_query_that_fails_is_shown_with_its_reason(
+    windows: Windows, authority: Serving, attached: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = attached(authority.address)
+
+    def broken(_rows: DataFrame, _batch: int) -> None:
+        msg = "broken on purpose"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(windows, "take", broken)
+    windows.feed.put([row("a", 9)])
+    windows.start()
+    [found] = until(lambda: [each for each in seen.status().queries if each.state == "ended"], "it ended")
+    assert "broken on purpose" in found.failure
+
+
+class Slow(Proxy):
+    """Every call takes half a second longer."""
+
+    def _forward(self, method: str, requests: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
+        threading.Event().wait(0.5)
+        yield from super()._forward(method, requests, context)
+
+
+@pytest.mark.parametrize("how", ["answering", "refused", "frozen", "slow"])
+def test_the_same_rows_come_out_whatever_the_authority_does(
+    how: str, windows: Windows, authority: Serving, attached: Attach
+) -> None:
+    """And no row waits for it: how little a batch is delayed is measured by the benchmark `attach`."""
+    for hour in range(1, 9):
+        windows.feed.put([row("a", hour), row("b", hour, 30)], mtime=1e9 + hour)  # Spark reads files by age
+    windows.start(checkpoint="alone", availableNow=True).awaitTermination(100)
+    alone, windows.out = windows.out, []
+    assert len(alone) >= 7
+
+    with Slow(authority.address, lambda _: False) as proxy:
+        address = proxy.address if how == "slow" else authority.address
+        if how == "refused":
+            authority.kill()
+        if how == "frozen":
+            authority.signal(signal.SIGSTOP)
+        seen = attached(address)
+        query = windows.start(checkpoint="seen", availableNow=True)
+        assert query.awaitTermination(100)
+        assert windows.out == alone
+        until(lambda: seen.status().query("hourly").state == "ended", "the end is seen")
+        found = seen.status()
+        assert (found.swallowed, found.query("hourly").rows) == (0, 16)
+        if how in {"refused", "frozen"}:
+            until(lambda: seen.status().failures >= 1, "somebody tried")
+            assert seen.status().query("hourly").reported.unknown
+            if how == "frozen":
+                authority.signal(signal.SIGCONT)
+        else:
+            until(lambda: seen.status().query("hourly").reported == mark(8, 20), "the newest has come through")
+        seen.stop()
+
+
+def test_no_error_of_ours_reaches_a_query(
+    windows: Windows, authority: Serving, attached: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = attached(authority.address)
+
+    def broken(_: Any) -> Any:
+        msg = "a progress of another shape"
+        raise KeyError(msg)
+
+    monkeypatch.setattr(attachment, "read_progress", broken)
+    windows.feed.put([row("a", 9)], mtime=1e9)
+    windows.feed.put([row("a", 11)])
+    query = windows.start(availableNow=True)
+    assert query.awaitTermination(100)
+    assert query.exception() is None
+    assert windows.out == [(2, "09:00", 1)]
+    until(lambda: seen.status().swallowed >= 2, "they are counted")
+    assert "another shape" in seen.status().last_swallowed
+    until(lambda: seen.status().query("hourly").state == "ended", "the next event is taken as ever")
+
+
+def test_attaching_twice_is_attaching_once(spark: SparkSession, authority: Serving, attached: Attach) -> None:
+    one = attached(authority.address)
+    assert attached(authority.address) is one
+    active = SparkSession.getActiveSession()
+    assert active is not None
+    assert attached(authority.address, session=active) is one
+    with pytest.raises(ValueError, match="attached already"):
+        attached(authority.address, prefix="other.")
+    one.stop()
+    assert attached(authority.address, prefix="other.") is not one
+
+
+def test_another_session_is_attached_by_itself(
+    windows: Windows, authority: Serving, attached: Attach, tmp_path: Path
+) -> None:
+    """Spark tells a listener of its own session's queries only."""
+    seen = attached(authority.address)
+    other = Windows(windows.spark.newSession(), tmp_path / "other")
+    other.feed.put([row("a", 9)])
+    other.start("unseen", availableNow=True).awaitTermination(100)
+    also = attached(authority.address, session=other.spark)
+    assert also is not seen
+    other.start("seen", checkpoint="again", availableNow=True).awaitTermination(100)
+    until(lambda: also.status().queries, "the other session's")
+    assert [each.name for each in also.status().queries] == ["seen"]
+    assert seen.status().queries == ()
+
+
+def test_the_kill_switch(spark: SparkSession, windows: Windows, authority: Serving, attached: Attach) -> None:
+    spark.conf.set("spark.lowwater.enabled", "false")
+    spark.conf.set("spark.lowwater.address", authority.address)
+    try:
+        off = attached()
+        assert (off.status().enabled, off.address) == (False, "")
+        on = attached(enabled=True)
+        assert (on.status().enabled, on.address) == (True, authority.address)
+    finally:
+        spark.conf.unset("spark.lowwater.enabled")
+        spark.conf.unset("spark.lowwater.address")
+    on.stop()
+    windows.feed.put([row("a", 9)])
+    windows.start(availableNow=True).awaitTermination(100)
+    assert (on.status().enabled, on.status().queries) == (False, ())
+
+
+def test_without_an_address_an_authority_comes_along(
+    windows: Windows,
+    attached: Attach,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LOWWATER_ADDRESS", raising=False)
+    seen = attached(data=tmp_path / "journal")
+    assert seen.embedded is not None
+    assert f"lowwater watch --address {seen.address}" in capsys.readouterr().out
+    windows.feed.put([row("a", 9)], mtime=1e9)
+    windows.feed.put([row("a", 10)])
+    windows.start(availableNow=True).awaitTermination(100)
+    with lowwater.connect(seen.address) as lw:
+        until(lambda: lw.get("spark.hourly")["spark.hourly"].low == mark(9, 50), "published")
+    seen.stop()
+    assert seen.embedded.ended

@@ -1,0 +1,113 @@
+"""The authority that attach() starts beside the driver: it serves, keeps what it should, and ends with its driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lowwater
+from lowwater_spark import embedded
+from tests.spark.support import at, until
+
+DRIVER = """
+import sys
+from pathlib import Path
+from lowwater_spark import embedded
+found = embedded.acquire(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+print(found.process.pid, found.address, found.data, flush=True)
+sys.stdin.read()
+"""
+"""A program that only starts one."""
+
+
+def publish(address: str) -> None:
+    with lowwater.connect(address) as lw:
+        lw.register("c", heuristics=())
+        lease = lw.worker("c").claim()
+        lease.advance(None, oldest=None, frontier=at(9))
+        lease.flush(20)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize("how", ["kill -9", "exit"])
+def test_it_ends_with_its_driver_and_leaves_nothing(how: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", DRIVER], stdin=-1, stdout=-1, text=True) as driver:
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+        pid, address, folder = driver.stdout.readline().split()
+        publish(address)
+        assert Path(folder, "journal.sqlite").exists()
+        if how == "exit":
+            driver.stdin.close()
+            assert driver.wait(30) == 0
+        else:
+            os.kill(driver.pid, signal.SIGKILL)
+            driver.wait(30)
+        until(lambda: not alive(int(pid)), "the authority has ended")
+        until(lambda: not Path(folder).exists(), "its folder is gone")
+
+
+def test_a_folder_of_ones_own_is_kept_and_read_again(tmp_path: Path) -> None:
+    first = embedded.acquire(tmp_path / "kept")
+    publish(first.address)
+    first.release()
+    assert first.process.returncode == 0
+    again = embedded.acquire(tmp_path / "kept")
+    try:
+        with lowwater.connect(again.address) as lw:
+            assert lw.get("c")["c"].low == lowwater.Watermark.of(at(9))
+    finally:
+        again.release()
+
+
+def test_the_sessions_of_a_process_share_it_until_the_last_has_gone(tmp_path: Path) -> None:
+    one, two = embedded.acquire(tmp_path), embedded.acquire(tmp_path)
+    assert one is two
+    one.release()
+    assert not two.ended
+    two.release()
+    assert two.ended
+
+
+def test_one_that_died_does_not_take_its_successor_along(tmp_path: Path) -> None:
+    first = embedded.acquire(tmp_path)
+    first.process.kill()
+    first.process.wait()
+    second = embedded.acquire(tmp_path)
+    first.release()
+    third = embedded.acquire(tmp_path)
+    assert third is second
+    assert not second.ended
+    third.release()
+    second.release()
+    assert second.ended
+
+
+def test_a_folder_in_use_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], stdin=-1, stdout=-1, text=True) as driver:
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+        assert driver.stdout.readline()
+        with pytest.raises(RuntimeError, match="did not start over") as caught:
+            embedded.acquire(tmp_path)
+        assert "lowwater serve: " in str(caught.value), "what the authority said of it"
+        driver.stdin.close()
+
+
+def test_without_the_authority_installed_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lowwater_authority", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'lowwater-spark\[embedded\]'"):
+        embedded.acquire(None)

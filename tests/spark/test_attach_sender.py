@@ -1,0 +1,279 @@
+"""What the sender of attach() tells a real authority; the book is written by hand, as Spark's threads would."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import lowwater
+from lowwater.watermark import MIN
+from lowwater_spark import attach_sender
+from lowwater_spark.attach_book import Book, QueryStatus
+from lowwater_spark.attach_progress import BatchProgress
+from lowwater_spark.attach_sender import SILENCE, Sender
+from tests.process.serving import Serving
+from tests.spark.support import at, until
+
+DAY = 86_400_000_000
+
+
+def micros(hour: int) -> int:
+    return int(at(hour).timestamp() * 1e6)
+
+
+class Clock:
+    """Real time, and what a test adds to it."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+class Driver:
+    """A book with a sender: a Spark driver without Spark."""
+
+    def __init__(self, address: str, timeout: float = 1.0) -> None:
+        self.clock = Clock()
+        self.book = Book(lambda name, query: f"spark.{name or query}", self.clock)
+        settings = lowwater.Settings(address, timeout=timeout)
+        self.sender = Sender(self.book, lowwater.Client(settings), self.clock)
+        self.sender.start()
+
+    def batch(self, query: str, watermark: int | None, run: str = "r1", *, name: str = "hourly") -> None:
+        self.book.progressed(BatchProgress(query, run, name, 0, watermark, 1, 1.0, 0, 0, 0.1))
+
+    def end(self, query: str, run: str = "r1") -> None:
+        self.book.terminated(query, run, None)
+
+    def status(self, query: str) -> QueryStatus:
+        return next(each for each in self.book.queries() if each.query == query)
+
+    def later(self, seconds: float) -> None:
+        """Let time pass at once."""
+        self.clock.ahead += seconds
+        with self.book.changed:
+            self.book.changed.notify_all()
+
+
+Drivers = Callable[..., Driver]
+
+
+@pytest.fixture
+def drivers() -> Iterator[Drivers]:
+    with contextlib.ExitStack() as stack:
+
+        def make(address: str, timeout: float = 1.0) -> Driver:
+            made = Driver(address, timeout)
+            stack.callback(made.sender.stop)
+            return made
+
+        yield make
+
+
+def view(lw: lowwater.Client, name: str = "spark.hourly") -> lowwater.WatermarkView:
+    return lw.get(name)[name]
+
+
+def left(lw: lowwater.Client, query: str) -> None:
+    """Wait until a query has given its claim back."""
+
+    def given_back() -> bool:
+        holder = view(lw).holder
+        return holder is not None and (holder.worker, holder.state) == (f"query {query}", lowwater.RangeState.UNOWNED)
+
+    until(given_back, f"{query} has left")
+
+
+def reported(driver: Driver, query: str, watermark: int) -> None:
+    until(lambda: driver.status(query).reported.micros == watermark, f"{query} at {watermark}")
+
+
+def test_a_watermark_is_published_as_estimated_and_no_exact_computation_reads_it(
+    authority: Serving, lw: lowwater.Client, drivers: Drivers
+) -> None:
+    driver = drivers(authority.address)
+    driver.batch("q1", micros(9))
+    reported(driver, "q1", micros(9))
+    found = view(lw)
+    assert (found.low.micros, found.estimated, found.shares) == (micros(9), True, ())
+    with pytest.raises(lowwater.EstimatedInput):
+        lw.register("exact", inputs=["spark.hourly"])
+    assert lw.register("guess", inputs=["spark.hourly"], estimated=True).estimated
+    # The flag is journaled: another process over the same data knows it.
+    authority.kill()
+    authority.start()
+    until(lambda: view(lw).estimated, "after a restart")
+    assert view(lw).low.micros == micros(9)
+
+
+def test_a_query_without_a_watermark_is_registered_and_unknown(
+    authority: Serving, lw: lowwater.Client, drivers: Drivers
+) -> None:
+    driver = drivers(authority.address)
+    driver.batch("q1", None)
+    until(lambda: driver.sender.delivered, "heard of")
+    found = view(lw)
+    assert (found.registered, found.low.micros, found.estimated) == (True, MIN, True)
+    assert driver.status("q1").batches == 1
+
+
+def test_a_query_that_ends_holds_and_never_finishes(authority: Serving, lw: lowwater.Client, drivers: Drivers) -> None:
+    """Rule 1: nothing but finish() is MAX. It may go on tomorrow."""
+    driver = drivers(authority.address)
+    driver.batch("q1", micros(9))
+    driver.end("q1")
+    left(lw, "q1")
+    [held] = lw.ranges("spark.hourly")
+    assert (held.state, held.watermark.micros) == (lowwater.RangeState.UNOWNED, micros(9))
+    assert view(lw).low.micros == micros(9)
+
+
+def test_a_restart_goes_on_and_a_new_checkpoint_must_catch_up(
+    authority: Serving, lw: lowwater.Client, drivers: Drivers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rule 3: what was published does not go back, whatever Spark says after a new beginning."""
+    first = drivers(authority.address)
+    first.batch("q1", micros(12))
+    reported(first, "q1", micros(12))
+    first.sender.stop()
+    again = drivers(authority.address)
+    again.batch("q1", None, run="r2")
+    until(lambda: again.sender.delivered, "claimed again")
+    assert view(lw).low.micros == micros(12), "no watermark yet takes nothing back"
+    again.end("q1", "r2")
+    left(lw, "q1")
+    with caplog.at_level(logging.WARNING, "lowwater.spark"):
+        again.batch("fresh", micros(9))
+        reported(again, "fresh", micros(9))
+    assert "stays there until the query has caught up" in caplog.text
+    assert (view(lw).low.micros, again.status("fresh").published.micros) == (micros(12), micros(12))
+    again.batch("fresh", micros(13))
+    reported(again, "fresh", micros(13))
+    assert view(lw).low.micros == micros(13)
+
+
+def test_a_restart_after_a_kill_need_not_wait(authority: Serving, lw: lowwater.Client, drivers: Drivers) -> None:
+    """The claim that the dead driver left looks alive, and is the query's own."""
+    dead = lw.worker("spark.hourly", name="query q1", identity=attach_sender.IDENTITY)
+    lw.register("spark.hourly", heuristics=(), estimated=True)
+    dead.claim().advance(None, oldest=None, frontier=micros(9))
+    driver = drivers(authority.address)
+    driver.batch("q1", micros(10))
+    reported(driver, "q1", micros(10))
+
+
+def test_the_second_query_of_a_name_is_refused_until_the_first_has_left(
+    authority: Serving, lw: lowwater.Client, drivers: Drivers, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = drivers(authority.address), drivers(authority.address)
+    one.batch("q1", micros(12))
+    reported(one, "q1", micros(12))
+    with caplog.at_level(logging.WARNING, "lowwater.spark"):
+        two.batch("q2", micros(10))
+        until(lambda: two.status("q2").problem, "refused")
+    assert "query q1 on" in two.status("q2").problem
+    assert len([each for each in caplog.records if "is not reported as" in each.message]) == 1
+    assert two.status("q2").reported.micros == MIN
+    assert lw.ranges("spark.hourly").ranges[0].worker == "query q1"
+    # The first one lives, and has reported again: the second looks, and waits on.
+    one.batch("q1", micros(13))
+    reported(one, "q1", micros(13))
+    looks = two.sender.delivered
+    two.later(SILENCE)
+    until(lambda: two.sender.delivered > looks, "looked again")
+    assert two.status("q2").reported.micros == MIN
+    one.end("q1")
+    left(lw, "q1")
+    two.later(SILENCE)
+    reported(two, "q2", micros(10))
+    assert (two.status("q2").problem, view(lw).low.micros) == ("", micros(13))
+
+
+def test_a_query_whose_forerunner_fell_silent_takes_over(
+    authority: Serving, lw: lowwater.Client, drivers: Drivers
+) -> None:
+    lw.register("spark.hourly", heuristics=(), estimated=True)
+    gone = lw.worker("spark.hourly", name="query gone", identity=attach_sender.IDENTITY).claim()
+    driver = drivers(authority.address)
+    driver.batch("q2", micros(10))
+    until(lambda: driver.status("q2").problem, "it may live")
+    driver.later(SILENCE)
+    reported(driver, "q2", micros(10))
+    assert lw.ranges("spark.hourly").ranges[0].sequencer > gone.sequencer
+
+
+def test_the_name_of_an_exact_computation_is_not_touched(
+    authority: Serving, lw: lowwater.Client, drivers: Drivers
+) -> None:
+    lw.register("spark.hourly")
+    driver = drivers(authority.address)
+    driver.batch("q1", micros(9))
+    until(lambda: "REGISTRATION_CONFLICT" in driver.status("q1").problem, "refused")
+    assert not view(lw).estimated
+    driver.batch("q2", micros(9), name="other")
+    reported(driver, "q2", micros(9))
+
+
+def test_a_watermark_from_the_future_is_refused_and_shown(
+    authority: Serving, lw: lowwater.Client, drivers: Drivers
+) -> None:
+    """One bad row of the year 2999 moves Spark's watermark there."""
+    driver = drivers(authority.address)
+    driver.batch("q1", time.time_ns() // 1000 + 3 * DAY)
+    until(lambda: "TOO_FAR_AHEAD" in driver.status("q1").problem, "refused")
+    assert view(lw).low.micros == MIN
+    driver.end("q1")
+    left(lw, "q1")
+
+
+@pytest.mark.parametrize("how", ["refused", "frozen"])
+def test_without_the_authority_attempts_stop_and_it_is_found_again(
+    how: str, authority: Serving, lw: lowwater.Client, drivers: Drivers
+) -> None:
+    driver = drivers(authority.address, timeout=0.3)
+    driver.batch("q1", micros(9))
+    reported(driver, "q1", micros(9))
+    if how == "refused":
+        authority.kill()
+    else:
+        authority.signal(signal.SIGSTOP)
+    for hour in (10, 11, 12):
+        failures = driver.sender.failures
+        driver.batch("q1", micros(hour))
+        driver.later(attach_sender.RETRY)
+        until(lambda before=failures: driver.sender.failures > before, "an attempt failed")  # type: ignore[misc]  # a default binds
+    assert driver.sender.breaker.is_open
+    assert driver.sender.problem
+    failures, conflated = driver.sender.failures, driver.book.conflated
+    for hour in range(13, 20):
+        driver.batch("q1", micros(hour))
+    assert driver.book.conflated >= conflated + 6
+    assert driver.sender.failures == failures, "it is left alone"
+    if how == "refused":
+        authority.start()
+    else:
+        authority.signal(signal.SIGCONT)
+
+    def probed() -> bool:
+        driver.later(10)
+        return driver.status("q1").reported.micros == micros(19)
+
+    until(probed, "the newest, after a probe")
+    assert (driver.sender.problem, view(lw).low.micros) == ("", micros(19))
+
+
+def test_what_waits_is_said_before_the_sender_leaves(authority: Serving, lw: lowwater.Client, drivers: Drivers) -> None:
+    driver = drivers(authority.address)
+    for query in range(20):
+        driver.batch(f"q{query}", micros(9), name=f"n{query}")
+    driver.sender.stop()
+    for query in range(20):
+        [held] = lw.ranges(f"spark.n{query}")
+        assert (held.state, held.watermark.micros) == (lowwater.RangeState.UNOWNED, micros(9))

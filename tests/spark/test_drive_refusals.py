@@ -1,0 +1,226 @@
+"""What cannot be driven is refused before anything starts, with the reason and the way out."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+import lowwater_spark as lws
+from lowwater_spark.control import Control, Offset, Told
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.plan import check_plan
+from tests.spark.drive_support import HOUR, Driven, driven, record, say
+from tests.spark.support import Upstream, at, until
+
+__all__ = ["driven"]
+
+pytestmark = pytest.mark.timeout(400)
+
+
+class Frames:
+    """What is refused, each with just that in it."""
+
+    @staticmethod
+    def own_watermark(driven: Driven) -> DataFrame:
+        return driven.hourly(driven.drive(driven.read().withWatermark("t", "1 hour")))
+
+    @staticmethod
+    def watermark_above(driven: Driven) -> DataFrame:
+        return driven.hourly(driven.drive().withWatermark("t", "1 hour"))
+
+    @staticmethod
+    def state_below(driven: Driven) -> DataFrame:
+        return driven.hourly(driven.drive(driven.read().dropDuplicates(["key"])))
+
+    @staticmethod
+    def other_column(driven: Driven) -> DataFrame:
+        frame = driven.drive(driven.read(schema="key string, t timestamp, u timestamp"))
+        return frame.groupBy(sf.window("u", "1 hour"), "key").count().withColumn("t", sf.col("window.end"))
+
+    @staticmethod
+    def no_window(driven: Driven) -> DataFrame:
+        return driven.drive().groupBy("key").agg(sf.max("t").alias("t"))
+
+    @staticmethod
+    def session_of_unknown_length(driven: Driven) -> DataFrame:
+        frame = driven.drive().groupBy(sf.session_window("t", "1 hour"), "key").count()
+        return frame.withColumn("t", sf.col("session_window.end"))
+
+    @staticmethod
+    def joined_with_undriven(driven: Driven) -> DataFrame:
+        other = driven.read("other").withColumnRenamed("t", "u")
+        return driven.drive().join(other, "key")
+
+    @staticmethod
+    def undriven_beside(driven: Driven) -> DataFrame:
+        return driven.hourly(driven.drive().union(driven.read("other")))
+
+    @staticmethod
+    def driven_twice(driven: Driven) -> DataFrame:
+        return driven.hourly(driven.drive(driven.drive()))
+
+    @staticmethod
+    def duplicates_of_unknown_distance(driven: Driven) -> DataFrame:
+        return driven.drive().dropDuplicatesWithinWatermark(["key"])
+
+    @staticmethod
+    def no_empty_batches(driven: Driven) -> DataFrame:
+        driven.spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+        return driven.hourly(driven.drive())
+
+    @staticmethod
+    def greatest_of_several(driven: Driven) -> DataFrame:
+        driven.spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", "max")
+        return driven.hourly(driven.drive().union(driven.drive(driven.read("other"))))
+
+    @staticmethod
+    def late_by_another_watermark(driven: Driven) -> DataFrame:
+        driven.spark.conf.set("spark.sql.streaming.statefulOperator.allowMultiple", "false")
+        return driven.hourly(driven.drive(approximate=0.99, late=driven.folder / "late"))
+
+
+REASONS = {
+    "own_watermark": "withWatermark beside",
+    "watermark_above": "withWatermark beside|Redefining watermark",
+    "state_below": "below lws.drive",
+    "other_column": "aggregation that is not grouped by the event time .*Group by window",
+    "no_window": "aggregation that is not grouped by the event time .*Group by window",
+    "session_of_unknown_length": "A driven aggregation .*how far below the low watermark.* declare with retention=",
+    "joined_with_undriven": r"A driven join .*Call lws.drive\(\) for each frame",
+    "undriven_beside": "not driven",
+    "driven_twice": "inside of a driven frame|withWatermark beside",
+    "duplicates_of_unknown_distance": "how far apart duplicates may be",
+    "no_empty_batches": "noDataMicroBatches",
+    "greatest_of_several": "multipleWatermarkPolicy",
+    "late_by_another_watermark": "allowMultiple",
+}
+
+
+@pytest.mark.parametrize("what", list(REASONS))
+def test_what_cannot_be_driven_is_refused_with_the_way_out(what: str, driven: Driven) -> None:
+    settings = [
+        "spark.sql.streaming.noDataMicroBatches.enabled",
+        "spark.sql.streaming.multipleWatermarkPolicy",
+        "spark.sql.streaming.statefulOperator.allowMultiple",
+    ]
+    try:
+        with pytest.raises(Exception, match=REASONS[what]) as refusal:
+            driven.start(getattr(Frames, what)(driven), stamp=HOUR)
+    finally:
+        for setting in settings:
+            driven.spark.conf.unset(setting)
+    assert not isinstance(refusal.value, Unsupported) or refusal.value.fix
+    # Its watermark comes from drive(); another one is refused.
+    assert "withWatermark" not in getattr(refusal.value, "fix", "") or "withWatermark" in REASONS[what]
+    assert not (driven.folder / "ck").exists()
+
+
+@pytest.mark.parametrize("mode", ["complete", "update"])
+def test_output_modes_that_write_before_a_window_is_complete(mode: str, driven: Driven) -> None:
+    stage = lws.stage(driven.spark, "stage", inputs=["source"], key="key", event_time="t", address=driven.address)
+    with pytest.raises(Unsupported, match=f"The output mode {mode}"):
+        stage.start(driven.hourly(driven.drive()), checkpoint=driven.folder / "ck", format="noop", output_mode=mode)
+    assert not (driven.folder / "ck").exists()
+
+
+def test_a_query_of_a_single_batch(driven: Driven) -> None:
+    """The batch that would close its windows never comes."""
+    with pytest.raises(Unsupported, match=r"the trigger once .*availableNow"):
+        driven.start(driven.hourly(driven.drive()), stamp=HOUR, trigger={"once": True})
+    assert not (driven.folder / "ck").exists()
+
+
+def test_every_input_is_named_twice(driven: Driven) -> None:
+    """An input that only one of both knows would be waited for by one, and passed by the other."""
+    for inputs in (["other"], ["source", "other"]):
+        with pytest.raises(ValueError, match="name every computation whose output the query reads in both"):
+            driven.start(driven.hourly(driven.drive()), inputs=inputs, stamp=HOUR)
+    late = [driven.drive(driven.read(name), approximate=0.9, late=driven.folder / "late") for name in ("in", "two")]
+    with pytest.raises(ValueError, match="give each a directory of its own"):
+        driven.start(driven.hourly(late[0].union(late[1])), stamp=HOUR)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"inputs": []}, "inputs is a list"),
+        ({"inputs": "source"}, "inputs is a list"),
+        ({"event_time": "u"}, "there is none called 'u': it has key, t"),
+        ({"step": timedelta(microseconds=1_500)}, "step is a whole number of milliseconds"),
+        ({"step": timedelta(0)}, "step is a whole number of milliseconds"),
+        ({"within": timedelta(-1)}, "within is a whole number"),
+        ({"approximate": 99, "late": "/tmp"}, "approximate is a share"),
+        ({"approximate": 0.99}, "would drop those without a trace. Pass late=PATH"),
+        ({"late": "/tmp"}, "late is for approximate"),
+    ],
+)
+def test_wrong_arguments_are_named(options: dict[str, Any], reason: str, driven: Driven) -> None:
+    with pytest.raises(ValueError, match=reason):
+        lws.drive(driven.read(), **{"inputs": ["source"], "event_time": "t", **options})
+
+
+def test_an_event_time_that_is_no_moment(driven: Driven) -> None:
+    for kind in ("timestamp_ntz", "long"):
+        with pytest.raises(TypeError, match="it must be a timestamp"):
+            driven.drive(driven.read(schema=f"key string, t {kind}"))
+    with pytest.raises(Unsupported, match="not streaming"):
+        driven.drive(driven.spark.createDataFrame([("a", at(9))], "key string, t timestamp"))
+
+
+def test_a_checkpoint_from_before_the_query_was_driven(driven: Driven, upstream: Upstream) -> None:
+    """And the other way round; Spark itself only counts sources."""
+    driven.feed().put([record("a", at(9, 30))])
+    say(upstream, at(10))
+    driven.start(driven.read())
+    driven.await_read(1, source=0)
+    driven.stop()
+    with pytest.raises(
+        CheckpointMismatch, match=r"has 1 lws.drive\(\), and .*/ck is the checkpoint of one .* not driven"
+    ):
+        driven.start(driven.hourly(driven.drive()), stamp=HOUR)
+    spark_says(driven)
+    # The way on: a new checkpoint, and another life of the computation.
+    driven.out.clear()
+    driven.start(driven.hourly(driven.drive()), stamp=HOUR, checkpoint="new", adopt=True)
+    driven.await_watermark(at(10), "new")
+    assert driven.rows == [("a", at(9), 1)]
+    driven.stop()
+    with pytest.raises(CheckpointMismatch, match=r"has no lws.drive\(\), and .*/new is the checkpoint of one with 1"):
+        driven.start(driven.read(), checkpoint="new")
+
+
+def spark_says(driven: Driven) -> None:
+    """What Spark would say of a driven query over the checkpoint of one that was not."""
+    place = str(driven.folder / "plain")
+    query = driven.read().writeStream.format("noop").option("checkpointLocation", place).start()
+    query.processAllAvailable()
+    query.stop()
+    frame = driven.hourly(driven.drive())
+    [control] = check_plan(driven.spark, frame).controls.values()
+    Control(control.directory).reserve()
+    Control(control.directory).tell(Told(Offset()))
+    query = frame.writeStream.format("noop").option("checkpointLocation", place).start()
+    with pytest.raises(
+        StreamingQueryException, match=r"There are \[1\] sources in the checkpoint offsets and now there are \[2\]"
+    ):
+        query.awaitTermination(60)
+
+
+def test_one_frame_runs_in_one_query(driven: Driven, upstream: Upstream) -> None:
+    """Two queries would move each other's watermark."""
+    driven.feed().put([record("a", at(9))])
+    frame = driven.hourly(driven.drive())
+    query = driven.start(frame, stamp=HOUR)
+    with pytest.raises(ValueError, match="runs in another query already"):
+        driven.start(frame, stamp=HOUR, name="two", checkpoint="two")
+    driven.stop()
+    until(lambda: not query.query.isActive, "stopped")
+    driven.start(frame, stamp=HOUR)
+    say(upstream, at(10))
+    driven.await_watermark(at(10))
+    assert driven.rows == [("a", at(9), 1)]

@@ -1,0 +1,290 @@
+"""The clock's side of a driven query over real checkpoint files and a real authority. No Spark is started: the files stand for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lowwater
+from lowwater import errors
+from lowwater_spark.authority import Authority, Registration
+from lowwater_spark.batch import Keyed
+from lowwater_spark.control import Control, Drive, Offset
+from lowwater_spark.driving import Driving
+from lowwater_spark.driving_plan import check_ending
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.head import ControlSource, FileSource
+from lowwater_spark.plain import PlainRun
+from lowwater_spark.plan import Checked
+from lowwater_spark.runs import identity, new_ordinal
+from lowwater_spark.sourcelog import CheckpointLog, Plan
+from tests.process.serving import Serving
+from tests.spark.support import Upstream, at, until
+
+pytestmark = pytest.mark.timeout(120)
+
+VALUE = int(at(12).timestamp() * 1_000) - 1
+"""Milliseconds: what a query without windows may be given while its input stands at twelve."""
+
+
+class Query:
+    """A driven plain query over a folder: one file source per control, all of it empty unless a test writes it."""
+
+    def __init__(
+        self, folder: Path, client: lowwater.Client, *inputs: str, name: str = "stage", **options: Any
+    ) -> None:
+        self.checkpoint = folder / name
+        for log in ("offsets", "commits", "sources"):
+            (self.checkpoint / log).mkdir(parents=True, exist_ok=True)
+        self.sources: list[ControlSource | FileSource] = []
+        drives: dict[int, Drive] = {}
+        adopt, pinned = options.pop("adopt", False), options.pop("pinned", False)
+        frame = options.pop("frame", name)
+        for i, each in enumerate(inputs):
+            (folder / f"in{i}").mkdir(exist_ok=True)
+            drives[2 * i] = Drive(str(folder / f"{frame}{i}"), (each,), "t", **options)
+            self.sources += [ControlSource(drives[2 * i].directory), FileSource(str(folder / f"in{i}"), False, "json")]
+        self.controls = [Control(drive.directory) for drive in drives.values()]
+        checked = Checked(self.sources)
+        registration = Registration(
+            "stage",
+            inputs,
+            (0.99,),
+            1,
+            identity(self.checkpoint),
+            0,
+            new_ordinal(self.checkpoint),
+            b"",
+            adopt,
+            estimated=any(drive.share is not None for drive in drives.values()),
+        )
+        self.authority = Authority(client, registration)
+        self.run = PlainRun(self.checkpoint, checked, Keyed(("key",), "t", 1, injector=False), self.authority)
+        self.driving = Driving(self.checkpoint, checked, drives, pinned=pinned)
+
+    def plan(self, batch: int, *offsets: Offset) -> None:
+        entries = [line for each in offsets for line in (json.dumps(each.to_json()), "-")]
+        (self.checkpoint / "offsets" / str(batch)).write_text("\n".join(["v1", "{}", *entries]))
+
+    def start(self) -> None:
+        """As a stage does it."""
+        self.driving.reserve(self.authority.registration)
+        self.run.start()
+        self.driving.open(self.authority)
+
+    def tick(self) -> None:
+        self.driving.tick()
+        self.run.tick()
+
+    def moves(self, *controls: int) -> bool:
+        """Look once, and return whether these controls have a value."""
+        self.tick()
+        return all(self.given(control) > 0 for control in controls)
+
+    def given(self, control: int = 0) -> int:
+        told = self.controls[control].told()
+        assert told is not None
+        return told.offset.watermark
+
+    def close(self) -> None:
+        self.driving.silence()
+        self.driving.close()
+        self.run.close()
+
+
+@pytest.fixture
+def queries() -> Iterator[list[Query]]:
+    made: list[Query] = []
+    yield made
+    for query in made:
+        query.close()
+
+
+@pytest.mark.parametrize("namespace", ["", "team"])
+def test_a_namespace_is_the_clients_own_matter(
+    namespace: str, authority: Serving, tmp_path: Path, queries: list[Query]
+) -> None:
+    with lowwater.Client(lowwater.Settings(authority.address, namespace=namespace)) as lw:
+        Upstream(lw).at(12)
+        query = Query(tmp_path, lw, "source", step=timedelta(seconds=1))
+        queries.append(query)
+        query.start()
+        until(lambda: query.moves(0), "a value")
+        told = query.controls[0].told()
+        assert told is not None
+        assert told.offset == Offset(VALUE, {"source": 1})
+        query.plan(0, told.offset)
+        query.close()
+        queries.clear()
+        # The next run goes on from there, and knows the input by the same name.
+        query = Query(tmp_path, lw, "source", step=timedelta(seconds=1))
+        queries.append(query)
+        query.start()
+        assert query.given() == VALUE
+
+
+def test_an_estimated_input_is_not_followed_though_the_authority_was_away(
+    authority: Serving, tmp_path: Path, queries: list[Query]
+) -> None:
+    """Rule 2: the registration is refused only when the authority is back; nothing may have been given out by then."""
+    with lowwater.connect(authority.address, timeout=4) as lw:
+        lw.register("guess", heuristics=(), estimated=True)
+        lease = lw.worker("guess").claim()
+        lease.advance(None, oldest=None, frontier=at(13))
+        lease.flush(20)
+    authority.kill()
+    with lowwater.connect(authority.address, timeout=4) as lw:
+        query = Query(tmp_path, lw, "guess")
+        queries.append(query)
+        query.start()
+        assert query.authority.problem
+        authority.start()
+
+        def refused() -> bool:
+            try:
+                query.tick()
+            except errors.EstimatedInput:
+                return True
+            assert query.given() == 0
+            return False
+
+        until(refused, "the refusal ends the query")
+        assert query.given() == 0
+
+
+def test_only_an_approximate_frame_follows_a_guess(
+    lw: lowwater.Client, tmp_path: Path, queries: list[Query], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A query of both kinds may read an estimated input, and its exact frame holds all the same, and says so."""
+    for name in ("guess", "other"):
+        lw.register(name, heuristics=(), estimated=True)
+        lease = lw.worker(name).claim()
+        lease.advance(None, oldest=None, frontier=at(13))
+        lease.flush(20)
+    query = Query(tmp_path, lw, "guess", "other", share=0.9)
+    queries.append(query)
+    exact = dataclasses.replace(query.driving.drives[0], share=None)
+    query.driving.drives = {**query.driving.drives, 0: exact}
+    query.start()
+    until(lambda: query.moves(1), "the approximate frame follows")
+    assert query.given(0) == 0
+    assert "nobody promises the watermark of guess" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["late rows", "frame", "inputs"])
+def test_a_refusal_comes_before_the_claim(
+    what: str, lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]
+) -> None:
+    """With adopt the claim begins a new life, which a query that never starts must not do."""
+    upstream.at(12)
+    options = {"share": 0.9, "late": str(tmp_path / "late")} if what == "late rows" else {}
+    first = Query(tmp_path, lw, "source", name="one", **options)
+    queries.append(first)
+    first.start()
+    life = lw.get("stage")["stage"].incarnation
+    if what == "frame":
+        options["frame"] = "one"
+    second = Query(tmp_path, lw, "source", name="two", adopt=True, **options)
+    if what == "inputs":
+        second.plan(0, Offset(5, {"other": 1}))
+    queries.append(second)
+    wanted = CheckpointMismatch if what == "inputs" else ValueError
+    with pytest.raises(wanted, match=r"another query|without source"):
+        second.start()
+    assert lw.get("stage")["stage"].incarnation == life
+    second.close()
+    assert first.given() >= 0, "the other query keeps what it has"
+
+
+def test_a_query_that_ends_by_itself_pins_only_what_it_has_heard(
+    authority: Serving, tmp_path: Path, queries: list[Query]
+) -> None:
+    """An authority that is away says nothing: that is not the last word, and it is not waited for either."""
+    with lowwater.connect(authority.address) as lw:
+        for name in ("a", "b"):
+            Upstream(lw, name).at(12)
+    authority.kill()
+    with lowwater.connect(authority.address, timeout=30) as lw:
+        query = Query(tmp_path, lw, "a", "b", pinned=True)
+        queries.append(query)
+        begun = time.monotonic()
+        query.start()
+        assert time.monotonic() - begun < 15, "two controls, and neither waits for the client's timeout"
+        for control in query.controls:
+            control.ask(1)
+        query.driving.tick()
+        for control in query.controls:
+            told = control.told()
+            assert told is not None
+            assert (told.offset.watermark, told.answered, told.final) == (0, 1, False)
+        authority.start()
+        until(lambda: query.moves(0, 1), "both values")
+        query.driving.tick()
+        assert [told.final for control in query.controls if (told := control.told())] == [True, True]
+
+
+def test_a_long_lived_checkpoint_is_synced_from_its_oldest_batch(
+    lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark keeps some hundred batches of all that there ever were; nobody asks for the others."""
+    upstream.at(12)
+    query = Query(tmp_path, lw, "source")
+    queries.append(query)
+    query.plan(2_999_999, Offset())
+    query.plan(3_000_000, Offset())
+    asked: list[int] = []
+    plan = CheckpointLog.plan
+
+    def noting(log: CheckpointLog, batch: int) -> Plan | None:
+        asked.append(batch)
+        return plan(log, batch)
+
+    monkeypatch.setattr(CheckpointLog, "plan", noting)
+    query.start()
+    until(lambda: query.moves(0), "a value")
+    assert 2_999_999 in asked
+    assert min(asked) >= 2_999_999 - 1
+
+
+def test_the_directory_of_a_control_is_there_only_while_it_is_driven(
+    lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]
+) -> None:
+    """And a frame whose query has ended may be started again."""
+    upstream.at(12)
+    for _ in range(2):
+        query = Query(tmp_path, lw, "source")
+        assert not (tmp_path / "stage0").exists()
+        query.start()
+        query.driving.silence()
+        assert query.controls[0].told() is None, "a source that is asked now fails"
+        with pytest.raises(ValueError, match="runs in another query"):
+            query.controls[0].reserve()
+        query.close()
+    assert not (tmp_path / "stage0").exists()
+
+
+def test_a_refusal_is_the_stages_own(lw: lowwater.Client, tmp_path: Path) -> None:
+    """Of several stages of a query, the one that is refused holds; the others go on."""
+    registration = Query(tmp_path, lw, "source").authority.registration
+    one, other = (Authority(lw, dataclasses.replace(registration, name=name, inputs=())) for name in ("one", "other"))
+    one.register()
+    one.claim([0])
+    with pytest.raises(errors.UnknownComputation):
+        other.claim([0])
+    assert "UNKNOWN_COMPUTATION" in other.problem
+    assert not one.problem
+    one.close()
+    other.close()
+
+
+def test_a_query_of_one_batch_is_refused() -> None:
+    with pytest.raises(Unsupported, match="availableNow"):
+        check_ending({"once": True})
+    check_ending({"availableNow": True})

@@ -1,0 +1,35 @@
+"""The event times of what a stage holds, as its function returns them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lowwater.watermark import MAX
+from lowwater_spark.stateful import held_micros
+from tests.spark.support import at
+
+BEFORE_1970 = dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC)
+MOMENTS = [at(9), BEFORE_1970, None, at(9, 30)]
+MICROS = [1_357_722_000_000_000, -1, MAX, 1_357_723_800_000_000]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+@pytest.mark.parametrize("unit", ["us", "ns"])
+def test_arrow_times_are_what_their_datetimes_are(unit: str, zone: str) -> None:
+    """Sliced, in chunks, of another zone or unit: always the same moments; null is nothing."""
+    times: Any = pa.array(MOMENTS, pa.timestamp(unit, tz=zone))
+    assert held_micros(times) == held_micros(times.to_pylist()) == MICROS
+    chunks = pa.chunked_array([times.slice(1), times.slice(0, 1)])
+    assert held_micros(chunks) == [*MICROS[1:], MICROS[0]]
+
+
+def test_other_times_are_as_they_were() -> None:
+    assert held_micros(()) == held_micros(pa.array([], pa.timestamp("us", tz="UTC"))) == []
+    assert held_micros([at(9), 5]) == [MICROS[0], 5]
+    assert held_micros(pa.array([5, None])) == [5, MAX]
+    with pytest.raises(ValueError, match="time zone"):
+        held_micros(pa.array([dt.datetime(2013, 1, 9)]))  # noqa: DTZ001 - the mistake itself

@@ -1,0 +1,149 @@
+"""A stage does not wait for its clock when there is news: an input that has moved, or a batch that is committed.
+
+The interval of the clock is an hour in these tests, so whatever comes through has come by news.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import lowwater
+import lowwater_spark as lws
+from lowwater_spark.driver import Run
+from lowwater_spark.query import TrackedQuery
+from lowwater_spark.sourcelog import CheckpointLog
+from tests.process.serving import Serving
+from tests.spark.support import Feed, Upstream, at, low, row, until
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+HOUR = timedelta(hours=1)
+
+
+def mark(hour: int) -> lowwater.Watermark:
+    return lowwater.Watermark.of(at(hour))
+
+
+class Flow:
+    """One feed, and stages over it whose clock looks once an hour."""
+
+    def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
+        self.spark = spark
+        self.address = address
+        self.folder = folder
+        self.feed = Feed(folder / "in")
+        self.queries: list[lws.TrackedQuery] = []
+        self.gates: dict[int, threading.Event] = {}
+        """What batches wait for before they end, by number."""
+
+    def start(self, kind: str) -> None:
+        retention = timedelta() if kind == "driven" else None
+        stage = lws.stage(
+            self.spark,
+            "stage",
+            inputs=["source"],
+            key="key",
+            event_time="t",
+            ranges=4,
+            retention=retention,
+            address=self.address,
+        )
+        stage = dataclasses.replace(stage, interval=3600.0)
+        rows = self.spark.readStream.schema("key string, t timestamp").option("maxFilesPerTrigger", 1)
+        frame, checkpoint, out = rows.json(str(self.feed.folder)), self.folder / "ck", self.folder / "out"
+        if kind == "foreach_batch":
+            self.queries.append(stage.foreach_batch(frame, self._write, checkpoint=checkpoint))
+            return
+        if kind == "driven":
+            driven = lws.drive(frame, inputs=["source"], event_time="t")
+            counts = driven.groupBy(sf.window("t", "1 hour"), "key").count()
+            frame = counts.select("key", sf.col("window.end").alias("t"))
+        self.queries.append(stage.start(frame, checkpoint=checkpoint, format="parquet", path=out))
+
+    def _write(self, rows: DataFrame, batch: lws.Batch) -> None:
+        rows.collect()
+        if batch.id in self.gates:
+            assert self.gates[batch.id].wait(60)
+
+
+@pytest.fixture
+def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
+    made = Flow(spark, authority.address, tmp_path)
+    yield made
+    for gate in made.gates.values():
+        gate.set()
+    for query in made.queries:
+        query.stop()
+
+
+@pytest.mark.parametrize("kind", ["foreach_batch", "plain", "driven"])
+def test_an_input_that_moves_and_a_committed_batch_are_news(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, kind: str
+) -> None:
+    flow.start(kind)
+    for hour in range(9, 12):
+        flow.feed.put([row("a", hour)])
+        upstream.at(hour + 1)
+        until(lambda: low(lw, "stage") == mark(hour + 1), f"{hour}:00 is read and committed", 100)  # noqa: B023
+    upstream.at(15)
+    until(lambda: low(lw, "stage") == mark(15), "idle: W alone has moved", 100)
+
+
+@pytest.mark.parametrize("kind", ["foreach_batch", "plain"])
+def test_a_stage_waits_for_its_clock_without_news(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the test above can fail: nothing else than news brings its stages on."""
+    monkeypatch.setattr(TrackedQuery, "_news", lambda _: False)
+    upstream.at(9)
+    flow.start(kind)
+    until(lambda: low(lw, "stage") == mark(9), "a run looks when it starts")
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    until((flow.folder / "ck/commits/0").exists, "the batch is committed")
+    with pytest.raises(AssertionError, match="not within"):
+        until(lambda: low(lw, "stage") == mark(10), "nobody has looked", 2)
+
+
+def test_a_commit_that_the_next_batch_notices_is_news(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a backlog the batch that follows may notice a commit before the clock does. What is complete by then is reported at once."""
+    monkeypatch.setattr(CheckpointLog, "committed", lambda *_: False)  # the clock never does
+    flow.gates = {1: threading.Event(), 2: threading.Event()}
+    flow.start("foreach_batch")
+    run = flow.queries[0]._run
+    assert isinstance(run, Run)
+    for hour in (9, 10):
+        flow.feed.put([row("a", hour)])
+    until((flow.folder / "ck/offsets/1").exists, "the second batch runs")
+    upstream.at(11)
+    until(lambda: len(run.progress._candidates) > 0, "11:00 was listed for, and waits for the commit")
+    flow.feed.put([row("a", 11)])
+    flow.gates[1].set()
+    until(lambda: low(lw, "stage") == mark(11), "the second batch is committed, and the third one has begun")
+
+
+def test_a_batch_that_nobody_can_be_told_of_is_news_once(
+    flow: Flow, authority: Serving, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """Or the clock would look again and again for as long as the authority is away."""
+    flow.start("foreach_batch")
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    until(lambda: low(lw, "stage") == mark(10), "the first batch is reported", 100)
+    run = flow.queries[0]._run
+    assert isinstance(run, Run)
+    authority.kill()
+    flow.feed.put([row("a", 10)])
+    until(lambda: run.progress.committed.batch == 1, "the second batch is committed", 100)
+    assert run.authority.problem
+    until(lambda: not run.news(), "the clock has looked, and rests", 10)

@@ -1,0 +1,291 @@
+"""Plain queries: a sink of Spark's own, no code in the batches, and the same promises."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import lowwater
+import lowwater_spark as lws
+from lowwater import errors
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sourcelog import CheckpointLog
+from tests.process.serving import Serving
+from tests.spark.support import Feed, Upstream, at, low, row, until
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+def mark(hour: int, minute: int = 0) -> lowwater.Watermark:
+    return lowwater.Watermark.of(at(hour, minute))
+
+
+class Flow:
+    """One feed, and the plain stages over it."""
+
+    def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
+        self.spark = spark
+        self.address = address
+        self.folder = folder
+        self.feed = Feed(folder / "in")
+        self.queries: list[lws.TrackedQuery] = []
+
+    def read(self, folder: str = "in", **options: str) -> DataFrame:
+        stream = self.spark.readStream.schema("key string, t timestamp").options(**options)
+        return stream.json(str(self.folder / folder))
+
+    def stage(self, name: str = "stage", *inputs: str, **declared: Any) -> lws.Stage:
+        declared = {"key": "key", "event_time": "t", "ranges": 4, **declared}
+        return lws.stage(self.spark, name, inputs=inputs or ["source"], address=self.address, **declared)
+
+    def start(self, frame: DataFrame | None = None, *, checkpoint: str = "ck", **options: Any) -> lws.TrackedQuery:
+        stage = options.pop("stage", None) or self.stage()
+        settings = {"format": "json", "path": self.folder / "out", **options}
+        if settings["format"] in ("noop", "console", "memory"):
+            del settings["path"]
+        query = stage.start(self.read() if frame is None else frame, checkpoint=self.folder / checkpoint, **settings)
+        self.queries.append(query)
+        return query
+
+    def out(self, folder: str = "out") -> list[str]:
+        """The keys that a reader of the sink's log sees."""
+        rows = self.spark.read.schema("key string, t timestamp").json(str(self.folder / folder))
+        return sorted(entry.key for entry in rows.collect())
+
+
+@pytest.fixture
+def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
+    made = Flow(spark, authority.address, tmp_path)
+    yield made
+    for query in made.queries:
+        query.stop()
+
+
+def test_a_plain_query_follows_its_inputs_and_shows_broken_promises(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    flow.feed.put([row("a", 9), row("b", 9, 30)])
+    upstream.at(10)
+    query = flow.start(flow.read().where("key <> 'z'"))
+    until(lambda: low(lw, "stage") == mark(10), "the query has written all that 10:00 covers")
+    assert flow.out() == ["a", "b"]
+    # Idle: no batch comes, and the stage still follows.
+    upstream.at(11)
+    until(lambda: low(lw, "stage") == mark(11), "idle", 5)
+    assert (query.status().batch, query.status().ticks, query.status().late_rows) == (0, 0, 0)
+    flow.feed.put([row("a", 11), row("late", 10, 59), row("z", 10)])
+    until(lambda: query.status().late_rows == 1, "a broken promise is seen")
+    assert query.status().late_example == "2013-01-09T10:59:00Z in batch 1"
+    flow.feed.put([row("a", 11, 30)])
+    until(lambda: query.status().batch == 2, "rows that keep the promise")
+    upstream.at(12)
+    until(lambda: low(lw, "stage") == mark(12), "it goes on")
+    assert query.status().late_rows == 1
+
+
+def test_backlog_latest_first_counts_w_only_when_all_is_read(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """C1a: each batch takes the newest file only, and W covers rows in all of them."""
+    for hour in (9, 10, 11, 8):
+        flow.feed.put([row("a", hour)], mtime=1_700_000_000 + hour)
+    upstream.at(12)
+    log = CheckpointLog(flow.folder / "ck")
+    seen: list[tuple[lowwater.Watermark, int | None]] = []
+    lw.register("stage", inputs=["source"], key_hash="xxhash64")
+
+    def follow() -> None:
+        with lowwater.connect(flow.address) as reader:
+            for view in reader.watch("stage"):
+                seen.append((view.low, log.last_committed()))
+                if view.low == mark(12):
+                    return
+
+    follower = threading.Thread(target=follow, daemon=True)
+    follower.start()
+    query = flow.start(flow.read(maxFilesPerTrigger="1", latestFirst="true"))
+    follower.join(120)
+    assert not follower.is_alive(), query.status()
+    assert [lows for lows, committed in seen if not lows.unknown and (committed is None or committed < 3)] == []
+
+
+@pytest.mark.parametrize("trigger", [{"availableNow": True}, {"once": True}], ids=["available-now", "once"])
+def test_a_query_that_ends_by_itself_has_reported_and_has_not_finished(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, trigger: dict[str, bool]
+) -> None:
+    """An end says nothing of what is still to come: finished are only those whose inputs all are."""
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    query = flow.start(trigger=trigger)
+    assert query.await_termination(60)
+    assert low(lw, "stage") == mark(10), "reported before the handle was closed"
+    assert flow.out() == ["a"]
+    # The next run has nothing to read, and ends before its clock has looked at it once.
+    upstream.at(11)
+    query = flow.start(trigger=trigger)
+    assert query.await_termination(60)
+    assert low(lw, "stage") == mark(11)
+    flow.feed.put([row("b", 11)])
+    upstream.lease.finish()
+    query = flow.start(trigger=trigger)
+    assert query.await_termination(60)
+    assert low(lw, "stage").finished
+    assert flow.out() == ["a", "b"]
+
+
+def test_what_came_after_the_plan_of_a_one_shot_holds_the_watermark(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """The file comes, and is covered by W, after availableNow has fixed what it reads: W waits for the next run."""
+    upstream.at(10)
+    # Many files, one a batch: the end of availableNow is fixed at the start, and there is time after it.
+    for minute in range(5):
+        flow.feed.put([row("a", 9, minute)])
+    query = flow.start(flow.read(maxFilesPerTrigger="1"), trigger={"availableNow": True})
+    until(lambda: CheckpointLog(flow.folder / "ck").last_planned() is not None, "the first batch is planned")
+    flow.feed.put([row("b", 10, 30)])
+    upstream.at(11)
+    assert query.await_termination(60)
+    assert low(lw, "stage") == mark(10)
+    assert "b" not in flow.out()
+    query = flow.start(trigger={"availableNow": True})
+    assert query.await_termination(60)
+    assert low(lw, "stage") == mark(11)
+
+
+def test_a_restarted_query_goes_on_and_an_older_checkpoint_is_refused(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """C9b, S11: the generation is the first batch that is not committed."""
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    query = flow.start()
+    until(lambda: low(lw, "stage") == mark(10), "the first batch")
+    query.stop()
+    shutil.copytree(flow.folder / "ck", flow.folder / "old")
+    query = flow.start()
+    assert query.status().low == mark(10), "what counted before the restart counts at once"
+    flow.feed.put([row("b", 10)])
+    upstream.at(11)
+    until(lambda: low(lw, "stage") == mark(11), "the second batch")
+    with pytest.raises(ValueError, match="is running in this"):
+        flow.start()
+    query.stop()
+    with pytest.raises(errors.Rewound):
+        flow.start(checkpoint="old")
+    with pytest.raises(errors.IdentityMismatch):
+        flow.start(checkpoint="other", path=flow.folder / "out2")
+
+
+def test_a_replayed_batch_is_written_once_and_its_run_is_accepted(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """The driver dies after the sink has the batch, before the commit log does."""
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    query = flow.start()
+    until(lambda: low(lw, "stage") == mark(10), "the first batch")
+    query.stop()
+    for name in ("0", ".0.crc"):
+        (flow.folder / "ck/commits" / name).unlink()
+    flow.feed.put([row("b", 10)])
+    upstream.at(11)
+    flow.start()
+    until(lambda: low(lw, "stage") == mark(11), "the replay and what came after it")
+    assert flow.out() == ["a", "b"]
+
+
+def test_a_checkpoint_is_of_one_kind_of_query(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+    """What a stage holds in a function, or Spark for it, is in no plan of the other: the claim would lead it."""
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+
+    def write(rows: DataFrame, _batch: lws.Batch) -> None:
+        rows.write.format("noop").mode("append").save()
+
+    query = flow.stage().foreach_batch(flow.read(), write, checkpoint=flow.folder / "ck")
+    flow.queries.append(query)
+    until(lambda: low(lw, "stage") == mark(10), "the first batch")
+    query.stop()
+    upstream.at(11)
+    for kept in (True, False):
+        if not kept:
+            (flow.folder / "ck/lowwater/query.json").unlink()
+            assert not (flow.folder / "ck/state").exists(), "Spark makes it for stateful plans alone"
+        with pytest.raises(CheckpointMismatch, match="begun with foreach_batch"):
+            flow.start()
+    flow.start(checkpoint="plain", stage=flow.stage("plain"))
+    until(lambda: low(lw, "plain") == mark(11), "a checkpoint of its own")
+    flow.queries.pop().stop()
+    with pytest.raises(CheckpointMismatch, match="begun with start"):
+        flow.stage("plain").foreach_batch(flow.read(), write, checkpoint=flow.folder / "plain")
+    windows = flow.read().withWatermark("t", "0 seconds").groupBy(sf.window("t", "1 hour").alias("w"), "key").count()
+    frame, held = windows.select("key", sf.col("w.start").alias("t")), flow.stage("held", retention=timedelta(hours=1))
+    query = flow.start(frame, checkpoint="held", stage=held, format="noop")
+    until(lambda: query.status().batch is not None, "the first batch")
+    query.stop()
+    for kept, said in ((True, "aggregation in Spark's state"), (False, "rows in Spark's state")):
+        if not kept:
+            (flow.folder / "held/lowwater/query.json").unlink()
+        with pytest.raises(CheckpointMismatch, match=f"begun with .*{said}"):
+            flow.start(checkpoint="held", stage=flow.stage("held"))
+    assert low(lw, "stage") == mark(10), "nothing was claimed"
+
+
+def test_an_input_that_was_reset_ends_the_checkpoint(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    query = flow.start()
+    until(lambda: low(lw, "stage") == mark(10), "the first batch")
+    query.stop()
+    lw.reset("source")
+    with pytest.raises(errors.IncarnationChanged, match="earlier life"):
+        flow.start()
+
+
+def test_the_query_starts_and_holds_without_the_authority(flow: Flow, tmp_path: Path) -> None:
+    """Rule 11: degrade, don't fail."""
+    flow.feed.put([row("a", 9)])
+    stage = lws.stage(flow.spark, "s", inputs=["source"], key="key", event_time="t", address="127.0.0.1:1")
+    query = flow.start(stage=stage)
+    until(lambda: flow.out() == ["a"] if (flow.folder / "ck/commits/0").exists() else False, "rows come out")
+    assert "UNAVAILABLE" in query.status().holding
+
+
+@pytest.mark.parametrize("sink", ["parquet", "orc", "csv", "memory", "noop", "console"])
+def test_the_sinks_of_spark(flow: Flow, lw: lowwater.Client, upstream: Upstream, sink: str) -> None:
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    partition_by = "key" if sink == "parquet" else None
+    flow.start(format=sink, partition_by=partition_by)
+    until(lambda: low(lw, "stage") == mark(10), "written and reported")
+    if sink == "parquet":
+        assert flow.spark.read.parquet(str(flow.folder / "out")).count() == 1
+        assert (flow.folder / "out/key=a").is_dir()
+
+
+def test_what_a_plain_query_cannot_be(flow: Flow) -> None:
+    injector = lws.injector(flow.spark, "in", key="key", event_time="t", address=flow.address)
+    refused: dict[str, dict[str, Any]] = {
+        "injector": {"stage": injector},
+        "asyncProgressTracking": {"asyncProgressTrackingEnabled": "true"},
+        "output mode complete": {"output_mode": "complete"},
+        "continuous processing": {"trigger": {"continuous": "1 second"}},
+        "real-time mode": {"trigger": {"realTime": "5 seconds"}},
+    }
+    for reason, options in refused.items():
+        with pytest.raises(Unsupported, match=reason):
+            flow.start(**options)
+    wrong: dict[str, dict[str, Any]] = {"pass checkpoint=": {"checkpointLocation": "/x"}, "mode": {"output_mode": "x"}}
+    for message, options in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            flow.start(**options)
+    assert not (flow.folder / "ck").exists()

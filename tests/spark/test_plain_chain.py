@@ -1,0 +1,127 @@
+"""Two plain stages, chained through the output of Spark's own file sink, which is read by the sink's log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import lowwater
+from lowwater_spark.errors import Unsupported
+from lowwater_spark.head import FileSource, list_head
+from lowwater_spark.plan import check_plan
+from lowwater_spark.sinklog import list_sink
+from tests.process.serving import Serving
+from tests.spark.support import Upstream, low, row, until
+from tests.spark.test_plain import Flow, mark
+
+
+def entry(path: str, action: str = "add", *, folder: bool = False) -> str:
+    fields = {"path": f"file://{path}", "size": 1, "isDir": folder, "modificationTime": 1, "action": action}
+    return json.dumps(fields)
+
+
+def write(log: Path, name: str, *lines: str) -> None:
+    log.mkdir(parents=True, exist_ok=True)
+    (log / name).write_text("\n".join(["v1", *lines]), encoding="utf-8")
+
+
+def test_the_log_names_the_files_across_its_compaction(tmp_path: Path) -> None:
+    log = tmp_path / "_spark_metadata"
+    log.mkdir()
+    assert list_sink(str(tmp_path)) == set(), "a writer has begun, and has written nothing"
+    write(log, "0", entry("/out/a%20b"), entry("/out/sub", folder=True))
+    write(log, "1", entry("/out/c"))
+    (log / ".2.tmp").write_text("half")
+    assert list_sink(str(tmp_path)) == {"/out/a b", "/out/c"}
+    write(log, "2.compact", entry("/out/a%20b"), entry("/out/c"), entry("/out/d"))
+    write(log, "3", entry("/out/e"), entry("/out/c", "delete"))
+    assert list_sink(str(tmp_path)) == {"/out/a b", "/out/d", "/out/e"}
+    for name in ("0", "1"):
+        (log / name).unlink()
+    assert list_sink(str(tmp_path)) == {"/out/a b", "/out/d", "/out/e"}
+    (tmp_path / "stray").touch()
+    assert "stray" not in str(list_head(FileSource(str(tmp_path), recursive=False, sink_log=True)))
+
+
+@pytest.mark.parametrize("broken", ["gap", "version", "gone"])
+def test_a_log_that_cannot_be_read_as_a_whole_says_nothing(tmp_path: Path, broken: str) -> None:
+    """Nothing is known then, so that no watermark counts."""
+    log = tmp_path / "_spark_metadata"
+    if broken != "gone":
+        write(log, "0", entry("/out/a"))
+        write(log, "2", entry("/out/b"))
+    if broken == "version":
+        (log / "1").write_text("v2")
+    with pytest.raises(OSError, match=r"v2|No such file"):
+        list_sink(str(tmp_path))
+
+
+@pytest.fixture
+def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
+    spark.conf.set("spark.sql.streaming.fileSink.log.compactInterval", "3")
+    spark.conf.set("spark.sql.streaming.fileSink.log.cleanupDelay", "0")
+    made = Flow(spark, authority.address, tmp_path)
+    yield made
+    for query in made.queries:
+        query.stop()
+    for name in ("compactInterval", "cleanupDelay"):
+        spark.conf.unset(f"spark.sql.streaming.fileSink.log.{name}")
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("partitioned", [False, True], ids=["flat", "partitioned"])
+def test_two_stages_through_sparks_own_file_sink(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, *, partitioned: bool
+) -> None:
+    """What is published of the second is written, after compactions, a replayed batch and a failed attempt's file."""
+    writing: dict[str, Any] = {"path": flow.folder / "mid", "partition_by": "key" if partitioned else None}
+    first = flow.start(stage=flow.stage("first"), checkpoint="ck1", **writing)
+    until((flow.folder / "mid/_spark_metadata").is_dir, "the sink has begun")
+    # Spark matches columns by their place, and puts those it reads from directory names last.
+    between = flow.spark.readStream.schema("t timestamp, key string").json(str(flow.folder / "mid"))
+    flow.start(between, stage=flow.stage("second", "first"), checkpoint="ck2")
+    keys: list[str] = []
+
+    def step(hour: int) -> None:
+        keys.append(f"k{hour}")
+        flow.feed.put([row(keys[-1], hour)])
+        upstream.at(hour, 30)
+        until(lambda: low(lw, "second") == mark(hour, 30), f"{hour}:30 has come through both")
+        assert flow.out() == sorted(keys)
+
+    for hour in range(1, 8):
+        step(hour)
+    names = {path.name for path in (flow.folder / "mid/_spark_metadata").iterdir()}
+    assert {"2.compact", "5.compact"} & names, names
+    # The driver of the first dies after its sink has batch 6, before the commit log does; a task had left a file behind.
+    first.stop()
+    for name in ("commits/6", "commits/.6.crc", "lowwater/reading.json"):
+        (flow.folder / "ck1" / name).unlink()
+    stray = flow.folder / ("mid/key=stray" if partitioned else "mid")
+    stray.mkdir(exist_ok=True)
+    (stray / "part-00000-stray.json").write_text(json.dumps(row("stray", 5)))
+    flow.start(stage=flow.stage("first"), checkpoint="ck1", **writing)
+    for hour in range(8, 12):
+        step(hour)
+
+
+@pytest.mark.spark
+def test_the_log_of_a_sink_must_be_what_spark_reads(flow: Flow) -> None:
+    (flow.folder / "in/_spark_metadata").mkdir()
+    name = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
+    [source] = check_plan(flow.spark, flow.read()).sources
+    assert isinstance(source, FileSource)
+    assert source.sink_log
+    flow.spark.conf.set(name, "true")
+    try:
+        with pytest.raises(Unsupported, match="ignoreMetadata"):
+            check_plan(flow.spark, flow.read())
+    finally:
+        flow.spark.conf.unset(name)

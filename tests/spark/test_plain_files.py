@@ -1,0 +1,140 @@
+"""What a plain query reads of a checkpoint and keeps in it. No Spark here."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import lowwater
+from lowwater import errors
+from lowwater.watermark import MAX, MIN
+from lowwater_spark.control import END
+from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.events import BatchEvent, Events
+from lowwater_spark.head import ControlSource, FileSource, list_head, source_logs
+from lowwater_spark.lastreading import LastReading
+from lowwater_spark.plan import Checked
+from lowwater_spark.reading import UNREAD, Reading, still_counts
+from lowwater_spark.sourcelog import NOTHING, CheckpointLog, Plan
+
+READING = Reading(14, {990_000: 15}, 3, (1, 7))
+
+
+def test_the_last_reading_is_kept_whole_and_tied_to_its_batch(tmp_path: Path) -> None:
+    last = LastReading(tmp_path)
+    assert last.load(NOTHING) == UNREAD
+    assert last.of_other_inputs(READING)
+    last.save(5, READING)
+    assert not last.of_other_inputs(Reading(99, {}, 3, (1, 7)))
+    assert last.of_other_inputs(Reading(99, {}, 3, (1, 8)))
+    assert [LastReading(tmp_path).load(batch) for batch in (5, 9)] == [READING, READING]
+    assert LastReading(tmp_path).load(4) == UNREAD, "the claim says whether the run is behind"
+    with pytest.raises(CheckpointMismatch, match="of batch 5, but the commit log ends at batch 3"):
+        LastReading(tmp_path).load(3)
+    assert [path.name for path in (tmp_path / "lowwater").iterdir()] == ["reading.json"], "nothing is left beside it"
+    (tmp_path / "lowwater/reading.json").write_text(json.dumps({"format": 2}))
+    with pytest.raises(CheckpointMismatch, match="of format 2"):
+        last.load(9)
+
+
+def test_a_kept_reading_counts_for_the_same_lives_of_the_same_inputs() -> None:
+    def registered(version: int, *lives: int) -> lowwater.Computation:
+        skew = timedelta(days=1)
+        return lowwater.Computation("stage", ("a", "b"), (0.99,), "xxhash64", skew, 1, version, lives)
+
+    assert still_counts(READING, 4, registered(3, 1, 7)) == READING
+    assert still_counts(READING, 4, registered(4, 1, 7)) == UNREAD, "nothing was read of the new inputs"
+    assert still_counts(UNREAD, 4, registered(3, 2, 7)) == UNREAD
+    with pytest.raises(errors.IncarnationChanged, match="since batch 4"):
+        still_counts(READING, 4, registered(3, 1, 8))
+
+
+def plan(watermark: int) -> Plan:
+    return Plan(0, [0], "", watermark, [])
+
+
+def test_what_spark_holds_is_bounded_by_the_watermark_of_the_committed_batch() -> None:
+    files = FileSource("/in", recursive=False)
+    holds = Checked([files], retention=timedelta(seconds=2))
+    driven = Checked([ControlSource("/told"), files], retention=timedelta(seconds=2))
+    nothing = Checked([files])
+    assert [nothing.spark_bound(each) for each in (None, plan(0), plan(5_000))] == [MAX] * 3
+    assert [holds.spark_bound(each) for each in (None, plan(0), plan(5_000))] == [MIN, MIN, 3_000_000]
+    assert [driven.spark_bound(each) for each in (None, plan(5_000), plan(END))] == [MIN, 3_000_000, MAX]
+    assert holds.spark_bound(plan(END)) < MAX, "rows may be dated so; only a control says that nothing comes any more"
+
+
+def test_a_control_has_no_place_in_a_log(tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+    lines = ["v1", '{"batchWatermarkMs":7}', '{"logOffset":3}', '{"watermark":5}', "-"]
+    (tmp_path / "offsets/2").write_text("\n".join(lines))
+    found = CheckpointLog(tmp_path, {1}).plan(2)
+    assert found is not None
+    assert (list(found.offsets), found.watermark, found.entries[1]) == ([3, NOTHING, NOTHING], 7, '{"watermark":5}')
+    assert CheckpointLog(tmp_path).last_planned() == 2
+    with pytest.raises(CheckpointMismatch, match="not the offset of a file source"):
+        CheckpointLog(tmp_path).plan(2)
+    control = ControlSource(str(tmp_path))
+    assert list_head(control) == set()
+    [log] = source_logs(tmp_path, [control])
+    log.read_to(found.offsets[1])
+    assert log.taken == {}
+
+
+class Progress:
+    """A progress event, as py4j shows one."""
+
+    def __init__(self, batch: int, time: str, oldest: int | None, dropped: int = 0) -> None:
+        self.batch, self.time, self.oldest, self.dropped = batch, time, oldest, dropped
+
+    def batchId(self) -> int:
+        return self.batch
+
+    def timestamp(self) -> str:
+        return self.time
+
+    def observedMetrics(self) -> dict[str, Progress]:
+        return {} if self.oldest is None else {"lowwater.oldest": self}
+
+    def isNullAt(self, _: int) -> bool:
+        return False
+
+    def getLong(self, _: int) -> int:
+        assert self.oldest is not None
+        return self.oldest
+
+    def stateOperators(self) -> list[Progress]:
+        return [self] if self.dropped else []
+
+    def numRowsDroppedByWatermark(self) -> int:
+        return self.dropped
+
+
+class Recent:
+    """A query that remembers its last three events."""
+
+    def __init__(self) -> None:
+        self._jsq = self
+        self.events: list[Progress] = []
+
+    def lastProgress(self) -> Progress | None:
+        return self.events[-1] if self.events else None
+
+    def recentProgress(self) -> list[Progress]:
+        return self.events[-3:]
+
+
+def test_each_event_is_seen_once_and_an_idle_one_hides_no_batch() -> None:
+    query = Recent()
+    events = Events(query)  # type: ignore[arg-type]
+    assert events.poll() == []
+    query.events = [Progress(0, "a", 5), Progress(1, "b", None, dropped=2)]
+    assert events.poll() == [BatchEvent(0, 5, 0), BatchEvent(1, None, 2)]
+    assert events.poll() == []
+    query.events += [Progress(2, "idle", None), Progress(2, "c", 7)]
+    assert events.poll() == [BatchEvent(2, None, 0), BatchEvent(2, 7, 0)]
+    query.events += [Progress(n, f"{n}", n) for n in range(3, 9)]
+    assert [event.batch for event in events.poll()] == [6, 7, 8], "what Spark has forgotten is not shown"

@@ -1,0 +1,126 @@
+"""Several sources, several inputs, and keys of all kinds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import lowwater
+import lowwater_spark as lws
+from lowwater_spark.ranges import place_bytes, range_bounds, range_column
+from lowwater_spark.sourcelog import CheckpointLog
+from tests.process.serving import Serving
+from tests.spark.support import Feed, Upstream, low, row, until
+from tests.spark.test_plain import Flow, mark
+from tests.spark.updates import HOURLY, hourly
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
+    made = Flow(spark, authority.address, tmp_path)
+    yield made
+    for query in made.queries:
+        query.stop()
+
+
+def test_w_counts_when_every_source_has_been_read(flow: Flow, lw: lowwater.Client) -> None:
+    """The head is joint, and W is the least of the inputs: one source is read at once, the other file by file."""
+    first, second = Upstream(lw, "first"), Upstream(lw, "second")
+    slow = Feed(flow.folder / "slow")
+    flow.feed.put([row("a", 9)])
+    for i in range(4):
+        slow.put([row(f"s{i}", 9 + i)])
+    first.at(11)
+    second.at(12)
+    log = CheckpointLog(flow.folder / "ck")
+    seen: list[tuple[lowwater.Watermark, int | None]] = []
+    lw.register("stage", inputs=["first", "second"], key_hash="xxhash64")
+
+    def follow() -> None:
+        with lowwater.connect(flow.address) as reader:
+            for view in reader.watch("stage"):
+                seen.append((view.low, log.last_committed()))
+                if view.low == mark(11):
+                    return
+
+    follower = threading.Thread(target=follow, daemon=True)
+    follower.start()
+    names = flow.spark.createDataFrame([("a", "Anna"), ("s3", "Sara")], "key string, name string")
+    both = flow.read().union(flow.read("slow", maxFilesPerTrigger="1")).join(names, "key", "left")
+    query = flow.start(both, stage=flow.stage("stage", "first", "second"))
+    follower.join(120)
+    assert not follower.is_alive(), query.status()
+    assert [value for value, last in seen if not value.unknown and (last is None or last < 3)] == []
+    first.at(14)
+    until(lambda: low(lw, "stage") == mark(12), "the other input rules now")
+    assert flow.out() == ["a", "s0", "s1", "s2", "s3"]
+
+
+def test_a_directory_may_be_read_twice_by_streams_of_their_own(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    flow.start(flow.read().union(flow.read()))
+    until(lambda: low(lw, "stage") == mark(10), "both have read it")
+    assert flow.out() == ["a", "a"]
+
+
+NESTED = "struct(key as id, struct(length(key) as n) as inner) as who"
+
+KEYS: dict[str, Sequence[str | Column]] = {
+    "a column": ["key"],
+    "several columns": ["key", "t"],
+    "a nested field": ["who.inner.n"],
+    "fields and columns": ["who.id", "key"],
+}
+
+
+def expressions() -> dict[str, Sequence[str | Column]]:
+    """Column expressions need a session, so they are made in the test."""
+    return {
+        "an expression": [sf.upper("key")],
+        "several expressions": [sf.substring("key", 1, 1), sf.col("who.inner.n") % 3],
+        "a whole struct": [sf.col("who")],
+        "a hash made before": [sf.xxhash64("key")],
+    }
+
+
+def test_any_expression_makes_key_ranges(flow: Flow) -> None:
+    """The range of a row is the range of its key's hash, for whatever the key is made of."""
+    frame = flow.spark.range(300).selectExpr("concat('k', id) as key", "timestamp_seconds(id % 7) as t")
+    frame = frame.selectExpr("*", NESTED)
+    bounds = [*range_bounds(5)[:-1], b"\xff" * 9]
+    for what, key in {**KEYS, **expressions()}.items():
+        rows = frame.select(range_column(key, 5).alias("handle"), sf.xxhash64(*key).alias("hash")).collect()
+        for entry in rows:
+            assert bounds[entry.handle] <= place_bytes(entry.hash) < bounds[entry.handle + 1], what
+        assert len({entry.handle for entry in rows}) > 1, what
+
+
+def test_stages_run_by_any_key(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+    """One key that stalls holds its own range alone, by a nested field and an expression together."""
+    out: list[str] = []
+
+    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
+        out.extend(entry.key for entry in batch.stateful(rows.select("key", "t", "who"), hourly, HOURLY).collect())
+
+    upstream.at(11)
+    flow.feed.put([row("a", 9), row("stuck", 9)])
+    key = [sf.upper("key"), "who.inner.n"]
+    stage = flow.stage("stage", "source", key=key)
+    stream = flow.read().selectExpr("*", NESTED)
+    flow.queries.append(stage.foreach_batch(stream, write_batch, checkpoint=flow.folder / "ck"))
+    until(lambda: low(lw, "stage") == mark(9), "held by what is stuck")
+    assert sorted(each.watermark for each in lw.ranges("stage"))[1:] == [mark(11)] * 3
+    assert out == ["a"]
+    plain = flow.stage("plain", "source", key=key)
+    flow.start(stream.drop("who").selectExpr("*", NESTED), stage=plain, checkpoint="ck2", format="noop")
+    until(lambda: low(lw, "plain") == mark(11), "the same key in a plain query")

@@ -1,0 +1,210 @@
+"""What a plain query may report, and of which checkpoints, against a real authority. A checkpoint written by hand stands for Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import lowwater
+from lowwater.watermark import MIN
+from lowwater_spark import plain
+from lowwater_spark.authority import Authority, Registration
+from lowwater_spark.batch import Keyed
+from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.head import ControlSource, FileSource
+from lowwater_spark.operators import Operator
+from lowwater_spark.plain import PlainRun
+from lowwater_spark.plan import Checked
+from lowwater_spark.progress import RELIST
+from lowwater_spark.runs import identity, new_ordinal
+from lowwater_spark.shape import check_shape
+from tests.spark.support import Upstream, at, low, until
+
+HOUR = timedelta(hours=1)
+
+
+def micros(hour: int, minute: int = 0) -> int:
+    return lowwater.Watermark.of(at(hour, minute)).micros
+
+
+@dataclass
+class Checkpoint:
+    """A checkpoint of a query over one directory, ``folder/in``, as Spark writes it, and what runs over it."""
+
+    folder: Path
+    client: lowwater.Client
+    now: float = 0.0
+    runs: list[PlainRun] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.path = self.folder / "ck"
+        for name in ("ck/offsets", "ck/commits", "ck/sources/0", "in"):
+            (self.folder / name).mkdir(parents=True)
+
+    def put(self, name: str) -> Path:
+        path = self.folder / "in" / name
+        path.write_text("{}")
+        return path
+
+    def plan(self, batch: int, files: Sequence[Path], watermark: int = 0) -> None:
+        lines = [json.dumps({"path": f"file://{path}", "timestamp": 1, "batchId": batch}) for path in files]
+        (self.path / f"sources/0/{batch}").write_text("\n".join(["v1", *lines]))
+        settings = {"batchWatermarkMs": watermark // 1000, "batchTimestampMs": 0, "conf": {}}
+        lines = ["v1", json.dumps(settings), json.dumps({"logOffset": batch})]
+        (self.path / f"offsets/{batch}").write_text("\n".join(lines))
+
+    def commit(self, batch: int) -> None:
+        (self.path / f"commits/{batch}").write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+    def start(self, retention: timedelta | None = None, window: timedelta | None = None) -> PlainRun:
+        registration = Registration(
+            "out", ("source",), (0.99,), 4, identity(self.path), 0, new_ordinal(self.path), b"", adopt=False
+        )
+        checked = Checked([FileSource(str(self.folder / "in"), recursive=False)], retention=retention)
+        keyed = Keyed(("key",), "t", 4, injector=False, window=window)
+        run = PlainRun(self.path, checked, keyed, Authority(self.client, registration), clock=lambda: self.now)
+        self.runs.append(run)
+        run.start()
+        return run
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, lw: lowwater.Client) -> Iterator[Checkpoint]:
+    made = Checkpoint(tmp_path, lw)
+    yield made
+    for run in made.runs:
+        run.close()
+
+
+def ticks(run: PlainRun, condition: Callable[[], bool]) -> Callable[[], bool]:
+    def look() -> bool:
+        run.tick()
+        return condition()
+
+    return look
+
+
+def test_head_of_w_a_file_removed_while_its_batch_runs_is_waited_for(
+    checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """Tasks have read it, and its rows come with the commit: a listing without it says nothing of them."""
+    file = checkpoint.put("a.json")
+    run = checkpoint.start()
+    upstream.at(13)
+    until(ticks(run, lambda: run.status().waiting_for == (str(file),)), "the reading")
+    first = run.authority.read()
+    assert first is not None
+    checkpoint.plan(0, [file])
+    file.unlink()
+    checkpoint.now += RELIST
+    run.tick()
+    assert run.status().reported == lowwater.Watermark(MIN)
+    upstream.at(14)  # and one that is listed for when the file is gone already
+    until(
+        ticks(run, lambda: run.authority.read() == replace(first, low=micros(14), heuristics={990_000: micros(14)})),
+        "the second reading",
+    )
+    run.tick()
+    assert run.status().reported == lowwater.Watermark(MIN)
+    checkpoint.commit(0)
+    until(ticks(run, lambda: low(lw, "out").micros == micros(14)), "the commit")
+
+
+def test_no_share_of_what_spark_holds_is_beyond_its_watermark(
+    checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    file = checkpoint.put("a.json")
+    checkpoint.plan(0, [file], micros(14, 10))
+    checkpoint.commit(0)
+    upstream.at(14, 50)
+    run = checkpoint.start(retention=6 * HOUR)
+    until(ticks(run, lambda: run.progress.reading.low == micros(14, 50)), "the reading")
+    until(ticks(run, lambda: low(lw, "out").micros == micros(8, 10)), "the report")
+    assert [mark.micros for mark in lw.get("out")["out"].heuristic.values()] == [micros(8, 10)]
+    checkpoint.plan(1, [], micros(14, 20))
+    checkpoint.commit(1)
+    until(ticks(run, lambda: low(lw, "out").micros == micros(8, 20)), "the next batch")
+    assert [mark.micros for mark in lw.get("out")["out"].heuristic.values()] == [micros(8, 20)]
+
+
+def test_what_is_reported_is_durable_first(
+    checkpoint: Checkpoint, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut must not take back a batch that a report stands on, nor one before it that the clock did not look at."""
+    synced: list[str] = []
+    monkeypatch.setattr(plain, "sync_file", lambda path: synced.append(str(path.relative_to(checkpoint.path))))
+    monkeypatch.setattr(plain, "sync_directory", lambda path: synced.append(f"{path.relative_to(checkpoint.path)}/"))
+    upstream.at(13)
+    run = checkpoint.start()
+    assert synced == []
+    for batch in range(2):
+        checkpoint.plan(batch, [checkpoint.put(f"{batch}.json")])
+        checkpoint.commit(batch)
+    told: list[str] = []
+    prepare = Authority.prepare
+
+    def watched(authority: Authority, batch: int, *arguments: object, **named: object) -> str:
+        told.extend(synced)
+        return prepare(authority, batch, *arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Authority, "prepare", watched)
+    run.tick()
+    folders = {"commits/", "offsets/", "sources/0/"}
+    assert set(told) == {"commits/1", "offsets/0", "offsets/1", "sources/0/0", "sources/0/1"} | folders
+    run.tick()
+    assert len(synced) == len(told), "once"
+
+
+def window(kind: str = "aggregation") -> Operator:
+    return Operator(kind, ("t",), None, driven=False)
+
+
+FILES = [FileSource("/in", recursive=False)]
+PLAIN = Checked(FILES)
+HELD = Checked(FILES, [window()], retention=HOUR)
+
+
+def begun(path: Path) -> None:
+    (path / "offsets").mkdir()
+    (path / "offsets/0").touch()
+
+
+def test_a_checkpoint_keeps_what_its_query_holds(tmp_path: Path) -> None:
+    check_shape(tmp_path, "function", PLAIN)
+    check_shape(tmp_path, "plain", HELD)  # nothing has been planned yet
+    begun(tmp_path)
+    check_shape(tmp_path, "plain", HELD)
+    check_shape(tmp_path, "plain", Checked(FILES, [window("deduplication"), window()], retention=HOUR))
+    said = "begun with start.*, aggregation in Spark's state and a retention of 1:00:00, .* from a new checkpoint"
+    for kind, other in (
+        ("function", HELD),
+        ("plain", PLAIN),
+        ("plain", Checked(FILES, [window()], retention=2 * HOUR)),
+        ("plain", Checked(FILES, [window("join of two streams")], retention=HOUR)),
+        ("plain", Checked([ControlSource("/told"), *FILES], [window()], retention=HOUR)),
+    ):
+        with pytest.raises(CheckpointMismatch, match=said):
+            check_shape(tmp_path, kind, other)  # type: ignore[arg-type]
+    (tmp_path / "lowwater/query.json").write_text(json.dumps({"format": 2}))
+    with pytest.raises(CheckpointMismatch, match="another format"):
+        check_shape(tmp_path, "plain", HELD)
+
+
+def test_a_checkpoint_of_a_release_that_kept_no_shape_is_known_by_its_files(tmp_path: Path) -> None:
+    begun(tmp_path)
+    batches = tmp_path / "lowwater/batches"
+    batches.mkdir(parents=True)
+    (batches / "0").touch()
+    with pytest.raises(CheckpointMismatch, match=r"begun with foreach_batch\(\)"):
+        check_shape(tmp_path, "plain", PLAIN)
+    (tmp_path / "state/0").mkdir(parents=True)
+    with pytest.raises(CheckpointMismatch, match="begun with rows in Spark's state"):
+        check_shape(tmp_path, "function", PLAIN)
+    check_shape(tmp_path, "function", HELD)
+    with pytest.raises(CheckpointMismatch, match=r"begun with foreach_batch\(\), 1 source"):
+        check_shape(tmp_path, "function", PLAIN)

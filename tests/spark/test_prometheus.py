@@ -1,0 +1,118 @@
+"""What a driver exports of a real query and of an attachment, against what was put into the query."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from pyspark.sql import DataFrame, SparkSession
+
+import lowwater
+import lowwater_spark as lws
+from lowwater_spark.prometheus import FIGURES, register
+from tests.process.serving import Serving
+from tests.spark.support import Feed, Upstream, at, low, row, until
+
+# The first test also waits for the JVM.
+pytestmark = pytest.mark.timeout(300)
+
+
+def write(rows: DataFrame, _: lws.Batch) -> None:
+    rows.write.format("noop").mode("append").save()
+
+
+def test_a_driver_exports_its_queries_and_its_attachment(
+    spark: SparkSession, authority: Serving, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
+) -> None:
+    registry = CollectorRegistry()
+    feed = Feed(tmp_path / "in")
+    with lws.attach(spark, authority.address, prefix="guess.") as attachment:
+        figures = register(attachment, registry=registry)
+        feed.put([row("a", 9), row("b", 9, 30)])
+        upstream.at(10)
+        frame = spark.readStream.schema("key string, t timestamp").json(str(feed.folder))
+        stage = lws.stage(
+            spark, "stage", inputs=["source"], key="key", event_time="t", ranges=4, address=authority.address
+        )
+        query = stage.foreach_batch(frame, write, checkpoint=tmp_path / "ck", name="enrich")
+        figures.add(query)
+
+        def value(name: str, **labels: str) -> float | None:
+            return registry.get_sample_value(f"lowwater_spark_{name}", labels)
+
+        def of(name: str) -> float | None:
+            return value(name, query="enrich", computation="stage")
+
+        until(lambda: low(lw, "stage") == lowwater.Watermark.of(at(10)), "the first batch is reported")
+        assert (of("committed_batch"), of("late_rows_total"), of("dropped_rows_total"), of("holding")) == (0, 0, 0, 0)
+        assert of("reported_watermark_timestamp_seconds") == at(10).timestamp()
+        assert of("low_watermark_timestamp_seconds") == at(10).timestamp()
+        # Two rows below the 10:00 that was promised, and one that is not.
+        feed.put([row("late", 9, 59), row("later", 9, 58), row("c", 11)])
+        until(lambda: of("late_rows_total") == 2, "the broken promises are counted")
+        until(lambda: of("committed_batch") == 1, "which is told before the batch is committed")
+        status = until(
+            lambda: next((each for each in attachment.status().queries if each.batches >= 2), None),
+            "Spark tells of both",
+        )
+        assert status is not None
+        labels = {"query": status.name or status.query, "computation": status.computation}
+        # Finding the oldest late row reads the batch again, which Spark counts too.
+        read = sum(progress["numInputRows"] for progress in query.query.recentProgress)
+        assert value("attached_rows_total", **labels) == read >= 5
+        assert value("attached_batches_total", **labels) == status.batches == 2
+        assert value("attached_running", **labels) == 1
+        assert value("attached_watermark_timestamp_seconds", **labels) is None, "the query has none of Spark's"
+        until(lambda: attachment.status().delivered >= 1, "the attachment has said something")
+        assert value("attach_delivered_total") == attachment.status().delivered
+        assert value("attach_swallowed_errors_total") == value("attach_dropped_events_total") == 0
+        states = {state: value("attach_authority", state=state) for state in ("answers", "away", "left_alone")}
+        assert states == {"answers": 1, "away": 0, "left_alone": 0}
+        declared = {figure.name: set(figure.labels) for figure in FIGURES}
+        seen = {sample.name: sample.labels.keys() for family in registry.collect() for sample in family.samples}
+        assert all(declared[name] == labels for name, labels in seen.items())
+        query.stop()
+        assert of("committed_batch") is not None, "one that has ended stays as it stood"
+        figures.remove(query)
+        assert of("committed_batch") is None
+        assert b"lowwater_spark_attach_failures_total" in generate_latest(registry)
+
+
+class Query:
+    """A query of two stages as far as it is scraped; ``broken`` for one whose status cannot be had."""
+
+    stages = ("first", "second")
+
+    def __init__(self, name: str, *, broken: bool = False) -> None:
+        self.query = self
+        self.name = name
+        self._broken = broken
+
+    def status(self, stage: str) -> lws.Status:
+        if self._broken:
+            raise RuntimeError(stage)
+        low = lowwater.Watermark.of(at(10))
+        return lws.Status(3, low, low, "", (), late_rows=2, late_example="", ticks=5, dropped_rows=7)
+
+
+def test_what_belongs_to_a_query_is_counted_once_and_a_status_that_fails_leaves_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = CollectorRegistry()
+    register(
+        *(cast("lws.TrackedQuery", each) for each in (Query("broken", broken=True), Query("two"))), registry=registry
+    )
+    seen: dict[str, dict[str, float]] = {}
+    for family in registry.collect():
+        for sample in family.samples:
+            assert sample.labels["query"] == "two"
+            seen.setdefault(sample.name.removeprefix("lowwater_spark_"), {})[sample.labels["computation"]] = (
+                sample.value
+            )
+    assert seen["dropped_rows_total"] == {"first": 7}
+    assert seen["ticks_total"] == {"first": 5}
+    assert seen["late_rows_total"] == {"first": 2, "second": 2}
+    assert seen["committed_batch"] == {"first": 3, "second": 3}
+    assert "the figures of broken are left out" in caplog.text

@@ -1,0 +1,254 @@
+"""Stages with Spark's own stateful operators: what is published is never above what still comes out, and it goes on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import lowwater
+import lowwater_spark as lws
+from lowwater_spark.errors import Unsupported
+from lowwater_spark.plan import check_plan
+from lowwater_spark.sourcelog import CheckpointLog
+from tests.process.serving import Serving
+from tests.spark.retained import DELAY, HOUR, KINDS, Oracle
+from tests.spark.support import Feed, Upstream, at, low, until
+from tests.spark.test_plain import Flow, mark
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+
+STEPS = 9
+STEP = 25
+"""Minutes that the inputs move on from step to step."""
+
+
+@pytest.fixture
+def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
+    made = Flow(spark, authority.address, tmp_path)
+    Feed(tmp_path / "right")
+    yield made
+    for query in made.queries:
+        query.stop()
+    spark.conf.unset(PROVIDER)
+
+
+class Retained:
+    """A query of one kind, fed with rows that keep the promise of its inputs, at all distances above it."""
+
+    def __init__(self, flow: Flow, upstream: Upstream, kind: str, retention: timedelta | None = None) -> None:
+        self.flow = flow
+        self.upstream = upstream
+        make, declared, more = KINDS[kind]
+        self.declared = declared if retention is None else retention
+        right = flow.spark.readStream.schema("other string, u timestamp").json(str(flow.folder / "right"))
+        self.frame = make(flow.read(), right)
+        self.stage = flow.stage("stage", "source", retention=self.declared, **more)
+        self.random = random.Random(7)
+        self.oracle = Oracle(flow.address, flow.folder / "out")
+        self.log = CheckpointLog(flow.folder / "ck")
+        self.query: lws.TrackedQuery | None = None
+
+    def start(self) -> lws.TrackedQuery:
+        self.query = self.flow.start(self.frame, stage=self.stage)
+        return self.query
+
+    def step(self, number: int) -> None:
+        """Rows from the promise to two hours above it, some at edges; then the promise moves, and a batch has read them."""
+        promise = number * STEP
+        minutes = [promise, promise + 60, *(promise + self.random.randrange(120) for _ in range(12))]
+        keys = [f"{self.random.randrange(5)}" for _ in minutes]
+        times = [at(0, minute).isoformat() for minute in minutes]
+        self.flow.feed.put([{"key": key, "t": time} for key, time in zip(keys, times, strict=True)])
+        others = [(key, minute + self.random.randrange(-20, 21)) for key, minute in zip(keys, minutes, strict=True)]
+        right = [{"other": key, "u": at(0, minute).isoformat()} for key, minute in others if minute >= promise]
+        Feed(self.flow.folder / "right").put(right, f"{number}.json")
+        batch = self.log.last_committed()
+        assert self.query is not None
+        query = self.query
+
+        def read() -> bool:
+            failed = query.query.exception()
+            assert failed is None, str(failed)[:5000]
+            return (query.status().batch or -1) > (-1 if batch is None else batch)
+
+        until(read, "a batch has read it", 120)
+        self.upstream.at(0, promise + STEP)
+
+    def expected(self) -> lowwater.Watermark:
+        """The lesser of what the inputs promise and Spark's own watermark, less the retention, as of the last batch."""
+        last = self.log.last_committed()
+        plan = None if last is None else self.log.plan(last)
+        assert plan is not None
+        inputs = lowwater.Watermark.of(at(0, STEPS * STEP))
+        if self.stage.keyed.window is not None:
+            inputs = lowwater.Watermark(inputs.micros // 3_600_000_000 * 3_600_000_000)
+        held = plan.watermark * 1000 - self.declared // timedelta(microseconds=1)
+        return min(inputs, lowwater.Watermark(held))
+
+    def run(self) -> None:
+        # Known before there is a row: a window that a row opens may start below it.
+        self.upstream.at(0)
+        with self.oracle.watching("stage"):
+            started = self.start()
+            until(lambda: started.status().low == mark(0), "the inputs are read, and nothing is there")
+            for number in range(STEPS):
+                self.step(number)
+                if number == STEPS // 2:
+                    assert self.query is not None
+                    self.query.stop()
+                    self.start()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_nothing_comes_out_below_what_was_published(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, kind: str
+) -> None:
+    if kind == "transformWithState":
+        flow.spark.conf.set(PROVIDER, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    lw.register("stage", inputs=["source"], key_hash="xxhash64")
+    query = Retained(flow, upstream, kind)
+    query.run()
+    if kind == "dropDuplicatesWithinWatermark":
+        until(
+            lambda: low(lw, "stage") == mark(0, STEPS * STEP),
+            "it holds nothing back, so Spark's watermark is no matter",
+        )
+    else:
+        until(lambda: low(lw, "stage") == query.expected(), "the stage follows Spark's own watermark")
+    assert query.oracle.broken() == []
+    assert len(query.oracle.values()) >= 3, "it went on"
+    assert sum(map(len, query.oracle.rows().values())) > 3, "rows came out"
+    assert query.query is not None
+    assert query.query.status().late_rows == 0
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="the declared retention is too small: windows are stamped by their start"
+)
+def test_a_retention_that_is_too_small_leads(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+    lw.register("stage", inputs=["source"], key_hash="xxhash64")
+    query = Retained(flow, upstream, "windows stamped by start", timedelta(0))
+    query.run()
+    assert query.query is not None
+    running = query.query
+    until(lambda: running.status().late_rows, "the broken promise is shown")
+    assert query.oracle.broken() == []
+
+
+def test_it_holds_until_spark_has_a_watermark_and_shows_what_spark_drops(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    upstream.at(9)
+    query = Retained(flow, upstream, "windows stamped by end").start()
+    until(lambda: query.status().low == mark(9), "the inputs are read, and nothing is there")
+    assert low(lw, "stage").unknown, "what Spark will hold back is not known before it has a watermark"
+    flow.feed.put([{"key": "a", "t": at(9).isoformat()}])
+    until(lambda: low(lw, "stage") == mark(8, 40), "Spark's watermark: twenty minutes below the greatest time")
+    flow.feed.put([{"key": "a", "t": at(12).isoformat()}])
+    until(lambda: low(lw, "stage") == mark(9), "never above the inputs")
+    flow.feed.put([{"key": "a", "t": at(9, 30).isoformat()}])
+    until(lambda: query.status().dropped_rows == 1, "Spark drops what its own watermark has passed")
+    assert query.status().late_rows == 0
+    upstream.at(15)
+    until(lambda: low(lw, "stage") == mark(11, 40), "what Spark may still hold")
+    upstream.lease.finish()
+    until(lambda: query.status().low.finished, "the inputs are finished")
+    assert low(lw, "stage") == mark(11, 40), "Spark still holds a window, so the stage is not finished"
+
+
+def test_foreach_batch_reports_no_more_than_spark_has_let_go_of(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    seen: list[tuple[lowwater.Watermark, lowwater.Watermark, list[lowwater.Watermark]]] = []
+
+    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
+        stamps = [lowwater.Watermark(r.t) for r in rows.select(sf.unix_micros("t").alias("t")).collect()]
+        seen.append((low(lw, "stage"), batch.low, stamps))
+        batch.write(rows, flow.folder / "out")
+
+    query = Retained(flow, upstream, "windows stamped by start")
+    running = query.stage.foreach_batch(query.frame, write_batch, checkpoint=flow.folder / "ck")
+    flow.queries.append(running)
+    query.query = running
+    for number in range(4):
+        query.step(number)
+    until(
+        lambda: low(lw, "stage") == min(query.expected(), mark(1)),
+        "it follows Spark's watermark, or the window of 01:40",
+    )
+    for published, _, stamps in seen:
+        assert [stamp for stamp in stamps if stamp < published] == []
+    for i, (_, promised, _) in enumerate(seen):
+        later = [stamp for _, _, stamps in seen[i + 1 :] for stamp in stamps]
+        assert [stamp for stamp in later if stamp < promised] == [], "batch.low is complete, this batch included"
+    assert running.status().late_rows == 0
+
+
+class Undeclared:
+    """Plans that need a retention, or cannot have one."""
+
+    @staticmethod
+    def windows(left: DataFrame) -> DataFrame:
+        return left.withWatermark("t", DELAY).groupBy(sf.window("t", "1 hour")).count()
+
+    @staticmethod
+    def no_watermark(left: DataFrame) -> DataFrame:
+        return left.groupBy(sf.window("t", "1 hour")).count()
+
+    @staticmethod
+    def other_key(left: DataFrame) -> DataFrame:
+        return left.withWatermark("t", DELAY).groupBy("key").count()
+
+
+def test_what_spark_holds_must_be_declared_and_have_an_end(flow: Flow) -> None:
+    windows = Undeclared.windows(flow.read())
+    with pytest.raises(Unsupported, match="withWatermark") as refusal:
+        check_plan(flow.spark, windows)
+    assert "retention=" in refusal.value.fix
+    checked = check_plan(flow.spark, windows, retention=HOUR)
+    [operator] = checked.operators
+    assert (operator.kind, operator.columns, operator.holds) == ("aggregation", ("t",), True)
+    assert operator.window is not None
+    assert (operator.window.length, operator.window.slide, operator.window.start) == (HOUR, HOUR, timedelta(0))
+    assert [(w.column, w.delay, w.driven) for w in checked.watermarks] == [("t", timedelta(minutes=20), False)]
+    for frame in (Undeclared.no_watermark(flow.read()), Undeclared.other_key(flow.read())):
+        with pytest.raises(Unsupported, match=r"withWatermark|holds rows back"):
+            check_plan(flow.spark, frame)
+        with pytest.raises(Unsupported, match="without a watermark"):
+            check_plan(flow.spark, frame, retention=HOUR)
+    right = flow.spark.readStream.schema("k string, u timestamp").json(str(flow.folder / "right"))
+    one_side = flow.read().withWatermark("t", DELAY).join(right, sf.expr("key = k"))
+    with pytest.raises(Unsupported, match="join of two streams without a watermark"):
+        check_plan(flow.spark, one_side, retention=HOUR)
+    with pytest.raises(ValueError, match="not negative"):
+        flow.stage(retention=-HOUR)
+
+
+def test_how_windows_are_cut_is_found(flow: Flow) -> None:
+    stream = flow.read().withWatermark("t", DELAY)
+    window: Callable[..., Any] = sf.window
+    for cut, expected in {
+        ("1 hour", "1 hour"): (60, 60, 0),
+        ("1 hour", "20 minutes"): (60, 20, 0),
+        ("1 hour", "20 minutes", "5 minutes"): (60, 20, 5),
+        ("1 hour", "1 hour", "5 minutes"): (60, 60, 5),
+        ("90 minutes", "1 hour"): (90, 60, 0),
+    }.items():
+        [operator] = check_plan(flow.spark, stream.groupBy("key", window("t", *cut)).count(), retention=HOUR).operators
+        assert operator.window is not None
+        found = (operator.window.length, operator.window.slide, operator.window.start)
+        assert found == tuple(timedelta(minutes=minutes) for minutes in expected), cut
+    sessions = stream.groupBy(sf.session_window("t", "30 minutes")).count()
+    [operator] = check_plan(flow.spark, sessions, retention=HOUR).operators
+    assert (operator.window, operator.columns) == (None, ("session_window",))

@@ -1,0 +1,373 @@
+"""Several tracked stages in one query: one W and one batch, what each holds is its own, and what one emits the next may read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import lowwater
+import lowwater_spark as lws
+from lowwater.watermark import MAX, MIN
+from lowwater_spark.authority import Authority
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.progress import Committed, passed_on
+from lowwater_spark.reading import Reading
+from lowwater_spark.several import Declared, check_names, check_together, home_of
+from tests.process.serving import Serving
+from tests.spark.support import Upstream, low, row, until
+from tests.spark.test_stage import HOUR, Flow, mark
+from tests.spark.updates import HOURLY, hourly
+
+
+def declared(
+    name: str,
+    *inputs: str,
+    heuristics: Sequence[float] = (0.99,),
+    client: object = "a",
+    retention: timedelta | None = None,
+) -> Declared:
+    return Declared(name, inputs, heuristics, client, retention)
+
+
+def test_which_stages_stand_together() -> None:
+    a, b, c = declared("a", "x", "y"), declared("b", "y", "x"), declared("c", "a", "b")
+    assert check_together([a, b, c]) == [[], [], ["a", "b"]]
+    assert check_together([declared("in"), declared("out", "in"), declared("more", "z")]) == [[], ["in"], []]
+    assert check_together([declared("a", "x", retention=HOUR), declared("in")]) == [[], []], (
+        "nothing of Spark's holds an injector"
+    )
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        ([declared("a", "x"), declared("a", "x")], "two stages of the query are named 'a'"),
+        ([declared("a", "x"), declared("b", "x", client="b")], "different clients"),
+        ([declared("a", "x"), declared("b", "y")], "stages of one query read the same"),
+        ([declared("a", "b"), declared("b", "x")], "name b first"),
+        ([declared("a", "a")], "name a first"),
+        ([declared("a", "x"), declared("b", "x", heuristics=[0.9])], "different heuristics"),
+        ([declared("a", "x"), declared("b", "x", retention=HOUR)], "b has the retention 1:00:00 and a, .* None"),
+        ([declared("a", "x", retention=HOUR), declared("b", "a")], "declare the largest one in all"),
+    ],
+)
+def test_which_do_not(stages: list[Declared], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        check_together(stages)
+
+
+def test_an_earlier_stage_and_an_input_from_outside_are_not_folded_into_one() -> None:
+    with pytest.raises(Unsupported, match=r"b, which reads a of the same query and x from outside"):
+        check_together([declared("a", "x"), declared("b", "a", "x")])
+
+
+def test_a_checkpoint_keeps_its_stages(tmp_path: Path) -> None:
+    check_names(tmp_path, ["a", "b"])
+    check_names(tmp_path, ["a", "c"])  # nothing has been planned yet
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "0").touch()
+    check_names(tmp_path, ["a", "c"])
+    for other in (["a"], ["a", "b"], ["c", "a"], ["a", "c", "d"]):
+        with pytest.raises(CheckpointMismatch, match="begun by the stages a, c"):
+            check_names(tmp_path, other)
+    (tmp_path / "lowwater" / "stages.json").unlink()
+    check_names(tmp_path, ["any"])  # a checkpoint of one stage, also of a release without the list
+    with pytest.raises(CheckpointMismatch, match="begun by one stage"):
+        check_names(tmp_path, ["a", "b"])
+
+
+def test_homes_are_apart(tmp_path: Path) -> None:
+    names = ["a", "ns/a", "ns.a", "..", "A"]
+    homes = {home_of(tmp_path, name, first=False) for name in names}
+    assert len(homes) == len(names)
+    assert all(home.parent == tmp_path / "lowwater" / "stages" for home in homes)
+    assert home_of(tmp_path, "a", first=True) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("held", "window", "reading", "passed"),
+    [
+        ([], None, Reading(14, {1: 20}), Reading(14, {1: 20})),
+        ([None, 9], None, Reading(14, {1: 20}), Reading(9, {1: 9})),
+        ([None, 17], None, Reading(14, {1: 20}), Reading(14, {1: 14})),
+        ([], HOUR, Reading(3_600_000_001), Reading(3_600_000_000)),
+        ([None], None, Reading(MAX, {1: MAX}), Reading(MAX, {1: MAX})),
+        ([5], None, Reading(MAX, {1: MAX}), Reading(5, {1: 5})),
+        ([], None, Reading(MIN), Reading(MIN)),
+        ([], HOUR, Reading(3_600_000_001, {1: 3_600_000_002}), Reading(3_600_000_000, {1: 3_600_000_000})),
+    ],
+)
+def test_what_a_stage_passes_on(held: list[int | None], window: Any, reading: Reading, passed: Reading) -> None:
+    assert passed_on(Committed(0, [0], reading, held=held), reading, window) == passed
+
+
+class Pair(Flow):
+    """A query of two stages. The second is called "rejected", or reads the first."""
+
+    def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
+        super().__init__(spark, address, folder)
+        self.lows: list[tuple[int, str, str]] = []
+
+    def declare(self, name: str, *inputs: str, **options: Any) -> lws.Stage:
+        given: dict[str, Any] = {"key": "key", "event_time": "t", "ranges": 4} | options
+        return lws.stage(self.spark, name, inputs=inputs or ["source"], address=self.address, **given)
+
+    def run(self, write: Any, *also: lws.Stage, checkpoint: str = "ck", **options: Any) -> lws.TrackedQuery:
+        first = self.declare("enriched", **options)
+        query = first.foreach_batch(self.read(), write, checkpoint=self.folder / checkpoint, also=also)
+        self.queries.append(query)
+        return query
+
+    def both(self, rows: DataFrame, batch: lws.Batch) -> None:
+        """Good rows are written at once, the others are counted by the hour."""
+        other = batch.of("rejected")
+        self.lows.append((batch.id, str(batch.low), str(other.low)))
+        assert (other.id, other.replayed) == (batch.id, batch.replayed)
+        batch.write(rows.where("key not like 'bad%'"), self.folder / "enriched")
+        closed = other.stateful(rows.where("key like 'bad%'"), hourly, HOURLY)
+        other.write(closed, self.folder / "rejected")
+        self.out.extend((batch.id, r.hour.isoformat()[11:16], r.key, r.n) for r in closed.collect())
+
+    def chain(self, rows: DataFrame, batch: lws.Batch) -> None:
+        """The first holds what is stuck and passes the rest on; the second counts by the hour."""
+        passed = batch.stateful(rows, wait_for_second, "key string, t timestamp")
+        last = batch.of("hourly")
+        self.lows.append((batch.id, str(batch.low), str(last.low)))
+        closed = last.stateful(passed, hourly, HOURLY)
+        last.write(closed, self.folder / "hourly")
+        self.out.extend((batch.id, r.hour.isoformat()[11:16], r.key, r.n) for r in closed.collect())
+
+
+def wait_for_second(handle: int, state: pa.Table | None, rows: pa.Table, low: lowwater.Watermark) -> Any:
+    """Pass every row on at once; those of the key "pair" in twos."""
+    rows = rows.select(["key", "t"])
+    if state is not None:
+        rows = pa.concat_tables([state, rows])
+    waits = rows["key"].to_pylist().count("pair") == 1
+    mask = pa.array([waits and key == "pair" for key in rows["key"].to_pylist()], pa.bool_())
+    held = rows.filter(mask)
+    times = held["t"].to_pylist()
+    return (
+        held,
+        rows.filter(pa.array([not each for each in mask.to_pylist()], pa.bool_())),
+        min(times, default=None),
+        times,
+    )
+
+
+@pytest.fixture
+def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(spark, authority.address, tmp_path)
+    yield made
+    for query in made.queries:
+        query.stop()
+
+
+def test_two_outputs_of_one_query_have_their_own_ranges_and_state(
+    flow: Pair, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    rejected = flow.declare("rejected", key=sf.upper("key"), ranges=3, stamp=HOUR)
+    flow.feed.put([row("a", 9), row("bad", 9, 30), row("bad", 10)])
+    upstream.at(9, 45)
+    query = flow.run(flow.both, rejected)
+    until(lambda: low(lw, "enriched") == mark(9, 45), "nothing is held")
+    until(lambda: low(lw, "rejected") == mark(9), "the window of nine is open")
+    assert flow.lows == [(0, "2013-01-09T09:45:00Z", "2013-01-09T09:45:00Z")], "one W for both"
+    assert (lw.ranges("enriched").total, lw.ranges("rejected").total) == (4, 3)
+    upstream.at(10, 30)
+    until(lambda: low(lw, "rejected") == mark(10), "closed in an empty batch")
+    until(lambda: low(lw, "enriched") == mark(10, 30), "which the other one goes along with")
+    assert flow.closed() == [("09:00", "bad", 1)]
+    assert query.status("rejected").reported == mark(10)
+    assert query.status().reported == mark(10, 30)
+    with pytest.raises(ValueError, match="it has enriched, rejected"):
+        query.status("other")
+    query.stop()
+    # A restart begins from both states.
+    query = flow.run(flow.both, rejected)
+    assert query.status("rejected").reported == mark(10)
+    upstream.lease.finish()
+    until(lambda: low(lw, "rejected").finished and low(lw, "enriched").finished, "nothing is held any more")
+    assert flow.closed() == [("09:00", "bad", 1), ("10:00", "bad", 1)]
+    query.stop()
+    for also in ([], [flow.declare("more")]):
+        with pytest.raises(CheckpointMismatch, match="begun by the stages enriched, rejected"):
+            flow.run(flow.plain, *also)
+
+
+def test_a_checkpoint_of_one_stage_goes_on_and_takes_no_second(
+    flow: Pair, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    flow.feed.put([row("a", 9)])
+    upstream.at(9)
+    flow.run(flow.plain)
+    until(lambda: low(lw, "enriched") == mark(9), "one stage")
+    flow.queries.pop().stop()
+    with pytest.raises(CheckpointMismatch, match="begun by one stage"):
+        flow.run(flow.both, flow.declare("rejected"))
+    flow.run(flow.plain)
+    upstream.at(10)
+    until(lambda: low(lw, "enriched") == mark(10), "it goes on alone")
+
+
+def test_m4_a_later_stage_follows_the_earlier_one_in_the_same_batch(
+    flow: Pair, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """Stages of one query fold in one commit: the second neither waits for what is published, nor leads what the first holds."""
+    last = flow.declare("hourly", "enriched", ranges=2, stamp=HOUR)
+    flow.feed.put([row("a", 9), row("pair", 9, 20), row("b", 10, 5)])
+    upstream.at(10, 30)
+    query = flow.run(flow.chain, last)
+    until(lambda: low(lw, "enriched") == mark(9, 20), "the first holds one of a pair")
+    until(lambda: low(lw, "hourly") == mark(9), "and the second cannot close nine")
+    assert flow.lows == [(0, "2013-01-09T10:30:00Z", "2013-01-09T09:20:00Z")]
+    assert flow.closed() == []
+    flow.feed.put([row("pair", 10, 40)])
+    until(lambda: low(lw, "hourly") == mark(10), "the pair is whole")
+    assert flow.lows[1] == (1, "2013-01-09T10:30:00Z", "2013-01-09T10:30:00Z"), "the same batch, not the next one"
+    assert flow.closed() == [("09:00", "a", 1), ("09:00", "pair", 1)]
+    upstream.at(11)
+    until(lambda: low(lw, "hourly") == mark(11), "idle: a window of the second closes")
+    assert flow.closed()[2:] == [("10:00", "b", 1), ("10:00", "pair", 1)]
+    assert query.status("hourly").late_rows == 0
+    query.stop()
+    upstream.at(12)
+    flow.run(flow.chain, last)
+    until(lambda: low(lw, "hourly") == mark(12), "and after a restart")
+
+
+def test_a_chain_that_keeps_nothing_follows_also_without_rows(
+    flow: Pair, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
+        batch.write(rows, flow.folder / "enriched")
+        last = batch.of("final")
+        flow.lows.append((batch.id, str(batch.low), str(last.low)))
+        last.write(rows.where("key = 'a'"), flow.folder / "final")
+
+    flow.feed.put([row("a", 9), row("b", 9)])
+    upstream.at(10)
+    query = flow.run(write_batch, flow.declare("final", "enriched"), stamp=HOUR)
+    until(lambda: low(lw, "final") == mark(10), "the batch")
+    upstream.at(11, 30)
+    until(lambda: low(lw, "final") == mark(11), "idle, and floored to what the first stage can still stamp")
+    until(lambda: lw.get("final")["final"].heuristic[0.99] == mark(11), "a record at 11:30 is still stamped 11:00")
+    assert flow.lows == [(0, "2013-01-09T10:00:00Z", "2013-01-09T10:00:00Z")]
+    assert (query.status().ticks, query.status("final").late_rows) == (0, 0)
+
+
+def test_a_crash_between_two_commits_leaves_the_second_behind(
+    flow: Pair, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Authority.commit
+    dies = [True]
+
+    def fragile(self: Authority, batch: int) -> str:
+        if dies and self.registration.name == "hourly":
+            dies.clear()
+            msg = "killed"
+            raise RuntimeError(msg)
+        return commit(self, batch)
+
+    monkeypatch.setattr(Authority, "commit", fragile)
+    last = flow.declare("hourly", "enriched", stamp=HOUR)
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    query = flow.run(flow.chain, last)
+    with pytest.raises(RuntimeError, match="killed"):
+        query.await_termination(60)
+    assert low(lw, "enriched") == mark(10), "committed"
+    assert low(lw, "hourly").unknown, "not told yet"
+    flow.run(flow.chain, last)
+    until(lambda: low(lw, "hourly") == mark(10), "the durable state says it again")
+    assert flow.closed() == [("09:00", "a", 1)]
+
+
+def test_a_commit_that_fails_is_said_again_by_an_empty_batch(
+    flow: Pair, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Authority.commit
+    fails = [True]
+
+    def fragile(self: Authority, batch: int) -> str:
+        if fails and self.registration.name == "rejected":
+            return "the parts were lost"
+        return commit(self, batch)
+
+    monkeypatch.setattr(Authority, "commit", fragile)
+    flow.feed.put([row("a", 9), row("bad", 9)])
+    upstream.at(9, 30)
+    query = flow.run(flow.both, flow.declare("rejected", stamp=HOUR))
+    until(lambda: low(lw, "enriched") == mark(9, 30), "the first goes on")
+    until(lambda: query.status("rejected").holding == "the parts were lost", "the second holds")
+    assert low(lw, "rejected").unknown
+    fails.clear()
+    until(lambda: low(lw, "rejected") == mark(9), "said again")
+    assert query.status().ticks >= 1
+
+
+def misuse(how: str, rows: DataFrame, batch: lws.Batch, folder: Path) -> None:
+    other = batch.of("hourly")
+    if how == "asked too early":
+        assert other.low is not None
+        batch.stateful(rows, hourly, HOURLY)
+    elif how == "one directory":
+        batch.write(rows, folder / "out")
+        other.write(rows, folder / "out")
+    elif how == "one state":
+        batch.stateful(rows, hourly, HOURLY, folder / "state")
+        other.stateful(rows, hourly, HOURLY, folder / "state")
+    else:
+        batch.of("enrichd")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("asked too early", "a later stage of the query has counted on what enriched holds"),
+        ("one directory", "give each stage a directory of its own"),
+        ("one state", "is taken by another stage"),
+        ("wrong name", "'enrichd' is no stage of this query; it has enriched, hourly"),
+    ],
+)
+def test_what_a_function_of_several_stages_can_get_wrong(
+    how: str, said: str, flow: Pair, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    upstream.at(9)
+    flow.feed.put([row("a", 9)])
+    query = flow.run(lambda rows, batch: misuse(how, rows, batch, flow.folder), flow.declare("hourly", "enriched"))
+    with pytest.raises(ValueError, match=said):
+        query.await_termination(60)
+    assert low(lw, "enriched").unknown
+
+
+def test_an_injector_and_what_reads_it_in_one_query(flow: Pair, lw: lowwater.Client) -> None:
+    first = lws.injector(flow.spark, "flights", key="key", event_time="t", ranges=2, address=flow.address)
+    last = flow.declare("hourly", "flights", stamp=HOUR)
+
+    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
+        [[newest]] = rows.agg(sf.unix_micros(sf.max("t"))).collect()
+        batch.frontier(max(batch.previous_frontier, lowwater.Watermark(MIN if newest is None else newest)))
+        closed = batch.of("hourly").stateful(rows, hourly, HOURLY)
+        flow.out.extend((batch.id, r.hour.isoformat()[11:16], r.key, r.n) for r in closed.collect())
+
+    for _ in range(2):
+        query = first.foreach_batch(flow.read(), write_batch, checkpoint=flow.folder / "ck", also=[last])
+        flow.queries.append(query)
+        if not flow.lows:
+            flow.feed.put([row("a", 9), row("a", 10, 30)])
+            until(lambda: low(lw, "flights") == mark(10, 30), "the frontier")
+            until(lambda: low(lw, "hourly") == mark(10), "closed by the frontier of its own batch")
+            assert flow.closed() == [("09:00", "a", 1)]
+            flow.lows.append((0, "", ""))
+            query.stop()
+    flow.feed.put([row("b", 11)])
+    until(lambda: low(lw, "hourly") == mark(11), "after a restart")
+    assert flow.closed() == [("09:00", "a", 1), ("10:00", "a", 1)]

@@ -1,0 +1,288 @@
+"""The parts of attach() that need neither Spark nor an authority."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from lowwater.watermark import Watermark
+from lowwater_spark import attach_book
+from lowwater_spark.attach_book import Book, Saying
+from lowwater_spark.attach_breaker import FAILURES, FIRST_WAIT, LONGEST_WAIT, Breaker
+from lowwater_spark.attach_progress import BatchProgress, computation_name, read_progress
+from lowwater_spark.attach_settings import AttachSettings, resolve
+
+NINE = 1_357_722_000_000_000
+"""2013-01-09T09:00Z."""
+
+PROGRESS: dict[str, Any] = {
+    "id": "q1",
+    "runId": "r1",
+    "name": "hourly",
+    "timestamp": "2013-01-09T12:00:00.000Z",
+    "batchId": 7,
+    "batchDuration": 1500,
+    "numInputRows": 3,
+    "inputRowsPerSecond": 2.5,
+    "processedRowsPerSecond": 2.0,
+    "durationMs": {"addBatch": 1200},
+    "eventTime": {"max": "2013-01-09T10:00:00.000Z", "watermark": "2013-01-09T09:00:00.000Z"},
+    "stateOperators": [
+        {"numRowsTotal": 4, "numRowsDroppedByWatermark": 1},
+        {"numRowsTotal": 5, "numRowsDroppedByWatermark": 2},
+    ],
+    "sources": [],
+}
+
+
+def said(
+    batch: int = 0, *, query: str = "q1", run: str = "r1", watermark: int | None = NINE, **more: Any
+) -> BatchProgress:
+    counts = {"rows": 2, "rows_per_second": 1.0, "late_rows": 1, "state_rows": 3, "seconds": 0.5, **more}
+    return BatchProgress(query, run, "hourly", batch, watermark, **counts)
+
+
+# -- what Spark says --------------------------------------------------------------------------------------------------
+
+
+def test_a_progress_is_read() -> None:
+    expected = BatchProgress("q1", "r1", "hourly", 7, NINE, 3, 2.5, late_rows=3, state_rows=9, seconds=1.5)
+    assert read_progress(PROGRESS) == expected
+
+
+@pytest.mark.parametrize(
+    "watermark",
+    [
+        None,
+        "1970-01-01T00:00:00.000Z",
+        "1969-12-31T00:00:00.000Z",
+        "+292278994-08-17T07:12:55.807Z",
+        "12345-01-01T00:00:00.000Z",
+        "",
+    ],
+)
+def test_what_is_no_watermark_holds(watermark: str | None) -> None:
+    """Spark's begins at 1970 and says nothing there; what no clock knows must not become a number."""
+    event_time = {} if watermark is None else {"watermark": watermark}
+    assert read_progress(PROGRESS | {"eventTime": event_time}).watermark is None
+
+
+def test_a_progress_without_numbers() -> None:
+    """Spark leaves out rates that are not finite, and stateless queries have no operators."""
+    bare = {key: PROGRESS[key] for key in ("id", "runId", "batchId")}
+    found = read_progress(bare | {"inputRowsPerSecond": None, "stateOperators": None})
+    assert found == BatchProgress("q1", "r1", None, 7, None, 0, 0.0, 0, 0, 0.0)
+
+
+@pytest.mark.parametrize("bad", [{}, {"id": "q", "runId": "r", "batchId": "seven"}])
+def test_what_is_no_progress_is_an_error(bad: dict[str, Any]) -> None:
+    with pytest.raises((KeyError, ValueError)):
+        read_progress(bad)
+
+
+def test_names_are_usable_and_stay_apart() -> None:
+    assert computation_name("", "hourly", "q1") == "hourly"
+    assert computation_name("spark.", "", "q1") == "spark.query-q1"
+    odd = {
+        computation_name("spark.", name, "q1")
+        for name in ("per hour", "per/hour", "per_hour", "pér hour", "x" * 200, "x" * 201)
+    }
+    assert len(odd) == 6
+    assert all(len(name) <= 128 and name.isascii() and "/" not in name and " " not in name for name in odd)
+
+
+# -- the breaker ------------------------------------------------------------------------------------------------------
+
+
+def test_the_breaker_opens_after_failures_in_a_row() -> None:
+    breaker = Breaker()
+    for _ in range(FAILURES - 1):
+        breaker.failed(0.0)
+    breaker.succeeded()
+    for _ in range(FAILURES - 1):
+        breaker.failed(0.0)
+    assert (breaker.is_open, breaker.within(0.0)) == (False, 0.0)
+    breaker.failed(10.0)
+    assert (breaker.is_open, breaker.within(11.0)) == (True, FIRST_WAIT - 1)
+
+
+def test_a_probe_that_fails_doubles_the_wait_and_one_that_succeeds_closes_it() -> None:
+    breaker, now = Breaker(), 0.0
+    for _ in range(FAILURES):
+        breaker.failed(now)
+    waits = []
+    for _ in range(8):
+        waits.append(breaker.within(now))
+        now += waits[-1]
+        assert breaker.within(now) == 0.0, "one attempt is let through"
+        breaker.failed(now)
+    assert waits[:4] == [FIRST_WAIT, 2 * FIRST_WAIT, 4 * FIRST_WAIT, 8 * FIRST_WAIT]
+    assert waits[-1] == LONGEST_WAIT
+    breaker.succeeded()
+    assert not breaker.is_open
+    assert breaker.within(now) == 0.0
+    for _ in range(FAILURES):
+        breaker.failed(now)
+    assert breaker.within(now) == FIRST_WAIT, "it begins anew"
+
+
+# -- the book ---------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def book(clock: Clock) -> Book:
+    return Book(lambda name, query: name or query, clock)
+
+
+def test_the_newest_value_of_a_query_wins(book: Book) -> None:
+    book.started("q1", "r1", "hourly")
+    for batch in range(5):
+        book.progressed(said(batch, watermark=NINE + batch))
+    assert book.take() == Saying("hourly", "q1", NINE + 4, ended=False)
+    assert book.take() is None
+    assert book.conflated == 5
+    [status] = book.queries()
+    assert (status.batch, status.batches, status.rows, status.late_rows, status.state_rows) == (4, 5, 10, 5, 3)
+
+
+def test_nothing_that_waits_is_passed_over_for_one_that_speaks_more(book: Book) -> None:
+    book.progressed(said(query="quiet"))
+    for batch in range(3):
+        book.progressed(said(batch, query="loud"))
+    first = book.take()
+    book.progressed(said(9, query="loud"))
+    second = book.take()
+    assert first is not None
+    assert second is not None
+    assert (first.query, second.query) == ("quiet", "loud")
+
+
+def test_what_failed_is_said_again_later_and_then_the_newest(book: Book, clock: Clock) -> None:
+    book.progressed(said())
+    assert book.take() is not None
+    book.failed("q1", "away", again=5.0)
+    book.progressed(said(1, watermark=NINE + 1))
+    assert book.take() is None
+    assert book.within() == 5.0
+    assert book.queries()[0].problem == "away"
+    clock.now = 5.0
+    assert book.take() == Saying("hourly", "q1", NINE + 1, ended=False)
+    book.reported("q1", NINE + 1, NINE + 2)
+    [status] = book.queries()
+    assert (status.reported, status.published, status.problem) == (Watermark(NINE + 1), Watermark(NINE + 2), "")
+
+
+def test_a_query_that_ends_says_so_once(book: Book) -> None:
+    book.started("q1", "r1", None)
+    book.progressed(said())
+    book.terminated("q1", "r1", "it broke")
+    book.idle("q1", "r1")
+    assert book.take() == Saying("q1", "q1", NINE, ended=True)
+    assert book.take() is None
+    assert (book.queries()[0].state, book.queries()[0].failure) == ("ended", "it broke")
+
+
+def test_a_restart_goes_on_and_its_forerunner_says_nothing_any_more(book: Book) -> None:
+    """Spark tells of a start at once, and all else later: events of the run before may come after it."""
+    book.started("q1", "r1", "hourly")
+    book.progressed(said(0))
+    book.started("q1", "r2", "hourly")
+    book.progressed(said(1, watermark=NINE + 1))
+    book.terminated("q1", "r1", None)
+    [status] = book.queries()
+    assert (status.state, status.run, status.watermark, status.batches) == ("running", "r2", Watermark(NINE), 2)
+
+
+def test_idle_queries_say_so_until_they_work_again(book: Book) -> None:
+    book.idle("nobody", "r1")
+    book.progressed(said())
+    book.idle("q1", "r1")
+    book.idle("q1", "r1")
+    assert [(each.state, each.idle_beats) for each in book.queries()] == [("idle", 2)]
+    book.progressed(said(1))
+    assert book.queries()[0].state == "running"
+
+
+def test_the_book_is_bounded_and_forgets_only_what_has_ended(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach_book, "MOST_QUERIES", 3)
+    for query in ("a", "b", "c"):
+        book.started(query, "r1", None)
+    book.started("d", "r1", None)
+    book.progressed(said(query="e"))
+    assert book.dropped == 2
+    book.terminated("b", "r1", None)
+    book.started("d", "r1", None)
+    assert book.dropped == 3, "the end of b was not said yet"
+    while book.take() is not None:
+        pass
+    book.started("d", "r1", None)
+    assert [each.query for each in book.queries()] == ["a", "c", "d"]
+    # What became of the end of b is heard only now.
+    book.failed("b", "away", again=1.0)
+    book.reported("b", NINE, NINE)
+    assert [each.query for each in book.queries()] == ["a", "c", "d"]
+    assert book.take() == Saying("d", "d", None, ended=False)
+    assert book.take() is None
+
+
+def test_who_waits_is_woken(book: Book) -> None:
+    taken: list[Saying | None] = []
+
+    def wait() -> None:
+        with book.changed:
+            assert book.changed.wait_for(lambda: book.within() is not None, 20)
+            taken.append(book.take())
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    book.progressed(said())
+    thread.join(20)
+    assert taken == [Saying("hourly", "q1", NINE, ended=False)]
+
+
+# -- the settings -----------------------------------------------------------------------------------------------------
+
+
+def chosen(conf: dict[str, str], environ: dict[str, str], **arguments: Any) -> AttachSettings:
+    given = {"address": None, "namespace": None, "prefix": None, "data": None, "enabled": None, **arguments}
+    return resolve(conf.get, environ, **given)
+
+
+def test_arguments_win_over_the_session_and_the_session_over_the_environment() -> None:
+    environ = {"LOWWATER_ADDRESS": "c:1", "LOWWATER_ENABLED": "false"}
+    conf = {
+        f"spark.lowwater.{key}": value for key, value in {"address": "b:1", "enabled": "true", "prefix": "b-"}.items()
+    }
+    assert chosen({}, {}) == AttachSettings(True, None, "", "spark.", None)
+    assert chosen({}, environ) == AttachSettings(False, "c:1", "", "spark.", None)
+    assert chosen(conf, environ) == AttachSettings(True, "b:1", "", "b-", None)
+    found = chosen(conf, environ, address="a:1", prefix="", namespace="n", enabled=False)
+    assert found == AttachSettings(False, "a:1", "n", "", None)
+
+
+@pytest.mark.parametrize("text", ["off", "0", "No", "FALSE"])
+def test_the_kill_switch_in_the_environment(text: str) -> None:
+    assert not chosen({}, {"LOWWATER_ENABLED": text}).enabled
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"conf": {"spark.lowwater.enabled": "maybe"}}, {"prefix": "a/b"}, {"prefix": "ä"}, {"prefix": "x" * 65}]
+)
+def test_settings_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"use (true or false|at most 64)"):
+        chosen(wrong.pop("conf", {}), {}, **wrong)

@@ -1,0 +1,94 @@
+"""How a stage and its tasks reach the authority: what goes before what, and which files are read where."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from pathlib import Path
+
+import pytest
+
+import lowwater
+from lowwater import errors
+from lowwater_spark import staging
+from lowwater_spark.connection import SparkSettings, connection
+from lowwater_spark.staging import Destination
+
+EMPTY: dict[str, str] = {}
+
+
+def conf(**settings: str) -> SparkSettings:
+    return connection({f"spark.lowwater.{name}": value for name, value in settings.items()}.get)
+
+
+def test_the_argument_goes_before_the_session_and_that_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOWWATER_ADDRESS", "environment:1")
+    assert connection(EMPTY.get).address == "environment:1"
+    session = {"spark.lowwater.address": "session:1", "spark.lowwater.token": "t"}
+    assert connection(session.get).address == "session:1"
+    given = connection(session.get, "argument:1")
+    assert (given.address, given.token) == ("argument:1", "t")
+    monkeypatch.delenv("LOWWATER_ADDRESS")
+    assert connection(EMPTY.get).address == "localhost:7420"
+    with pytest.raises(errors.InvalidArgument):
+        connection(EMPTY.get, "")
+
+
+def test_without_settings_it_is_the_clients_default() -> None:
+    with lowwater.connect("a:1") as client:
+        settings = connection(EMPTY.get, "a:1")
+        for field in dataclasses.fields(lowwater.Settings):
+            assert getattr(settings, field.name) == getattr(client.settings, field.name)
+    assert not settings.encrypted
+    assert settings.credentials is None
+
+
+def test_names_of_files_travel_and_their_contents_do_not(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "tls.key", tmp_path / "tls.crt"
+    key.write_bytes(b"the private key")
+    certificate.write_bytes(b"the certificate")
+    settings = conf(key=str(key), certificate=str(certificate), token="t", serverToken="deployment", namespace="team")
+    assert (settings.server_token, settings.namespace) == ("deployment", "team")
+    assert settings.encrypted
+    assert settings.credentials is not None
+    # The driver's quick client has other time-outs; what a task gets is that client's.
+    shipped = pickle.dumps(Destination(dataclasses.replace(settings, timeout=1.0), "stage", 1, 0))
+    assert b"the private key" not in shipped
+    arrived = pickle.loads(shipped).settings
+    assert (arrived.private_key, arrived.timeout, arrived.token) == (None, 1.0, "t")
+    here = arrived.here()
+    assert (here.root_certificates, here.private_key, here.certificate_chain) == (
+        None,
+        b"the private key",
+        b"the certificate",
+    )
+    assert (here.timeout, here.token, here.namespace) == (1.0, "t", "team")
+
+
+def test_a_file_that_an_executor_does_not_have_is_a_refusal_and_no_channel_without_tls(tmp_path: Path) -> None:
+    """The task's call fails with a reason, which holds the stage."""
+    ca = tmp_path / "ca.crt"
+    ca.write_bytes(b"pem")
+    settings = pickle.loads(pickle.dumps(conf(ca=str(ca), token="t")))
+    ca.unlink()
+    assert settings.encrypted
+    assert settings.credentials is not None
+    with pytest.raises(errors.InvalidArgument, match=r"spark\.lowwater\.ca.*same absolute path"):
+        staging._client(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"ca": "certs/ca.pem"}, "bare name"),
+        ({"key": "/etc/tls.key"}, "belong together"),
+        ({"ca": "/nowhere/ca.pem"}, "cannot be read here"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused_at_the_start(settings: dict[str, str], reason: str) -> None:
+    with pytest.raises((ValueError, errors.InvalidArgument), match=reason):
+        conf(**settings)
+
+
+def test_the_token_is_not_shown() -> None:
+    assert "s3cret" not in repr(conf(token="s3cret"))
