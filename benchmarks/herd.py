@@ -1,7 +1,8 @@
 """A thundering herd, and beats that fall together: what they cost with bounded admission and spread clocks, and without.
 
 All workers of a deployment lose their authority by a kill -9. When it is back, all of them open a stream and send their whole state in
-the same moment, the worst there is: their channels connect again within a tenth of a second.
+the same moment, the worst there is: their channels connect again within a tenth of a second. How it is when another shard takes over
+instead is measured by :mod:`benchmarks.herd_failover`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,8 +21,9 @@ from typing import Final, Self
 
 import grpc
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks import herd_failover
+from benchmarks.herd_admission import NO_ADMISSION, gate, program
 from benchmarks.herd_workers import ALONE, BACK_SOON, BEAT, RANGES, Herd
 from benchmarks.owner import COMPUTATION
 from benchmarks.result import Result, Spread
@@ -31,11 +31,6 @@ from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
 
 SLOT: Final = 0.1
 """Seconds: how fine the load of the beats is looked at."""
-
-IMPORT: Final = "from lowwater_authority import admission"
-SERVE: Final = "from lowwater_authority.server import main; raise SystemExit(main())"
-
-NO_ADMISSION: Final = {"STREAMS": 1 << 30, "STARTING": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +79,7 @@ class Authority:
 
     def start(self, bounds: Mapping[str, int]) -> None:
         """Start, with other bounds of :mod:`lowwater_authority.admission`; return when it serves."""
-        other = "".join(f"admission.{name} = {bound}; " for name, bound in bounds.items())
-        command = [sys.executable, "-c", f"{IMPORT}; {other}{SERVE}", "--data", str(self._data)]
-        command += ["--listen", self.address, "--metrics", "127.0.0.1:0"]
+        command = [*program(bounds), "--data", str(self._data), "--listen", self.address, "--http", "127.0.0.1:0"]
         with Path(f"{self._data}.log").open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self._process.stdout is not None
@@ -94,8 +87,8 @@ class Authority:
         if not words:
             msg = f"the authority ended before it served: {Path(log.name).read_text()[-2000:]}"
             raise RuntimeError(msg)
-        # lowwater: serving on HOST:PORT (metrics URL)
-        self.address, self._metrics = words[3], words[5].rstrip(")")
+        # lowwater: serving on HOST:PORT (page URL, metrics URL)
+        self.address, self._metrics = words[3], words[7].rstrip(")")
 
     def kill(self) -> None:
         """Kill -9."""
@@ -129,14 +122,7 @@ class Authority:
 
     def gate(self, figure: str) -> float:
         """Return a figure of the gate through which streams start."""
-        with urllib.request.urlopen(self._metrics) as response:
-            text = response.read().decode()
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name == f"lowwater_admission_{figure}" and "starting_report" in sample.labels["gate"]:
-                    return float(sample.value)
-        msg = f"the authority has no figure {figure}"
-        raise RuntimeError(msg)
+        return gate(self._metrics, figure)
 
 
 class Watcher:
@@ -178,7 +164,7 @@ class Watcher:
 
 
 def run(folder: Path, *, quick: bool) -> list[Result]:
-    """Restart the authority with admission and without, by turns."""
+    """Restart the authority with admission and without, by turns; then the same after fail-overs."""
     size = QUICK if quick else FULL
     with closing(Authority(folder / "herd")) as authority:
         authority.start({})
@@ -194,7 +180,7 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
         ours, theirs = (Spread(tuple(map(figure, each))) for each in (bounded, free))
         return Result("herd", metric, ours, unit, baseline, theirs, facts)
 
-    none = "no admission"
+    none = herd_failover.FREE
     return [
         line("last_acknowledged", "s", lambda each: each.acknowledged[-1], none),
         line("p50_acknowledged", "s", lambda each: float(np.percentile(each.acknowledged, 50)), none),
@@ -204,6 +190,7 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
         line("peak_resident", "MB", lambda each: each.resident, none),
         line("most_streams_starting", "streams", lambda each: each.starting, none),
         line("busiest_slot_over_mean", "x", lambda each: each.busiest, "beats that are not spread"),
+        *herd_failover.run(folder / "shards", size.workers, size.rounds),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import time
@@ -16,7 +17,7 @@ import numpy as np
 
 from benchmarks import wire
 from benchmarks.owner import COMPUTATION, OPTIONS, PATIENCE, check
-from benchmarks.workload import bounds, keys
+from benchmarks.workload import Int64s, bounds, keys
 from lowwater._pb.lowwater.v1 import errors_pb2, topology_pb2, topology_pb2_grpc, workers_pb2_grpc
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 
@@ -69,7 +70,16 @@ class Herd:
     """The newest value that was acknowledged of the first range of each."""
     delays: list[float] = field(default_factory=list)
     """How long the authority asked workers to wait, in seconds."""
+    said: Int64s = field(init=False)
+    """The newest value of the first range of each that was sent, or is about to be. It only grows."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: BaseException | None = None
+    """What ended a worker that should not end."""
+    _channels: dict[str, list[grpc.aio.Channel]] = field(default_factory=dict)
+    """To each address."""
+
+    def __post_init__(self) -> None:
+        self.said = np.zeros(self.workers, dtype=np.int64)
 
     def expect(self, *, patient: bool) -> None:
         """From now on wait for the states of all."""
@@ -79,16 +89,17 @@ class Herd:
         self.complete.clear()
 
     async def wait(self) -> list[float]:
-        """Return when the states of all were acknowledged, in order."""
+        """Return when the states of all were acknowledged, in order. Raises what ended a worker."""
         async with asyncio.timeout(PATIENCE):
             await self.complete.wait()
+        if self.failure is not None:
+            raise self.failure
         return self.acknowledged
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Let all workers claim and report, until the end."""
-        channels = [grpc.aio.insecure_channel(self.address, options=(*ALONE, *BACK_SOON)) for _ in range(CHANNELS)]
-        await topology_pb2_grpc.TopologyServiceStub(channels[0]).Register(
+        await topology_pb2_grpc.TopologyServiceStub(self.channel(0, self.address)).Register(
             topology_pb2.RegisterRequest(name=COMPUTATION)
         )
         starts = keys(self.workers * RANGES)
@@ -103,15 +114,14 @@ class Herd:
                 request_id=os.urandom(16),
             )
             async with at_once:
-                stub = workers_pb2_grpc.WorkerServiceStub(channels[worker % CHANNELS])
+                stub = workers_pb2_grpc.WorkerServiceStub(self.channel(worker, self.address))
                 return (await stub.Claim(request, timeout=PATIENCE)).sequencer
 
         sequencers = await asyncio.gather(*map(claim, range(self.workers)))
         self.expect(patient=True)
-        tasks = [
-            asyncio.create_task(self._work(channels[worker % CHANNELS], worker, sequencer))
-            for worker, sequencer in enumerate(sequencers)
-        ]
+        tasks = [asyncio.create_task(self._work(worker, sequencer)) for worker, sequencer in enumerate(sequencers)]
+        for task in tasks:
+            task.add_done_callback(self._ended)
         try:
             yield
         finally:
@@ -119,54 +129,86 @@ class Herd:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for channel in channels:
+            for channel in itertools.chain.from_iterable(self._channels.values()):
                 await channel.close()
 
-    async def _work(self, channel: grpc.aio.Channel, worker: int, sequencer: int) -> None:
+    def channel(self, worker: int, address: str) -> grpc.aio.Channel:
+        """Return the connection that a worker shares with others."""
+        if address not in self._channels:
+            options = (*ALONE, *BACK_SOON)
+            self._channels[address] = [grpc.aio.insecure_channel(address, options=options) for _ in range(CHANNELS)]
+        return self._channels[address][worker % CHANNELS]
+
+    def call(self, worker: int) -> Call:
+        """Begin a report stream of a worker."""
+        return self._call(worker, self.address, wait_for_ready=True)
+
+    async def again(self, worker: int, asked: float, failures: int) -> None:
+        """Return when a worker is to open its next stream; ``asked`` is how long the authority told it to wait, in seconds."""
+        await asyncio.sleep(self.pause(asked, failures, MOST_BACKOFF))
+
+    def pause(self, asked: float, failures: int, most: float) -> float:
+        """Return the seconds before a next attempt; ``most`` is the upper bound of a worker's own delay."""
+        if not self.patient:
+            return 0.0
+        own = min(most, FIRST_BACKOFF * 2.0**failures) * random.random()
+        return asked * (1.0 + random.random()) if asked else own
+
+    def taken(self, worker: int, ack: pb.ReportAck) -> bool:
+        """Whether a report was taken over; False ends the stream. Raises RuntimeError when it was refused for good."""
+        check(ack)
+        return True
+
+    def _call(self, worker: int, address: str, *, wait_for_ready: bool) -> Call:
+        report: grpc.aio.StreamStreamMultiCallable[bytes, pb.ReportResponse] = self.channel(
+            worker, address
+        ).stream_stream("/lowwater.v1.WorkerService/Report", response_deserializer=pb.ReportResponse.FromString)
+        return report(wait_for_ready=wait_for_ready)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and not self.stopping:
+            self.failure = task.exception()
+            self.complete.set()
+
+    async def _work(self, worker: int, sequencer: int) -> None:
         """Open one stream after the other, as one process does."""
-        report: grpc.aio.StreamStreamMultiCallable[bytes, pb.ReportResponse] = channel.stream_stream(
-            "/lowwater.v1.WorkerService/Report", response_deserializer=pb.ReportResponse.FromString
-        )
-        sender, stream, failures = os.urandom(16), 0, 0
-        while True:
-            stream += 1
-            call = report(wait_for_ready=True)
+        sender, failures = os.urandom(16), 0
+        for stream in itertools.count(1):
+            delay = 0.0
+            call = self.call(worker)
             try:
-                await self._report(call, wire.opening(sender, stream), worker, sequencer)
+                delay = await self._report(call, wire.opening(sender, stream), worker, sequencer)
             except grpc.aio.AioRpcError as error:
-                failures = 0 if worker not in self.missing else failures + 1
                 delay = asked(error)
                 if delay:
                     self.delays.append(delay)
-                await asyncio.sleep(self._pause(delay, failures))
             except (asyncio.CancelledError, asyncio.InvalidStateError):
                 # gRPC's ways to say, now and then, that the connection is gone.
                 if self.stopping:
                     raise
             finally:
                 call.cancel()
+            failures = 0 if worker not in self.missing else failures + 1
+            await self.again(worker, delay, failures)
 
-    def _pause(self, asked: float, failures: int) -> float:
-        """Return the seconds before the next stream."""
-        if not self.patient:
-            return 0.0
-        own = min(MOST_BACKOFF, FIRST_BACKOFF * 2.0**failures) * random.random()
-        return asked * (1.0 + random.random()) if asked else own
-
-    async def _report(self, call: Call, opening: bytes, worker: int, sequencer: int) -> None:
-        """Report on one stream until it fails."""
+    async def _report(self, call: Call, opening: bytes, worker: int, sequencer: int) -> float:
+        """Report on one stream until it ends; returns the seconds that the authority asked to stay away when it said farewell."""
         await call.write(opening)
         await call.read()
         answer = self._next(call)
         begun, number = 0.0, 0
         while True:
             number += 1
-            values = np.arange(worker, worker + RANGES) + number
+            self.said[worker] += 1
+            values = self.said[worker] + np.arange(RANGES)
             await call.write(wire.report(number, COMPUTATION, sequencer, values))
             response = await answer
             if not isinstance(response, pb.ReportResponse):
-                return
-            check(response.ack)
+                return 0.0
+            if response.HasField("go_away"):
+                return response.go_away.retry_after_millis / 1e3
+            if not self.taken(worker, response.ack):
+                return 0.0
             self.durable[worker] = int(values[0])
             now = time.monotonic()
             if number > 1:
@@ -178,8 +220,8 @@ class Herd:
             answer = self._next(call)
             ended, _ = await asyncio.wait({answer}, timeout=begun + number * BEAT - now)
             if ended:
-                answer.result()
-                return
+                farewell = answer.result()
+                return farewell.go_away.retry_after_millis / 1e3 if isinstance(farewell, pb.ReportResponse) else 0.0
 
     @staticmethod
     def _next(call: Call) -> asyncio.Task[pb.ReportResponse | object]:

@@ -23,7 +23,7 @@ from lowwater_authority.journal import (
     Ownership,
     SqliteJournal,
 )
-from lowwater_authority.journal.framing import checksum
+from lowwater_authority.journal.framing import Writer, checksum, decode, encode
 from lowwater_authority.journal.redis import RedisJournal
 from tests.contract.redis_server import DURABLE, RedisServer
 
@@ -136,6 +136,10 @@ class Store(ABC):
     def forget(self, log: str, keep: int) -> None:
         """Lose the records behind position ``keep``, which a replica that lags never got. There is no snapshot."""
 
+    @abstractmethod
+    def supplant(self, log: str, position: int) -> None:
+        """Put another record in the place of the newest one: that was lost, and its number was given again."""
+
 
 class SharedStore(Store):
     """A store that several processes have open at once."""
@@ -157,6 +161,12 @@ def flipped(frame: bytes) -> bytes:
     """One bit in the middle is wrong."""
     middle = len(frame) // 2
     return frame[:middle] + bytes([frame[middle] ^ 0x10]) + frame[middle + 1 :]
+
+
+def another(log: str, position: int, frame: bytes) -> bytes:
+    """Another record with the number and the epoch of one."""
+    epoch, nonce = decode(log, position, frame).writer
+    return encode(log, position, b"another", writer=Writer(epoch, nonce ^ 1))
 
 
 class MemoryStore(SharedStore):
@@ -198,6 +208,11 @@ class MemoryStore(SharedStore):
         stored = self.disk.logs[log]
         stored.records = {position: frame for position, frame in stored.records.items() if position <= keep}
         stored.last, stored.tail = keep, checksum(stored.records[keep])
+
+    def supplant(self, log: str, position: int) -> None:
+        stored = self.disk.logs[log]
+        stored.records[position] = frame = another(log, position, stored.records[position])
+        stored.tail = checksum(frame)
 
     def give(self, log: str, owner: Ownership) -> None:
         self.disk.owners[log] = owner
@@ -277,6 +292,12 @@ class SqliteStore(Store):
         assert isinstance(key, int)
         self.execute("DELETE FROM records WHERE log = ? AND position > ?", key, keep)
 
+    def supplant(self, log: str, position: int) -> None:
+        frame = another(log, position, self.frame(log, position))
+        ((key,),) = self.execute("UPDATE logs SET tail = ? WHERE name = ? RETURNING id", checksum(frame), log)
+        assert isinstance(key, int)
+        self.execute("UPDATE records SET frame = ? WHERE log = ? AND position = ?", frame, key, position)
+
     def frame(self, log: str, position: int) -> bytes:
         """A record as it is stored."""
         ((frame,),) = self.execute(
@@ -345,6 +366,12 @@ class RedisStore(SharedStore):
                 self.server.execute("XDEL", f"{self.TAG}:records:{log}", f"{position}-0")
         self.server.execute("XSETID", f"{self.TAG}:records:{log}", f"{keep}-0")
         self.server.execute("HSET", f"{self.TAG}:meta:{log}", "last", keep, "tail", tail)
+
+    def supplant(self, log: str, position: int) -> None:
+        records = self.records(log)
+        frame = another(log, position, records[position])
+        self.rewrite(log, records | {position: frame})
+        self.server.execute("HSET", f"{self.TAG}:meta:{log}", "tail", checksum(frame))
 
     def give(self, log: str, owner: Ownership) -> None:
         fields = [str(part) for field in owner._asdict().items() for part in field]

@@ -26,14 +26,19 @@ QUIET = ("--save", "", "--auto-aof-rewrite-percentage", "0", "--repl-diskless-sy
 STARTS_WITHIN = 30.0
 
 
+PORTS = {"gw0": range(12_000, 17_000), "gw1": range(17_000, 22_000)}
+"""Of the tests side by side, by worker of pytest-xdist: each leaves the others the ports of servers that it will start again."""
+
+
 def free_port() -> int:
     """A port that nobody listens on.
 
     Below the range from which the system takes ports for outgoing connections: a server that is killed must find its port
     free again. A cluster node listens 10,000 higher too.
     """
+    ports = PORTS.get(os.environ.get("PYTEST_XDIST_WORKER", ""), range(12_000, 22_000))
     while True:
-        port = random.randrange(12_000, 22_000)
+        port = random.choice(ports)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 
 import pytest
 
 from lowwater_authority.journal import GRAPH, JournalClosed, JournalCorrupt, JournalPosition, LoadedLog
 from lowwater_authority.journal.sqlite import PART_BYTES
-from tests.contract.journal_stores import Store, entry, loaded, turn
+from tests.contract.journal_stores import SharedStore, Store, entry, loaded, turn
 
 # --- append -------------------------------------------------------------------------------------------------------
 
@@ -279,6 +280,110 @@ async def test_damaged_or_missing_snapshot_is_refused(store: Store, size: int) -
         with pytest.raises(JournalCorrupt) as refused:
             await journal.load(log)
         assert (refused.value.log, refused.value.position) == (log, 2)
+
+
+@pytest.mark.asyncio
+async def test_damage_is_refused_while_the_owner_goes_on_appending(shared: SharedStore) -> None:
+    """Whoever reads a log of another process is told so in the end: its owner has no reason to stop."""
+    owner, reader = await shared.open("a"), await shared.connect()
+    await owner.append([entry("a", n) for n in range(1, 601)])
+    shared.damage("a", 300)
+
+    async def go_on() -> None:
+        for position in count(601):
+            await owner.append([entry("a", position)])
+
+    going_on = asyncio.create_task(go_on())
+    try:
+        async with asyncio.timeout(20):
+            with pytest.raises(JournalCorrupt) as refused:
+                await reader.load("a")
+    finally:
+        going_on.cancel()
+    assert (refused.value.log, refused.value.position) == ("a", 300)
+
+
+@pytest.mark.asyncio
+async def test_the_owner_writes_again_from_memory_what_is_damaged(store: Store) -> None:
+    """``restore`` is for what the store has lost, and does the same for what it has and nobody can read."""
+    journal = await store.open()
+    for log, hurt in (
+        ("a", store.damage_snapshot),
+        ("b", store.remove_snapshot),
+        ("c", lambda _: store.damage("c", 3)),
+    ):
+        await journal.append([entry(log, n) for n in range(1, 4)])
+        await journal.snapshot(log, 3 if log != "c" else 2, b"old")
+        hurt(log)
+        with pytest.raises(JournalCorrupt):
+            await journal.load(log)
+        await journal.restore(log, 4, b"whole")
+        await journal.append([entry(log, 5)])
+    await journal.close()
+    journal = await store.open()
+    for log in "abc":
+        assert await journal.load(log) == loaded(log, 5, 5, snapshot=b"whole")
+
+
+# --- reading what came since --------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_what_is_known_of_a_log_and_what_came_since_is_all_of_it(store: Store) -> None:
+    journal = await store.open()
+    known = await journal.load("a")
+
+    async def grows(*positions: int) -> None:
+        nonlocal known
+        await journal.append([entry("a", position) for position in positions])
+        found = await journal.load("a", known=known)
+        assert found == await journal.load("a")
+        known = found
+
+    await grows(1)
+    await grows()
+    await grows(2, 3)
+    await journal.snapshot("a", 2, b"two")
+    await grows(4)
+    await journal.snapshot("a", 4, b"four")
+    await grows()
+    await grows(5, 6)
+    await journal.restore("a", 9, b"nine")
+    await grows(10)
+    assert known == loaded("a", 10, 10, snapshot=b"nine")
+
+
+@pytest.mark.asyncio
+async def test_what_is_known_and_was_lost_since_is_not_taken_for_what_is_there(store: Store) -> None:
+    for snapshot in (0, 1):
+        journal = await store.open(log := f"a{snapshot}")
+        await journal.append([entry(log, n) for n in range(1, 4)])
+        if snapshot:
+            await journal.snapshot(log, snapshot, b"")
+        known = await journal.load(log)
+        await journal.close()
+        for lose in (store.supplant, store.forget):
+            lose(log, 3 if lose == store.supplant else 2)
+            journal = await store.open(log)
+            found = await journal.load(log, known=known)
+            assert found == await journal.load(log)
+            assert found != known
+            if found.last == 2:
+                await journal.append([entry(log, 3, b"three"), entry(log, 4)])
+                assert (await journal.load(log, known=known)).records[-2:] == [(3, b"three"), (4, f"{log}:4".encode())]
+            await journal.close()
+
+
+@pytest.mark.asyncio
+async def test_damage_behind_what_is_known_is_refused(store: Store) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", n) for n in range(1, 4)])
+    known = await journal.load("a")
+    await journal.append([entry("a", n) for n in range(4, 7)])
+    store.damage("a", 5)
+    with pytest.raises(JournalCorrupt) as refused:
+        await journal.load("a", known=known)
+    assert (refused.value.log, refused.value.position) == ("a", 5)
 
 
 # --- the rest -----------------------------------------------------------------------------------------------------

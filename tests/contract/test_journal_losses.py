@@ -43,6 +43,80 @@ async def test_an_own_log_that_became_shorter_is_not_taken_again(store: Store) -
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("log", ["a", GRAPH])
+async def test_another_record_in_the_place_of_the_newest_is_a_loss(store: Store, log: str) -> None:
+    """The number alone would fit: what was acknowledged is gone, and the next append would hide it for ever."""
+    journal = await store.open("a", "b", "c")
+    await journal.append([entry(log, 1), entry(log, 2)])
+    store.supplant(log, 2)
+    assert await lost(*writes(journal, log, 3), journal.load(log)) == 4 * [{log: (2, 2)}]
+    await journal.append([entry("c", 1)])
+    await journal.restore(log, 3, b"memory")
+    await journal.append([entry(log, 4)])
+    assert await journal.load(log) == loaded(log, 4, 4, snapshot=b"memory")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("log", ["a", GRAPH])
+async def test_what_was_read_may_not_be_another_record_either(store: Store, log: str) -> None:
+    journal = await store.open("a")
+    await journal.append([entry(log, 1), entry(log, 2)])
+    await journal.close()
+    journal = await store.open("a", "b")
+    await journal.load(log)
+    store.supplant(log, 2)
+    assert await lost(journal.append([entry("b", 1), entry(log, 3)])) == [{log: (2, 2)}]
+
+
+@pytest.mark.asyncio
+async def test_an_own_log_with_another_record_at_its_end_is_not_taken_again(store: Store) -> None:
+    journal = await store.open("a")
+    await journal.append([entry("a", 1), entry("a", 2)])
+    store.supplant("a", 2)
+    assert await lost(journal.take("a")) == [{"a": (2, 2)}]
+
+
+@pytest.mark.asyncio
+async def test_a_number_of_the_graph_that_is_given_twice_is_found(shared: SharedStore) -> None:
+    """The store forgets the newest record of the graph, and another process writes another before the first one looks."""
+    one, two = await shared.open("a"), await shared.connect()
+    await one.append([entry(GRAPH, 1), entry("a", 1)])
+    await two.load(GRAPH)
+    await one.append([entry(GRAPH, 2, b"one")])
+    shared.forget(GRAPH, 1)
+    await two.append([entry(GRAPH, 2, b"two")])
+    calls = [
+        one.confirm([]),
+        one.confirm(["a"]),
+        one.load(GRAPH),
+        one.append([entry(GRAPH, 3)]),
+        one.append([entry("a", 2), entry(GRAPH, 3)]),
+        one.append([entry(GRAPH, 2, b"one")]),
+    ]
+    assert await lost(*calls) == 6 * [{GRAPH: (2, 2)}]
+    assert await two.confirm([]) == 2
+    # What is healed first reads what is there, so that it goes into what is put back.
+    one.release(GRAPH)
+    assert (await one.load(GRAPH)).records[-1] == (2, b"two")
+    await one.restore(GRAPH, 3, b"both")
+    assert await two.confirm([]) == 3
+    assert await two.load(GRAPH) == LoadedLog(3, b"both", [])
+
+
+@pytest.mark.asyncio
+async def test_a_restore_of_the_graph_that_another_process_repeats_is_found(shared: SharedStore) -> None:
+    """The store is emptied twice, and each time another process puts the graph back at the same place."""
+    one, two = await shared.connect(), await shared.connect()
+    await one.append([entry(GRAPH, 1)])
+    await two.load(GRAPH)
+    for healer, payload in ((one, b"one"), (two, b"two")):
+        shared.clear()
+        await healer.restore(GRAPH, 2, payload)
+    assert await lost(one.confirm([])) == [{GRAPH: (2, 2)}]
+    assert await two.confirm([]) == 2
+
+
+@pytest.mark.asyncio
 async def test_what_was_read_may_not_be_lost_either(store: Store) -> None:
     for read in (True, False):
         journal = await store.open("a")

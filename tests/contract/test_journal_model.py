@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from lowwater_authority.journal import GRAPH, Entry, JournalFenced, JournalPosition
+from lowwater_authority.journal import GRAPH, Entry, JournalFenced, JournalPosition, LoadedLog
 from tests.contract.journal_stores import MemoryStore, SqliteStore, Store
 
 T = TypeVar("T")
@@ -33,6 +33,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.snapshots: dict[str, tuple[int, bytes]] = {}
         self.epochs = {"a": 0, "b": 0}
         self.last_call: list[Entry] = []
+        self.known: dict[str, LoadedLog] = {}
 
     def make_store(self) -> Store:
         raise NotImplementedError
@@ -131,6 +132,8 @@ class JournalMachine(RuleBasedStateMachine):
             position, snapshot = self.snapshots.get(log, (0, None))
             assert (found.snapshot_position, found.snapshot) == (position, snapshot)
             assert found.records == list(enumerate(payloads, 1))[position:]
+            assert self.run(self.journal.load(log, known=self.known.get(log))) == found
+            self.known[log] = found
 
     def teardown(self) -> None:
         if hasattr(self, "store"):

@@ -10,11 +10,15 @@ by the rate at which the gate was seen to serve.
 
 from __future__ import annotations
 
+import logging
 from typing import Final, Generic, TypeVar
 
 from lowwater import errors
+from lowwater_authority.telling import event
 
 Ticket = TypeVar("Ticket")
+
+log = logging.getLogger(__name__)
 
 STREAMS: Final = 8192
 """Report streams open at once. Each reports every three seconds at least, which is about all that one process takes."""
@@ -73,6 +77,8 @@ class Gate(Generic[Ticket]):
         """How many were let in so far."""
         self.refused = 0
         """How often somebody was told to come again."""
+        self.saturated = False
+        """Whether somebody was told to come again, and the line has not been empty since."""
         self._last_turn = 0.0
         self._seen = 0.0
         self._worked = FIRST_SECONDS
@@ -86,6 +92,14 @@ class Gate(Generic[Ticket]):
             return True
         if len(self.waiting) >= self.line:
             self.refused += 1
+            if not self.saturated:
+                self.saturated = True
+                limits = {"bound": self.bound, "line": self.line}
+                log.warning(
+                    "too many %s: more are told to come again",
+                    self._called,
+                    extra=event("saturated", gate=self.name, **limits),
+                )
             raise self._overloaded(self._turn(now))
         self.waiting[ticket] = None
         self.longest = max(self.longest, len(self.waiting))
@@ -96,6 +110,11 @@ class Gate(Generic[Ticket]):
         self._look(now)
         self._served += self._busy
         self.inside -= 1
+        if self.saturated and not self.waiting and self.inside < self.bound:
+            self.saturated = False
+            log.info(
+                "%s are let in again", self._called, extra=event("not_saturated", gate=self.name, refused=self.refused)
+            )
         if not self.waiting or self.inside >= self.bound:
             return None
         ticket = next(iter(self.waiting))
@@ -125,6 +144,10 @@ class Gate(Generic[Ticket]):
         return bounded(count / self.rate(now))
 
     @property
+    def _called(self) -> str:
+        return self.name.replace("_", " ")
+
+    @property
     def _busy(self) -> bool:
         return self.inside > self.bound // 2
 
@@ -147,7 +170,7 @@ class Gate(Generic[Ticket]):
 
     def _overloaded(self, delay: float) -> errors.Overloaded:
         limit = self.bound + self.line
-        msg = f"{limit} {self.name.replace('_', ' ')} are here already, the most at once; try again in {delay:.2f} s"
+        msg = f"{limit} {self._called} are here already, the most at once; try again in {delay:.2f} s"
         error = errors.Overloaded(msg, metadata={"bound": self.name, "limit": str(limit)})
         error.retry_after = delay
         return error

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from lowwater import errors
 from lowwater_authority.cluster.membership import Member, View, proposal
 from lowwater_authority.journal import JournalCorrupt, JournalError, JournalFailed, JournalUnknown
+from lowwater_authority.telling import Limited, event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -34,9 +35,6 @@ BEATS: Final = 5
 
 HAND_OVER_SECONDS: Final = 5.0
 """How long a shard that leaves waits for the others to take over what it serves."""
-
-TAKEN_AT_ONCE: Final = 4
-"""Computations that are recovered side by side."""
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +87,13 @@ class Cluster:
         self._heard, self._resumed = monotonic(), float("-inf")
         """When the store answered the last beat, and the first one after a gap in which others could have taken over."""
         self._confirming: asyncio.Task[bool] | None = None
-        self._taking: asyncio.Task[None] | None = None
+        self._takes: dict[str, asyncio.Task[None]] = {}
+        """By computation: that it is taken, or has not been looked at since that ended."""
         self._settled: tuple[int, int, int] = (0, 0, 0)
+        self._said: dict[str, str] = {}
+        """By computation that could not be taken: why, as it was logged."""
         self._leaving = asyncio.Event()
+        self._quiet = Limited()
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -110,9 +112,9 @@ class Cluster:
                 async with asyncio.timeout(self._dead_after):
                     await self._beat()
             except TimeoutError:
-                log.warning("the membership cannot be read: no answer within %g s", self._dead_after)
+                self._unreadable(f"no answer within {self._dead_after:g} s")
             except (JournalFailed, JournalUnknown, JournalCorrupt) as error:
-                log.warning("the membership cannot be read: %s", error)
+                self._unreadable(str(error))
             again = self._monotonic() + self._dead_after / BEATS
             await self._look_after_what_is_held()
             self._judge()
@@ -132,8 +134,8 @@ class Cluster:
                 await self._shard.confirm()
                 await asyncio.sleep(self._dead_after / BEATS / 4)
         except (JournalError, errors.LowwaterError) as error:
-            log.warning("not all was handed over: %s", error)
-        for task in (self._confirming, self._taking):
+            log.warning("not all was handed over: %s", error, extra=event("hand_over_failed", reason=str(error)))
+        for task in (self._confirming, *self._takes.values()):
             if task is not None:
                 task.cancel()
 
@@ -206,7 +208,19 @@ class Cluster:
         if view.version < self._known:
             return  # the store has lost views: the next beat proposes a newer one
         if view.version != self.view.version:
-            log.info("view %d: %s", view.version, ", ".join(member.address for member in view.members) or "nobody")
+            members = [member.address for member in view.members]
+            draining = [member.address for member in view.members if member.draining]
+            log.info(
+                "view %d: %s",
+                view.version,
+                ", ".join(members) or "nobody",
+                extra=event("members", version=view.version, members=members, draining=draining),
+            )
+            was = self.view.member(self.me.id)
+            there = view.member(self.me.id)
+            if there is not None and there.draining != (was is not None and was.draining):
+                told = "drains: it hands over what it serves" if there.draining else "does not drain any more"
+                log.info("this shard %s", told, extra=event("drain_begun" if there.draining else "drain_ended"))
         self.view, self._known = view, view.version
         self._joined = self._joined or view.member(self.me.id) is not None
         self._shard.held.view = view.version
@@ -219,46 +233,70 @@ class Cluster:
         await asyncio.wait([self._confirming], timeout=self._dead_after / BEATS)
         if self._leaving.is_set():
             return  # what is under way is given up
-        if self._taking is not None and self._taking.done():
-            self._taking.result()
-            self._taking = None
         if self._confirming.done():
             confirmed, self._confirming = self._confirming.result(), None
-            if confirmed and self._taking is None:
-                self._taking = asyncio.create_task(self._take())
+            if confirmed:
+                self._take()
+
+    def _unreadable(self, reason: str) -> None:
+        if count := self._quiet.count("membership", self._monotonic()):
+            log.warning(
+                "the membership cannot be read: %s",
+                reason,
+                extra=event("membership_unreadable", reason=reason, count=count),
+            )
 
     async def _confirm(self) -> bool:
         try:
             await self._shard.confirm()
         except errors.LowwaterError as error:
-            log.warning("what is held cannot be confirmed: %s", error)
+            if count := self._quiet.count("confirm", self._monotonic()):
+                log.warning(
+                    "what is held cannot be confirmed: %s",
+                    error,
+                    extra=event("unconfirmed", reason=str(error), count=count),
+                )
             return False
         self._in_touch = self._monotonic()
         return True
 
-    async def _take(self) -> None:
+    def _take(self) -> None:
+        """Begin to take what is missing, each by itself: one that takes long holds up no other."""
+        for name in [name for name, task in self._takes.items() if task.done()]:
+            self._takes.pop(name).result()
         shard = self._shard
         if self._settled == (state := (self.view.version, shard.topology.version, shard.held.let_gone)):
             return
         missing = [name for name in shard.topology.computations if self.mine(name) and not shard.serves(name)]
-        places = asyncio.Semaphore(TAKEN_AT_ONCE)
-
-        async def take(name: str) -> bool:
-            async with places:
-                try:
-                    return await shard.serve(name)
-                except errors.LowwaterError as error:
-                    log.warning("%s is not served yet: %s", name, error)
-                    return False
-
-        if all(await asyncio.gather(*map(take, missing))):
+        for name in missing:
+            if name not in self._takes:
+                self._takes[name] = asyncio.create_task(self._take_over(name))
+        if not missing:
             self._settled = state
+
+    async def _take_over(self, name: str) -> None:
+        try:
+            await self._shard.take_over(name)
+        except errors.LowwaterError as error:
+            if self._said.get(name) != str(error):
+                log.warning(
+                    "%s is not served yet: %s",
+                    name,
+                    error,
+                    extra=event("not_served", computation=name, reason=str(error)),
+                )
+                self._said[name] = str(error)
+        else:
+            self._said.pop(name, None)
 
     def _judge(self) -> None:
         """Others take over what is held here when the store has not heard of it for that long."""
         cut_off = self._monotonic() - self._in_touch > self._dead_after
         if cut_off != self.cut_off:
-            log.warning("cut off from the store: serving nothing" if cut_off else "the store is back")
+            log.warning(
+                "cut off from the store: serving nothing" if cut_off else "the store is back",
+                extra=event("cut_off" if cut_off else "store_back"),
+            )
             self.cut_off = cut_off
             self.on_cut_off(cut_off)
 
@@ -282,7 +320,11 @@ class Cluster:
         try:
             await self.look()
         except JournalError as error:
-            log.warning("the membership cannot be read: %s", error)
+            self._unreadable(str(error))
+
+    async def lives_elsewhere(self, name: str) -> bool:
+        """See Placement."""
+        return bool((await self.locate([name]))[name].address)
 
     async def lows(self, names: Sequence[str]) -> Lows:
         """See Placement."""

@@ -1,0 +1,77 @@
+"""Reading a log in pages while its owner replaces it by snapshots: pieces of two states are no damage."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lowwater_authority.journal import JournalCorrupt, JournalFailed, LoadedLog
+from lowwater_authority.journal import redis as redis_journal
+from lowwater_authority.journal.redis import RedisJournal
+from tests.contract.journal_stores import RedisStore, entry, loaded
+
+
+@pytest.fixture
+async def redis(tmp_path: Path) -> AsyncIterator[RedisStore]:
+    made = RedisStore(tmp_path)
+    yield made
+    await made.close()
+
+
+LAST = redis_journal._READINGS + 19
+"""Records of the log: enough for a snapshot at each reading."""
+
+
+class Replaced:
+    """A log that its owner replaces by a snapshot, so many times, whenever another process has begun to read it."""
+
+    def __init__(self, redis: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._redis = redis
+        self._monkeypatch = monkeypatch
+        self.readings = 0
+
+    async def read(self, times: int, damaged: int = 0) -> LoadedLog:
+        """Read it, perhaps with a damaged record."""
+        owner, reader = await self._redis.open("a"), await self._redis.connect()
+        assert isinstance(reader, RedisJournal)
+        await owner.append([entry("a", n) for n in range(1, LAST + 1)])
+        if damaged:
+            self._redis.damage("a", damaged)
+        load = reader._load
+
+        async def replaced(*arguments: Any) -> LoadedLog:
+            self.readings += 1
+            if self.readings <= times:
+                await owner.snapshot("a", self.readings, b"snapshot")
+            return await load(*arguments)
+
+        self._monkeypatch.setattr(reader, "_load", replaced)
+        return await reader.load("a")
+
+
+async def test_a_log_that_was_replaced_is_read_again(redis: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced = Replaced(redis, monkeypatch)
+    assert await replaced.read(times=3) == loaded("a", 4, LAST, snapshot=b"snapshot")
+    assert replaced.readings == 4
+
+
+async def test_a_log_that_is_replaced_all_the_time_is_not_read_for_ever(
+    redis: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it taken for damaged: somebody writes it."""
+    replaced = Replaced(redis, monkeypatch)
+    with pytest.raises(JournalFailed, match=f"replaced by a snapshot {redis_journal._READINGS} times"):
+        await replaced.read(times=LAST)
+    assert replaced.readings == redis_journal._READINGS
+
+
+async def test_what_is_damaged_and_not_replaced_is_read_once(
+    redis: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced = Replaced(redis, monkeypatch)
+    with pytest.raises(JournalCorrupt):
+        await replaced.read(times=0, damaged=5)
+    assert replaced.readings == 1
