@@ -2,11 +2,14 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-year test simulate mutants lint fmt gen bench soak clean
+.PHONY: help setup demo demo-year two-partitions test simulate mutants chaos floors lint fmt gen bench soak clean \
+	check-style check-pyright check-mypy check-public check-generated
 
 RUN := . .tools/env &&
 # Everything that is type-checked.
-TYPED := $(wildcard client/src authority/src spark_listener/src tests scripts benchmarks examples)
+TYPED := $(wildcard client/src authority/src spark_listener/src tests scripts benchmarks examples monitoring)
+# How many processes share the tests; 0 for a run in one, which a debugger needs (ARGS=--pdb).
+WORKERS ?= 2
 # More arguments for pytest, the demo or a benchmark: make test ARGS="-m 'not spark'"
 ARGS ?=
 # Which benchmark: make bench NAME=latency. All of them when empty.
@@ -14,18 +17,23 @@ NAME ?=
 # The first world of the simulator, at random when empty, and how many moves of chaos it makes, 60 a world.
 SEED ?=
 STEPS ?= 3000
+# How many faults the chaos on a Spark cluster has to count.
+FAULTS ?= 200
 # How long the soak takes.
 SECONDS ?= 1200
 
 help:
 	@echo "make demo        replay four days of real flights through three Spark jobs (about three minutes)"
 	@echo "make demo-year   the whole year through plain Python workers, every window checked"
+	@echo "make two-partitions   what Spark's own watermark drops, attached and driven (about a minute)"
 	@echo "make test        every check and every test"
 	@echo "make simulate    simulated worlds under chaos, every value checked; SEED=... STEPS=..."
 	@echo "make mutants     plant bugs in the authority and the client; the simulator must find each"
+	@echo "make chaos       a standalone Spark cluster under counted faults, every window checked; FAULTS=... SEED=..."
+	@echo "make floors      attach, tracked stages and drive on the oldest PySpark that each is made for"
 	@echo "make lint        the checks only: ruff, mypy, pyright, buf, generated code"
 	@echo "make fmt         format Python and proto, apply safe lint fixes"
-	@echo "make gen         generate the protobuf code from proto/"
+	@echo "make gen         generate the protobuf code from proto/, dashboards and alerts from monitoring/"
 	@echo "make bench       the benchmarks, one JSON object a line; NAME=... for one of them"
 	@echo "make soak        two shards under churn, whose memory must not grow; SECONDS=..."
 	@echo "make setup       only install what the others need"
@@ -40,9 +48,12 @@ demo: setup
 demo-year: setup
 	@$(RUN) python -m examples.flights.year $(ARGS)
 
+two-partitions: setup
+	@$(RUN) python -m examples.two_partitions $(ARGS)
+
 test: lint
 	@scripts/setup.sh --tests
-	$(RUN) pytest $(ARGS)
+	$(RUN) pytest -n $(WORKERS) $(ARGS)
 
 simulate: setup
 	@$(RUN) python -m tests.simulation run $(if $(SEED),--seed $(SEED)) --steps $(STEPS) $(ARGS)
@@ -50,17 +61,39 @@ simulate: setup
 mutants: setup
 	@$(RUN) python -m tests.simulation mutants $(ARGS)
 
+chaos:
+	@scripts/setup.sh --tests
+	@$(RUN) python -m tests.cluster.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+floors: setup
+	$(RUN) pytest tests/floors -s $(ARGS)
+
+# All are needed, and each takes one core.
+CHECKS := check-style check-pyright check-mypy check-public check-generated
+
 lint: setup
+	@$(MAKE) --no-print-directory -j2 $(CHECKS)
+
+check-style:
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
-	$(RUN) mypy $(TYPED)
+
+check-pyright:
 	$(RUN) basedpyright
+
+check-mypy:
+	$(RUN) mypy $(TYPED)
+
+check-public:
 	$(RUN) basedpyright --verifytypes lowwater --ignoreexternal
+
+check-generated:
 	$(RUN) buf lint proto
 	@for image in proto/released/*.binpb; do \
 	    $(RUN) buf breaking proto --against "$$image" || { echo "proto/ breaks what $$image promised"; exit 1; }; done
 	$(RUN) buf format proto --diff --exit-code
 	$(RUN) uv run --quiet --script scripts/generate_protos.py --check
+	$(RUN) python -m monitoring --check
 
 fmt: setup
 	$(RUN) ruff check --fix .
@@ -69,6 +102,7 @@ fmt: setup
 
 gen: setup
 	$(RUN) uv run --quiet --script scripts/generate_protos.py
+	$(RUN) python -m monitoring
 
 bench: setup
 	@scripts/setup.sh --bench

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from benchmarks import failover, herd, ingest, latency, result, scale
+from benchmarks import attach, failover, herd, incident, ingest, latency, page, pipeline, result, scale, spark_overhead
 
 BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "ingest": ingest.run,
@@ -18,6 +18,11 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "scale": scale.run,
     "herd": herd.run,
     "failover": failover.run,
+    "attach": attach.run,
+    "spark_overhead": spark_overhead.run,
+    "pipeline": pipeline.run,
+    "page": page.run,
+    "incident": incident.run,
 }
 
 ABOUT: Final = """\
@@ -30,9 +35,21 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
             against a bare two-hop gRPC relay                                            about half a minute
   scale     the same latency at 1 k, 100 k, 500 k and 10 M ranges, and bytes a range     about a minute, 3 GB
   herd      2,000 workers come back at once after kill -9, and their beats after that, against the
-            same without admission and without spread beats                              about 3 minutes
+            same without admission and without spread beats; then after kill -9 of one of
+            three shards, at the one that takes over                                     about 7 minutes
   failover  kill -9 of a shard -> subscribers hold a new value of what it served, 50 times;
             against the silence after which a shard counts as dead                       about 6 minutes
+  attach    a micro-batch of an attached Spark query, the authority answering, refusing, frozen and slow;
+            against the same query by itself                                             about 4 minutes
+  spark_overhead
+            a micro-batch of 1 M rows (group, count, write) tracked over 64 key ranges,
+            against the same query untracked                                             about 2 minutes
+  pipeline  the lag that each of three stages adds to the low watermark, as foreachBatch, as plain queries
+            and with driven windows, against the same queries by themselves              about 4 minutes
+  page      the round trip of a report while 1,000 computations change ten times a second and 20 viewers
+            watch the status page, against the same with --http off                      about 3 minutes
+  incident  one executor of a pipeline is paused: seconds until `lowwater why`, the page and an alert
+            each name its key range and worker; needs scripts/setup.sh --tests           about 10 minutes
 """
 
 MORE: Final = """\

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,8 @@ class Server:
 
     address: str
     pid: int
+    page: str = ""
+    """URL of the status page; "off" without."""
 
     def resident_bytes(self) -> int | None:
         """Return the memory that the process holds; None where /proc does not tell."""
@@ -27,15 +30,24 @@ class Server:
             return None
         return next(int(line.split()[1]) * PAGE for line in lines if line.startswith("VmRSS:"))
 
+    def processor_seconds(self) -> float | None:
+        """Return the seconds of a processor that the process has taken; None where /proc does not tell."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
 
 @contextmanager
-def authority(data: Path) -> Iterator[Server]:
+def authority(data: Path, http: str = "off") -> Iterator[Server]:
     """Run ``lowwater serve`` with its journal in ``data``."""
     code = "from lowwater_authority.server import main; raise SystemExit(main())"
-    arguments = ["--data", str(data), "--listen", "127.0.0.1:0", "--metrics", "off"]
+    arguments = ["--data", str(data), "--listen", "127.0.0.1:0", "--http", http]
     with _running([sys.executable, "-c", code, *arguments], data) as (process, line):
-        # lowwater: serving on HOST:PORT (metrics off)
-        yield Server(line.split()[3], process.pid)
+        # lowwater: serving on HOST:PORT (page URL, metrics URL)
+        words = line.split()
+        yield Server(words[3], process.pid, words[5].rstrip(","))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks import result
 from benchmarks.child import Server
 from tests.contract.redis_server import DURABLE
-from tests.process.sharding import Shard, Sharded
+from tests.process.sharding import DEAD_AFTER, Shard, Sharded
 
 INJECTORS: Final = 6
 READERS: Final = 4
@@ -67,7 +68,7 @@ METRICS: Final = (
     "lowwater_queued_requests",
     "lowwater_subscribers",
     "lowwater_report_streams",
-    "lowwater_conflated_watermarks",
+    "lowwater_conflated_watermarks_total",
     "lowwater_admission_inside",
 )
 """Those whose greatest value is told, summed over labels."""
@@ -188,12 +189,12 @@ def scrape(metrics: str) -> dict[str, float]:
 class Soak:
     """Everything that runs."""
 
-    def __init__(self, folder: Path, ranges: int) -> None:
+    def __init__(self, folder: Path, ranges: int, dead_after: float) -> None:
         self._stack = ExitStack()
         self._folder = folder
         self._each = ranges // (INJECTORS + READERS)
         self._rng = random.Random(7)
-        self.deployment = Sharded(folder, 2, *DURABLE, *REWRITE)
+        self.deployment = Sharded(folder, 2, *DURABLE, *REWRITE, dead_after=dead_after)
         kept, restarted = self.deployment.shards
         self.shards: dict[str, Shard] = {KEPT: kept, RESTARTED: restarted}
         self.done: Counter[str] = Counter()
@@ -289,11 +290,14 @@ def times(first: float, step: float, end: float) -> Iterator[float]:
         at += step
 
 
-def run(folder: Path, seconds: float, ranges: int) -> dict[str, object]:
-    """Soak for so long; returns the line that is kept. Raises RuntimeError when a process ends that should not."""
+def run(folder: Path, seconds: float, ranges: int, dead_after: float = DEAD_AFTER) -> dict[str, object]:
+    """Soak for so long; returns the line that is kept. Raises RuntimeError when a process ends that should not.
+
+    ``dead_after`` is the shards' setting, in seconds.
+    """
     curves = Curves()
     period = min(PERIOD, seconds / 4)
-    with Soak(folder, ranges) as soak:
+    with Soak(folder, ranges, dead_after) as soak:
         with Sampler(soak, curves):
             soak.churn(seconds, period)
         soak.pids()
@@ -327,12 +331,21 @@ def main() -> int:
     parse.add_argument("--seconds", type=float, default=1200.0, help="how long (default: %(default)g)")
     parse.add_argument("--ranges", type=int, default=500_000, help="of all computations (default: %(default)s)")
     parse.add_argument(
+        "--dead-after",
+        type=float,
+        default=DEAD_AFTER,
+        metavar="SECONDS",
+        help="of the shards: longer where they are starved (default: %(default)s)",
+    )
+    parse.add_argument(
         "--data", type=Path, metavar="DIR", default=Path(tempfile.gettempdir()), help="where Redis writes"
     )
     args = parse.parse_args()
+    # A terminated soak stops its processes like an interrupted one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     machine = result.machine()
     with tempfile.TemporaryDirectory(prefix="lowwater-soak-", dir=args.data) as folder:
-        line = run(Path(folder), args.seconds, args.ranges)
+        line = run(Path(folder), args.seconds, args.ranges, args.dead_after)
     print(json.dumps(line | machine), flush=True)
     names = grown(line)
     if names:

@@ -30,6 +30,9 @@ TICK: Final = 0.05
 TELL: Final = 5.0
 """Seconds between two lines about what was done."""
 
+PATIENCE: Final = 60.0
+"""Seconds for an answer: the soak may get little of the machine."""
+
 KEYS: Final = 1 << 32
 
 SECOND: Final = 1_000_000
@@ -190,7 +193,7 @@ def main() -> int:
     """Run until killed."""
     args = parser().parse_args()
     rng, told = random.Random(args.seed), Told()
-    with lowwater.connect(args.addresses) as client:
+    with lowwater.connect(args.addresses, timeout=PATIENCE) as client:
         if args.role == "work":
             work(client, args.names, args.ranges, rng, told)
         else:

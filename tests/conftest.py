@@ -13,13 +13,35 @@ from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 
-# Cheap first: a broken rule shows before any process or JVM is started.
-ORDER = ("unit", "property", "contract", "simulation", "process", "compatibility", "spark")
+pytest_plugins = ["tests.side_by_side"]
+
+# Cheap first: a broken rule shows before any process or JVM is started. Then what takes longest in one piece, so that two
+# processes that share the run end together.
+ORDER = (
+    *("unit", "property", "contract", "simulation"),
+    *("cluster", "floors", "spark", "compatibility", "browser", "monitoring", "process"),
+)
+# It is judged after all others.
+LAST = "test_soak.py"
 # A folder whose tests all start something expensive marks them by itself.
-MARKED = {"process": "process", "compatibility": "process", "spark": "spark"}
+MARKED = {
+    "process": "process",
+    "browser": "process",
+    "monitoring": "process",
+    "compatibility": "process",
+    "spark": "spark",
+    "floors": "spark",
+    "cluster": "spark",
+}
 
 # Every reason for which a test may be skipped. Any other skip fails.
-ALLOWED_SKIPS = ("the floor of grpcio has no wheel for Python 3.14 or newer",)
+ALLOWED_SKIPS = (
+    "the floor of grpcio has no wheel for Python 3.14 or newer",
+    "cannot be fetched",  # the older PySpark of tests/floors
+    "zsh is not installed",
+    "fish is not installed",
+    "they are written with 3.11",  # the pages that argparse lays out
+)
 
 # Spark's Python workers are the interpreter of the tests, also when the environment is not activated.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -37,11 +59,12 @@ def folder(item: pytest.Item) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests by their folder and puts the cheap ones first."""
+    """Marks tests by their folder and puts them in order."""
     for item in items:
         if folder(item) in MARKED:
             item.add_marker(MARKED[folder(item)])
     items.sort(key=lambda item: ORDER.index(folder(item)) if folder(item) in ORDER else -1)
+    items.sort(key=lambda item: item.path.name == LAST)
 
 
 def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -24,7 +24,7 @@ def serving(folder: Path) -> Iterator[str]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = Path(sysconfig.get_path("scripts")) / "lowwater"
-    arguments = ["serve", "--data", str(folder), "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+    arguments = ["serve", "--data", str(folder), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     log = folder / "serve.log"
     with (
         log.open("w", encoding="utf-8") as errors,

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.compatibility.environments import Environment, clean_environ
+from tests.compatibility.environments import Environment, clean_environ, released
 from tests.process.serving import READY, Serving
 
 Lows = dict[str, list[int]]
@@ -22,11 +22,13 @@ class Installed(Serving):
     def __init__(self, environment: Environment, data: Path, *, port: int = 0) -> None:
         super().__init__(data, port=port)
         self.environment = environment
+        # The previous release has no page.
+        self._http = "--metrics" if environment.versions()["lowwater-authority"] == released()[0] else "--http"
 
     @property
     def _command(self) -> list[str]:
         command = [self.environment.lowwater, "serve", "--data", str(self.data)]
-        return [*command, "--listen", self.address, "--metrics", "127.0.0.1:0"]
+        return [*command, "--listen", self.address, self._http, "127.0.0.1:0"]
 
     def refuse(self) -> tuple[int, str]:
         """Start it where it cannot serve; returns its exit code and what it said."""
@@ -58,7 +60,7 @@ class Installed(Serving):
         found = READY.match(line)
         assert found, f"no ready line but {line!r}:\n{log.read_text()}"
         self.port = int(found[1].rpartition(":")[2])
-        self.metrics = found[2]
+        self.metrics = found[3]
         return self
 
 

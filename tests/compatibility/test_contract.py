@@ -20,7 +20,7 @@ BROKEN = 100
 
 BREAKS = {
     "a field removed": ("v1/types.proto", "  uint64 ranges = 10;\n", "", '"10" with name "ranges"'),
-    "a field renumbered": ("v1/types.proto", "uint64 ranges = 10;", "uint64 ranges = 12;", '"10" with name "ranges"'),
+    "a field renumbered": ("v1/types.proto", "uint64 ranges = 10;", "uint64 ranges = 20;", '"10" with name "ranges"'),
     "another type": ("v1/types.proto", "sfixed64 low_micros = 5;", "int64 low_micros = 5;", '"low_micros"'),
     "a call removed": (
         "v1/watermarks.proto",

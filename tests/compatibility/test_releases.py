@@ -54,6 +54,14 @@ def test_the_old_server_takes_a_field_that_it_does_not_know_for_nothing(previous
         assert lw.register("flights", history_step=timedelta(minutes=1)).history_step == timedelta(hours=1)
 
 
+def test_what_is_estimated_never_passes_for_exact_at_the_old_server(previous: Serving) -> None:
+    with lowwater.connect(previous.address, namespace="estimated") as lw:
+        with pytest.raises(lowwater.InvalidArgument, match="upgrade the authority") as refused:
+            lw.register("guess", estimated=True)
+        assert refused.value.metadata["field"] == "estimated"
+        assert lw.get("guess")["guess"].low.unknown
+
+
 @pytest.mark.parametrize("client", ["old sync", *(f"new {kind}" for kind in CLIENTS)])
 def test_the_new_server_replaces_the_old_one_below_a_running_client(
     old: Environment, tmp_path: Path, client: str

@@ -74,6 +74,8 @@ class Shard(
         self.believes: dict[str, tuple[str, int]] = {}
         """Where it says that computations are, whatever is true."""
         self.acknowledging = True
+        self.busy = 0
+        """For so many seconds it takes no streams that watch, if not 0, and ends those it has."""
         self.stopping = threading.Event()
         self.server: Any = grpc.server(futures.ThreadPoolExecutor(32), options=[("grpc.so_reuseport", 0)])
         watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(self, self.server)
@@ -129,6 +131,17 @@ class Shard(
             context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, status.message)
 
+    def refuse_busy(self, context: Any) -> None:
+        if self.busy:
+            status = errors_pb2.RpcStatus(code=8, message="too many streams")
+            info = errors_pb2.ErrorInfo(reason="OVERLOADED", domain="lowwater")
+            status.details.add(type_url="type.googleapis.com/google.rpc.ErrorInfo", value=info.SerializeToString())
+            retry = errors_pb2.RetryInfo()
+            retry.retry_delay.FromSeconds(self.busy)
+            status.details.add(type_url="type.googleapis.com/google.rpc.RetryInfo", value=retry.SerializeToString())
+            context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, status.message)
+
     # -- the methods --------------------------------------------------------------------------------------------------
 
     def GetWatermarks(self, request: Any, context: Any) -> watermarks_pb2.GetWatermarksResponse:
@@ -140,6 +153,7 @@ class Shard(
 
     def Watch(self, request: Any, context: Any) -> Iterator[watermarks_pb2.WatchResponse]:
         self.asked("Watch")
+        self.refuse_busy(context)
         names, told = list(request.computations), dict[str, object]()
         while context.is_active() and not self.stopping.is_set():
             response = watermarks_pb2.WatchResponse(server_token=TOKEN)
@@ -157,6 +171,7 @@ class Shard(
             yield response
             with self.deployment.changed:
                 self.deployment.changed.wait(BEAT)
+            self.refuse_busy(context)
 
     def Claim(self, request: Any, context: Any) -> workers_pb2.ClaimResponse:
         self.asked("Claim")

@@ -15,7 +15,7 @@ from typing import Self
 
 import grpc
 
-READY = re.compile(r"lowwater: serving on (\S+) \(metrics (\S+)\)")
+READY = re.compile(r"lowwater: serving on (\S+) \((?:page (\S+), )?metrics (\S+)\)")
 
 
 class Serving:
@@ -25,6 +25,9 @@ class Serving:
         self.data = data
         self.flags = flags
         self.port = port
+        self.http = "127.0.0.1:0"
+        self.page = ""
+        """URL of the status page, with a slash behind it."""
         self.metrics = ""
         self.process: subprocess.Popen[str] | None = None
 
@@ -35,8 +38,8 @@ class Serving:
 
     def start(self) -> Self:
         """Start and wait until it serves."""
-        command = [sys.executable, "-m", "lowwater_authority", *self.journal(), *self.flags]
-        command += ["--listen", self.address, "--metrics", "127.0.0.1:0"]
+        command = [*self.program(), *self.journal(), *self.flags]
+        command += ["--listen", self.address, "--http", self.http]
         with (self.data.parent / "serve.log").open("a") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None
@@ -44,8 +47,12 @@ class Serving:
         found = READY.match(line)
         assert found, f"no ready line but {line!r}:\n{(self.data.parent / 'serve.log').read_text()}"
         self.port = int(found[1].rpartition(":")[2])
-        self.metrics = found[2]
+        self.page, self.metrics = found[2], found[3]
         return self
+
+    def program(self) -> list[str]:
+        """What is run."""
+        return [sys.executable, "-m", "lowwater_authority"]
 
     def journal(self) -> list[str]:
         """The flags that say where its journal is."""

@@ -248,7 +248,7 @@ def test_after_all_that_the_lease_stands_where_it_stood(lw: lowwater.Client, lea
 def second(data: Path) -> tuple[int, str]:
     """Start another server on the data; its exit code and what it says."""
     command = [sys.executable, "-m", "lowwater_authority", "--data", str(data), "--listen", "127.0.0.1:0"]
-    ended = subprocess.run([*command, "--metrics", "off"], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([*command, "--http", "off"], capture_output=True, text=True, timeout=60, check=False)
     assert ended.stdout == ""
     return ended.returncode, ended.stderr
 

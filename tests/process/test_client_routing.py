@@ -271,6 +271,55 @@ def test_watching_goes_on_at_the_next_home(connect: Connect, deployment: Deploym
     assert lw.wait("a", 5, timeout=20).epoch == 3
 
 
+def waits_for_a_busy_shard(lw: Any, shard: Shard) -> None:
+    """Have the client watch "c" later, much later."""
+    assert lw.wait("c", 0, timeout=20)
+    shard.busy = 60
+    watcher = (lw._real._made if isinstance(lw, OnLoop) else lw._runtime()).watcher
+    eventually(lambda: watcher.state.locating.lost("c"))
+
+
+def test_what_a_busy_shard_served_is_watched_at_once_where_a_call_has_found_it(
+    connect: Connect, deployment: Deployment, shards: Three
+) -> None:
+    lw = connect(shards[0])
+    following = lw.inputs("c")
+    following.read()
+    waits_for_a_busy_shard(lw, shards[2])
+    deployment.give("c", shards[1])
+    deployment.publish("c", 5)
+    assert lw.get("c")["c"].epoch == 3
+    deployment.publish("c", 6)
+    assert lw.wait("c", 6, timeout=20).epoch == 3
+
+
+def test_what_another_shard_served_is_looked_for_while_a_busy_one_is_left_alone(
+    connect: Connect, deployment: Deployment, shards: Three
+) -> None:
+    lw = connect(shards[0])
+    following = lw.inputs("b", "c")
+    following.read()
+    waits_for_a_busy_shard(lw, shards[2])
+    shards[1].kill()
+    deployment.give("b", shards[0])
+    deployment.publish("b", 5)
+    assert lw.wait("b", 5, timeout=20).epoch == 3
+    assert deployment.asked[shards[2].address, "Watch"] == 1, "it was left alone"
+    assert lw.statistics().watcher.unserved == ("c",)
+
+
+def test_a_client_that_waits_for_a_busy_shard_is_closed_at_once(
+    connect: Connect, deployment: Deployment, shards: Three
+) -> None:
+    lw = connect(shards[0])
+    following = lw.inputs("c")
+    following.read()
+    waits_for_a_busy_shard(lw, shards[2])
+    began = time.monotonic()
+    lw.close()
+    assert time.monotonic() - began < 5.0
+
+
 def test_threads_and_tasks_end_with_the_shards_they_are_for(
     connect: Connect, deployment: Deployment, shards: Three
 ) -> None:

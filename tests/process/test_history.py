@@ -141,7 +141,9 @@ def test_bad_questions_are_refused_and_counted(server: Serving, lw: lowwater.Cli
     assert (caught.value.metadata["field"], caught.value.metadata["fix"]) == ("page_size", "ask for at most 10000")
     assert lw.history("flights", limit=10_000).total == 0
     with urllib.request.urlopen(server.metrics) as page:
-        counted = [line for line in page.read().decode().splitlines() if 'method="GetHistory"' in line]
+        text = page.read().decode()
+    refused = 'lowwater_refused_calls_total{method="GetHistory",'
+    counted = [line for line in text.splitlines() if line.startswith(refused)]
     assert len(counted) == 2
     assert all(line.endswith(" 1.0") for line in counted)
 

@@ -255,6 +255,23 @@ async def test_a_record_behind_the_end_is_refused(store: RedisStore) -> None:
     assert (await journal.load("b")).last == 1
 
 
+async def test_only_what_came_since_is_read_again(store: RedisStore) -> None:
+    """A take-over reads a log before and after the take: the second time costs what was appended in between."""
+    journal = await store.open()
+    await journal.append([entry("a", n) for n in range(1, 1001)])
+    await journal.snapshot("a", 500, bytes(3 << 20))
+    known = await journal.load("a")
+    await journal.append([entry("a", 1001)])
+    before = store.server.execute("INFO", "stats")["total_net_output_bytes"]
+    found = await journal.load("a", known=known)
+    assert store.server.execute("INFO", "stats")["total_net_output_bytes"] - before < 10_000
+    assert found == await journal.load("a")
+    store.damage_snapshot("a")
+    assert await journal.load("a", known=known) == found
+    with pytest.raises(JournalCorrupt):
+        await journal.load("a")
+
+
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     """A certificate that signs itself; its key is beside it."""

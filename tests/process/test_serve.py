@@ -339,11 +339,11 @@ def test_a_second_server_on_the_same_data_is_refused(server: Serving) -> None:
     assert "Traceback" not in second.stderr
 
 
-@pytest.mark.parametrize("flag", ["--data", "--listen", "--metrics"])
+@pytest.mark.parametrize("flag", ["--data", "--listen", "--http"])
 def test_a_server_that_cannot_start_says_what_to_change(server: Serving, tmp_path: Path, flag: str) -> None:
     taken = server.metrics.removeprefix("http://").removesuffix("/metrics")
-    flags = {"--data": str(tmp_path / "other"), "--listen": "127.0.0.1:0", "--metrics": "off"}
-    flags[flag] = {"--data": "/proc/nowhere", "--listen": server.address, "--metrics": taken}[flag]
+    flags = {"--data": str(tmp_path / "other"), "--listen": "127.0.0.1:0", "--http": "off"}
+    flags[flag] = {"--data": "/proc/nowhere", "--listen": server.address, "--http": taken}[flag]
     command = [sys.executable, "-m", "lowwater_authority", *(word for pair in flags.items() for word in pair)]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 1

@@ -145,7 +145,7 @@ def test_a_later_process_at_an_address_ends_the_earlier(
 def test_a_shard_that_cannot_serve_says_what_to_change(
     arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["serve", "--metrics", "off", "--listen", "127.0.0.1:0", "--store", "redis://127.0.0.1:1"]
+    command = ["serve", "--http", "off", "--listen", "127.0.0.1:0", "--store", "redis://127.0.0.1:1"]
     try:
         found = main([*command, "--advertise", "127.0.0.1:2", *arguments])
         said = capsys.readouterr().err
@@ -160,9 +160,7 @@ def test_a_wrong_password_is_told_and_not_shown(tmp_path: Path, capsys: pytest.C
     with RedisServer(tmp_path, "--requirepass", "right") as closed:
         closed.start()
         url = f"redis://:mistaken@127.0.0.1:{closed.port}"
-        assert (
-            main(["serve", "--metrics", "off", "--listen", "127.0.0.1:0", "--store", url, "--advertise", "here:1"]) == 1
-        )
+        assert main(["serve", "--http", "off", "--listen", "127.0.0.1:0", "--store", url, "--advertise", "here:1"]) == 1
     said = capsys.readouterr().err
     assert "refuses the user or the password" in said
     assert "mistaken" not in said

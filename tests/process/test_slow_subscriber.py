@@ -223,7 +223,7 @@ def storm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storm]:
             if number == REPORTS // 2:
                 before = {name: resident(pid) for name, pid in measured.items()}
         after.grown = {name: resident(pid) - before[name] for name, pid in measured.items()}
-        after.conflated = metric(server, "lowwater_conflated_watermarks")
+        after.conflated = metric(server, "lowwater_conflated_watermarks_total")
         assert metric(server, "lowwater_rounds_total") - rounds == REPORTS, "each report was published on its own"
         print(f"{PUBLISHED:,} changes published in {time.monotonic() - began:.1f} s, {after.conflated:,.0f} conflated")
         yield after

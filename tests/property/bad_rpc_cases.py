@@ -110,6 +110,7 @@ def any_of(*values: Any) -> Callable[[Random, Pipeline], Any]:
 BAD_NAMES: Final = any_of(
     "", " ", "a b", "é", "a/", "/a", "a/b/c", "a\n", "a\0", "\0", "x" * 129, "n/" + "x" * 129, "x" * 20_000, "水" * 9000
 )
+CONTROLS: Final = any_of("\0", "exec\n7", "\x1b[2J", "a\x7f", "\x85", "\x9b2J", "\t")
 UNKNOWN: Final = any_of("nobody", "", "A", "a ", "n", "x" * 20_000, "水\0" * 5000)
 STALE: Final = any_of(0, 1, 2**63, 2**64 - 1)
 
@@ -123,6 +124,7 @@ CASES: Final[dict[str, Case]] = {
     "too many inputs": Case(
         "Register", put(inputs=lambda r, _: [f"i{n}" for n in range(r.randint(1001, 1100))]), field="inputs"
     ),
+    "an estimated input of an exact one": Case("Register", put(inputs=["a", "guess"]), "ESTIMATED_INPUT"),
     "its own input": Case("Register", put(inputs=["new"]), "CYCLE", "inputs"),
     "a share that is none": Case(
         "Register", put(heuristics_ppm=lambda r, _: [r.choice([0, 1_000_000, 2**32 - 1])]), field="heuristics_ppm"
@@ -177,6 +179,8 @@ CASES: Final[dict[str, Case]] = {
     ),
     "a long worker": Case("Claim", put(worker=text(257, 20_000)), field="worker"),
     "a long host": Case("Claim", put(host=text(257, 20_000)), field="host"),
+    "a worker with control characters": Case("Claim", put(worker=CONTROLS), field="worker"),
+    "a host with control characters": Case("Claim", put(host=CONTROLS), field="host"),
     "a long identity": Case("Claim", put(identity=text(257, 20_000)), field="identity"),
     "a request id of the wrong size": Case(
         "Claim", put(request_id=any_of(b"", b"x", b"x" * 15, b"x" * 17)), field="request_id"

@@ -236,7 +236,7 @@ def report(number: int, *groups: workers_pb2.GroupReport) -> workers_pb2.ReportR
 
 
 class Pipeline:
-    """a -> b -> n/c, whose ranges are owned and reported; spare, unclaimed; d, which runs micro-batches."""
+    """a -> b -> n/c, whose ranges are owned and reported; spare, unclaimed; d, which runs micro-batches; guess, estimated."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -245,6 +245,7 @@ class Pipeline:
         self.sequencers: dict[str, int] = {}
         for name, inputs in (("a", ()), ("b", ("a",)), ("n/c", ("b",)), ("spare", ()), ("d", ())):
             self.register(name, inputs)
+        world.call("Register", topology_pb2.RegisterRequest(name="guess", estimated=True))
         self.claim("a", b"", b"g", b"p", b"")
         self.claim("b", b"", b"m", b"")
         self.claim("d", b"", b"m", b"", identity="query", generation=3)

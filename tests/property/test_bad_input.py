@@ -159,6 +159,7 @@ BAD: dict[str, Bad] = {
     "register key_hash": (lambda lw, v: lw.register("a", key_hash=v), "key_hash", NO_TEXT),
     "register max_skew": (lambda lw, v: lw.register("a", max_skew=v), "max_skew", NO_LENGTH),
     "register history_step": (lambda lw, v: lw.register("a", history_step=v), "history_step", NO_STEP),
+    "register estimated": (lambda lw, v: lw.register("a", estimated=v), "estimated", NO_FLAG),
     "set_inputs name": (lambda lw, v: lw.set_inputs(v, []), "name", NO_TEXT),
     "set_inputs": (lambda lw, v: lw.set_inputs("a", v), "inputs", NO_LIST),
     "reset": (lambda lw, v: lw.reset(v), "name", NO_TEXT),

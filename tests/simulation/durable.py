@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lowwater_authority.authority import Authority
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.core.topology import Spec
+    from lowwater_authority.holdings import Recovered
     from lowwater_authority.journal import LoadedLog, Ownership
     from tests.simulation.kernel import Process, Simulation
 
@@ -89,10 +90,12 @@ class Durable:
         self._authorities = {name: each for name, each in self._authorities.items() if each[0].alive}
         self._authorities[who] = process, authority
         held = authority.shard.held
-        hold: Callable[[Spec, Ownership, LoadedLog], Computation] = held.hold
+        hold: Callable[[Spec, Ownership, LoadedLog, Recovered | None], Computation] = held.hold
 
-        def looked_at(spec: Spec, ownership: Ownership, loaded: LoadedLog) -> Computation:
-            computation = hold(spec, ownership, loaded)
+        def looked_at(
+            spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered | None = None
+        ) -> Computation:
+            computation = hold(spec, ownership, loaded, recovered)
             if self._ledger.owners.get(spec.name) == ownership:
                 self._held(who, computation)
             else:

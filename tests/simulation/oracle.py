@@ -45,7 +45,7 @@ class Oracle(Durable):
         """Who published a computation by an ownership number."""
         self._lives: dict[str, dict[int, float]] = {}
         """When each life of a computation was first published."""
-        self._listing: dict[int, str] = {}
+        self._listing: dict[int, watermarks_pb2.ListRangesRequest] = {}
         self._before: dict[int, dict[str, Seen]] = {}
         """What had been published when a call was made; of a stream, what it was sent last."""
         self._seen: dict[tuple[str, int, str], Seen] = {}
@@ -86,7 +86,7 @@ class Oracle(Durable):
             case watermarks_pb2.CheckCompleteResponse() as message:
                 self._publishes(tap, message.watermark)
             case watermarks_pb2.ListRangesRequest() as message:
-                self._listing[tap.call] = message.computation
+                self._listing[tap.call] = message
             case watermarks_pb2.ListRangesResponse() as message:
                 self._lists(self._listing[tap.call], message)
             case workers_pb2.ClaimRequest() as message:
@@ -161,7 +161,8 @@ class Oracle(Durable):
                     micros >= old.shares.get(share, MIN), f"{where}: its {share} ppm one goes back to {micros}"
                 )
 
-    def _lists(self, name: str, message: watermarks_pb2.ListRangesResponse) -> None:
+    def _lists(self, asked: watermarks_pb2.ListRangesRequest, message: watermarks_pb2.ListRangesResponse) -> None:
+        name, limit = asked.computation, asked.below_micros if asked.HasField("below_micros") else MAX
         node = self._pipeline.nodes[name]
         covered: list[int] = []
         for each in message.ranges:
@@ -170,7 +171,8 @@ class Oracle(Durable):
             truth = self._pipeline.least_of(name, cells)
             holds = each.watermark_micros <= truth
             self._expect(holds, f"{name} {cells} is shown at {each.watermark_micros}, but {truth} is not finished")
-        if len(message.ranges) == message.total:
+            self._expect(each.watermark_micros < limit or limit == MAX, f"{name} {cells} is not below {limit}")
+        if len(message.ranges) == message.total and limit == MAX:
             self._expect(
                 sorted(covered) == list(range(len(node.cells))), f"the ranges of {name} cover {sorted(covered)}"
             )

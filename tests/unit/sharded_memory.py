@@ -124,10 +124,12 @@ class One:
         await self.cluster.join(self.shard)
 
     async def beat(self) -> None:
-        """One turn of Cluster.run."""
+        """One turn of Cluster.run, which here waits for what it takes."""
         await self.cluster._beat()
         if await self.cluster._confirm():
-            await self.cluster._take()
+            self.cluster._take()
+            if self.cluster._takes:
+                await asyncio.wait(self.cluster._takes.values())
         self.cluster._judge()
 
     async def stop(self) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
+import grpc.aio
 import pytest
 
 import lowwater
@@ -165,6 +166,52 @@ async def test_close_ends_calls_that_wait_and_their_tasks_are_not_cancelled() ->
     await lw.close()
     for result in await asyncio.gather(*calls, return_exceptions=True):
         assert isinstance(result, lowwater.Closed), result
+
+
+async def test_a_call_that_grpc_cancels_by_itself_is_unavailable() -> None:
+    """Nobody cancelled the task, so nobody expects that it ends so."""
+    async with lowwater.aio.connect("localhost:1", timeout=1.0) as lw:
+        connection = lw._runtime().connection
+        for waiting in (lw.get(), lw.reset("c")):
+            call = asyncio.ensure_future(waiting)
+            await asyncio.sleep(0)
+            await connection._channels.pop("localhost:1").channel.close()
+            with pytest.raises(lowwater.Unavailable, match="localhost:1"):
+                await call
+
+
+async def test_a_call_that_grpc_cannot_make_is_not_repeated() -> None:
+    """Nothing would ever close such a channel but a mistake in this program."""
+    async with lowwater.aio.connect("localhost:1", timeout=60.0) as lw:
+        connection = lw._runtime().connection
+        with connection.use("localhost:1"):
+            await connection._channels["localhost:1"].channel.close()
+        for make in (lw.get, lambda: lw.reset("c")):
+            with pytest.raises(grpc.aio.UsageError, match="closed"):
+                async with asyncio.timeout(30):
+                    await make()
+
+
+NO_CHANNELS = [RuntimeError("no key"), ValueError("no key"), OSError("no key"), grpc.RpcError("no key")]
+"""What may come out of credentials when a channel is made; the last one is no call and has no code."""
+
+
+@pytest.mark.parametrize("error", NO_CHANNELS, ids=lambda error: type(error).__name__)
+async def test_a_channel_that_cannot_be_made_is_said_at_once_and_by_what_waits_at_its_timeout(error: Exception) -> None:
+    """A call has nothing to wait for. What follows streams goes on, as after any failure, and says what it is when the time is over."""
+
+    def fail(_address: str) -> grpc.aio.Channel:
+        raise error
+
+    expected = lowwater.LowwaterError if isinstance(error, grpc.RpcError) else type(error)
+    async with lowwater.aio.connect("localhost:1", timeout=60.0) as lw:
+        lw._runtime().connection._make_channel = fail
+        for make in (lw.get, lambda: lw.reset("c"), lambda: lw.register("c"), lw.worker("c", identity="i").claim):
+            with pytest.raises(expected, match="no key"):
+                async with asyncio.timeout(30):
+                    await make()
+        with pytest.raises(lowwater.Timeout, match=r"never heard of: .*no key"):
+            await lw.wait("c", 5, timeout=0.5)
 
 
 async def test_a_cancelled_task_is_cancelled_and_the_client_stays_usable() -> None:

@@ -12,6 +12,7 @@ from concurrent import futures
 from datetime import UTC, datetime
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -22,11 +23,13 @@ from lowwater._core.fold import Reading, fold_inputs
 from lowwater._core.lease import LeaseState
 from lowwater._core.settings import Settings
 from lowwater._core.surroundings import Surroundings
+from lowwater._pb.lowwater.v1 import watermarks_pb2
+from lowwater._sync.connection import Connection
 from lowwater._sync.lease import Lease
 from lowwater._sync.runtime import Runtime
 
 NAMES = """
-Client ClientStatistics Closed Completeness Completion Computation Cycle EventTime FinishRequired Histogram History Hop
+Client ClientStatistics Closed Completeness Completion Computation Cycle EstimatedInput EventTime FinishRequired Histogram History Hop
 IdentityMismatch IncarnationChanged InputReader InputVersion Inputs InvalidArgument JournalFailed Lease LowwaterError MAX MIN Moved NotPrepared OldStream
 OlderClaim Overloaded OwnedRanges RangeState RangeView Ranges Refusal RegistrationConflict Rewound ServerTokenMismatch Settings
 ShardView Shards ShuttingDown StaleEpoch StaleSequencer TaskAttempt Timeout TooFarAhead Topology Unavailable UnknownComputation Watermark
@@ -91,6 +94,73 @@ def test_close_ends_calls_that_wait(silent: str) -> None:
         until(lambda: connection._users == 3)  # two calls and the stream
         lw.close()
         assert [type(each.exception(timeout=20)) for each in made] == [lowwater.Closed] * len(calls)
+
+
+def test_a_call_that_grpc_cannot_make_is_not_repeated() -> None:
+    """Nothing would ever close such a channel but a mistake in this program."""
+    with futures.ThreadPoolExecutor(2) as threads, lowwater.connect("localhost:1", timeout=60.0) as lw:
+        connection = lw._runtime().connection
+        with connection.use("localhost:1"):
+            connection._channels["localhost:1"].channel.close()
+        made = [threads.submit(call) for call in (lw.get, lambda: lw.reset("c"))]
+        failures = [type(each.exception(timeout=20)) for each in made]
+    assert failures == [ValueError] * 2
+
+
+NO_CHANNELS = [RuntimeError("no key"), ValueError("no key"), OSError("no key"), grpc.RpcError("no key")]
+"""What may come out of credentials when a channel is made; the last one is no call and has no code."""
+
+
+@pytest.mark.parametrize("error", NO_CHANNELS, ids=lambda error: type(error).__name__)
+def test_a_channel_that_cannot_be_made_is_said_at_once_and_by_what_waits_at_its_timeout(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call has nothing to wait for. What follows streams goes on, as after any failure, and says what it is when the time is over."""
+
+    def fail(_connection: Connection, _address: str) -> grpc.Channel:
+        raise error
+
+    monkeypatch.setattr(Connection, "_make", fail)
+    expected = lowwater.LowwaterError if isinstance(error, grpc.RpcError) else type(error)
+    with lowwater.connect("localhost:1", timeout=60.0) as lw:
+        began = time.monotonic()
+        for call in (lw.get, lambda: lw.reset("c"), lambda: lw.register("c"), lw.worker("c", identity="i").claim):
+            with pytest.raises(expected, match="no key"):
+                call()
+        assert time.monotonic() - began < 30
+        with pytest.raises(lowwater.Timeout, match=r"never heard of: .*no key"):
+            lw.wait("c", 5, timeout=0.5)
+    made = lease(inputs=())
+    runtime = made._runtime
+    runtime.reporter.add(made._state)
+    made.advance(None, oldest=None, frontier=5)
+    with pytest.raises(lowwater.Timeout, match=r"as durable within 0.5 s: .*no key"):
+        made.flush(0.5)
+    runtime.close()
+
+
+@pytest.mark.parametrize("end", ["close", "await_quiet"])
+def test_channels_behind_one_that_fails_to_close_are_closed_and_count_as_used_no_longer(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every later fork would wait for them."""
+    connection = Connection(Settings("a:1"))
+    stubs = []
+    for address in ("a:1", "b:1", "c:1"):
+        with connection.use(address) as used:
+            stubs.append(used)
+    for address in ("a:1", "b:1"):
+        monkeypatch.setattr(connection._channels[address].channel, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(connection, end)()
+    assert connection._users == 0
+    with pytest.raises(ValueError, match="closed channel"):
+        stubs[-1].watermarks.GetWatermarks(watermarks_pb2.GetWatermarksRequest())
+
+
+def interrupted() -> None:
+    """Is interrupted by the user."""
+    raise KeyboardInterrupt
 
 
 def test_closing_a_reader_ends_a_read_that_waits(silent: str) -> None:

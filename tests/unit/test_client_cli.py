@@ -3,14 +3,17 @@
 import argparse
 import json
 import sys
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from lowwater import Completeness, Ranges, RangeState, RangeView, Watermark, WatermarkView
-from lowwater._core.text import describe_key, describe_range, duration, lag
+from lowwater import Client, Completeness, Ranges, RangeState, RangeView, Watermark, WatermarkView, errors
+from lowwater._core.text import describe_holder, describe_key, describe_range, duration, lag
+from lowwater._core.why import explain
 from lowwater.cli import main, render
 from lowwater.cli.arguments import parse_count, parse_duration, parse_key, parse_time, parser
+from lowwater.cli.commands import COMMANDS
 from lowwater.cli.history import history_record, history_table, why_empty
 from lowwater.views import Completion, History
 
@@ -135,6 +138,44 @@ def test_status_is_a_table() -> None:
     assert "no computation is registered" in render.status_table([], NOW)
 
 
+EVIL = replace(HOLDER, worker="exec\x1b]0;pwned\x07\x1b[2J", host="h\n2013-01-09T14:00:00Z  flights  FORGED\0\u202e")
+
+
+def test_what_a_worker_calls_itself_reaches_no_terminal_as_it_is() -> None:
+    """Escape sequences would be obeyed, and a line end would make a line of its own."""
+    view = replace(VIEWS[0], holder=EVIL)
+    why = explain("enriched", {"enriched": view, "flights": VIEWS[1]}, NOW, Ranges((EVIL,), 1))
+    for text in (
+        render.status_table([view], NOW),
+        render.line(view, NOW),
+        render.ranges_table(Ranges((EVIL,), 1), NOW),
+        render.holder(EVIL),
+        describe_holder(view),
+        str(why),
+    ):
+        assert all(line.isprintable() for line in text.split("\n")), text
+        assert not any(line.startswith("2013-01-09T14:00:00Z  flights") for line in text.splitlines())
+        assert "exec\\x1b]0;pwned\\x07\\x1b[2J" in text
+
+
+def test_an_error_that_quotes_a_worker_is_one_printable_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def quoting(_lw: object, _args: object) -> int:
+        raise errors.OwnedRanges("exec\x1b[2J\nFORGED own part of that interval")
+
+    monkeypatch.setitem(COMMANDS, "why", quoting)
+    assert main(["why", "enriched", "--address", "127.0.0.1:1"]) == 2
+    assert capsys.readouterr().err == "lowwater why: exec\\x1b[2J\\nFORGED own part of that interval\n"
+
+
+def test_only_names_are_offered_to_a_shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    offered = {name: WatermarkView(name, registered=True) for name in ("flights", "$(touch x)", "a\nb", "prod/hourly")}
+    monkeypatch.setattr(Client, "get", lambda self, *names: offered)
+    assert main(["status", "--names", "--address", "127.0.0.1:1"]) == 0
+    assert capsys.readouterr().out == "flights\nprod/hourly\n"
+
+
 def test_watch_is_a_line_a_change() -> None:
     assert render.line(VIEWS[0], NOW) == (
         "2013-01-09T14:00:00Z  enriched  2013-01-09T13:00:00Z  lag 1 h  99 % 2013-01-09T13:59:00Z  "
@@ -168,6 +209,7 @@ def test_json_has_texts_for_people_and_numbers_for_programs() -> None:
         "oldest_operation": None,
         "ranges": 64,
         "inputs": ["flights"],
+        "estimated": False,
         "holder": {
             "start": "40",
             "end": "80",
@@ -365,7 +407,8 @@ def test_the_outcomes_without_an_authority(capsys: pytest.CaptureFixture[str]) -
     nobody = ["--address", "localhost:1", "--answer-within", "50ms"]
     assert main(["complete", "x", "--until", "finished", *nobody]) == 3
     assert main(["wait", "x", "--until", "finished", "--timeout", "50ms", *nobody]) == 3
-    assert main(["status", *nobody]) == 2
+    for command in (["status"], ["why", "x"], ["ranges", "x"], ["history", "x"], ["reset", "x", "--yes"]):
+        assert main([*command, *nobody]) == 3
     assert "localhost:1" in capsys.readouterr().err
 
 

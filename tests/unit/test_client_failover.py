@@ -80,6 +80,57 @@ def test_what_is_to_wait_is_not_asked_about_before() -> None:
     assert list(locating.open("home:1", "t").computations) == ["c"]
 
 
+def hurried(locating: Locating) -> bool:
+    """Asked anew: for a type checker, a property stays as it was."""
+    return locating.hurried
+
+
+def paused(world: World, seconds: float) -> Locating:
+    """One that waits until an overloaded shard may be asked about."""
+    world.routes.redirected("c", "busy:1", 1)
+    locating = Locating(world.routes, world.surroundings, lambda _: None)
+    locating.lose("c", seconds)
+    assert locating.first_pause == seconds
+    assert not hurried(locating)
+    return locating
+
+
+def test_what_is_lost_meanwhile_does_not_wait_for_an_overloaded_shard() -> None:
+    world = World()
+    locating = paused(world, 60.0)
+    locating.lose("d")
+    assert hurried(locating)
+    assert locating.first_pause <= 1.0, "all clients lose it at one moment, so they ask at different ones"
+    assert not hurried(locating)
+    world.now += 1.0
+    assert list(locating.open("home:1", "t").computations) == ["d"]
+
+
+def test_what_another_shard_serves_by_now_does_not_wait_for_the_overloaded_one() -> None:
+    world = World()
+    locating = paused(world, 60.0)
+    world.routes.seen("c", 1)
+    assert not hurried(locating), "by the same one"
+    world.routes.redirected("c", "new:1", 2)
+    assert hurried(locating)
+    world.now += locating.first_pause
+    assert list(locating.open("home:1", "t").computations) == ["c"]
+
+
+def test_an_overloaded_home_is_not_asked_before_and_another_one_is() -> None:
+    world = World("home:1", "other:1")
+    locating = Locating(world.routes, world.surroundings, lambda _: None)
+    locating.lose("c")
+    locating.open("home:1", "t")
+    assert locating.ended(Failed("OVERLOADED", retry_after=60)) == 121.0, "60.5 s, twice"
+    locating.lose("d")
+    assert not hurried(locating)
+    assert locating.first_pause == 121.0
+    world.routes.failed("home:1")
+    assert hurried(locating)
+    assert locating.first_pause <= 1.0
+
+
 # -- watching -----------------------------------------------------------------------------------------------------
 
 

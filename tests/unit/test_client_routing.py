@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -15,7 +16,7 @@ from lowwater._core.backoff import CAP, FIRST, Backoff
 from lowwater._core.calls import Calls
 from lowwater._core.columns import Column
 from lowwater._core.fold import Fold
-from lowwater._core.following import Changes
+from lowwater._core.following import Changes, Waiting
 from lowwater._core.lease import LeaseState
 from lowwater._core.locating import Locating
 from lowwater._core.reporting import Reporting
@@ -23,7 +24,7 @@ from lowwater._core.reports import BEAT, ReporterState, ReporterStatistics
 from lowwater._core.routes import HOME, MOST_LEARNT, Routes
 from lowwater._core.surroundings import Surroundings
 from lowwater._core.watch_stream import WatchStream
-from lowwater._core.watching import WatchState
+from lowwater._core.watching import Subscription, WatchState
 from lowwater._pb.lowwater.v1 import cluster_pb2, errors_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater.views import WatermarkView
 
@@ -448,6 +449,7 @@ def test_a_shard_that_is_behind_in_one_computation_goes_on_with_the_others(caplo
     assert world.known.ratchet.get("d").low.micros == 6
     assert (world.known.stale_for(["c"]), world.known.stale_for(["d"])) == (3.0, 0.0)
     assert "has been replaced" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "an ordinary event of a take-over"
     assert tended(world) == ["Locating:"]
 
 
@@ -466,6 +468,151 @@ def test_everything_is_shown_while_a_shard_that_nothing_is_known_of_is_out_of_re
     assert not changes.come(world.known, every)
 
 
+def shown(changes: Changes, world: World, subscription: Subscription) -> list[str]:
+    """The computations that are shown now."""
+    found = []
+    while changes.come(world.known, subscription):
+        found.append(changes.take(world.known).computation)
+    return found
+
+
+@pytest.mark.parametrize("followed", [(), ("a", "b")], ids=["everything", "by name"])
+def test_what_nobody_serves_does_not_keep_the_others_from_being_shown(followed: tuple[str, ...]) -> None:
+    """What is known of it may be of a life that has ended (rule 3): it is not shown before somebody serves it."""
+    world = World()
+    world.known.admit("t", world_of_before())
+    subscription = watching(world, *followed)
+    home = world.known.stream()
+    assert not home.take(told([watermark("a", 5)], [("b", "", 1)]))
+    changes = Changes(followed)
+    assert shown(changes, world, subscription) == ["a"]
+    assert not subscription.confirmed, "a fold needs both"
+    assert world.known.statistics().unserved == ("b",)
+    world.now += 1
+    home.take(told([watermark("a", 6)], now=world.now))
+    assert shown(changes, world, subscription) == ["a"]
+    home.take(told([watermark("b", 7, epoch=2)], now=world.now))
+    assert shown(changes, world, subscription) == ["b"]
+    assert subscription.confirmed
+    assert world.known.statistics().unserved == ()
+    world.now += 1
+    home.take(told(redirects=[("b", "", 2)], now=world.now))
+    assert world.known.statistics().unserved == ("b",)
+    home.take(told([watermark("a", 7)], now=world.now))
+    assert shown(changes, world, subscription) == ["a"]
+
+
+def behind(world: World, watermarks: Iterable[types_pb2.Watermark]) -> watermarks_pb2.WatchResponse:
+    """A message of a shard whose journal hangs: it was sent just now, and was true some seconds ago."""
+    message = told(watermarks, now=world.now - 2.5)
+    message.clock_micros = round(world.now * 1e6)
+    return message
+
+
+def test_what_a_shard_lost_before_it_was_confirmed_is_looked_for_and_shown_when_it_is_served() -> None:
+    """Rule 3 keeps it from being shown before; nobody may forget that it was kept back."""
+    world = World()
+    world.known.admit("t", world_of_before())
+    every = watching(world)
+    home = world.known.stream()
+    home.take(told([watermark("a", 5)], [("b", "", 1)]))
+    changes = Changes(())
+    assert shown(changes, world, every) == ["a"]
+    world.now += 3
+    home.take(behind(world, [watermark("b", 7, epoch=2)]))
+    assert world.known.at("b") == HOME
+    assert not every.confirmed
+    # A call hears of the next owner, and home tells of what it no longer owns.
+    world.known.admit("t", [WatermarkView("b", registered=True, incarnation=1, epoch=3)])
+    home.take(behind(world, [watermark("b", 8, epoch=2)]))
+    assert world.known.locating.lost("b")
+    world.now += 1
+    home.take(told([watermark("a", 6)], now=world.now))
+    assert shown(changes, world, every) == ["a"]
+    assert not every.confirmed
+    assert "b" in world.known.unserved
+    world.now += 1
+    home.take(told([watermark("b", 9, epoch=4)], now=world.now))
+    assert shown(changes, world, every) == ["b"]
+    assert (every.confirmed, every.unheard) == (True, {})
+    world.now += 1
+    home.take(told([watermark("b", 10, epoch=4)], now=world.now))
+    assert shown(changes, world, every) == ["b"]
+
+
+def test_what_was_followed_by_name_before_is_followed_for_those_who_follow_everything() -> None:
+    world = World()
+    by_name = watching(world, "b")
+    home, there = world.known.stream(), world.known.stream("x:1")
+    assert home.take(told(redirects=[("b", "x:1", 1)]))
+    home.ended(None)
+    there.open("x:1")
+    there.take(told([watermark("b", 5)]))
+    world.known.unsubscribe(by_name)
+    there.ended(None)
+    there.retire()
+    every = watching(world)
+    home.take(told([watermark("a", 1)], [("b", "x:1", 1)]))
+    assert "WatchStream:x:1" in tended(world)
+    there = world.known.stream("x:1")
+    assert list(there.open("x:1").computations) == ["b"]
+    there.take(told([watermark("b", 6)]))
+    assert every.confirmed
+
+
+def test_who_waits_for_what_nobody_serves_is_told_so() -> None:
+    world = World()
+    waiting = Waiting("b", 5, 1.0)
+    watching(world, "a", "b")
+    world.known.stream().take(told([watermark("a")], [("b", "", 1)]))
+    assert "no shard serves it just now" in str(waiting.too_late(world.known))
+    assert "no shard" not in str(Waiting("a", 5, 1.0).too_late(world.known))
+
+
+def renewals(world: World, seconds: float) -> int:
+    """Streams to home within some time, which follow everything and are told of "b" where it is not served."""
+    home, locating, end, opened = world.known.stream(), world.known.locating, world.now + seconds, 0
+    while world.now < end:
+        if world.known.at("b") is None:
+            world.now += locating.first_pause
+            locating.open("home:1", "t")
+            locating.take(located(("b", "home:1", 1)))
+            locating.ended(None)
+        if not home.open_now or home.interrupted:
+            home.ended(None)
+            home.open("home:1")
+            opened += 1
+        home.take(told([watermark("a")], [("b", "home:1", 1)], now=world.now))
+    return opened
+
+
+def test_a_computation_that_its_shard_cannot_serve_does_not_renew_a_stream_without_a_pause() -> None:
+    world = World()
+    every = watching(world)
+    world.known.stream().take(told([watermark("a")], [("b", "home:1", 1)]))
+    assert every.confirmed
+    assert renewals(world, 60.0) <= 18, "six in the first seconds, then one in five seconds"
+    world.known.stream().take(told([watermark("b", epoch=2)], now=world.now))
+    assert not world.known.locating.suspects
+    world.known.stream().take(told(redirects=[("b", "", 3)], now=world.now))
+    assert world.known.locating.first_pause <= 1.0, "it was served meanwhile"
+
+
+def test_computations_that_were_refused_as_often_are_one_question() -> None:
+    world = World()
+    watching(world)
+    names = [f"c{number}" for number in range(20)]
+    home, locating = world.known.stream(), world.known.locating
+    locating._random = random.Random(7).random  # chances that differ
+    for _ in range(5):
+        home.take(told(redirects=[(name, "home:1", 1) for name in names], now=world.now))
+        world.now += locating.first_pause
+        assert list(locating.open("home:1", "t").computations) == names
+        locating.take(located(*((name, "home:1", 1) for name in names)))
+        home.ended(None)
+        home.open("home:1")
+
+
 def test_more_names_than_a_request_takes_are_followed_without_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lowwater._core.watch_stream.MOST_NAMES", 2)
     world = World()
@@ -477,6 +624,22 @@ def test_more_names_than_a_request_takes_are_followed_without_names(monkeypatch:
     assert not there.take(told([watermark(name, 5) for name in names], [("a", "home:1", 1)]))
     assert world.known.stale_for(names) == 0.0
     assert world.known.at("a") == HOME
+
+
+def test_what_comes_to_another_shard_that_is_followed_without_names_is_looked_for_when_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lowwater._core.watch_stream.MOST_NAMES", 2)
+    world = World()
+    watching(world)
+    names = ["b", "c", "d"]
+    world.known.stream().take(told(redirects=[*((name, "x:1", 1) for name in names), ("e", "y:1", 1)]))
+    there = world.known.stream("x:1")
+    there.open("x:1")
+    there.take(told([*(watermark(name) for name in names), watermark("e", epoch=2)]))
+    assert world.known.at("e") == "x:1"
+    there.ended(Failed())
+    assert all(map(world.known.locating.lost, [*names, "e"]))
 
 
 def test_everything_is_followed_by_name_where_home_redirects_it() -> None:

@@ -158,6 +158,33 @@ async def test_what_grpc_makes_of_a_refusal_while_a_stream_is_written_to_opens_t
     await server.stop(None)
 
 
+async def test_a_stream_that_grpc_cancels_by_itself_is_one_that_failed(
+    failing: Failing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does so when it cannot go on writing; the next stream follows with a delay, to whoever serves then."""
+    connection = AioConnection(failing(True), CERTAIN, None)
+    reporter = AioReporter(connection, AioWatcher(connection))
+    reporter.reporting.add(lease())
+    reporter.reporting.tend()  # by hand
+    stream = reporter.reporting.stream()
+
+    def fail(_: int) -> Due:
+        raise OverflowError
+
+    monkeypatch.setattr(stream, "due", fail)
+    reasons = set()
+    for _ in range(100):
+        with pytest.raises((grpc.RpcError, errors.Unavailable)) as failure:
+            await reporter._stream(stream)
+        assert stream.ended(failure.value) > 0.0
+        reasons.add(type(failure.value))
+        if errors.Unavailable in reasons:
+            break
+    assert errors.Unavailable in reasons
+    assert not reporter._calls
+    await connection.close()
+
+
 # -- the state machine --------------------------------------------------------------------------------------------
 
 

@@ -394,7 +394,7 @@ def test_an_authority_that_goes_away_says_for_how_long() -> None:
     [
         (Failed(grpc.StatusCode.UNAVAILABLE), logging.INFO),
         (Failed(grpc.StatusCode.INTERNAL), logging.WARNING),
-        (errors.StaleEpoch("an old server"), logging.ERROR),
+        (errors.StaleEpoch("an old server"), logging.WARNING),
         (ZeroDivisionError(), logging.ERROR),
     ],
     ids=["away", "internal", "stale epoch", "bug"],

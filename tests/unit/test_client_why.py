@@ -1,26 +1,22 @@
 """Who holds a computation: the walk upstream, and the sentences."""
 
+import itertools
+import time
+from dataclasses import replace
+
 import pytest
 
-from lowwater import Ranges, RangeState, RangeView, Watermark, WatermarkView
-from lowwater._core.why import explain, find_guilty
+from lowwater import Ranges, RangeState, RangeView, Timeout, Unavailable, Watermark, WatermarkView, Why
+from lowwater._core.causes import Cause
+from lowwater._core.why import explain, find_guilty, find_way
 
 HOUR = 3_600_000_000
+MINUTE = HOUR // 60
 NOW = 1_357_740_000_000_000  # 2013-01-09 14:00
 
 
-def view(name: str, low: int | Watermark, *inputs: str, registered: bool = True, oldest: int = 0) -> WatermarkView:
-    return WatermarkView(
-        name,
-        registered=registered,
-        incarnation=1,
-        low=low if isinstance(low, Watermark) else Watermark(NOW + low),
-        inputs=inputs,
-        oldest_operation_micros=oldest,
-    )
-
-
 def held(low: int | Watermark, state: RangeState = RangeState.OWNED, *, silent: int = 1, since: int = 60) -> RangeView:
+    """A key range at a time from NOW, whose worker spoke so many seconds ago."""
     never = state is RangeState.NEVER_CLAIMED
     return RangeView(
         start=b"\x40",
@@ -31,7 +27,30 @@ def held(low: int | Watermark, state: RangeState = RangeState.OWNED, *, silent: 
         host="" if never else "host-3",
         sequencer=0 if never else 9,
         since_micros=NOW - since * 1_000_000,
-        last_report_micros=0 if never else NOW - silent * 1_000_000,
+        last_report_micros=0 if never or silent < 0 else NOW - silent * 1_000_000,
+    )
+
+
+def view(
+    name: str,
+    low: int | Watermark,
+    *inputs: str,
+    holder: RangeView | None = None,
+    oldest: int = 0,
+    estimated: bool = False,
+) -> WatermarkView:
+    """What is published of a computation; without a holder an ordinary one, alive."""
+    at = low if isinstance(low, Watermark) else Watermark(NOW + low)
+    return WatermarkView(
+        name,
+        registered=True,
+        incarnation=1,
+        low=at,
+        inputs=inputs,
+        oldest_operation_micros=oldest,
+        holder=holder or (None if at.finished else held(at)),
+        ranges=64,
+        estimated=estimated,
     )
 
 
@@ -39,68 +58,327 @@ def ranges(*views: RangeView, total: int | None = None) -> Ranges:
     return Ranges(views, len(views) if total is None else total)
 
 
-def told(name: str, views: list[WatermarkView], found: Ranges) -> list[str]:
+def told(
+    name: str, views: list[WatermarkView], found: Ranges | None = None, unknown: Unavailable | Timeout | None = None
+) -> Why:
+    """The answer; without ``found`` the holder of the guilty one is all there is."""
     by_name = {each.computation: each for each in views}
-    guilty = find_guilty(name, by_name)
-    why = explain(name, by_name, NOW, found if guilty is not None else Ranges((), 0))
+    guilty = find_guilty(name, by_name, NOW)
+    holder = by_name[guilty].holder if guilty is not None else None
+    found = found or ranges(*([holder] if holder is not None else []))
+    why = explain(name, by_name, NOW, found if guilty is not None else ranges(), unknown)
     assert guilty in {None, why.guilty.computation}
-    assert str(why) == "\n".join(str(hop) for hop in why)
     assert all(hop.upstream == after.computation for hop, after in zip(why.hops, why.hops[1:], strict=False))
-    return [hop.sentence for hop in why]
+    assert why.guilty.upstream is None
+    lines = str(why).splitlines()
+    assert lines[0] == why.sentence
+    assert lines[-len(why.hops) :] == [hop.sentence for hop in why]
+    return why
 
 
-def test_the_walk_follows_the_lowest_input_to_the_silent_range() -> None:
+def way(name: str, views: list[WatermarkView]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    found = find_way(name, {each.computation: each for each in views}, NOW)
+    return found.names, found.others
+
+
+SILENT = held(-58 * MINUTE, silent=38 * 60)
+
+
+def test_the_root_cause_comes_first_in_one_sentence_and_then_the_way_to_it() -> None:
     pipeline = [
-        view("hourly", -3 * HOUR, "enriched", "weather"),
-        view("weather", -HOUR),
-        view("enriched", -3 * HOUR, "flights"),
-        view("flights", -HOUR),
+        view("hourly", -58 * MINUTE, "enriched", "weather"),
+        view("weather", -MINUTE),
+        view("enriched", -58 * MINUTE, "flights", holder=SILENT),
+        view("flights", -MINUTE),
     ]
-    assert told("hourly", pipeline, ranges(held(-3 * HOUR, silent=720), held(0), total=64)) == [
-        "hourly stands at 2013-01-09T11:00:00Z, 3 h behind the clock; that is as far as its input enriched allows.",
-        "enriched stands at 2013-01-09T11:00:00Z, 3 h behind the clock, 2 h behind its input flights, which stands at "
-        "2013-01-09T13:00:00Z: held by [0x40, 0x80) at 2013-01-09T11:00:00Z, owned by exec-7 on host-3, silent for 12 min "
-        "(1 of 64 key ranges shown).",
+    assert str(told("hourly", pipeline, ranges(SILENT, held(0), total=2))).splitlines() == [
+        "hourly is at 13:02 UTC, 58 min behind: held by enriched [0x40, 0x80) on exec-7 (host-3), silent for 38 min, and by 1 more of "
+        "its key ranges.",
+        "hourly stands at 2013-01-09T13:02:00Z, 58 min behind the clock; that is as far as its input enriched allows.",
+        "enriched stands at 2013-01-09T13:02:00Z, 58 min behind the clock, 57 min behind its input flights, which stands at "
+        "2013-01-09T13:59:00Z: held by [0x40, 0x80) at 2013-01-09T13:02:00Z, owned by exec-7 on host-3, silent for 38 min "
+        "(1 of the 2 key ranges that hold it).",
     ]
-
-
-def test_data_is_old_and_system_is_stuck_are_told_apart() -> None:
-    [sentence] = told("flights", [view("flights", -HOUR, oldest=NOW - 60_000_000)], ranges(held(-HOUR)))
-    assert sentence == (
-        "flights stands at 2013-01-09T13:00:00Z, 1 h behind the clock: held by [0x40, 0x80) at 2013-01-09T13:00:00Z, owned by "
-        "exec-7 on host-3, which is alive and has stood there for 1 min. The oldest operation has been running for 1 min."
-    )
 
 
 @pytest.mark.parametrize(
-    ("holder", "words"),
+    ("holder", "oldest", "inputs", "cause", "words"),
     [
-        (held(Watermark.UNKNOWN, RangeState.NEVER_CLAIMED), "at unknown, which no worker ever claimed."),
-        (held(-HOUR, RangeState.UNOWNED), "which nobody owns since exec-7 on host-3 left it, silent for 1 s."),
-        (held(-HOUR, since=0), "alive and has stood there for 0 ms."),
+        pytest.param(held(-HOUR, silent=720), 0, (), Cause.SILENT, "silent for 12 min", id="stuck: it died"),
+        pytest.param(
+            held(-HOUR, silent=-1, since=600),
+            NOW - 720_000_000,
+            (),
+            Cause.UNHEARD,
+            "of which the authority has not heard yet",
+            id="restarted",
+        ),
+        pytest.param(
+            held(-HOUR),
+            NOW - 720_000_000,
+            (),
+            Cause.BUSY,
+            "alive, but at one operation for 12 min",
+            id="stuck: it hangs",
+        ),
+        pytest.param(
+            held(-HOUR),
+            0,
+            (),
+            Cause.WAITING,
+            "alive, but standing there for 1 min: nothing newer came in",
+            id="old at the source",
+        ),
+        pytest.param(
+            held(-HOUR),
+            NOW,
+            ("a",),
+            Cause.WAITING,
+            "alive, but standing there for 1 min: it has work left from then",
+            id="work",
+        ),
+        pytest.param(held(-HOUR, since=2), 0, (), Cause.MOVING, "alive and moving: the data is old", id="catching up"),
+        pytest.param(
+            held(-HOUR, RangeState.UNOWNED, silent=60),
+            0,
+            (),
+            Cause.UNOWNED,
+            "[0x40, 0x80), which nobody owns since exec-7 on host-3 left it 1 min ago",
+            id="left",
+        ),
     ],
 )
-def test_how_ranges_are_told(holder: RangeView, words: str) -> None:
-    assert told("flights", [view("flights", Watermark.UNKNOWN)], ranges(holder))[-1].endswith(words)
+def test_old_data_and_a_stuck_system_are_told_apart(
+    holder: RangeView, oldest: int, inputs: tuple[str, ...], cause: Cause, words: str
+) -> None:
+    why = told("flights", [view("flights", -HOUR, *inputs, holder=holder, oldest=oldest), view("a", 0)])
+    assert (why.guilty.cause, why.guilty.holding) == (cause, 1)
+    assert why.sentence.startswith("flights is at 13:00 UTC, 1 h behind: held by flights [0x40, 0x80)")
+    assert why.sentence.endswith(f"{words}.")
+    assert cause.trouble == (cause in {Cause.SILENT, Cause.UNOWNED})
+
+
+def test_a_range_that_nobody_ever_claimed_holds_at_unknown() -> None:
+    never = held(Watermark.UNKNOWN, RangeState.NEVER_CLAIMED)
+    why = told("flights", [view("flights", Watermark.UNKNOWN, holder=never)])
+    assert why.sentence == "flights is unknown: held by flights [0x40, 0x80), which no worker ever claimed."
+    assert why.guilty.sentence == "flights is unknown: held by [0x40, 0x80) at unknown, which no worker ever claimed."
+
+
+def test_how_a_range_of_a_claim_without_any_news_is_told() -> None:
+    why = told("flights", [view("flights", -HOUR, holder=held(-HOUR, since=0))])
+    assert why.guilty.sentence.endswith("alive and has stood there for 0 ms.")
+
+
+@pytest.mark.parametrize("stood", [0, 1, 60, 14_400])
+def test_a_claim_is_a_sign_of_life_and_silence_counts_from_it(stood: int) -> None:
+    """However long the range has stood: nobody is accused of the time of the owner before, nor excused because it never moved."""
+    for silent, cause in [(1, Cause.WAITING if stood != 1 else Cause.MOVING), (16, Cause.SILENT)]:
+        claimed = replace(held(-HOUR, silent=silent), since_micros=stood and NOW - stood * 1_000_000)
+        why = told("flights", [view("flights", -HOUR, holder=claimed)])
+        assert why.guilty.cause is cause
+        assert ("alive" in why.sentence) == (cause is not Cause.SILENT)
+        assert ("silent for 16 s" in why.sentence) == (cause is Cause.SILENT)
+    new = replace(held(Watermark.UNKNOWN), since_micros=0)
+    why = told("flights", [view("flights", Watermark.UNKNOWN, holder=new)])
+    assert why.sentence.endswith("on exec-7 (host-3), alive, but it has not moved yet.")
+    assert why.guilty.sentence.endswith("which is alive.")
+
+
+def test_who_was_not_heard_of_since_a_restart_is_neither_in_trouble_nor_alive() -> None:
+    restarted = held(-HOUR, silent=-1, since=720)
+    why = told("flights", [view("flights", -HOUR, holder=restarted)])
+    assert (why.guilty.cause, Cause.UNHEARD.trouble) == (Cause.UNHEARD, False)
+    assert "min" not in str(why), "no duration"
+    assert "alive" not in str(why)
+    left = held(-HOUR, RangeState.UNOWNED, silent=-1)
+    why = told("flights", [view("flights", -HOUR, holder=left)])
+    assert why.guilty.sentence.endswith("which nobody owns since exec-7 on host-3 left it.")
+
+
+def test_a_retired_range_holds_nobody() -> None:
+    """Rule 1: it counts as finished, so it is not among those at the low watermark or below, wherever it stood."""
+    retired = held(-2 * HOUR, RangeState.RETIRED, silent=9999)
+    why = told("flights", [view("flights", -HOUR)], ranges(held(-HOUR)))
+    assert "retired" not in str(why)
+    assert told("flights", [view("flights", -HOUR, holder=retired)], ranges()).guilty.cause is Cause.MOVED_ON
 
 
 def test_an_input_that_is_not_registered_is_where_the_walk_ends() -> None:
-    sentences = told("hourly", [view("hourly", Watermark.UNKNOWN, "typo")], ranges())
-    assert sentences[0] == "hourly is unknown; that is as far as its input typo allows."
-    assert sentences[1].startswith("typo is not registered")
+    why = told("hourly", [view("hourly", Watermark.UNKNOWN, "typo")])
+    assert (
+        why.sentence
+        == "hourly is unknown: held by typo, which is not registered: start what writes it, or remove the input."
+    )
+    assert why.hops[0].sentence == "hourly is unknown; that is as far as its input typo allows."
+    assert why.hops[1].sentence.startswith("typo is not registered")
+    assert told("typo", []).sentence == why.hops[1].sentence
 
 
 def test_a_finished_computation_needs_no_excuse() -> None:
-    assert told("hourly", [view("hourly", Watermark.FINISHED, "a"), view("a", Watermark.FINISHED)], ranges()) == [
-        "hourly is finished: nothing will ever come."
-    ]
+    why = told("hourly", [view("hourly", Watermark.FINISHED, "a"), view("a", Watermark.FINISHED)])
+    assert str(why) == "hourly is finished: nothing will ever come."
 
 
 def test_a_stage_behind_a_finished_input_is_to_blame_itself() -> None:
-    [sentence] = told("hourly", [view("hourly", -HOUR, "a"), view("a", Watermark.FINISHED)], ranges(held(-HOUR)))
-    assert "behind its input a, which is finished: held by" in sentence
+    why = told("hourly", [view("hourly", -HOUR, "a"), view("a", Watermark.FINISHED)])
+    assert "behind its input a, which is finished: held by" in why.guilty.sentence
 
 
 def test_ranges_that_moved_on_meanwhile_are_no_error() -> None:
-    [sentence] = told("flights", [view("flights", -HOUR)], ranges())
-    assert sentence.endswith("its workers have just moved on.")
+    for found in (ranges(), ranges(held(0))):
+        why = told("flights", [view("flights", -HOUR)], found if len(found) else ranges(held(0), total=0))
+        assert why.sentence == "flights is at 13:00 UTC, 1 h behind: held by flights, whose workers have just moved on."
+        assert why.guilty.sentence.endswith("its workers have just moved on.")
+
+
+def test_a_range_that_its_owner_lowered_below_what_was_published_holds() -> None:
+    """Rule 3: only what is published ratchets, so who went back is the one to name."""
+    why = told("flights", [view("flights", -HOUR)], ranges(held(-2 * HOUR)))
+    assert (why.guilty.cause, why.guilty.holders[0].watermark) == (Cause.WAITING, Watermark(NOW - 2 * HOUR))
+
+
+def test_of_the_ranges_that_hold_those_that_nobody_works_on_are_named_first() -> None:
+    dead = replace(held(-HOUR, silent=99), start=b"\x80", worker="exec-8")
+    why = told("flights", [view("flights", -HOUR)], ranges(held(-HOUR), dead))
+    assert why.guilty.cause is Cause.SILENT
+    assert why.sentence.endswith(
+        "held by flights [0x80, 0x80) on exec-8 (host-3), silent for 1 min 39 s, and by 1 more of its key ranges."
+    )
+
+
+# -- which way ----------------------------------------------------------------------------------------------------------
+
+
+def test_exactly_who_holds_by_itself_is_to_blame_however_late_its_input_is() -> None:
+    """The watermark is where it is because of the stage; that its input is later still, by the clock, does not change that."""
+    pipeline = [view("hourly", -3 * HOUR, "flights", holder=held(-3 * HOUR, silent=60)), view("flights", -2 * HOUR)]
+    assert way("hourly", pipeline) == (("hourly",), ())
+    both_dead = [pipeline[0], view("flights", -2 * HOUR, holder=held(-2 * HOUR, silent=99))]
+    assert way("hourly", both_dead) == (("hourly",), ())
+
+
+def test_a_living_stage_a_little_behind_a_dead_one_is_not_the_root_cause() -> None:
+    """One that rounds down to the hour always is."""
+    pipeline = [
+        view("daily", -HOUR, "hourly"),
+        view("hourly", -HOUR, "enriched"),
+        view("enriched", -58 * MINUTE, "flights", holder=SILENT),
+        view("flights", 0),
+    ]
+    why = told("daily", pipeline)
+    assert [hop.computation for hop in why] == ["daily", "hourly", "enriched"]
+    assert why.sentence == (
+        "daily is at 13:00 UTC, 1 h behind: held by enriched [0x40, 0x80) on exec-7 (host-3), silent for 38 min; hourly itself is "
+        "2 min behind its input, and alive."
+    )
+    assert (why.hops[1].behind, why.hops[1].cause) == (120.0, Cause.WAITING)
+    alive = [*pipeline[:2], view("enriched", -58 * MINUTE, "flights"), pipeline[3]]
+    assert way("daily", alive) == (("daily", "hourly"), ()), "nothing is in trouble, so the exact one it is"
+
+
+def test_a_stage_with_a_reason_of_its_own_is_not_passed_for_trouble_upstream() -> None:
+    """What rounds down is behind by an hour at most, and its worker is not at one operation for longer than a minute."""
+    left = held(-MINUTE, RangeState.UNOWNED, silent=60)
+    source = view("source", -MINUTE, holder=left)
+
+    def blamed(behind: int, oldest: int = 0, source: WatermarkView = source) -> str:
+        stage = view("stage", -MINUTE - behind, "source", oldest=oldest)
+        return told("stage", [stage, source]).guilty.computation
+
+    assert [blamed(behind) for behind in (1, HOUR, HOUR + 1, 4 * HOUR)] == ["source", "source", "stage", "stage"]
+    assert [blamed(MINUTE, NOW - seconds * 1_000_000) for seconds in (59, 61)] == ["source", "stage"]
+    never = view("stage", Watermark.UNKNOWN, "source")
+    assert told("stage", [never, source]).guilty.computation == "stage", "unknown is further than any step"
+    ahead = [view("guess", 0, "source", estimated=True), source]
+    assert way("guess", ahead) == (("guess",), ()), "an estimate does not wait"
+    busy = told("stage", [view("stage", -4 * HOUR, "source", oldest=NOW - 4 * HOUR), source])
+    assert busy.sentence.endswith("alive, but at one operation for 4 h.")
+
+
+def test_a_diamond_has_one_root_cause() -> None:
+    pipeline = [
+        view("top", -HOUR, "left", "right"),
+        view("left", -HOUR, "source"),
+        view("right", -HOUR, "source"),
+        view("source", -HOUR),
+    ]
+    why = told("top", pipeline)
+    assert ([hop.computation for hop in why], why.others) == (["top", "left", "source"], ())
+    assert why.hops[0].sentence.endswith("that is as far as its inputs left and right allow.")
+
+
+def test_inputs_that_are_equally_low_are_all_named_one_in_trouble_first() -> None:
+    pipeline = [
+        view("top", -HOUR, "a", "b", "c"),
+        view("a", -HOUR),
+        view("b", -HOUR, holder=held(-HOUR, silent=99)),
+        view("c", 0),
+    ]
+    why = told("top", pipeline)
+    assert ([hop.computation for hop in why], why.others) == (["top", "b"], ("a",))
+    assert why.sentence.endswith("silent for 1 min 39 s; and just as much by a [0x40, 0x80) on exec-7 (host-3).")
+    many = [view("top", Watermark.UNKNOWN, *"abcdefg"), *(view(name, Watermark.UNKNOWN) for name in "bcdef")]
+    why = told("top", many)
+    assert ([hop.computation for hop in why], why.others) == (["top", "a"], ("g", "b", "c", "d", "e", "f"))
+    assert "g (not registered), b [0x40, 0x80) on exec-7 (host-3), c" in why.sentence
+    assert why.sentence.endswith("and 3 more.")
+
+
+def test_who_would_stay_all_the_same_is_told_on_the_way() -> None:
+    """What an input holds hides that a stage was never claimed; it has to be known before the input moves."""
+    never = held(Watermark.UNKNOWN, RangeState.NEVER_CLAIMED)
+    why = told(
+        "hourly", [view("hourly", Watermark.UNKNOWN, "flights", holder=never), view("flights", Watermark.UNKNOWN)]
+    )
+    assert why.hops[0].cause is Cause.NEVER_CLAIMED
+    assert why.hops[0].sentence.endswith(
+        "as far as its input flights allows; it would stay there all the same, held by [0x40, 0x80) at unknown, which no worker ever "
+        "claimed."
+    )
+
+
+def test_an_estimate_ahead_of_its_input_holds_by_itself() -> None:
+    assert way("guess", [view("guess", 0, "flights", estimated=True), view("flights", -HOUR)]) == (("guess",), ())
+    assert way("sure", [view("sure", 0, "flights"), view("flights", -HOUR)]) == (("sure", "flights"), ()), "read later"
+    assert told("guess", [view("guess", -HOUR, estimated=True)]).sentence.startswith(
+        "guess, which is only estimated, is at 13:00"
+    )
+
+
+def test_when_the_authority_cannot_tell_no_worker_is_blamed() -> None:
+    pipeline = [view("flights", -HOUR, holder=held(-HOUR, silent=99))]
+    why = told(
+        "flights", pipeline, unknown=Unavailable("this shard cannot tell: its store has not answered within 5 s.")
+    )
+    assert why.guilty.cause is Cause.CANNOT_TELL
+    assert why.sentence == (
+        "flights is at 13:00 UTC, 1 h behind: held by flights, but nobody can tell just now which key ranges hold it: this shard cannot "
+        "tell: its store has not answered within 5 s."
+    )
+    assert "Before, it was held by [0x40, 0x80)" in why.guilty.sentence
+    assert told("flights", pipeline, unknown=Timeout("the authority did not answer in time")).sentence.endswith(
+        "did not answer in time, so its store may hang."
+    )
+
+
+def test_a_graph_that_changed_while_it_was_read_ends_the_walk() -> None:
+    """Two shards may answer by two versions of the graph, which together have a circle that neither has."""
+    circle = [view("a", -HOUR, "b"), view("b", -HOUR, "a")]
+    assert way("a", circle)[0][0] == "a"
+
+
+def test_long_chains_and_wide_ones_take_little() -> None:
+    """1,000 computations one behind the other, or side by side: no recursion, and no cost beyond the edges, however many ends."""
+    chain = [view(f"c{n}", -HOUR, f"c{n + 1}") for n in range(999)] + [view("c999", -HOUR)]
+    assert len(told("c0", chain).hops) == 1000
+    sources = [f"s{n}" for n in range(1000)]
+    layers = [sources, *([f"{layer}-{n}" for n in range(300)] for layer in range(3))]
+    funnel = [view(name, -HOUR) for name in sources]
+    for before, layer in itertools.pairwise(layers):
+        funnel += [view(name, -HOUR, *before) for name in layer]
+    began = time.process_time()
+    names, others = way("2-0", funnel)
+    took = time.process_time() - began
+    assert (names, others) == (("2-0", "1-0", "0-0", "s0"), tuple(sources[1:]))
+    assert took < 1.5, "390,000 inputs, by which 90,000,000 ways lead there"

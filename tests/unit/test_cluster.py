@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from lowwater import errors
+from lowwater_authority import serving
 from lowwater_authority.cluster.cluster import Replaced
 from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport, Refused
 from lowwater_authority.core.times import MIN
@@ -304,3 +305,29 @@ async def test_rule8_nothing_of_a_stream_counts_behind_what_another_shard_was_to
     barred = set()  # a new stream, which says all
     assert await report(3, 14, 10) == []
     assert one.low(name) == 10
+
+
+async def test_reads_that_wait_for_a_store_that_hangs_end_in_time(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = await two(deployment)
+    name, away = min(held(one)), min(held(other))
+    grant = await one.claim(name)
+    monkeypatch.setattr(serving, "WAIT_SECONDS", 0.01)
+    one.faults.held["append"] = one.faults.held["take"] = gate = asyncio.Event()
+    reporting = asyncio.ensure_future(one.report(name, grant, 12))
+    await one.cluster.change(lambda view: view.pinned(away, "one:1"))
+    for read in (
+        lambda: one.shard.ranges(name, below=None, limit=1),
+        lambda: one.shard.history(name, since=None, limit=1),
+    ):
+        with pytest.raises(errors.Unavailable, match=r"its store has not answered within 0.01 s"):
+            await read()
+    with pytest.raises(errors.Unavailable, match=rf"{away} is being taken over by this shard") as refused:
+        await one.shard.serve(away)
+    assert "newest" not in refused.value.message, "nothing is known of it here, old or new"
+    gate.set()
+    assert await reporting == []
+    monkeypatch.undo()
+    assert await one.shard.serve(away), "what was begun went on"
+    assert (await one.shard.ranges(name, below=None, limit=1))[1] == 1

@@ -267,3 +267,19 @@ async def test_a_take_whose_reading_failed_is_taken_again(deployment: Deployment
     deployment.disk.owners[lost] = owner._replace(epoch=1, nonce=5, address="other:1", view=0)
     await deployment.settle(one, seconds=6)
     assert held(one) == set(NAMES)
+
+
+async def test_c5c_a_number_of_the_graph_that_was_given_twice_hides_nothing(deployment: Deployment) -> None:
+    """The store forgets what one shard has registered, and another registers something else before the first one looks."""
+    one, other = await two(deployment)
+    await one.shard.register(Spec("forgotten"))
+    end = deployment.disk.logs[GRAPH].last
+    lose_graph(deployment)
+    await other.shard.register(Spec("kept"))
+    assert deployment.disk.logs[GRAPH].last == end, "the number alone would fit"
+    await one.shard.confirm()
+    assert one.shard.topology.computations.keys() >= {"forgotten", "kept"}
+    await deployment.settle(one, other)
+    third = await deployment.start("third:1")
+    for each in (one, other, third):
+        assert each.shard.topology.computations.keys() == {*NAMES, "forgotten", "kept"}

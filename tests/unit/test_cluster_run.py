@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
+from lowwater import errors
 from lowwater_authority.cluster.cluster import Cluster
 from lowwater_authority.cluster.membership import Member
 from lowwater_authority.cluster.memory import MemoryDirectory, MemoryMembers
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.journal import JournalFailed, LoadedLog, MemoryDisk, MemoryJournal
 from lowwater_authority.observer import Observer
+from lowwater_authority.serving import WAIT_SECONDS
 from lowwater_authority.shard import Shard
+from lowwater_authority.taking import SLOW_SECONDS, TAKEN_AT_ONCE
 from tests.simulation.kernel import Simulation
 
 DEAD_AFTER = 1.5
@@ -31,16 +34,18 @@ class NobodyToAsk:
 
 
 class SlowJournal(MemoryJournal):
-    """Takes so many seconds to read a log, and none or many to say that nobody answers."""
+    """Takes so many seconds to read a log whole, and none or many to say that nobody answers."""
 
     seconds = 0.0
+    slow: frozenset[str] | None = None
+    """Of which logs that is so; None: of all."""
     away = False
 
-    async def load(self, log: str) -> LoadedLog:
+    async def load(self, log: str, *, known: LoadedLog | None = None) -> LoadedLog:
         """See Journal."""
-        if log:
+        if log and known is None and (self.slow is None or log in self.slow):
             await asyncio.sleep(self.seconds)
-        return await super().load(log)
+        return await super().load(log, known=known)
 
     async def confirm(self, logs: Iterable[str]) -> int:
         """See Journal."""
@@ -125,6 +130,51 @@ def test_a_shard_that_recovers_for_long_is_not_cut_off() -> None:
     run(story)
 
 
+def test_one_that_takes_long_holds_up_no_other() -> None:
+    """A computation is being taken over for a minute when another shard dies: what that served is served on at once."""
+
+    async def story(world: World) -> None:
+        one, other, third = [await world.start(address) for address in ("one:1", "other:1", "third:1")]
+        for name in NAMES:
+            await one.shard.register(Spec(name))
+        await asyncio.sleep(2)
+        assert third.shard.names()
+        slow = other.shard.names()[0]
+        for each in (one, third):
+            each.journal.slow, each.journal.seconds = frozenset({slow}), 60.0
+        other.process.crash()
+        await asyncio.sleep(DEAD_AFTER + 1)
+        third.process.crash()
+        await asyncio.sleep(DEAD_AFTER + 1)
+        assert one.shard.names() == sorted(set(NAMES) - {slow})
+        await asyncio.sleep(70)
+        assert one.shard.names() == NAMES
+
+    run(story)
+
+
+def test_however_many_take_long_the_others_have_their_turn() -> None:
+    """More than are taken side by side: after a while they do not count."""
+
+    async def story(world: World) -> None:
+        one, other = await world.start("one:1"), await world.start("other:1")
+        names = [f"d{number}" for number in range(4 * TAKEN_AT_ONCE)]
+        for name in names:
+            await one.shard.register(Spec(name))
+        await asyncio.sleep(2)
+        lost = other.shard.names()
+        slow = frozenset(lost[: TAKEN_AT_ONCE + 1])
+        assert len(lost) > len(slow)
+        one.journal.slow, one.journal.seconds = slow, 60.0
+        other.process.crash()
+        await asyncio.sleep(DEAD_AFTER + 1)
+        one.journal.seconds = 0.0
+        await asyncio.sleep(2 * SLOW_SECONDS)
+        assert set(lost) & set(one.shard.names()) >= set(lost) - slow
+
+    run(story)
+
+
 @pytest.mark.parametrize("seconds", [DEAD_AFTER + 0.1, 30.0])
 def test_a_shard_that_was_stopped_hears_of_its_store_before_it_judges(seconds: float) -> None:
     async def story(world: World) -> None:
@@ -156,5 +206,32 @@ def test_a_shard_without_its_store_is_cut_off_after_dead_after_and_comes_back(se
         world.members.away = one.journal.away = False
         await asyncio.sleep(seconds + 1)
         assert one.told == [True, False]
+
+    run(story)
+
+
+@pytest.mark.parametrize("seconds", [WAIT_SECONDS, 60.0])
+def test_a_read_waits_for_the_store_once_and_says_how_old_its_news_is(seconds: float) -> None:
+    """It has come behind another look at the store, which does not answer either: that must not make it twice as long."""
+
+    async def story(world: World) -> None:
+        one = await world.start("one:1")
+        await one.shard.register(Spec("a"))
+        await asyncio.sleep(1)
+        one.journal.away, one.journal.seconds = True, seconds
+        before = asyncio.ensure_future(one.shard.confirm(()))
+        await asyncio.sleep(1)
+        began = world.sim.now
+        with pytest.raises(
+            errors.Unavailable, match=r"cannot tell whether what it knows is the newest, .* s ago"
+        ) as refused:
+            await one.shard.confirm(["a"])
+        assert world.sim.now - began <= WAIT_SECONDS
+        stale = int(refused.value.metadata["stale_micros"]) / 1e6
+        assert 1 < stale <= WAIT_SECONDS + 2
+        await asyncio.gather(before, return_exceptions=True)
+        one.journal.away = False
+        await asyncio.sleep(seconds)
+        await one.shard.confirm(["a"])
 
     run(story)

@@ -21,6 +21,12 @@ MEMBERS = {
     "spark_listener": "lowwater_spark",
 }
 
+DATA = {
+    "client": {".bash", ".zsh", ".fish"},
+    "authority": {".html", ".js", ".css", ".svg", ".md", ".LICENSE"},
+}
+"""What else lies in a package: the completion scripts of the command, and the status page with the libraries it uses."""
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -78,7 +84,7 @@ def test_a_wheel_holds_what_its_source_folder_holds(built: Path, member: str) ->
     }
     with wheel(built, MEMBERS[member]) as archive:
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == sources
-    assert {Path(name).suffix for name in sources} == {".py", ".pyi", ".typed"} - (
+    assert {Path(name).suffix for name in sources} - DATA.get(member, set()) == {".py", ".pyi", ".typed"} - (
         {".pyi"} if "spark" in member else set()
     )
 
@@ -115,9 +121,9 @@ def test_the_client_needs_only_the_transport(built: Path) -> None:
     assert requirements(built, "lowwater") == {"grpcio", "protobuf"}
 
 
-def test_pyspark_is_an_extra(built: Path) -> None:
-    assert "pyspark" not in requirements(built, "lowwater_spark")
-    assert metadata(built, "lowwater_spark").get_all("Provides-Extra") == ["pyspark"]
+def test_pyspark_and_the_authority_are_extras(built: Path) -> None:
+    assert not {"pyspark", "lowwater-authority"} & requirements(built, "lowwater_spark")
+    assert metadata(built, "lowwater_spark").get_all("Provides-Extra") == ["embedded", "prometheus", "pyspark"]
 
 
 def test_the_authority_needs_no_pyspark(built: Path) -> None:

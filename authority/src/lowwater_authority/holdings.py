@@ -1,6 +1,6 @@
 """What a shard holds: the computations it serves, each with its log, and the graph, which belongs to all shards.
 
-    take over: take the log -> read the graph -> load the log -> recover        (start, fail-over, scale-out: one mechanism)
+    take over: load the log -> recover -> take it -> load what came since -> read the graph      (fail-over, scale-out: one mechanism)
     let go:    when the journal says that another process took the log, and only then
     heal:      a store that has lost what it acknowledged gets it back from memory, under a new epoch
 
@@ -13,7 +13,7 @@ import asyncio
 import logging
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater import errors
 from lowwater_authority.core import recovery
@@ -26,9 +26,11 @@ from lowwater_authority.journal import (
     JournalLost,
     JournalOutvoted,
     JournalPosition,
+    JournalVersion,
     Ownership,
 )
 from lowwater_authority.logs import RETRY_SECONDS, Logs
+from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -51,6 +53,14 @@ def epoch_base(ownership: Ownership) -> int:
     return ownership.epoch << 40 | (ownership.nonce & NONCE_BITS) << 28
 
 
+class Recovered(NamedTuple):
+    """A computation as its log had it before it was taken."""
+
+    spec: Spec
+    loaded: LoadedLog
+    computation: Computation
+
+
 class Holdings:
     """The computations of one process. All methods are called on its event loop."""
 
@@ -60,6 +70,7 @@ class Holdings:
         self.computations: dict[str, Computation] = {}
         self.ownerships: dict[str, Ownership] = {}
         self.logs = Logs(journal, observer, self._heal, may_heal)
+        self._observer = observer
         self.view = 0
         """The version of the membership by which logs are taken; 0 with one process."""
         self.address = ""
@@ -84,22 +95,37 @@ class Holdings:
 
     # -- taking over and letting go ----------------------------------------------------------------------
 
-    async def take(self, name: str) -> tuple[Ownership, LoadedLog]:
-        """Become the owner of a computation's log, and read it. Raises JournalOutvoted, JournalFailed, JournalUnknown, ..."""
+    def recover(self, spec: Spec, loaded: LoadedLog) -> Recovered:
+        """Recover a computation whose log is another's, to know that it can be, and for what was found to be used. Raises JournalCorrupt."""
+        return Recovered(spec, loaded, self._recovered(spec, Ownership(), loaded))
+
+    async def take(self, name: str, known: LoadedLog | None = None) -> tuple[Ownership, LoadedLog]:
+        """Become the owner of a computation's log, and read what is not known of it.
+
+        Raises JournalOutvoted, JournalFailed, JournalUnknown, JournalCorrupt, ...
+        """
         ownership = await self.journal.take(name, view=self.view, address=self.address)
         try:
-            return ownership, await self.journal.load(name)
+            return ownership, await self.journal.load(name, known=known)
         except BaseException:
             self.journal.release(name)
             raise
 
-    def hold(self, spec: Spec, ownership: Ownership, loaded: LoadedLog) -> Computation:
-        """Recover a computation whose log was taken; from here on this process serves it. Raises JournalCorrupt."""
-        computation = _recovered(spec, ownership, loaded)
+    def hold(
+        self, spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered | None = None
+    ) -> Computation:
+        """Serve a computation whose log was taken from here on, as it was recovered, with what came since. Raises JournalCorrupt."""
+        computation = _resumed(spec, ownership, loaded, recovered) if recovered is not None else None
+        if computation is None:
+            computation = self._recovered(spec, ownership, loaded)
         self.logs.loaded(spec.name, loaded)
         self.computations[spec.name] = computation
         self.ownerships[spec.name] = ownership
         return computation
+
+    def _recovered(self, spec: Spec, ownership: Ownership, loaded: LoadedLog) -> Computation:
+        with self._observer.replay():
+            return _recovered(spec, ownership, loaded)
 
     def let_go(self, owners: Mapping[str, tuple[int, int]]) -> list[str]:
         """Forget computations that other processes own now; returns those that were held.
@@ -108,7 +134,13 @@ class Holdings:
         """
         gone = [name for name, (mine, _) in owners.items() if 0 < self.epoch(name) <= mine]
         for name in gone:
-            log.warning("another shard serves %s now (epoch %d is over)", name, self.ownerships[name].epoch)
+            epoch = self.ownerships[name].epoch
+            log.warning(
+                "another shard serves %s now (epoch %d is over)",
+                name,
+                epoch,
+                extra=event("computation_lost", computation=name, epoch=epoch),
+            )
             del self.computations[name], self.ownerships[name]
             self.logs.forget(name)
             self.journal.release(name)
@@ -119,6 +151,19 @@ class Holdings:
         """Return the number under which a computation is held; 0 when it is not."""
         ownership = self.ownerships.get(name)
         return ownership.epoch if ownership else 0
+
+    async def mend(self, name: str) -> None:
+        """Write a held computation again from memory, as a heal does, when what the store has of it is damaged.
+
+        Reads all of it. Raises JournalFenced when another process has taken it, JournalLost, JournalFailed and JournalUnknown.
+        """
+        try:
+            self.recover(self.topology.get(name), await self.journal.load(name))
+        except (JournalCorrupt, JournalVersion) as damage:
+            log.error(
+                "%s; it is written again from memory", damage, extra=event("damaged_log_mended", computation=name)
+            )
+            await self._heal(name)
 
     async def reload(self, name: str) -> tuple[View | None, bool]:
         """Go back to what the journal has of a computation.
@@ -133,11 +178,16 @@ class Holdings:
             try:
                 return await self._reloaded(name)
             except JournalPosition:
-                log.info("other shards have changed the graph, which was lost too")
+                log.info("other shards have changed the graph, which was lost too", extra=event("graph_changed"))
             except JournalFailed as error:
                 if self.logs.stopping:
                     raise
-                log.warning("the journal cannot be read, trying again in %.2f s: %s", wait, error)
+                log.warning(
+                    "the journal cannot be read, trying again in %.2f s: %s",
+                    wait,
+                    error,
+                    extra=event("store_unreadable", computation=name, reason=str(error)),
+                )
             await asyncio.sleep(wait)
             wait = min(2 * wait, RETRY_SECONDS[1])
         return None, False
@@ -161,17 +211,13 @@ class Holdings:
     async def confirm(self, names: Iterable[str]) -> int:
         """Return where the graph ends, after a check that the journal knows this process as the owner of computations.
 
-        Raises JournalFenced and JournalLost, and errors.Unavailable when nobody can tell.
+        Raises JournalFenced, JournalLost and JournalFailed, and errors.Unavailable when nobody can tell.
         """
         held = [name for name in names if name in self.computations]
         if not self._in_doubt.isdisjoint(held):
             # An attempt of this process's own may have made a newer owner than it knows.
             raise errors.Unavailable("what the store has lost is being put back; ask again in a moment")
-        try:
-            return await self.journal.confirm(held)
-        except JournalFailed as error:
-            msg = f"this shard cannot reach its store, so it cannot tell whether what it knows is the newest: {error}"
-            raise errors.Unavailable(msg) from error
+        return await self.journal.confirm(held)
 
     async def rise(self, name: str, above: int) -> None:
         """Become the owner of a held computation once more, by a greater number. Raises JournalFailed, JournalFenced, ..."""
@@ -226,11 +272,11 @@ class Holdings:
             try:
                 left = decoded(await self.journal.load(GRAPH))
             except JournalLost:
-                log.warning("nothing is left of the graph")
+                log.warning("nothing is left of the graph", extra=event("graph_lost"))
             merged = self.topology.merged(left)
             await self.logs.restore(GRAPH, merged.encode(), view=self.view, address=self.address)
         except JournalPosition:
-            log.info("another shard has put the graph back")
+            log.info("another shard has put the graph back", extra=event("graph_restored"))
             self.logs.forget(GRAPH)
             merged = left
         except BaseException:
@@ -246,6 +292,19 @@ def decoded(loaded: LoadedLog) -> Topology:
     """Return the graph in a log: every record is the whole graph."""
     newest = loaded.records[-1][1] if loaded.records else loaded.snapshot
     return Topology() if newest is None else Topology.decode(newest)
+
+
+def _resumed(spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered) -> Computation | None:
+    """Replay what came since a computation was recovered; None when the log does not go on from there, or for another life."""
+    known = recovered.loaded
+    same = recovered.spec == spec and known.snapshot_position == loaded.snapshot_position
+    if not same or known.snapshot != loaded.snapshot or known.records != loaded.records[: len(known.records)]:
+        return None
+    since = [payload for _, payload in loaded.records[len(known.records) :]]
+    try:
+        return recovery.resume(recovered.computation, since, epoch_base=epoch_base(ownership))
+    except recovery.ReplayError:
+        return None
 
 
 def _recovered(spec: Spec, ownership: Ownership, loaded: LoadedLog) -> Computation:

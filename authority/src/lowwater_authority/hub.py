@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from lowwater_authority.core.computation import View
 
@@ -25,18 +26,26 @@ class SubscriptionStatistics:
 class Subscription:
     """The newest values of what changed since they were last taken. Bounded by the computations followed."""
 
-    def __init__(self, names: frozenset[str]) -> None:
+    def __init__(self, names: frozenset[str], clock: Callable[[], float] = time.monotonic) -> None:
         self.names = names
         """What is followed; empty: everything."""
         self._pending: dict[str, View | None] = {}
+        self._pending_since = 0.0
+        self._clock = clock
         self._changed = asyncio.Event()
         self._conflated = 0
+        self.waited = 0.0
+        """Seconds that the oldest of the values taken last had waited; 0 when none were."""
 
-    def put(self, name: str, view: View | None) -> None:
-        """Replace the value of a computation; None: another shard serves it. O(1)."""
-        self._conflated += name in self._pending
+    def put(self, name: str, view: View | None) -> bool:
+        """Replace the value of a computation; None: another shard serves it. Returns whether one waited there. O(1)."""
+        if not self._pending:
+            self._pending_since = self._clock()
+        conflated = name in self._pending
+        self._conflated += conflated
         self._pending[name] = view
         self._changed.set()
+        return conflated
 
     def wake(self) -> None:
         """Make a waiting :meth:`take` return, even with nothing."""
@@ -51,6 +60,7 @@ class Subscription:
             return {}
         self._changed.clear()
         taken, self._pending = self._pending, {}
+        self.waited = self._clock() - self._pending_since if taken else 0.0
         return taken
 
     def statistics(self) -> SubscriptionStatistics:
@@ -59,11 +69,14 @@ class Subscription:
 
 
 class Hub:
-    """All subscriptions of a shard."""
+    """All subscriptions of a shard. ``clock`` gives seconds and never goes back: what waits is measured with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         # A dict for its order: a set's would be that of addresses in memory, and no run could be repeated.
         self._subscriptions: dict[Subscription, None] = {}
+        self.conflated = 0
+        """Values replaced before they were taken, by all subscriptions so far."""
 
     def __len__(self) -> int:
         """Return the number of subscriptions."""
@@ -71,7 +84,7 @@ class Hub:
 
     def subscribe(self, names: Iterable[str]) -> Subscription:
         """Start following; without names, everything."""
-        subscription = Subscription(frozenset(names))
+        subscription = Subscription(frozenset(names), self._clock)
         self._subscriptions[subscription] = None
         return subscription
 
@@ -91,14 +104,9 @@ class Hub:
     def _put(self, name: str, view: View | None) -> None:
         for subscription in self._subscriptions:
             if not subscription.names or name in subscription.names:
-                subscription.put(name, view)
+                self.conflated += subscription.put(name, view)
 
     def wake(self) -> None:
         """Make every waiting subscription look around: the server stops."""
         for subscription in self._subscriptions:
             subscription.wake()
-
-    @property
-    def conflated(self) -> int:
-        """Values replaced before they were taken, over the living subscriptions."""
-        return sum(subscription.statistics().conflated for subscription in list(self._subscriptions))

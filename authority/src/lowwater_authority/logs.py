@@ -19,6 +19,7 @@ from lowwater_authority.journal import (
     JournalUnknown,
 )
 from lowwater_authority.rounds import InDoubt
+from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
@@ -156,7 +157,7 @@ class Logs:
         if not self._may_heal():
             msg = f"{error}. This process was out of touch with it: another one may own them, and goes first; try again"
             raise JournalFailed(msg)
-        log.error("%s; putting it back from memory", error)
+        log.error("%s; putting it back from memory", error, extra=event("store_lost_records", reason=str(error)))
         names = set(error.logs)
         try:
             await self.journal.confirm(())
@@ -189,16 +190,27 @@ class Logs:
 
         Until it is known whether it happened, nothing may be shown and nothing else written.
         """
-        wait = RETRY_SECONDS[0]
+        wait, waited = RETRY_SECONDS[0], 0.0
         while True:
             try:
-                return await write()
+                written = await write()
             except JournalUnknown as error:
                 if self.stopping:
                     raise
-                log.warning("write of unknown outcome, trying again as is in %.2f s: %s", wait, error)
+                log.log(
+                    logging.DEBUG if waited else logging.WARNING,
+                    "write of unknown outcome, trying again as is in %.2f s: %s",
+                    wait,
+                    error,
+                    extra=event("store_away", reason=str(error)),
+                )
+                waited += wait
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, RETRY_SECONDS[1])
+            else:
+                if waited:
+                    log.info("the store answers again", extra=event("store_back"))
+                return written
 
     def due(self, name: str) -> bool:
         """Whether a snapshot of a log would bound the replay, and none is being written."""
@@ -218,7 +230,7 @@ class Logs:
         try:
             payload = take()
         except Exception:
-            log.exception("no snapshot of %r can be taken", name)
+            log.exception("no snapshot of %r can be taken", name, extra=event("snapshot_failed", computation=name))
             return
         self._snapshots[name] = asyncio.create_task(self._snapshot(name, state.position, state.behind, payload))
 
@@ -226,7 +238,12 @@ class Logs:
         try:
             await self.journal.snapshot(name, position, payload)
         except JournalError as error:
-            log.warning("no snapshot of %r: %s", name, error)
+            log.warning(
+                "no snapshot of %r: %s",
+                name,
+                error,
+                extra=event("snapshot_failed", computation=name, reason=str(error)),
+            )
         else:
             state = self._log(name)
             state.behind, state.snapshot_bytes = max(0, state.behind - covered), len(payload)

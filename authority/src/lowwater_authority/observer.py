@@ -9,15 +9,22 @@ class Observer:
     """Receives what happens. Every method is called on the event loop and must be quick."""
 
     def computations(self, count: int) -> None:
-        """There are now so many computations."""
+        """This process now serves so many computations."""
 
     def round(self, requests: int) -> None:
-        """A round of so many requests was published."""
+        """A round of so many requests was published; of none when it only answered questions."""
 
     def append(self, size: int) -> AbstractContextManager[object]:
         """Surround an append of so many bytes."""
         del size
         return nullcontext()
+
+    def replay(self) -> AbstractContextManager[object]:
+        """Surround the rebuilding of one computation from what was read of its log."""
+        return nullcontext()
+
+    def claimed(self) -> None:
+        """A claim was granted; a repeat of one counts again."""
 
     def reported(self, ranges: int, refused: dict[str, int]) -> None:
         """A report message with so many ranges was answered; refused ranges by reason."""
@@ -25,5 +32,8 @@ class Observer:
     def refused(self, method: str, reason: str) -> None:
         """A call was refused."""
 
-    def pushed(self, computations: int) -> None:
-        """A message with so many watermarks was given to a subscriber."""
+    def called(self, method: str, code: str, seconds: float) -> None:
+        """A unary call has ended with a status after so many seconds."""
+
+    def pushed(self, computations: int, waited: float | None = None) -> None:
+        """A message with so many watermarks was given to a subscriber; the oldest had waited so many seconds, if that is known."""

@@ -27,6 +27,10 @@ class Placement(Protocol):
     async def outvoted(self) -> None:
         """Look again who the members are: one of them knew better."""
 
+    async def lives_elsewhere(self, name: str) -> bool:
+        """Whether another shard owns a computation, and lives. Raises Unavailable."""
+        ...
+
     async def lows(self, names: Sequence[str]) -> Lows:
         """Ask the shards that serve them how far computations are. Raises Unavailable."""
         ...
@@ -46,6 +50,11 @@ class Alone:
 
     async def outvoted(self) -> None:
         """See Placement: there is nobody else."""
+
+    async def lives_elsewhere(self, name: str) -> bool:
+        """See Placement: there is nobody else."""
+        del name
+        return False
 
     async def lows(self, names: Sequence[str]) -> Lows:
         """See Placement: there is nobody to ask."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 from lowwater import errors
 from lowwater_authority.admission import Gate
 from lowwater_authority.journal import GRAPH, JournalError, JournalFailed, JournalFenced, JournalPosition
+from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -259,7 +260,9 @@ class CommitLoop:
                 work.fail(error)
             except Exception:
                 # Half a change may be staged: nothing of this round may reach the journal.
-                log.exception("a request failed in a way it never should; the round is rolled back")
+                log.exception(
+                    "a request failed in a way it never should; the round is rolled back", extra=event("internal_error")
+                )
                 staged.append((work, None))
                 return errors.LowwaterError("internal error, nothing was changed; see the authority's log")
             if work.alone:
@@ -273,3 +276,7 @@ class CommitLoop:
                 work.succeed(work.run(round_))
             except errors.LowwaterError as error:
                 work.fail(error)
+            except Exception:
+                # A read has staged nothing, so that whoever asked is the only one who has to hear of it.
+                log.exception("a question failed in a way it never should", extra=event("internal_error"))
+                work.fail(errors.LowwaterError("internal error while reading; see the authority's log"))

@@ -26,7 +26,13 @@ from lowwater_authority.cluster.membership import Member
 from lowwater_authority.cluster.peers import Peers
 from lowwater_authority.journal import JournalError, JournalUnknown
 from lowwater_authority.journal.sqlite import SqliteJournal
+from lowwater_authority.logging_setup import FORMATS, set_up
+from lowwater_authority.service.timing import Timing
+from lowwater_authority.telling import event
+from lowwater_authority.traces import begin as begin_traces
+from lowwater_authority.web.http import listen
 from lowwater_authority.web.metrics import Metrics
+from lowwater_authority.web.serving import Web, WebThreads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,9 +118,16 @@ def parser() -> argparse.ArgumentParser:
         "--listen", default="0.0.0.0:7420", help="HOST:PORT for gRPC; port 0 picks one (default: %(default)s)"
     )
     parse.add_argument(
-        "--metrics", default="0.0.0.0:7421", help="HOST:PORT for /metrics, or 'off' (default: %(default)s)"
+        "--http",
+        default="0.0.0.0:7421",
+        help="HOST:PORT for the status page, its API and /metrics, or 'off' (default: %(default)s)",
     )
     parse.add_argument("--reflection", action="store_true", help="let tools such as grpcurl list the services")
+    parse.add_argument(
+        "--log-format",
+        choices=FORMATS,
+        help="how to log to standard error: a line of text, or of JSON with the fields of docs/logs.md (default: text on a terminal, else json)",
+    )
     parse.add_argument("--verbose", action="store_true", help="log more")
     return parse
 
@@ -141,11 +154,7 @@ def _address(text: str, flag: str) -> tuple[str, int]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the authority until it is told to stop. Returns the exit code."""
     args = parser().parse_args(argv)
-    logging.basicConfig(
-        level=logging.DEBUG if args.verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    set_up(args.log_format, verbose=args.verbose)
     try:
         return asyncio.run(serve(args))
     except (JournalError, CannotServe) as error:
@@ -153,16 +162,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _serve_metrics(metrics: Metrics, address: str) -> str:
-    """Start /metrics; returns where it is."""
-    if address == "off":
-        return address
-    host, port = _address(address, "--metrics")
+def _web(args: argparse.Namespace, own: str, authority: Authority, metrics: Metrics) -> Web:
+    """What is served over HTTP; ``own`` is the address at which this process reaches itself."""
+    if args.http == "off":
+        return Web()
+    host, port = _address(args.http, "--http")
     try:
-        return f"http://{host}:{metrics.serve(host, port)}/metrics"
+        listening = listen(host, port)
     except OSError as error:
-        msg = f"cannot serve metrics on {address}: {error.strerror}. Choose another with --metrics, or 'off'."
+        msg = (
+            f"cannot serve the page and metrics on {args.http}: {error.strerror}. Choose another with --http, or 'off'."
+        )
         raise CannotServe(msg) from error
+    return WebThreads(listening, own, authority, metrics, version=version("lowwater-authority"))
+
+
+def _own(host: str, bound: int) -> str:
+    """Return where a process that listens on a host reaches itself."""
+    everywhere = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+    return f"{everywhere.get(host, host)}:{bound}"
 
 
 def _clock() -> int:
@@ -208,18 +226,33 @@ def _shared(args: argparse.Namespace, bound: int, metrics: Metrics) -> Authority
     return Authority(journal, clock=_clock, observer=metrics, cluster=cluster)
 
 
+def _tell_recovery(authority: Authority, seconds: float) -> None:
+    held = authority.shard.held.computations
+    ranges = sum(len(computation.map) for computation in held.values())
+    log.info(
+        "recovered %d computations with %d key ranges in %.2f s",
+        len(held),
+        ranges,
+        seconds,
+        extra=event("recovered", computations=len(held), ranges=ranges, seconds=round(seconds, 3)),
+    )
+
+
 async def serve(args: argparse.Namespace) -> int:
     """Start everything, run until SIGTERM or SIGINT, stop in order: clients first, journal last."""
     host, port = _address(args.listen, "--listen")
     metrics = Metrics(version("lowwater-authority"))
-    server = grpc.aio.server(options=OPTIONS)
+    traces = begin_traces(version("lowwater-authority"))
+    server = grpc.aio.server(options=OPTIONS, interceptors=(*traces.interceptors, Timing(metrics)))
     try:
         bound = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
         msg = f"cannot listen on {args.listen}: is another process using it? Choose another with --listen."
         raise CannotServe(msg) from error
     authority = _shared(args, bound, metrics) if args.store else _embedded(args, metrics)
+    began = time.monotonic()
     await authority.recover()
+    _tell_recovery(authority, time.monotonic() - began)
     authority.add_to(server)
     health = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -227,9 +260,9 @@ async def serve(args: argparse.Namespace) -> int:
         from grpc_reflection.v1alpha import reflection
 
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
-    metrics.watch(authority.shard, authority.streams)
-    place = _serve_metrics(metrics, args.metrics)
+    web = _web(args, _own(host, bound), authority, metrics)
     await server.start()
+    web.start()
     for service in ("", *SERVICES):
         await health.set(service, health_pb2.HealthCheckResponse.SERVING)
     loop = asyncio.get_running_loop()
@@ -237,26 +270,36 @@ async def serve(args: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     rounds = asyncio.create_task(authority.run())
-    print(f"lowwater: serving on {host}:{bound} (metrics {place})", flush=True)  # noqa: T201 - what callers wait for
+    print(f"lowwater: serving on {host}:{bound} ({web.places})", flush=True)  # noqa: T201 - what callers wait for
+    log.info(
+        "serving on %s:%d, version %s",
+        host,
+        bound,
+        version("lowwater-authority"),
+        extra=event("started", address=f"{host}:{bound}", version=version("lowwater-authority"), pid=os.getpid()),
+    )
     asked = asyncio.create_task(stopping.wait())
     await asyncio.wait([rounds, asked], return_when=asyncio.FIRST_COMPLETED)
     failed = rounds.done()
     if not failed:
         await authority.hand_over()
-    log.info("stopping: telling clients")
+    log.info("stopping: telling clients", extra=event("stopping", reason="failed" if failed else "asked to"))
     authority.leave()
     await health.enter_graceful_shutdown()
-    await server.stop(GRACE_SECONDS)
+    await asyncio.gather(server.stop(GRACE_SECONDS), asyncio.to_thread(web.close), asyncio.to_thread(traces.close))
     asked.cancel()
     try:
         await rounds
     except JournalUnknown as error:
         log.warning(
-            "stopped before it was known whether the last write took effect; the next start will find out: %s", error
+            "stopped before it was known whether the last write took effect; the next start will find out: %s",
+            error,
+            extra=event("stopped", reason=str(error)),
         )
         return 1
     except (JournalError, Replaced) as error:
-        log.error("%s", error)
+        log.error("%s", error, extra=event("stopped", reason=str(error)))
         return 1
     await authority.close()
+    log.info("stopped", extra=event("stopped"))
     return int(failed)

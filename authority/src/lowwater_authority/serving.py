@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from lowwater import errors
 from lowwater_authority.confirming import Confirming
@@ -13,20 +14,28 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import Fenced
 from lowwater_authority.holdings import Holdings
 from lowwater_authority.hub import Hub
-from lowwater_authority.journal import GRAPH, JournalError, JournalFailed, JournalFenced, JournalLost, JournalOutvoted
+from lowwater_authority.journal import GRAPH, JournalError, JournalFailed, JournalFenced, JournalLost
 from lowwater_authority.placement import Alone, moved
 from lowwater_authority.rounds import CommitLoop, GivenUp, GraphMoved, Round
+from lowwater_authority.taking import Taking
+from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from lowwater_authority.core.computation import Computation, View
     from lowwater_authority.core.topology import Topology
-    from lowwater_authority.journal import Journal, LoadedLog, Ownership
+    from lowwater_authority.journal import Journal
     from lowwater_authority.observer import Observer
     from lowwater_authority.placement import Lows, Placement
 
 T = TypeVar("T")
+
+WAIT_SECONDS: Final = 5.0
+"""How long a read waits for the store at most: as long as one exchange with it may take, whatever else stands in line for it."""
+
+TOGETHER_SECONDS: Final = 1.0
+"""How long a question about several computations waits for those that are not served yet: it is not to hide the others."""
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +57,9 @@ class Serving:
         self._loop = CommitLoop(self)
         self._confirming = Confirming(self._confirm)
         self._refreshing = Confirming(self._refresh)
-        self._taking: dict[str, asyncio.Task[bool]] = {}
+        self._taking = Taking(
+            self.held, self.placement, now=self._tick, refresh=self.refresh, serve=self._begin_to_serve
+        )
         self._now = 0
         self._confirmed = 0
 
@@ -85,14 +96,39 @@ class Serving:
         self._loop.stop()
 
     async def close(self) -> None:
-        """Write a snapshot of every changed computation, so that the next start is quick, and close the journal."""
+        """Write a snapshot of every changed computation, so that the next start is quick, and close the journal.
+
+        It replaces what is damaged in the store. What has not changed is read and checked, for this process may have the only good
+        copy of it, in memory.
+        """
         logs = self.held.logs
         await logs.settle()
-        for name, computation in self.held.computations.items():
+        readable = True
+        for name, computation in list(self.held.computations.items()):
             if logs.behind(name):
                 logs.snapshot(name, partial(recovery.snapshot, computation))
                 await logs.settle()
+            elif readable:
+                readable = await self._mend(name)
         await self.journal.close()
+
+    async def _mend(self, name: str) -> bool:
+        """Put right what the store has of a computation; False when the store is away, and would be so for the others."""
+        try:
+            await self.held.mend(name)
+        except (JournalFenced, JournalLost) as error:
+            log.warning(
+                "what the store has of %s is not checked: %s",
+                name,
+                error,
+                extra=event("not_checked", computation=name, reason=str(error)),
+            )
+        except JournalError as error:
+            log.warning(
+                "the store cannot be checked for damage: %s", error, extra=event("not_checked", reason=str(error))
+            )
+            return False
+        return True
 
     @property
     def topology(self) -> Topology:
@@ -107,7 +143,11 @@ class Serving:
     @property
     def confirmed(self) -> int:
         """Processing time up to which the published values are known to be the newest durable ones."""
-        known = self._confirmed if self.shared else self._tick()
+        return self.confirmed_at(self._tick())
+
+    def confirmed_at(self, now: int) -> int:
+        """Return ``confirmed`` to another thread, which brings the time itself: this one's clock is its event loop's to move."""
+        known = self._confirmed if self.shared else now
         since = self.held.logs.unconfirmed_since
         return known if since is None else min(since, known)
 
@@ -134,47 +174,42 @@ class Serving:
     async def serve(self, name: str) -> bool:
         """Take a computation over unless it is served already; False when another shard is to, or the membership has moved on.
 
-        Raises UnknownComputation, and Unavailable when the store does not answer.
+        Raises UnknownComputation, and Unavailable when that takes longer than ``WAIT_SECONDS``; it goes on all the same.
         """
         if self.serves(name):
             return True
         if not self.placement.mine(name):
             return False
-        task = self._taking.get(name)
-        if task is None:
-            task = self._taking[name] = asyncio.create_task(self._take(name))
-            task.add_done_callback(lambda _: self._taking.pop(name))
-        try:
-            return await asyncio.shield(task)
-        except JournalError as error:
-            msg = f"this shard cannot take {name} over from the store: {error}"
-            raise errors.Unavailable(msg, metadata={"computation": name}) from error
+        async with _within(WAIT_SECONDS, lambda: _slow(name)):
+            return await self._taking.take(name)
 
-    async def _take(self, name: str) -> bool:
-        held = self.held
+    async def serve_those(self, names: Iterable[str]) -> None:
+        """Take those over that this shard is to serve, side by side; returns after ``TOGETHER_SECONDS`` at the latest.
 
-        async def take() -> tuple[Ownership, LoadedLog]:
-            if not self.placement.mine(name):
-                # The members have changed since the first attempt, whose outcome is not known.
-                raise JournalOutvoted(name, view=held.view, newest=held.view)
-            return await held.take(name)
+        One that cannot be served, or not yet, does not stop those beside it: see :meth:`serves`.
+        """
+        missing = [name for name in names if not self.serves(name) and self.placement.mine(name)]
+        if len(missing) == 1:  # whose clients wait for nothing else: before what has its turn
+            with suppress(errors.Unavailable):
+                async with _within(TOGETHER_SECONDS, lambda: _slow(missing[0])):
+                    await self._taking.take(missing[0])
+        elif missing:
+            await asyncio.wait([self._taking.begin(name) for name in missing], timeout=TOGETHER_SECONDS)
 
-        try:
-            ownership, loaded = await held.logs.until_known(take)
-        except JournalOutvoted:
-            await self.placement.outvoted()
+    async def take_over(self, name: str) -> bool:
+        """Take a computation over as :meth:`serve` does, in its turn, and however long it takes.
+
+        False also while its log is damaged and its owner lives.
+        """
+        if self.serves(name):
+            return True
+        if not self.placement.mine(name):
             return False
-        try:
-            if self.shared:
-                # The log may be of a life that this process has not heard of yet.
-                await self.refresh()
-            computation = held.hold(self.topology.get(name), ownership, loaded)
-        except BaseException:
-            self.journal.release(name)
-            raise
+        return await asyncio.shield(self._taking.begin(name))
+
+    def _begin_to_serve(self, computation: Computation) -> None:
         self.hub.publish([computation.published])
         self._count()
-        return True
 
     async def refresh(self) -> None:
         """Read the graph, once for all that wait, and begin the lives that other processes have begun. Raises Unavailable."""
@@ -205,11 +240,12 @@ class Serving:
         """Make sure, once for all that wait, that the journal knows this process as the owner of computations (None: all of them).
 
         Those that others own by now are let go; the graph is read if it has changed. Returns the processing time at which what is
-        published of them was the newest. Raises Unavailable when nobody can tell.
+        published of them was the newest. Raises Unavailable when nobody can tell, at the latest after ``WAIT_SECONDS``.
         """
         if not self.shared:
             return self.confirmed
-        return await self._confirming.ask(self.held.computations if names is None else names)
+        async with self._in_time():
+            return await self._confirming.ask(self.held.computations if names is None else names)
 
     async def _confirm(self, names: Iterable[str]) -> int:
         began, end = self._tick(), None
@@ -221,6 +257,8 @@ class Serving:
                 self.replaced(error.owners)
             except JournalLost as lost:
                 await self._heal(lost)
+            except JournalFailed as error:
+                raise self._unconfirmed(f"it cannot reach its store: {error}") from error
         if end > self.held.logs.position(GRAPH):
             await self.refresh()
         if self.held.computations.keys() <= set(names):
@@ -243,6 +281,7 @@ class Serving:
                 name,
                 seen,
                 self.epoch(name),
+                extra=event("store_lost_epochs", computation=name, seen=seen, epoch=self.epoch(name)),
             )
 
             def stage(round_: Round) -> None:
@@ -263,7 +302,22 @@ class Serving:
             self.hub.move(name)
         self._count()
 
+    def _in_time(self) -> AbstractAsyncContextManager[None]:
+        """Around what waits for the store. Raises Unavailable."""
+        return _within(WAIT_SECONDS, lambda: self._unconfirmed(f"its store has not answered within {WAIT_SECONDS:g} s"))
+
+    def _unconfirmed(self, reason: str) -> errors.Unavailable:
+        """Return the refusal to say what may not be the newest any more; ``stale_micros`` is for how long that is not known."""
+        stale = self._tick() - self.confirmed
+        msg = f"this shard cannot tell whether what it knows is the newest, {reason}. It was {stale / 1e6:.1f} s ago; try again"
+        return errors.Unavailable(msg, metadata={"stale_micros": str(stale)})
+
     # -- rounds --------------------------------------------------------------------------------------------
+
+    async def _read(self, read: Callable[[Round], T]) -> T:
+        """Look at the state at a moment when all of it is durable. Raises Unavailable when there is none within ``WAIT_SECONDS``."""
+        async with self._in_time():
+            return await self._loop.read(read)
 
     async def _write(
         self,
@@ -334,8 +388,25 @@ class Serving:
         self.hub.publish(views)
         for fenced in round_.fenced:
             self.on_fenced(fenced)
+        self._tell_losses(round_.fenced)
         self._count()
         self._observer.round(requests)
+
+    def _tell_losses(self, fenced: Iterable[Fenced]) -> None:
+        """One line a computation and reason: a reset takes the ranges of thousands."""
+        lost: dict[tuple[str, str], list[int]] = {}
+        for each in fenced:
+            lost.setdefault((each.computation, each.reason), []).append(each.sequencer)
+        for (name, reason), sequencers in lost.items():
+            log.info(
+                "%d claims of %s have lost key ranges: %s",
+                len(sequencers),
+                name,
+                reason,
+                extra=event(
+                    "owner_lost", computation=name, claims=len(sequencers), sequencer=min(sequencers), reason=reason
+                ),
+            )
 
     def _use(self, topology: Topology) -> list[View]:
         """Go on with another graph; returns what the new lives that it begins have published."""
@@ -407,3 +478,21 @@ class Serving:
     def _tick(self) -> int:
         self._now = max(self._now, self._clock())
         return self._now
+
+
+@asynccontextmanager
+async def _within(seconds: float, refusal: Callable[[], errors.Unavailable]) -> AsyncIterator[None]:
+    """Bound what is waited for, and refuse it in time; what was begun goes on without the caller."""
+    bound = asyncio.timeout(seconds)
+    try:
+        async with bound:
+            yield
+    except TimeoutError as error:
+        if not bound.expired():
+            raise
+        raise refusal() from error
+
+
+def _slow(name: str) -> errors.Unavailable:
+    msg = f"{name} is being taken over by this shard, which reads it from the store and takes longer than usual; try again"
+    return errors.Unavailable(msg, metadata={"computation": name})

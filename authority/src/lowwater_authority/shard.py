@@ -9,8 +9,9 @@ time, journal and randomness are passed in.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,16 +21,21 @@ from lowwater_authority.core.requests import Refused
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.rounds import GivenUp, GraphMoved, Round
 from lowwater_authority.serving import Serving
+from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from lowwater_authority.core.computation import View
+    from lowwater_authority.core.computation import Computation, View
     from lowwater_authority.core.history import Completion
     from lowwater_authority.core.interval_map import Range
     from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
     from lowwater_authority.core.topology import Spec
     from lowwater_authority.placement import Lows
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class Shard(Serving):
@@ -43,15 +49,30 @@ class Shard(Serving):
     # -- the graph -----------------------------------------------------------------------------------------
 
     async def register(self, spec: Spec) -> Spec:
-        """Register a computation. Raises InvalidArgument, RegistrationConflict, Cycle."""
+        """Register a computation. Raises InvalidArgument, RegistrationConflict, Cycle, EstimatedInput."""
 
         def stage(round_: Round) -> Spec:
-            changed = self.topology.register(spec)
+            computation = self.held.computations.get(spec.name)
+            unused = computation is not None and not computation.last_sequencer
+            changed = self.topology.register(spec, unused=unused)
             if changed is not self.topology:
                 round_.topology = changed
+                if computation is not None:
+                    # Another shard may have taken it over, and granted it, meanwhile: then this is refused.
+                    round_.touched[spec.name] = computation
             return changed.get(spec.name)
 
+        known = spec.name in self.topology.computations
         registered = await self._write(stage, alone=True)
+        if not known:
+            inputs = list(registered.inputs)
+            reads = f"reads {', '.join(inputs)}" if inputs else "is an injector"
+            log.info(
+                "%s is registered: it %s",
+                spec.name,
+                reads,
+                extra=event("registered", computation=spec.name, inputs=inputs),
+            )
         await self.serve(spec.name)
         return registered
 
@@ -59,13 +80,18 @@ class Shard(Serving):
         """Change what a computation reads. Raises as register does, and WouldRegress.
 
         Its claims are revoked first, so that what it has published is frozen when the new inputs are compared with it. Ranges
-        that stand beyond the low watermark of a new input go back to it: work may come to them from there on.
+        that stand beyond the low watermark of a new input go back to it: work may come to them from there on. What was a guess, by
+        what it read until now, begins a new life instead; see Topology.set_inputs.
         """
         away: Lows = {}
 
         def stage(round_: Round) -> Spec:
             changed = self.topology.set_inputs(name, inputs)
             computation = self._computation(name)
+            if changed.get(name).incarnation > self.topology.get(name).incarnation:
+                round_.topology = changed
+                self._fence_ended_lives(round_)
+                return changed.get(name)
             lows = [self._low(each, away) for each in added()]
             for new, low in zip(added(), lows, strict=True):
                 if low < computation.low:
@@ -83,7 +109,12 @@ class Shard(Serving):
         def added() -> list[str]:
             return [each for each in inputs if each not in self.topology.get(name).inputs]
 
-        return await self._write(stage, alone=True, lows_of=added, away=away)
+        before = self.topology.get(name).inputs
+        changed = await self._write(stage, alone=True, lows_of=added, away=away)
+        if changed.inputs != before:
+            told = event("inputs_changed", computation=name, inputs=list(changed.inputs), before=list(before))
+            log.info("%s reads %s now", name, ", ".join(changed.inputs) or "nothing", extra=told)
+        return changed
 
     async def reset(self, name: str) -> list[Spec]:
         """Start a new life of a computation and of all that reads it. Raises UnknownComputation.
@@ -96,7 +127,11 @@ class Shard(Serving):
             self._fence_ended_lives(round_)
             return [round_.topology.get(n) for n in names]
 
-        return await self._write(stage, alone=True)
+        fresh = await self._write(stage, alone=True)
+        for spec in fresh:
+            told = event("reset", computation=spec.name, incarnation=spec.incarnation, asked=name)
+            log.warning("%s was reset: its life %d begins", spec.name, spec.incarnation, extra=told)
+        return fresh
 
     # -- owners --------------------------------------------------------------------------------------------
 
@@ -123,7 +158,34 @@ class Shard(Serving):
             return grant
 
         inputs = (lambda: self.topology.get(name).inputs) if len(asked.bound_micros) else None
-        return await self._write(stage, alone=adopt, lows_of=inputs, away=away)
+        life = self.topology.get(name).incarnation
+        grant = await self._write(stage, alone=adopt, lows_of=inputs, away=away)
+        self._tell_claim(name, asked, grant, adopted=adopt and self.topology.get(name).incarnation > life)
+        return grant
+
+    def _tell_claim(self, name: str, asked: ClaimRequest, grant: Grant, *, adopted: bool) -> None:
+        what = "adopted" if adopted else "taken_over" if grant.fenced else "claimed"
+        ranges = len(grant.watermarks)
+        log.info(
+            "%d key ranges of %s were %s by %s on %s",
+            ranges,
+            name,
+            what.replace("_", " "),
+            asked.worker or "an unnamed worker",
+            asked.host or "an unnamed host",
+            extra=event(
+                what,
+                computation=name,
+                epoch=self.epoch(name),
+                sequencer=grant.sequencer,
+                ranges=ranges,
+                start=asked.bounds[0].hex() if len(asked.bounds) else None,
+                end=asked.bounds[-1].hex() if len(asked.bounds) else None,
+                worker=asked.worker,
+                host=asked.host,
+                losers=len(grant.fenced) or None,
+            ),
+        )
 
     def _bounded(self, name: str, asked: ClaimRequest, away: Lows) -> ClaimRequest:
         """Let no bound lead what is published of the inputs.
@@ -196,6 +258,7 @@ class Shard(Serving):
     async def release(self, name: str, sequencer: int) -> None:
         """Leave a claim's ranges unowned. Raises StaleSequencer."""
         await self._write(lambda round_: self._touch(round_, name).release(sequencer))
+        log.info("a claim of %s was released", name, extra=event("released", computation=name, sequencer=sequencer))
 
     async def retire(self, name: str, start: bytes, end: bytes, *, force: bool) -> int:
         """Take an interval out; returns how many ranges. Raises OwnedRanges."""
@@ -205,7 +268,10 @@ class Shard(Serving):
             round_.fenced += fenced
             return ranges
 
-        return await self._write(stage)
+        ranges = await self._write(stage)
+        told = event("retired", computation=name, ranges=ranges, start=start.hex(), end=end.hex(), force=force)
+        log.warning("%d key ranges of %s were retired", ranges, name, extra=told)
+        return ranges
 
     def stage_task(self, name: str, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart) -> None:
         """Keep a task's part, in memory only: it promises nothing until it is prepared and committed."""
@@ -244,6 +310,13 @@ class Shard(Serving):
         """Return the event time that ages of a computation's histograms count from."""
         return self._computation(name).reference
 
+    async def look(self, read: Callable[[Mapping[str, Computation]], T]) -> T:
+        """Return what ``read`` says of all that is served here, called once, on the event loop, as of the last durable round.
+
+        Raises ShuttingDown, and Unavailable when there is no such moment within ``WAIT_SECONDS``.
+        """
+        return await self._read(lambda _: read(self.held.computations))
+
     async def ranges(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int]:
         """Return the ranges furthest behind, as of the last durable round."""
 
@@ -251,11 +324,11 @@ class Shard(Serving):
             ranges = self._computation(name).map
             return ranges.all_ranges(limit) if below is None else ranges.held_below(below, limit)
 
-        return await self._loop.read(read)
+        return await self._read(read)
 
     async def history(self, name: str, *, since: int | None, limit: int) -> tuple[list[Completion], int]:
         """Return when steps became complete, newest ones, as of the last durable round. See History.newest."""
-        return await self._loop.read(lambda _: self._computation(name).history.newest(since, limit))
+        return await self._read(lambda _: self._computation(name).history.newest(since, limit))
 
 
 def _elsewhere(name: str) -> errors.Moved:

@@ -22,6 +22,7 @@ from lowwater._sync.worker import Worker
 from lowwater.errors import (
     Closed,
     Cycle,
+    EstimatedInput,
     FinishRequired,
     IdentityMismatch,
     IncarnationChanged,
@@ -102,6 +103,7 @@ __all__ = [
     # Errors.
     "Closed",
     "Cycle",
+    "EstimatedInput",
     "FinishRequired",
     "IdentityMismatch",
     "IncarnationChanged",

@@ -7,7 +7,7 @@ also in ``metadata``, for programs.
 Who must react:
 
 * the caller's code is wrong: :class:`InvalidArgument`, :class:`UnknownComputation`, :class:`RegistrationConflict`,
-  :class:`Cycle`, :class:`FinishRequired`, :class:`TooFarAhead`, :class:`NotPrepared`, :class:`Closed`;
+  :class:`Cycle`, :class:`EstimatedInput`, :class:`FinishRequired`, :class:`TooFarAhead`, :class:`NotPrepared`, :class:`Closed`;
 * this worker has been replaced and must stop writing: :class:`StaleSequencer`, :class:`OlderClaim`,
   :class:`IdentityMismatch`, :class:`Rewound`, :class:`InputVersion`, :class:`IncarnationChanged`;
 * an operator must look: :class:`ServerTokenMismatch`, :class:`StaleEpoch`, :class:`OwnedRanges`, :class:`WouldRegress`,
@@ -25,6 +25,7 @@ __all__ = [
     "BY_REASON",
     "Closed",
     "Cycle",
+    "EstimatedInput",
     "FinishRequired",
     "IdentityMismatch",
     "IncarnationChanged",
@@ -105,6 +106,10 @@ class RegistrationConflict(LowwaterError):
 
 class Cycle(LowwaterError):
     """The inputs would make a computation wait for itself, for ever."""
+
+
+class EstimatedInput(LowwaterError):
+    """An exact computation would read an estimated one. Register it as estimated too, or read what is exact."""
 
 
 class StaleSequencer(LowwaterError):

@@ -76,7 +76,8 @@ class RangeView:
     since_micros: int
     """Processing time since which it has stood at this watermark."""
     last_report_micros: int
-    """Processing time of the last report of its claim; 0 when there was none."""
+    """Processing time of the last that was heard of its claim: a report, or the claim itself. 0 when it was never claimed, or not heard of
+    since the authority restarted. An authority of release 0.1 knows of reports only."""
 
     @property
     def since(self) -> datetime | None:
@@ -85,7 +86,7 @@ class RangeView:
 
     @property
     def last_report(self) -> datetime | None:
-        """When its owner reported last, None when it never did."""
+        """When its owner was heard of last; None when that is not known."""
         return _moment(self.last_report_micros)
 
 
@@ -109,6 +110,8 @@ class WatermarkView:
     """The range that holds the low watermark, if one does."""
     ranges: int = 0
     inputs: tuple[str, ...] = ()
+    estimated: bool = False
+    """Whether nobody promises the watermarks; only estimated computations read it."""
 
     @property
     def heuristic(self) -> Mapping[float, Watermark]:
@@ -251,6 +254,8 @@ class Computation:
     """The life number each input must have in a fold, in order; 0 while it is not registered."""
     history_step: timedelta = timedelta(hours=1)
     """The step of the completeness history."""
+    estimated: bool = False
+    """Whether nobody promises its watermarks; only estimated computations may read it."""
 
 
 @dataclass(frozen=True, slots=True)

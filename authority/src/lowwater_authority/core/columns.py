@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from lowwater_authority.core.times import MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 BLOCK: Final = 4096
 """Slots per block: recomputing one costs about 2 us, scanning 10 M slots' blocks about 2 us more."""
@@ -78,6 +81,23 @@ class Columns:
         self._refresh()
         block = int(self._block_min.argmin())
         return block * BLOCK + int(self.values[block * BLOCK : (block + 1) * BLOCK].argmin())
+
+    def at_most(self, limit: int, bases: Sequence[int]) -> npt.NDArray[np.intp]:
+        """Return how many slots have a value up to a limit below MAX, from each base to the next.
+
+        ``bases`` ascend, and the first is 0. O(dirty blocks + blocks + bases + slots from the first block that has one to the last):
+        a million slots take about 1 ms.
+        """
+        self._refresh()
+        counts = np.zeros(len(bases), dtype=np.intp)
+        blocks = np.flatnonzero(self._block_min <= limit)
+        if len(blocks):
+            low, high = int(blocks[0]) * BLOCK, min((int(blocks[-1]) + 1) * BLOCK, self.size)
+            starts = np.asarray(bases, dtype=np.intp)
+            first, last = np.searchsorted(starts, low, side="right") - 1, np.searchsorted(starts, high)
+            found = np.concatenate(([0], np.cumsum(self.values[low:high] <= limit, dtype=np.int32)))
+            counts[first:last] = np.diff(found[np.append(np.maximum(starts[first:last], low), high) - low])
+        return counts
 
     def _refresh(self) -> None:
         dirty = np.flatnonzero(self._dirty)

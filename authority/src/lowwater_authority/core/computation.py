@@ -45,6 +45,7 @@ class View:
     heuristics: tuple[tuple[int, int], ...]
     """(share in ppm, micros), largest share first."""
     oldest_operation: int
+    """Of the owners of ranges that are not finished; 0 when none of these tells one."""
     since: int
     ranges: int
     holder: Range | None
@@ -92,6 +93,7 @@ class Computation(Commits):
             bound_micros=codec.int64_bytes(request.bound_micros),
         )
         group, taken = self._apply_claim(op, now)
+        group.last_report = now  # nobody is accused of silence from the time of an owner before it
         self._ops.append(pb.Op(claim=op))
         self._strong = True
         watermarks = self.map.columns.values[group.slots()].copy()
@@ -351,7 +353,8 @@ class Computation(Commits):
         self._changes.clear()
 
     def _view(self) -> View:
-        operations = [g.oldest_operation for g in self.map.groups.values() if g.oldest_operation]
+        working = (g for g in self.map.groups.values() if g.state is GroupState.OWNED and not g.finished)
+        operations = [] if self.low == MAX else [g.oldest_operation for g in working if g.oldest_operation]
         return View(
             self.spec.name,
             self.incarnation,

@@ -49,7 +49,10 @@ class Group:
     senders: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     """Newest report taken over, (stream, number), of each sender."""
     oldest_operation: int = 0
+    """As it was told last; what was said before a release or the end of all ranges stays."""
     last_report: int = 0
+    """Processing time of its last sign of life, a report or the claim itself; 0 when none is known. A report that changes nothing is
+    not journaled, nor is this time of a claim: a recovery knows the last report that changed anything."""
     mass: Mass | None = None
     mass_known: bool = False
     """Whether ``mass``, or the stand-ins for it, describe exactly the ranges that are live."""

@@ -138,6 +138,11 @@ class IntervalMap:
         slot = self.columns.argmin()
         return None if self.columns.values[slot] == MAX else self.range_at(slot)
 
+    def holding(self, low: int) -> tuple[int, list[Group]]:
+        """Return how many ranges have a value up to ``low``, below MAX, and the groups that these are in. See Columns.at_most."""
+        counts = self.columns.at_most(low, self._bases)
+        return int(counts.sum()), [self._placed[index] for index in np.flatnonzero(counts).tolist()]
+
     def range_at(self, slot: int) -> Range:
         """Return the live range in a slot. O(log groups)."""
         group = self._placed[bisect_right(self._bases, slot) - 1]

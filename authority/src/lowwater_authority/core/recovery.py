@@ -50,6 +50,24 @@ def _recover(spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, ep
     computation.incarnation = 0
     if snapshot is not None:
         _restore(computation, pb.Snapshot.FromString(snapshot))
+    return _replayed(computation, spec, records)
+
+
+def resume(computation: Computation, records: Iterable[bytes], *, epoch_base: int) -> Computation:
+    """Go on with what :func:`recover` has returned, by the records that came since; the graph says the same of it. Costs those.
+
+    Raises ReplayError as recover does, and then perhaps for nothing: a log may have gone on with the life that the graph has ended.
+    What was given is not to be used any more.
+    """
+    computation.epoch_base = epoch_base
+    try:
+        return _replayed(computation, computation.spec, records)
+    except DecodeError as error:
+        msg = f"a record of {computation.spec.name} is not one: {error}"
+        raise ReplayError(msg) from error
+
+
+def _replayed(computation: Computation, spec: Spec, records: Iterable[bytes]) -> Computation:
     for payload in records:
         record = pb.Record.FromString(payload)
         if record.incarnation < computation.incarnation:

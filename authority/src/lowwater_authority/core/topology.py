@@ -42,6 +42,9 @@ class Spec:
     input_version: int = 1
     history_step: int = HOUR
     """Step of the completeness history, microseconds. 0 in a registration: as registered before, else an hour."""
+    estimated: bool = False
+    """Whether it was registered as one whose watermarks nobody promises. Only estimated computations may read it: an exact one has exact
+    inputs. See :meth:`Topology.is_estimated` for one that a heal has made the reader of an estimate."""
 
     def same_registration(self, other: Spec) -> bool:
         """Whether another registration asks for the same."""
@@ -54,6 +57,11 @@ class Topology:
 
     version: int = 0
     computations: Mapping[str, Spec] = field(default_factory=dict)
+    _estimated: frozenset[str] = field(init=False, compare=False, repr=False)
+    """What is estimated, by its registration or by what it reads. Derived, never stored: it ends with its reason."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_estimated", _estimated(self.computations))
 
     def get(self, name: str) -> Spec:
         """Return a computation. Raises UnknownComputation."""
@@ -71,10 +79,20 @@ class Topology:
         lives = (self.computations.get(input_name) for input_name in spec.inputs)
         return Fold(spec.input_version, tuple(life.incarnation if life else 0 for life in lives))
 
-    def register(self, spec: Spec) -> Topology:
+    def is_estimated(self, name: str) -> bool:
+        """Whether nobody can promise a computation's watermarks: it is registered as estimated, or reads what is estimated. O(1).
+
+        An exact computation comes to read an estimate by a heal alone, where nobody could refuse it; see :meth:`merged`.
+        """
+        return name in self._estimated
+
+    def register(self, spec: Spec, *, unused: bool = False) -> Topology:
         """Return the graph with a computation; the same graph when it is there already.
 
-        Raises InvalidArgument, RegistrationConflict, Cycle.
+        ``unused``: nobody has ever claimed the one that is known. If that one is exact, and no exact one reads it, it becomes estimated
+        when that is all that is asked to change: authorities of 0.1 keep estimated ones as exact.
+
+        Raises InvalidArgument, RegistrationConflict, Cycle, EstimatedInput.
         """
         known = self.computations.get(spec.name)
         if not spec.history_step:
@@ -83,20 +101,28 @@ class Topology:
         if known is not None:
             if known.same_registration(spec):
                 return self
+            if unused and replace(known, estimated=True).same_registration(spec):
+                return self._with(replace(known, estimated=True))
             msg = (
                 f"{spec.name} is registered with inputs {list(known.inputs)}, heuristics {list(known.heuristics)} ppm, key hash "
-                f"{known.key_hash!r}, max skew {known.max_skew} us and history step {known.history_step} us. Register the same, "
-                "or change the inputs with set_inputs."
+                f"{known.key_hash!r}, max skew {known.max_skew} us and history step {known.history_step} us, as "
+                f"{'estimated' if known.estimated else 'exact'}. Register the same, or change the inputs with set_inputs."
             )
             raise errors.RegistrationConflict(msg, metadata={"computation": spec.name})
         return self._with(spec)
 
     def set_inputs(self, name: str, inputs: Sequence[str]) -> Topology:
-        """Return the graph with other inputs for a computation. Raises as register does."""
+        """Return the graph with other inputs for a computation. Raises as register does.
+
+        One that was registered as exact, and read an estimate, begins a new life with all that reads it: what it has published was
+        a guess.
+        """
         known = self.get(name)
         spec = replace(known, inputs=tuple(inputs), input_version=known.input_version + 1)
         _validate(spec)
-        return self._with(spec)
+        changed = self._with(spec)
+        guessed = self.is_estimated(name) and not known.estimated
+        return changed.reset(name)[0] if guessed else changed
 
     def reset(self, name: str) -> tuple[Topology, list[str]]:
         """Return the graph with a new life of a computation and of all that reads it, and their names in order."""
@@ -108,13 +134,17 @@ class Topology:
         """Return the graph with all that either knows, of each computation the newer; for a store that has lost changes.
 
         The version is above both when they differ. Each was free of cycles; should the two together form one, it holds all in
-        it until an operator changes their inputs.
+        it until an operator changes their inputs. What either knows as estimated is estimated, whichever is newer: somebody was told
+        so, and reports guesses. What is exact and reads it counts as estimated for as long as it does: nobody can promise it.
         """
         newest = dict(self.computations)
         for name, spec in other.computations.items():
             known = newest.get(name)
-            if known is None or (known.incarnation, known.input_version) < (spec.incarnation, spec.input_version):
+            if known is None:
                 newest[name] = spec
+                continue
+            newer = spec if _age(known) < _age(spec) else known
+            newest[name] = replace(newer, estimated=known.estimated or spec.estimated)
         if newest == self.computations and self.version >= other.version:
             return self
         return Topology(max(self.version, other.version) + 1, newest)
@@ -142,7 +172,20 @@ class Topology:
         if cycle:
             msg = f"the inputs would form a cycle: {' -> '.join(cycle)}. A watermark that waits for itself never moves."
             raise errors.Cycle(msg, metadata={"computation": spec.name, "field": "inputs", "cycle": " -> ".join(cycle)})
+        changed._refuse_estimates(spec)
         return changed
+
+    def _refuse_estimates(self, spec: Spec) -> None:
+        """Raise EstimatedInput when an exact computation reads an estimated one, on either side of a changed one."""
+        readers = [each for each in self.computations.values() if spec.name in each.inputs] if spec.estimated else []
+        for reader in (spec, *readers):
+            for name in () if reader.estimated else reader.inputs:
+                if self.is_estimated(name):
+                    msg = (
+                        f"{reader.name} is exact and would read {name}, which is estimated: nobody promises its watermark. Register "
+                        f"{reader.name} as estimated too, or read what is exact."
+                    )
+                    raise errors.EstimatedInput(msg, metadata={"computation": reader.name, "input": name})
 
     def _cycle_through(self, name: str) -> list[str]:
         """Return a path from a computation back to itself along its inputs; empty without one."""
@@ -173,6 +216,7 @@ class Topology:
                     incarnation=spec.incarnation,
                     input_version=spec.input_version,
                     history_step_micros=spec.history_step,
+                    estimated=spec.estimated,
                 )
                 for spec in self.computations.values()
             ],
@@ -192,10 +236,28 @@ class Topology:
                 c.incarnation,
                 c.input_version,
                 c.history_step_micros or HOUR,
+                c.estimated,
             )
             for c in message.computations
         )
         return cls(message.version, {spec.name: spec for spec in specs})
+
+
+def _age(spec: Spec) -> tuple[int, int]:
+    """What grows with each change of a computation."""
+    return spec.incarnation, spec.input_version
+
+
+def _estimated(computations: Mapping[str, Spec]) -> frozenset[str]:
+    """Return what is estimated, or reads something estimated, directly or not. O(graph), times the longest path when anything is."""
+    found = frozenset(name for name, spec in computations.items() if spec.estimated)
+    while True:
+        readers = [
+            name for name, spec in computations.items() if name not in found and not found.isdisjoint(spec.inputs)
+        ]
+        if not found or not readers:
+            return found
+        found = found.union(readers)
 
 
 def _validate(spec: Spec) -> None:

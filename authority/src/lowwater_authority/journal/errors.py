@@ -58,7 +58,7 @@ class JournalLost(JournalError):
 
     def __init__(self, logs: Mapping[str, tuple[int, int]]) -> None:
         self.logs = dict(logs)
-        """By log: where it ended, and where the store ends it now."""
+        """By log: where it ended, and where the store ends it now; the same when it is the epoch, or the record there, that was lost."""
         facts = ", ".join(f"{log!r} ({had} records, now {has})" for log, (had, has) in self.logs.items())
         super().__init__(f"the store has lost records or epochs that it acknowledged: {facts}")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 GRAPH: Final = ""
@@ -51,6 +51,8 @@ class LoadedLog:
     """The newest snapshot."""
     records: list[tuple[int, bytes]]
     """Positions and payloads behind the snapshot, contiguous, ascending."""
+    mark: object = field(default=None, compare=False, repr=False)
+    """By what the store that was read knows this state again; nobody else looks inside."""
 
     @property
     def last(self) -> int:
@@ -103,9 +105,10 @@ class Journal(ABC):
     write checks, in its own atomic step, that the writer still owns each log it names and that the log ends where it
     thinks. ``GRAPH`` belongs to all: there the place in the log decides alone (compare-and-set).
 
-    **Never shorter.** A journal remembers how far it has read and written each log it owns, and ``GRAPH``. A store that ends
-    before that, or knows only an older epoch, has lost what it acknowledged: every call that touches the log raises
-    ``JournalLost``, until ``restore`` has put the owner's memory in its place.
+    **Never shorter.** A journal remembers how far it has read and written each log it owns, and ``GRAPH``, and with which record
+    it ended. A store that ends before that, or there with another record, or knows only an older epoch, has lost what it
+    acknowledged: every call that touches the log raises ``JournalLost``, until ``restore`` has put the owner's memory in its place.
+    In ``GRAPH`` others may have gone on behind what they put in the place of a lost record: who reads it sees what it lacks.
 
     **Sure or unknown.** ``JournalFailed``, ``JournalFenced``, ``JournalPosition``, ``JournalLost``: surely nothing was
     written. ``JournalUnknown``, and a cancelled call: perhaps; repeat the call as it was. An entry counts as written when
@@ -152,7 +155,7 @@ class Journal(ABC):
         """Check, in one step, that this process owns these logs and that the store holds all it has acknowledged of them.
 
         Returns where ``GRAPH`` ends. Cost: one round trip, nothing for a store of one process. Raises JournalFenced, JournalLost (also
-        when only ``GRAPH`` is shorter) and JournalFailed.
+        when only ``GRAPH`` has lost something) and JournalFailed.
         """
 
     @abstractmethod
@@ -160,8 +163,10 @@ class Journal(ABC):
         """Names of all logs that hold a record or a snapshot, sorted."""
 
     @abstractmethod
-    async def load(self, log: str) -> LoadedLog:
+    async def load(self, log: str, *, known: LoadedLog | None = None) -> LoadedLog:
         """Read a log whole; an unknown one is empty. Each byte is checked.
+
+        ``known`` is what an earlier call has returned: a store that can tell that the log goes on from there reads the rest only.
 
         Raises JournalCorrupt, JournalVersion, or JournalLost. Not fenced: what it returns may be old for an owner that was
         replaced, who learns so at the next append. Costs memory for the whole log, a snapshot for a moment twice.

@@ -25,7 +25,7 @@ from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
 from lowwater_authority.journal.framing import Kind, Writer, checksum, decode, decode_records, encode
 from lowwater_authority.journal.interface import GRAPH, Entry, Journal, JournalStatistics, LoadedLog, Ownership
 from lowwater_authority.journal.meter import Meter
-from lowwater_authority.journal.owned import Held, Owned, is_usurped, judge, refuse_lost, refuse_older_view
+from lowwater_authority.journal.owned import End, Held, Owned, is_usurped, judge, refuse_lost, refuse_older_view
 from lowwater_authority.journal.sequence import Run, runs_of
 
 T = TypeVar("T")
@@ -43,6 +43,11 @@ class StoredLog:
     snapshot_position: int = 0
     snapshot: bytes | None = None
     records: dict[int, bytes] = field(default_factory=dict)
+
+    @property
+    def end(self) -> End:
+        """Where it ends."""
+        return End(self.last, self.tail)
 
     def copy(self) -> StoredLog:
         """A copy that shares nothing that changes."""
@@ -82,7 +87,7 @@ class MemoryDisk:
     def held(self, logs: Iterable[str]) -> dict[str, Held]:
         """Owner and end of each log."""
         empty = StoredLog()
-        return {log: Held(self.owners.get(log, Ownership()), self.logs.get(log, empty).last) for log in logs}
+        return {log: Held(self.owners.get(log, Ownership()), self.logs.get(log, empty).end) for log in logs}
 
     def sync(self) -> None:
         """Make everything that is written durable."""
@@ -212,8 +217,9 @@ class MemoryJournal(Journal):
         self._check_token(self._owned.held([GRAPH]))
         return sorted(self._disk.logs)
 
-    async def load(self, log: str) -> LoadedLog:
-        """See Journal."""
+    async def load(self, log: str, *, known: LoadedLog | None = None) -> LoadedLog:
+        """See Journal. All of it is read each time, which costs nothing here."""
+        del known
         believed = self._owned.held([log])
         await self._read("load")
         self._check_token(believed)
@@ -234,7 +240,7 @@ class MemoryJournal(Journal):
             epoch=found[log].owner.epoch,
         )
         if found[log].owner == believed[log].owner:
-            self._owned.reached(log, stored.last)
+            self._owned.reached(log, stored.end)
         return LoadedLog(stored.snapshot_position, snapshot, records)
 
     async def append(self, entries: Sequence[Entry]) -> None:
@@ -249,7 +255,7 @@ class MemoryJournal(Journal):
             believed = self._owned.held(run.log for run in runs)
             await self._run(operation, partial(self._append, runs, believed))
             for run in runs:
-                self._owned.reached(run.log, run.last)
+                self._owned.reached(run.log, run.end)
 
     async def snapshot(self, log: str, position: int, payload: bytes) -> None:
         """See Journal."""
@@ -265,10 +271,10 @@ class MemoryJournal(Journal):
             self._check_open()
             wanted = Ownership(0, self._owned.next_nonce(log, self._randbits), address, view)
             write = partial(self._restore, log, position, payload, self._owned.held([log])[log], wanted)
-            owner = await self._run(Operation("restore", [(log, position)], strong=True), write)
+            owner, end = await self._run(Operation("restore", [(log, position)], strong=True), write)
             if log != GRAPH:
                 self._owned.took(log, owner)
-            self._owned.reached(log, position)
+            self._owned.reached(log, end)
             return owner
 
     async def close(self) -> None:
@@ -350,7 +356,7 @@ class MemoryJournal(Journal):
 
     def _restore(
         self, log: str, position: int, payload: bytes, mine: Held, wanted: Ownership, synced: bool
-    ) -> Ownership:
+    ) -> tuple[Ownership, End]:
         disk = self._disk
         if disk.server_token:
             self._check_token({})
@@ -368,7 +374,7 @@ class MemoryJournal(Journal):
 
         if found.last == position and stored.tail == checksum(framed(found.owner)):
             disk.touch({}, synced=synced)
-            return found.owner
+            return found.owner, found.end
         if position <= max(found.last, mine.last):
             raise JournalPosition(log, position=position, last=max(found.last, mine.last))
         disk.touch({log: stored.records}, synced=synced)
@@ -377,8 +383,8 @@ class MemoryJournal(Journal):
         if log != GRAPH:
             disk.owners[log] = owner = wanted._replace(epoch=max(found.owner.epoch, mine.owner.epoch) + 1)
         frame = framed(owner)
-        disk.logs[log] = StoredLog(position, checksum(frame), position, frame)
-        return owner
+        disk.logs[log] = stored = StoredLog(position, checksum(frame), position, frame)
+        return owner, stored.end
 
     def _check_open(self) -> None:
         if self._life != self._disk.life:

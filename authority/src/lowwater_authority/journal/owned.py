@@ -10,11 +10,25 @@ from lowwater_authority.journal.framing import Writer
 from lowwater_authority.journal.interface import GRAPH, Ownership
 
 
+class End(NamedTuple):
+    """Where a log ends, and with what."""
+
+    last: int = 0
+    """The last position."""
+    tail: int = 0
+    """Checksum of the record there, or of what was restored in its place: tells two records of one position apart."""
+
+
 class Held(NamedTuple):
     """Owner and end of a log: as a process believes, or as the store has it."""
 
     owner: Ownership
-    last: int
+    end: End
+
+    @property
+    def last(self) -> int:
+        """The last position."""
+        return self.end.last
 
 
 class Owned:
@@ -26,7 +40,7 @@ class Owned:
     def __init__(self, nonce: int) -> None:
         self._graph = Writer(epoch=0, nonce=nonce)
         self._owners: dict[str, Ownership] = {}
-        self._ends: dict[str, int] = {}
+        self._ends: dict[str, End] = {}
         self._nonces: dict[str, int] = {}
 
     def took(self, log: str, ownership: Ownership) -> None:
@@ -62,14 +76,14 @@ class Owned:
             self._nonces[log] = randbits(32)
         return self._nonces[log]
 
-    def reached(self, log: str, last: int) -> None:
+    def reached(self, log: str, end: End) -> None:
         """The store has read out, or acknowledged, the log up to there. Of a log that is not owned nothing is kept."""
-        if log == GRAPH or log in self._owners:
-            self._ends[log] = max(last, self.end(log))
+        if (log == GRAPH or log in self._owners) and end.last > self.end(log).last:
+            self._ends[log] = end
 
-    def end(self, log: str) -> int:
-        """How far the store is known to reach; 0 when nothing is known."""
-        return self._ends.get(log, 0)
+    def end(self, log: str) -> End:
+        """How far the store is known to reach; ``End()`` when nothing is known."""
+        return self._ends.get(log, End())
 
     def held(self, logs: Iterable[str]) -> dict[str, Held]:
         """What this process believes of the logs, to be judged when its write has its turn."""
@@ -82,9 +96,9 @@ def judge(believed: Mapping[str, Held], found: Mapping[str, Held]) -> None:
     Raises JournalFenced with all logs that the writer does not own, or else JournalLost with all that the store has lost
     a part of. ``GRAPH`` has no owner.
 
-    >>> mine = Held(Ownership(epoch=3, nonce=99), last=10)
-    >>> judge({"clicks": mine}, {"clicks": Held(mine.owner, last=12)})
-    >>> judge({"clicks": mine}, {"clicks": Held(Ownership(epoch=2, nonce=5), last=10)})
+    >>> mine = Held(Ownership(epoch=3, nonce=99), End(last=10, tail=7))
+    >>> judge({"clicks": mine}, {"clicks": Held(mine.owner, End(last=12, tail=8))})
+    >>> judge({"clicks": mine}, {"clicks": Held(mine.owner, End(last=10, tail=8))})
     Traceback (most recent call last):
         ...
     lowwater_authority.journal.errors.JournalLost: the store has lost records or epochs that it acknowledged: ...
@@ -105,10 +119,18 @@ def refuse_lost(believed: Mapping[str, Held], found: Mapping[str, Held]) -> None
         log: (mine.last, found[log].last)
         for log, mine in believed.items()
         if not is_usurped(mine.owner, found[log].owner)
-        and (found[log].last < mine.last or found[log].owner.epoch < mine.owner.epoch)
+        and (_lacks(found[log].end, mine.end) or found[log].owner.epoch < mine.owner.epoch)
     }
     if lost:
         raise JournalLost(lost)
+
+
+def _lacks(found: End, acknowledged: End) -> bool:
+    """Whether a log lacks what was acknowledged: it is shorter, or ends there with another record.
+
+    What is behind it says nothing: others may have gone on with the graph, which whoever reads it compares with its own.
+    """
+    return found.last < acknowledged.last or (found.last == acknowledged.last and found.tail != acknowledged.tail)
 
 
 def is_usurped(mine: Ownership, found: Ownership) -> bool:

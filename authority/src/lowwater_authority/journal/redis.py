@@ -30,7 +30,7 @@ from lowwater_authority.journal.errors import (
     JournalFailed,
     JournalUnknown,
 )
-from lowwater_authority.journal.framing import Kind, decode, decode_records, encode
+from lowwater_authority.journal.framing import Kind, checksum, decode, decode_records, encode
 from lowwater_authority.journal.interface import GRAPH, Entry, Journal, JournalStatistics, LoadedLog, Ownership
 from lowwater_authority.journal.meter import Meter
 from lowwater_authority.journal.owned import Held, Owned, refuse_lost
@@ -38,6 +38,7 @@ from lowwater_authority.journal.redis_database import Keys, Look, RedisDatabase,
 from lowwater_authority.journal.redis_exchange import RedisExchange
 from lowwater_authority.journal.redis_link import Address, RedisLink
 from lowwater_authority.journal.sequence import runs_of
+from lowwater_authority.telling import event
 
 T = TypeVar("T")
 
@@ -48,6 +49,9 @@ _PAGE: Final = 256
 """Records that are read at a time."""
 
 _PARTS_PAGE: Final = 16
+
+_READINGS: Final = 100
+"""How often a log is read at most when each time a new snapshot, or owner, came between."""
 
 _logger = logging.getLogger(__name__)
 
@@ -120,7 +124,12 @@ class RedisJournal(Journal):
         except BaseException:
             await self.close()
             raise
-        _logger.info("the journal is in %s: %s", self._address, database.describe())
+        _logger.info(
+            "the journal is in %s: %s",
+            self._address,
+            database.describe(),
+            extra=event("journal_opened", store=self._address, durability=database.describe()),
+        )
 
     def describe_durability(self) -> str:
         """One line: the settings of the server as last read, and what of the journal they can lose."""
@@ -155,23 +164,24 @@ class RedisJournal(Journal):
         owners = self._owners([GRAPH])
         return await self._in_order(lambda db: db.logs(self._held(owners)[GRAPH]))
 
-    async def load(self, log: str) -> LoadedLog:
-        """See Journal. Raises JournalLost, and JournalFailed when Redis cannot be read."""
+    async def load(self, log: str, *, known: LoadedLog | None = None) -> LoadedLog:
+        """See Journal. Raises JournalLost, and JournalFailed when Redis cannot be read, or the log is replaced as often as it is."""
         owner = self._owned.ownership(log)
         seen = await self._look(log, owner)
-        while True:
+        for _ in range(_READINGS):
             try:
-                loaded = await self._load(log, seen)
+                loaded = await self._load(log, seen, known)
             except JournalCorrupt:
-                # Perhaps only pieces of two states: a snapshot came between.
+                # Perhaps only pieces of two states: a snapshot came between. Appends change nothing of what was to be read.
                 again = await self._look(log, owner)
-                if again == seen:
+                if known is None and _basis(log, again) == _basis(log, seen):
                     raise
-                seen = again
+                seen, known = again, None
             else:
                 if seen.held.owner[:2] == owner[:2]:
-                    self._owned.reached(log, loaded.last)
+                    self._owned.reached(log, seen.held.end)
                 return loaded
+        raise JournalFailed(f"log {log!r} was replaced by a snapshot {_READINGS} times while it was read; try again")
 
     async def append(self, entries: Sequence[Entry]) -> None:
         """See Journal. Cost: one round trip; a strong entry may wait for a sync and for replicas."""
@@ -185,7 +195,7 @@ class RedisJournal(Journal):
                     await database.append(runs, self._held(owners), strong=strong)
                 # At once: whoever has the next turn believes it already.
                 for run in runs:
-                    self._owned.reached(run.log, run.last)
+                    self._owned.reached(run.log, run.end)
 
             with self._doubting({("append", run.log) for run in runs}):
                 await self._in_order(write)
@@ -227,7 +237,7 @@ class RedisJournal(Journal):
                     owner = await self._in_order(lambda db: db.restore(snapshot, self._held(owners)[log], wanted))
                 if log != GRAPH:
                     self._owned.took(log, owner)
-                self._owned.reached(log, position)
+                self._owned.reached(log, snapshot.restored)
                 return owner
 
     async def close(self) -> None:
@@ -289,21 +299,36 @@ class RedisJournal(Journal):
 
         return await self._in_order(look)
 
-    async def _load(self, log: str, seen: Look) -> LoadedLog:
-        """Read a log page by page, so that appends get their turn in between."""
-        last, epoch = seen.held.last, seen.held.owner.epoch
+    async def _load(self, log: str, seen: Look, known: LoadedLog | None) -> LoadedLog:
+        """Read a log, or what has come since it was ``known``."""
         if seen.behind:
-            raise JournalCorrupt(log, seen.behind, f"the log ends at {last}, but there is a record behind")
+            raise JournalCorrupt(log, seen.behind, f"the log ends at {seen.held.last}, but there is a record behind")
+        mark = known.mark if known is not None else None
+        if known is not None and isinstance(mark, Look) and mark[1:] == seen[1:] and known.last <= seen.held.last:
+            # The same snapshot, for no other has its name. The last record that is known is read once more: what was lost and
+            # written anew in between has another there.
+            after = max(seen.position, known.last - 1)
+            rows, records = await self._load_records(log, seen, after)
+            if known.records and checksum(rows[0][1]) != mark.held.end.tail:
+                raise JournalCorrupt(log, known.last, "it is not the record that was there before")
+            return LoadedLog(seen.position, known.snapshot, [*known.records[:-1], *records], seen)
         snapshot = await self._load_parts(log, seen) if seen.position else None
+        _, records = await self._load_records(log, seen, seen.position)
+        return LoadedLog(seen.position, snapshot, records, seen)
+
+    async def _load_records(
+        self, log: str, seen: Look, after: int
+    ) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]]]:
+        """Read the records behind a position page by page, so that appends get their turn in between: as stored, and decoded."""
+        (owner, (last, tail)), start = seen.held, after
         rows: list[tuple[int, bytes]] = []
-        after, more = seen.position, True
+        more = True
         while more:
             page = await self._in_order(partial(RedisDatabase.records, log=log, after=after, last=last, count=_PAGE))
             rows += page
             more = len(page) == _PAGE
             after = rows[-1][0] if rows else after
-        records = decode_records(log, rows, after=seen.position, last=last, tail=seen.tail, epoch=epoch)
-        return LoadedLog(seen.position, snapshot, records)
+        return rows, decode_records(log, rows, after=start, last=last, tail=tail, epoch=owner.epoch)
 
     async def _load_parts(self, log: str, seen: Look) -> bytes:
         """All parts of a snapshot, joined; the first says how many there are."""
@@ -337,6 +362,11 @@ class RedisJournal(Journal):
             self._in_doubt -= places
             raise
         self._in_doubt -= places
+
+
+def _basis(log: str, seen: Look) -> tuple[object, ...]:
+    """What stays the same while a log only grows. In ``GRAPH`` nothing tells growing from being lost and written anew."""
+    return (*seen.held.owner[:2], seen.position, seen.name, seen.held.end if log == GRAPH else None)
 
 
 def _snapshot(log: str, position: int, name: str, payload: bytes) -> Snapshot:

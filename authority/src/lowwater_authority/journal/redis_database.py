@@ -32,9 +32,8 @@ from lowwater_authority.journal.errors import (
     JournalUnknown,
     JournalVersion,
 )
-from lowwater_authority.journal.framing import checksum
 from lowwater_authority.journal.interface import GRAPH, Ownership
-from lowwater_authority.journal.owned import Held, judge, refuse_lost
+from lowwater_authority.journal.owned import End, Held, judge, refuse_lost
 from lowwater_authority.journal.redis_exchange import RedisExchange
 from lowwater_authority.journal.redis_link import Command
 from lowwater_authority.journal.redis_scripts import (
@@ -105,8 +104,6 @@ class Look(NamedTuple):
     """The state of a log at one moment."""
 
     held: Held
-    tail: int
-    """Checksum of the record at the end."""
     position: int
     """Where the snapshot stands; 0 for none."""
     name: str
@@ -122,6 +119,11 @@ class Snapshot(NamedTuple):
     position: int
     name: str
     parts: int
+
+    @property
+    def restored(self) -> End:
+        """Where a log ends that a restore has made of it: there is no record, so its name stands for one."""
+        return End(self.position, _checksum(self.name))
 
 
 class RedisDatabase:
@@ -175,7 +177,7 @@ class RedisDatabase:
         keys = [self._keys.deployment, self._keys.meta(log)]
         while True:
             found = (await self.owners({log: held}))[log]
-            mine: Command = [*held.owner[:2], held.last]
+            mine: Command = [*held.owner[:2], *held.end]
             arguments: Command = [self._token, *mine, *found[:2], *wanted[:2], wanted.view, wanted.address]
             reply = await self._exchange.write(TAKE, keys, arguments, strong=True)
             self._check(reply, {log: held}, [(log, 0)], view=wanted.view, judge=refuse_lost)
@@ -197,8 +199,8 @@ class RedisDatabase:
         """Check all logs, of which the graph is the first; returns where that ends. Raises JournalFenced."""
         keys = [self._keys.deployment, *(self._keys.meta(log) for log in held)]
         graph, *others = held.values()
-        believed = " ".join(f"{owner.epoch} {owner.nonce} {last}" for owner, last in others)
-        arguments: Command = [self._token, graph.last, believed]
+        believed = " ".join(f"{owner.epoch} {owner.nonce} {end.last} {end.tail}" for owner, end in others)
+        arguments: Command = [self._token, *graph.end, believed]
         reply = await self._exchange.ask(CONFIRM, keys, arguments)
         self._check(reply, held)
         return int(reply[1])
@@ -216,8 +218,8 @@ class RedisDatabase:
         reply = await self._exchange.ask(LOOK, keys, [self._token])
         self._check(reply, {log: held})
         last, epoch, nonce, tail, position, name, behind = reply[1:]
-        found = Held(Ownership(int(epoch), int(nonce)), int(last))
-        return Look(found, int(tail), int(position), name.decode(), _number(behind) if behind else 0)
+        found = Held(Ownership(int(epoch), int(nonce)), End(int(last), int(tail)))
+        return Look(found, int(position), name.decode(), _number(behind) if behind else 0)
 
     async def records(self, log: str, after: int, last: int, count: int) -> list[tuple[int, bytes]]:
         """Positions and frames of the next ``count`` records."""
@@ -236,8 +238,8 @@ class RedisDatabase:
         for run in runs:
             mine = held[run.log]
             keys += [self._keys.meta(run.log), self._keys.records(run.log)]
-            arguments += [*_writer(run.log, mine), mine.last]
-            arguments += [run.first - 1, run.last, checksum(run.frames[-1]), len(run.frames), run.log, *run.frames]
+            arguments += [*_writer(run.log, mine), *mine.end]
+            arguments += [run.first - 1, *run.end, len(run.frames), run.log, *run.frames]
         places = [(run.log, run.first) for run in runs]
         self._check(await self._exchange.write(APPEND, keys, arguments, strong=strong), held, places)
 
@@ -288,6 +290,7 @@ class RedisDatabase:
             _checksum(self._token),
             nonce,
             held.last,
+            snapshot.restored.tail,
         ]
         reply = await self._exchange.write(RESTORE, keys, arguments, strong=True)
         self._check(reply, {log: held}, [(log, snapshot.position)], view=wanted.view)
@@ -310,7 +313,7 @@ class RedisDatabase:
         return token
 
     def _placed(self, snapshot: Snapshot, held: Held) -> list[str | int]:
-        return [self._token, *_writer(snapshot.log, held), held.last, snapshot.position, snapshot.name]
+        return [self._token, *_writer(snapshot.log, held), *held.end, snapshot.position, snapshot.name]
 
     def _check(
         self,
@@ -326,15 +329,15 @@ class RedisDatabase:
             case b"REPLACED":
                 raise JournalReplaced(expected=self._token, found=reply[1].decode())
             case b"GONE":
-                lasts = (int(last) for last in reply[1::3])
+                lasts = (int(last) for last in reply[1::4])
                 raise JournalLost(
                     {log: (mine.last, last) for (log, mine), last in zip(held.items(), lasts, strict=True)}
                 )
             case b"HELD":
-                states = zip(*(map(int, reply[i::3]) for i in range(1, 4)), strict=True)
+                states = zip(*(map(int, reply[i::4]) for i in range(1, 5)), strict=True)
                 found = {
-                    log: Held(Ownership(epoch, nonce), last)
-                    for log, (last, epoch, nonce) in zip(held, states, strict=True)
+                    log: Held(Ownership(epoch, nonce), End(last, tail))
+                    for log, (last, epoch, nonce, tail) in zip(held, states, strict=True)
                 }
                 judge(held, found)
                 raise JournalCorrupt(None, None, f"the owners of {list(held)} are no numbers")
@@ -360,8 +363,8 @@ def _writer(log: str, held: Held) -> tuple[str | int, str | int]:
     return ("", "") if log == GRAPH else held.owner[:2]
 
 
-def _checksum(token: str) -> int:
-    return crc32(token.encode())
+def _checksum(text: str) -> int:
+    return crc32(text.encode())
 
 
 def _number(place: bytes) -> int:

@@ -24,6 +24,7 @@ from lowwater_authority.journal.errors import JournalFailed, JournalUnknown
 from lowwater_authority.journal.redis_link import Command, Late, Lost, NotSent, RedisLink
 from lowwater_authority.journal.redis_scripts import Script
 from lowwater_authority.journal.redis_settings import RedisSettings, parse_config, parse_info
+from lowwater_authority.telling import event
 
 _SETTINGS_SECONDS: Final = 10.0
 """For how long a strong entry believes what the server said about its replicas."""
@@ -69,7 +70,12 @@ class RedisExchange:
             config = {}
         settings = RedisSettings.read(info, config)
         if self._settings is not None and settings != self._settings:
-            _logger.warning("the settings of %s have changed: %s", self.link.address, settings.describe())
+            _logger.warning(
+                "the settings of %s have changed: %s",
+                self.link.address,
+                settings.describe(),
+                extra=event("store_settings_changed", store=self.link.address, durability=settings.describe()),
+            )
         self._settings, self._settings_read, self._settings_over = settings, self._clock(), self.link.dropped
         return settings
 

@@ -13,7 +13,7 @@ number holds 53 bits; which of two positions, epochs or views is greater, of the
 | ``OK`` ...                 | done, or found done                                                                      |
 | ``REPLACED`` token         | the store belongs to another deployment                                                  |
 | ``GONE`` states            | the store has no deployment any more                                                     |
-| ``HELD`` states            | it does not hold each log as the caller believes; a state is: last position, epoch, nonce |
+| ``HELD`` states            | it does not hold each log as the caller believes; a state is: last position, epoch, nonce, tail |
 | ``FENCED`` epoch           | another process has taken the log, with that epoch                                       |
 | ``OUTVOTED`` view          | it was taken under that view                                                             |
 | ``POSITION`` i last reason | log i (from 1) ends at ``last``                                                          |
@@ -47,15 +47,19 @@ if token and token ~= ARGV[1] then
     return {'REPLACED', token}
 end
 local refused, states = not token, {token and 'HELD' or 'GONE'}
--- Where a log ends. To be refused when it is shorter than acknowledged, or has another owner; '' owns the graph.
-local function look(meta, epoch, nonce, acknowledged)
-    local found = redis.call('HMGET', meta, 'last', 'epoch', 'nonce')
-    for i = 1, 3 do
+-- Whether a log lacks what was acknowledged: it is shorter, or ends there with another record.
+local function lacks(last, tail, acknowledged, acknowledged_tail)
+    return tonumber(last) < tonumber(acknowledged) or last == acknowledged and tail ~= acknowledged_tail
+end
+-- Where a log ends. To be refused when it lacks what was acknowledged, or has another owner; '' owns the graph.
+local function look(meta, epoch, nonce, acknowledged, acknowledged_tail)
+    local found = redis.call('HMGET', meta, 'last', 'epoch', 'nonce', 'tail')
+    for i = 1, 4 do
         states[#states + 1] = found[i] or '0'
     end
-    refused = refused or tonumber(found[1] or '0') < tonumber(acknowledged)
+    refused = refused or lacks(found[1] or '0', found[4] or '0', acknowledged, acknowledged_tail)
         or epoch ~= '' and (found[2] ~= epoch or found[3] ~= nonce)
-    return found[1] or '0'
+    return found[1] or '0', found[4] or '0'
 end
 """
 
@@ -79,15 +83,15 @@ end
 """
 
 _PLACED: Final = """
-local last = look(KEYS[2], ARGV[2], ARGV[3], ARGV[4])
+local last = look(KEYS[2], ARGV[2], ARGV[3], ARGV[4], ARGV[5])
 if refused then
     return states
 end
 local snapshot, committed = unpack(redis.call('HMGET', KEYS[2], 'snapshot', 'parts'))
-if tonumber(ARGV[5]) < 1 or tonumber(ARGV[5]) > tonumber(last) then
+if tonumber(ARGV[6]) < 1 or tonumber(ARGV[6]) > tonumber(last) then
     return {'POSITION', 1, last, ''}
 end
-if tonumber(ARGV[5]) <= tonumber(snapshot or '0') then
+if tonumber(ARGV[6]) <= tonumber(snapshot or '0') then
     return {'COVERED'}
 end
 """
@@ -104,38 +108,38 @@ redis.call('HSET', KEYS[1], 'token', ARGV[2], 'format', ARGV[3], 'checksum', ARG
 return {'OK'}
 """)
 
-# KEYS: deployment, meta. ARGV: token; epoch ('0' for none), nonce and end as this process has them; epoch and nonce that were
+# KEYS: deployment, meta. ARGV: token; epoch ('0' for none), nonce, end and its tail as this process has them; epoch and nonce that were
 # read ('0' for none), so that an attempt which arrives late, behind its repeat, takes nothing; what the next epoch must be above, its
 # nonce, view, address. Answers the epoch.
 TAKE: Final = Script(f"""#!lua
 {_HELD}
-local last = look(KEYS[2], '', '', '0')
+local last, tail = look(KEYS[2], '', '', '0', '0')
 local epoch, nonce, view = unpack(redis.call('HMGET', KEYS[2], 'epoch', 'nonce', 'view'))
 local lower = tonumber(epoch or '0') < tonumber(ARGV[2])
-local shorter = epoch == ARGV[2] and nonce == ARGV[3] and tonumber(last) < tonumber(ARGV[4])
-if refused or lower or shorter then
+local less = epoch == ARGV[2] and nonce == ARGV[3] and lacks(last, tail, ARGV[4], ARGV[5])
+if refused or lower or less then
     return states
 end
-if tonumber(view or '0') > tonumber(ARGV[9]) then
+if tonumber(view or '0') > tonumber(ARGV[10]) then
     return {{'OUTVOTED', view}}
 end
-if (epoch or '0') ~= ARGV[5] or (nonce or '0') ~= ARGV[6] then
+if (epoch or '0') ~= ARGV[6] or (nonce or '0') ~= ARGV[7] then
     return {{'CHANGED'}}
 end
-epoch = string.format('%.0f', math.max(tonumber(ARGV[5]), tonumber(ARGV[7])) + 1)
-redis.call('HSET', KEYS[2], 'epoch', epoch, 'nonce', ARGV[8], 'view', ARGV[9], 'address', ARGV[10])
+epoch = string.format('%.0f', math.max(tonumber(ARGV[6]), tonumber(ARGV[8])) + 1)
+redis.call('HSET', KEYS[2], 'epoch', epoch, 'nonce', ARGV[9], 'view', ARGV[10], 'address', ARGV[11])
 return {{'OK', epoch}}
 """)
 
-# KEYS: deployment, meta of the graph, then of each log. ARGV: token, end of the graph; epoch, nonce and end of each log, as one
-# text, for hundreds of arguments take longer to send than to compare. Answers where the graph ends.
+# KEYS: deployment, meta of the graph, then of each log. ARGV: token, end of the graph, its tail; epoch, nonce, end and tail of each log, as
+# one text, for hundreds of arguments take longer to send than to compare. Answers where the graph ends.
 CONFIRM: Final = Script(f"""#!lua flags=allow-oom
 {_HELD}
-local last = look(KEYS[2], '', '', ARGV[2])
+local last = look(KEYS[2], '', '', ARGV[2], ARGV[3])
 local i = 2
-for epoch, nonce, acknowledged in string.gmatch(ARGV[3], '(%d+) (%d+) (%d+)') do
+for epoch, nonce, acknowledged, tail in string.gmatch(ARGV[4], '(%d+) (%d+) (%d+) (%d+)') do
     i = i + 1
-    look(KEYS[i], epoch, nonce, acknowledged)
+    look(KEYS[i], epoch, nonce, acknowledged, tail)
 end
 if refused or i ~= #KEYS then
     return states
@@ -148,7 +152,7 @@ OWNERS: Final = Script(f"""#!lua flags=allow-oom
 {_HELD}
 local owners = {{'OK'}}
 for i = 2, #KEYS do
-    look(KEYS[i], '', '', '0')
+    look(KEYS[i], '', '', '0', '0')
     for _, value in ipairs(redis.call('HMGET', KEYS[i], 'epoch', 'nonce', 'address', 'view')) do
         owners[#owners + 1] = value or ''
     end
@@ -157,14 +161,15 @@ return refused and states or owners
 """)
 
 # KEYS: deployment, index, then for each log: meta, records. ARGV: token, whether the entries are strong; for each log: epoch
-# and nonce ('' in the graph), end as acknowledged, position before the first entry, of the last, its checksum, number, name, frames.
+# and nonce ('' in the graph), end as acknowledged, its tail, position before the first entry, of the last, its checksum, number, name,
+# frames.
 APPEND: Final = Script(f"""#!lua
 {_HELD}
 local runs, arg = {{}}, 3
 for key = 3, #KEYS, 2 do
-    local run = {{meta = KEYS[key], records = KEYS[key + 1], owned = ARGV[arg] ~= '', before = ARGV[arg + 3], last = ARGV[arg + 4],
-        tail = ARGV[arg + 5], count = tonumber(ARGV[arg + 6]), name = ARGV[arg + 7], first = arg + 8}}
-    run.found = look(run.meta, ARGV[arg], ARGV[arg + 1], ARGV[arg + 2])
+    local run = {{meta = KEYS[key], records = KEYS[key + 1], owned = ARGV[arg] ~= '', before = ARGV[arg + 4], last = ARGV[arg + 5],
+        tail = ARGV[arg + 6], count = tonumber(ARGV[arg + 7]), name = ARGV[arg + 8], first = arg + 9}}
+    run.found, run.tail_found = look(run.meta, ARGV[arg], ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3])
     runs[#runs + 1] = run
     arg = run.first + run.count
 end
@@ -182,7 +187,7 @@ for i, run in ipairs(runs) do
     elseif last == run.last or not run.owned and tonumber(last) > tonumber(run.last) then
         local entries = redis.call('XRANGE', run.records, '(' .. run.before .. '-0', run.last .. '-0')
         -- A snapshot may have taken the frames away.
-        local same = #entries == run.count or last == run.last and redis.call('HGET', run.meta, 'tail') == run.tail
+        local same = #entries == run.count or last == run.last and run.tail_found == run.tail
         for _, entry in ipairs(entries) do
             local place = tonumber(string.match(entry[1], '^%d+')) - tonumber(run.before)
             same = same and entry[2][2] == ARGV[run.first + place - 1]
@@ -221,27 +226,27 @@ end
 return {{'OK'}}
 """)
 
-# KEYS: deployment, meta, parts. ARGV: token, epoch, nonce, end, position, name of the snapshot, number of the part, frame.
+# KEYS: deployment, meta, parts. ARGV: token, epoch, nonce, end, tail, position, name of the snapshot, number of the part, frame.
 STAGE: Final = Script(f"""#!lua
 {_HELD}{_DISCARD}{_PLACED}
-if ARGV[7] == '0' then
+if ARGV[8] == '0' then
     -- What a snapshot that was cut off has left.
-    discard(KEYS[3], committed, ARGV[6], ARGV[2] ~= '', snapshot or '0')
+    discard(KEYS[3], committed, ARGV[7], ARGV[2] ~= '', snapshot or '0')
 end
-redis.call('HSET', KEYS[3], ARGV[6] .. '/' .. ARGV[7], ARGV[8])
+redis.call('HSET', KEYS[3], ARGV[7] .. '/' .. ARGV[8], ARGV[9])
 return {{'OK'}}
 """)
 
-# KEYS: deployment, meta, parts, records. ARGV: token, epoch, nonce, end, position, name of the snapshot, number of parts.
+# KEYS: deployment, meta, parts, records. ARGV: token, epoch, nonce, end, tail, position, name of the snapshot, number of parts.
 FINISH: Final = Script(f"""#!lua
 {_HELD}{_DISCARD}{_PLACED}
-local staged = count(KEYS[3], ARGV[6], ARGV[7])
-if staged ~= tonumber(ARGV[7]) then
+local staged = count(KEYS[3], ARGV[7], ARGV[8])
+if staged ~= tonumber(ARGV[8]) then
     return {{'PARTS', staged}}
 end
-redis.call('HSET', KEYS[2], 'snapshot', ARGV[5], 'parts', ARGV[6])
-discard(KEYS[3], ARGV[6], ARGV[6], ARGV[2] ~= '', ARGV[5])
-redis.call('XTRIM', KEYS[4], 'MINID', '=', string.format('%.0f-0', tonumber(ARGV[5]) + 1))
+redis.call('HSET', KEYS[2], 'snapshot', ARGV[6], 'parts', ARGV[7])
+discard(KEYS[3], ARGV[7], ARGV[7], ARGV[2] ~= '', ARGV[6])
+redis.call('XTRIM', KEYS[4], 'MINID', '=', string.format('%.0f-0', tonumber(ARGV[6]) + 1))
 return {{'OK'}}
 """)
 
@@ -254,11 +259,11 @@ return {{'OK'}}
 
 # KEYS: deployment, meta, parts, records, index. ARGV: token, epoch of this process ('' in the graph), nonce of the next, view,
 # address, position, name of the snapshot, number of parts, name of the log, format, checksum,
-# nonce of this process, and end as acknowledged. Answers the epoch.
+# nonce of this process, end as acknowledged, and the tail to be. Answers the epoch.
 RESTORE: Final = Script(f"""#!lua
 {_HELD}{_DISCARD}
 -- A deployment that is gone is no reason to refuse: this puts it back.
-local last = look(KEYS[2], '', '', '0')
+local last = look(KEYS[2], '', '', '0', '0')
 local epoch, nonce, view, committed = unpack(redis.call('HMGET', KEYS[2], 'epoch', 'nonce', 'view', 'parts'))
 local owned = ARGV[2] ~= ''
 -- An own epoch is lower than the store's when an attempt of unknown outcome was written: that has this nonce.
@@ -282,7 +287,7 @@ end
 redis.call('SADD', KEYS[5], ARGV[9])
 redis.call('DEL', KEYS[4])
 redis.call('HSET', KEYS[1], 'token', ARGV[1], 'format', ARGV[10], 'checksum', ARGV[11])
-redis.call('HSET', KEYS[2], 'last', ARGV[6], 'tail', '0', 'snapshot', ARGV[6], 'parts', ARGV[7])
+redis.call('HSET', KEYS[2], 'last', ARGV[6], 'tail', ARGV[14], 'snapshot', ARGV[6], 'parts', ARGV[7])
 if owned and not (repeated and nonce == ARGV[3]) then
     -- Else an attempt that arrives late, behind its repeat, would fence the process that made it.
     epoch = string.format('%.0f', math.max(tonumber(epoch or '0'), tonumber(ARGV[2])) + 1)
@@ -295,7 +300,7 @@ return {{'OK', epoch or '0'}}
 # KEYS: deployment, meta of the graph, index. ARGV: token. Answers the names of the logs.
 LOGS: Final = Script(f"""#!lua flags=no-writes
 {_HELD}
-look(KEYS[2], '', '', '0')
+look(KEYS[2], '', '', '0', '0')
 return refused and states or {{'OK', redis.call('SMEMBERS', KEYS[3])}}
 """)
 
@@ -303,12 +308,12 @@ return refused and states or {{'OK', redis.call('SMEMBERS', KEYS[3])}}
 # a record behind the end, if there is one.
 LOOK: Final = Script(f"""#!lua flags=no-writes
 {_HELD}
-local last = look(KEYS[2], '', '', '0')
+local last, tail = look(KEYS[2], '', '', '0', '0')
 if refused then
     return states
 end
-local found = redis.call('HMGET', KEYS[2], 'tail', 'snapshot', 'parts')
+local found = redis.call('HMGET', KEYS[2], 'snapshot', 'parts')
 local behind = redis.call('XRANGE', KEYS[3], '(' .. last .. '-0', '+', 'COUNT', 1)
-return {{'OK', last, states[3], states[4], found[1] or '0', found[2] or '0', found[3] or '',
+return {{'OK', last, states[3], states[4], tail, found[1] or '0', found[2] or '',
     behind[1] and behind[1][1] or ''}}
 """)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from lowwater_authority.journal.errors import JournalPosition
 from lowwater_authority.journal.framing import Writer, checksum, encode
 from lowwater_authority.journal.interface import GRAPH, Entry
+from lowwater_authority.journal.owned import End
 
 
 class Run(NamedTuple):
@@ -21,6 +22,11 @@ class Run(NamedTuple):
     def last(self) -> int:
         """Position of the last frame."""
         return self.first + len(self.frames) - 1
+
+    @property
+    def end(self) -> End:
+        """Where a log ends that ends with the run."""
+        return End(self.last, checksum(self.frames[-1]))
 
     def is_new(self, last: int) -> bool:
         """Whether a log that ends at ``last`` lacks the run; False when it may have it already: ask ``is_written``.

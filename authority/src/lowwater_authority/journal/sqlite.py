@@ -14,7 +14,7 @@ from lowwater_authority.journal.errors import JournalClosed, JournalFenced
 from lowwater_authority.journal.framing import Kind, Writer, encode
 from lowwater_authority.journal.interface import GRAPH, Entry, Journal, JournalStatistics, LoadedLog, Ownership
 from lowwater_authority.journal.meter import Meter
-from lowwater_authority.journal.owned import Held, Owned
+from lowwater_authority.journal.owned import End, Held, Owned
 from lowwater_authority.journal.sequence import runs_of
 from lowwater_authority.journal.sqlite_database import SqliteDatabase
 
@@ -98,16 +98,17 @@ class SqliteJournal(Journal):
         strange = {log: (0, 0) for log in logs if log != GRAPH and not self._owned.ownership(log).epoch}
         if strange:
             raise JournalFenced(strange)
-        return self._owned.end(GRAPH)
+        return self._owned.end(GRAPH).last
 
     async def logs(self) -> list[str]:
         """See Journal."""
         return await self._run(self._database.logs)
 
-    async def load(self, log: str) -> LoadedLog:
-        """See Journal."""
-        loaded = await self._run(self._database.load, log, self._owned.held([log]))
-        self._owned.reached(log, loaded.last)
+    async def load(self, log: str, *, known: LoadedLog | None = None) -> LoadedLog:
+        """See Journal. All of it is read each time: who is alone has no reason to read twice."""
+        del known
+        loaded, end = await self._run(self._database.load, log, self._owned.held([log]))
+        self._owned.reached(log, end)
         return loaded
 
     async def append(self, entries: Sequence[Entry]) -> None:
@@ -119,8 +120,8 @@ class SqliteJournal(Journal):
             if not writers:
                 return
             ends = await self._run(self._append, tuple(entries), writers, self._owned.held(writers))
-            for log, last in ends.items():
-                self._owned.reached(log, last)
+            for log, end in ends.items():
+                self._owned.reached(log, end)
 
     async def snapshot(self, log: str, position: int, payload: bytes) -> None:
         """See Journal. Written in parts of 256 KiB; cancelled or cut off, the parts are removed later."""
@@ -147,10 +148,10 @@ class SqliteJournal(Journal):
                 return [_frame(log, position, payload, part, writer) for part in range(_parts(payload))]
 
             mine, wanted = self._owned.held([log])[log], Ownership(0, 0, address, view)
-            owner = await self._run(self._database.restore, log, position, mine, wanted, framed, self._randbits)
+            owner, end = await self._run(self._database.restore, log, position, mine, wanted, framed, self._randbits)
             if log != GRAPH:
                 self._owned.took(log, owner)
-            self._owned.reached(log, position)
+            self._owned.reached(log, end)
             return owner
 
     async def close(self) -> None:
@@ -164,12 +165,12 @@ class SqliteJournal(Journal):
 
     def _append(
         self, entries: Sequence[Entry], writers: Mapping[str, Writer], believed: Mapping[str, Held]
-    ) -> dict[str, int]:
+    ) -> dict[str, End]:
         """Append, and return where the logs end then."""
         # Checksums of large payloads are work for this thread too, not for the event loop.
         runs = runs_of(entries, writers.__getitem__)
         self._database.append(runs, believed)
-        return {run.log: run.last for run in runs}
+        return {run.log: run.end for run in runs}
 
     def _stage(self, key: int, log: str, position: int, payload: bytes, part: int, writer: Writer) -> None:
         self._database.stage(log, key, position, part, _frame(log, position, payload, part, writer))

@@ -23,10 +23,11 @@ from lowwater_authority.journal.errors import (
 from lowwater_authority.journal.framing import Kind, Writer, checksum, decode, decode_records
 from lowwater_authority.journal.interface import GRAPH, LoadedLog, Ownership
 from lowwater_authority.journal.lock import LockFile
-from lowwater_authority.journal.owned import Held, judge, refuse_lost, refuse_older_view
+from lowwater_authority.journal.owned import End, Held, judge, refuse_lost, refuse_older_view
 from lowwater_authority.journal.sequence import Run
 from lowwater_authority.journal.sqlite_errors import code, failed, roll_back, translated
 from lowwater_authority.journal.sqlite_schema import Owner
+from lowwater_authority.telling import event
 
 _logger = logging.getLogger(__name__)
 
@@ -44,6 +45,11 @@ class _Row(NamedTuple):
     last: int = 0
     tail: int = 0
     snapshot: int = 0
+
+    @property
+    def end(self) -> End:
+        """Where the log ends."""
+        return End(self.last, self.tail)
 
 
 class SqliteDatabase:
@@ -89,10 +95,10 @@ class SqliteDatabase:
         with translated(self.path):
             return [name for (name,) in self._connection.execute("SELECT name FROM logs ORDER BY name")]
 
-    def end(self, log: str) -> int:
-        """The last position of a log."""
+    def end(self, log: str) -> End:
+        """Where a log ends."""
         with translated(self.path):
-            return self._find(log).last
+            return self._find(log).end
 
     def owners(self, logs: Iterable[str]) -> dict[str, Ownership]:
         """By whom each log was taken since the file was opened."""
@@ -114,8 +120,8 @@ class SqliteDatabase:
         self._taken[log] = Ownership(*owner.writer, wanted.address, wanted.view)
         return self._taken[log]
 
-    def load(self, log: str, believed: Mapping[str, Held]) -> LoadedLog:
-        """Snapshot and records of a log, all checked."""
+    def load(self, log: str, believed: Mapping[str, Held]) -> tuple[LoadedLog, End]:
+        """Snapshot and records of a log, all checked, and where it ends."""
         connection = self._connection
         with self._reading(log):
             key, last, tail, position = row = self._find(log)
@@ -125,9 +131,8 @@ class SqliteDatabase:
                 "SELECT position, frame FROM records WHERE log = ? AND position > ? ORDER BY position", (key, position)
             )
             epoch = self._owner.writer.epoch
-            return LoadedLog(
-                position, snapshot, decode_records(log, rows, after=position, last=last, tail=tail, epoch=epoch)
-            )
+            records = decode_records(log, rows, after=position, last=last, tail=tail, epoch=epoch)
+            return LoadedLog(position, snapshot, records), row.end
 
     def append(self, runs: list[Run], believed: Mapping[str, Held]) -> None:
         """Write all runs in one transaction, or none."""
@@ -142,7 +147,7 @@ class SqliteDatabase:
                     if not run.is_written(dict(stored), last=last, tail=tail):
                         raise run.refuse_others(last)
                     continue
-                key = self._set_end(run.log, key, run.last, checksum(run.frames[-1]))
+                key = self._set_end(run.log, key, run.end)
                 connection.executemany(
                     "INSERT INTO records VALUES (?, ?, ?)",
                     [(key, position, frame) for position, frame in enumerate(run.frames, run.first)],
@@ -178,7 +183,12 @@ class SqliteDatabase:
             return self._purge_some(log, row.key, row.snapshot)
         except JournalError as error:
             # The snapshot holds. What it covers is not read any more; the next one, or the next start, removes it.
-            _logger.warning("log %r: covered records stay on disk for now: %s", log, error)
+            _logger.warning(
+                "log %r: covered records stay on disk for now: %s",
+                log,
+                error,
+                extra=event("purge_failed", computation=log, reason=str(error)),
+            )
             return False
 
     def restore(
@@ -189,7 +199,7 @@ class SqliteDatabase:
         wanted: Ownership,
         framed: Callable[[Ownership], list[bytes]],
         randbits: Callable[[int], int],
-    ) -> Ownership:
+    ) -> tuple[Ownership, End]:
         """Put a snapshot in the place of everything, in one transaction; ``framed`` gives its parts for an owner."""
         taken = self._taken.get(log, Ownership())
         refuse_older_view(log, wanted, taken)
@@ -199,7 +209,7 @@ class SqliteDatabase:
             key, last, tail, _ = self._find(log)
             if last == position and tail == checksum(framed(taken)[-1]):
                 # By an earlier attempt, which was cancelled.
-                return taken
+                return taken, End(last, tail)
             if position <= max(last, mine.last):
                 raise JournalPosition(log, position=position, last=max(last, mine.last))
             owner = Ownership()
@@ -207,7 +217,8 @@ class SqliteDatabase:
                 file = sqlite_schema.take_over(connection, randbits, above=mine.owner.epoch)
                 owner = Ownership(*file.writer, wanted.address, wanted.view)
             frames = framed(owner)
-            key = self._set_end(log, key, position, checksum(frames[-1]), snapshot=position)
+            end = End(position, checksum(frames[-1]))
+            key = self._set_end(log, key, end, snapshot=position)
             for table in ("records", "snapshots"):
                 connection.execute(f"DELETE FROM {table} WHERE log = ?", (key,))
             connection.executemany(
@@ -217,7 +228,7 @@ class SqliteDatabase:
         self._owner = file
         if log != GRAPH:
             self._taken[log] = owner
-        return owner
+        return owner, end
 
     def close(self) -> None:
         """Close the file, which empties the write-ahead log, and free the lock."""
@@ -275,7 +286,7 @@ class SqliteDatabase:
 
     def _held(self, rows: Mapping[str, _Row]) -> dict[str, Held]:
         """Owner and end of each log."""
-        return {log: Held(self._taken.get(log, Ownership()), row.last) for log, row in rows.items()}
+        return {log: Held(self._taken.get(log, Ownership()), row.end) for log, row in rows.items()}
 
     def _judge(self, believed: Mapping[str, Held]) -> dict[str, _Row]:
         """Whether the logs may be written; returns what the file says of them."""
@@ -284,13 +295,13 @@ class SqliteDatabase:
         judge(believed, self._held(rows))
         return rows
 
-    def _set_end(self, log: str, key: int, last: int, tail: int, *, snapshot: int | None = None) -> int:
+    def _set_end(self, log: str, key: int, end: End, *, snapshot: int | None = None) -> int:
         """Write where a log ends, and where its snapshot stands if that changes too; returns its key."""
         if not key:
             sql = "INSERT INTO logs (name, last, tail, snapshot) VALUES (?, ?, ?, ?)"
-            return self._connection.execute(sql, (log, last, tail, snapshot or 0)).lastrowid or 0
+            return self._connection.execute(sql, (log, *end, snapshot or 0)).lastrowid or 0
         sql = "UPDATE logs SET last = ?, tail = ?, snapshot = ifnull(?, snapshot) WHERE id = ?"
-        self._connection.execute(sql, (last, tail, snapshot, key))
+        self._connection.execute(sql, (*end, snapshot, key))
         return key
 
     def _snapshot_key(self, log: str, position: int, believed: Mapping[str, Held]) -> int | None:

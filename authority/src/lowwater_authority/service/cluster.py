@@ -48,8 +48,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             raise bad_field("epochs", "has a number that no computation can have", f"send at most {LARGEST_EPOCH}")
         shard = self.services.shard
         await shard.confirm(())
+        await shard.serve_those(name for name in names if name in shard.topology.computations)
         for name, seen in zip(names, request.epochs or [0] * len(names), strict=True):
-            if name in shard.topology.computations and await shard.serve(name):
+            if shard.serves(name):
                 await shard.rise(name, seen)
         await shard.confirm(name for name in names if shard.serves(name))
         registered = [name for name in names if name in shard.topology.computations]

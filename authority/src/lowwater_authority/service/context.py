@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import types_pb2
 from lowwater_authority.placement import moved
+from lowwater_authority.telling import Limited
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,6 +30,8 @@ class Services:
     observer: Observer
     cluster: Cluster | None = None
     """None: there is one process."""
+    quiet: Limited = field(default_factory=Limited)
+    """Keeps what callers can cause from flooding the log."""
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while streams are to end: for good when the process stops, and for as long as it is cut off from its store."""
 

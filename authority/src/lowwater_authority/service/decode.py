@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -27,6 +28,9 @@ MAX_KEY: Final = 1024
 
 MAX_NAME: Final = 256
 """Longest worker, host or identity, in characters."""
+
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""What no name for people has: it would go on to terminals and logs, which obey it."""
 
 MAX_RANGES: Final = 2_000_000
 """Most ranges of one claim; the message limit binds before it for long keys."""
@@ -70,6 +74,7 @@ def spec(message: topology_pb2.RegisterRequest) -> Spec:
         message.key_hash,
         message.max_skew_micros or DAY,
         history_step=message.history_step_micros,
+        estimated=message.estimated,
     )
 
 
@@ -81,6 +86,9 @@ def claim(message: workers_pb2.ClaimRequest) -> ClaimRequest:
     for path in ("worker", "host", "identity"):
         if len(getattr(message, path)) > MAX_NAME:
             raise bad_field(path, "is too long", f"use at most {MAX_NAME} characters")
+    for path in ("worker", "host"):
+        if CONTROL.search(getattr(message, path)):
+            raise bad_field(path, "has a control character", "use printable characters only")
     if len(message.request_id) != 16:
         raise bad_field("request_id", f"has {len(message.request_id)} bytes", "send 16 random bytes")
     starting = int64s(message.bound_micros)

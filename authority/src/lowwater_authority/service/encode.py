@@ -57,6 +57,7 @@ def watermark(name: str, view: View | None, topology: Topology, epoch: int) -> t
         holder=key_range(view.holder) if view.holder is not None else None,
         ranges=view.ranges,
         inputs=spec.inputs,
+        estimated=topology.is_estimated(name),
     )
 
 
@@ -78,6 +79,7 @@ def computation(spec: Spec, topology: Topology) -> topology_pb2.Computation:
         input_version=required.input_version,
         input_incarnations=required.input_incarnations,
         history_step_micros=spec.history_step,
+        estimated=topology.is_estimated(spec.name),
     )
 
 

@@ -13,6 +13,7 @@ import grpc
 
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import errors_pb2
+from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -94,9 +95,26 @@ def refusing(method: Method) -> Method:
                 raise await services.located(moved) from None
         except errors.LowwaterError as error:
             services.observer.refused(method.__name__, error.reason)
+            tell_refusal(services, method.__name__, error)
             await refuse(context, error)
 
     return guarded  # type: ignore[return-value]  # the same signature, which a TypeVar bound to a method cannot say
+
+
+def tell_refusal(services: Services, method: str, error: errors.LowwaterError) -> None:
+    """Log what its caller has to change, once in a while for each method, reason and computation; not what a repetition may cure.
+
+    Names that nobody registered are the caller's own invention: they count as one.
+    """
+    if isinstance(error, (*LATER, errors.Moved)):
+        return
+    name = error.metadata.get("computation", "")
+    known = name if name in services.shard.topology.computations else ""
+    if count := services.quiet.count((method, error.reason, known), services.shard.now / 1e6):
+        fields = event(
+            "call_refused", method=method, reason=error.reason, computation=name, count=count, error=error.message
+        )
+        log.warning("%s refused, %s: %s", method, error.reason, shortened(error.message, MESSAGE_BYTES), extra=fields)
 
 
 def check_token(expected: str, given: str) -> None:

@@ -79,7 +79,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             yield await self._response(await subscription.take(0), confirmed, unknown)
             while not services.leaving.is_set():
                 taken = await subscription.take(BEAT_SECONDS)
-                yield await self._response(taken, shard.confirmed)
+                yield await self._response(taken, shard.confirmed, waited=subscription.waited if taken else None)
             yield await self._response({}, shard.confirmed, go_away=services.go_away())
         except errors.LowwaterError as error:
             services.observer.refused("Watch", error.reason)
@@ -141,10 +141,12 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         if not asked or any(name not in shard.topology.computations for name in asked):
             await shard.confirm(())
         names = asked or sorted(shard.topology.computations)
-        for name in names:
-            if name in shard.topology.computations:
-                with suppress(errors.Unavailable):  # one that cannot be served does not stop those beside it
-                    await shard.serve(name)
+        registered = [name for name in names if name in shard.topology.computations]
+        if len(registered) == 1:
+            with suppress(errors.Unavailable):
+                await shard.serve(registered[0])
+        else:
+            await shard.serve_those(registered)
         confirmed = await shard.confirm([name for name in names if shard.serves(name)])
         elsewhere = [name for name in names if name in shard.topology.computations and not shard.serves(name)]
         away = set(elsewhere)
@@ -160,10 +162,12 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         confirmed: int,
         unknown: Iterable[types_pb2.Watermark] = (),
         go_away: types_pb2.GoAway | None = None,
+        *,
+        waited: float | None = None,
     ) -> pb.WatchResponse:
         shard = self.services.shard
         watermarks = [*unknown, *(self._watermark(name, view) for name, view in taken.items() if view is not None)]
-        self.services.observer.pushed(len(watermarks))
+        self.services.observer.pushed(len(watermarks), waited)
         elsewhere = [name for name, view in taken.items() if view is None and not shard.serves(name)]
         return pb.WatchResponse(
             server_token=self.services.token,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ from lowwater_authority.core.requests import Refused
 from lowwater_authority.placement import moved
 from lowwater_authority.rounds import GivenUp
 from lowwater_authority.service import decode, encode
-from lowwater_authority.service.refusals import bad_field, check_token, refuse, refusing
+from lowwater_authority.service.refusals import MESSAGE_BYTES, bad_field, check_token, refuse, refusing, shortened
 from lowwater_authority.service.streams import Outbox, Streams
+from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from lowwater_authority.service.context import Services
 
     Context = grpc.aio.ServicerContext[Any, Any]
+
+log = logging.getLogger(__name__)
 
 SENDER_BYTES = 16
 """Size of a sender's name."""
@@ -46,6 +50,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         shard, name = self.services.shard, request.computation
         await self.services.confirm(name)  # a life that was begun elsewhere begins here first
         grant = await shard.claim(name, decode.claim(request), adopt=request.adopt)
+        self.services.observer.claimed()
         spec, required = shard.topology.get(name), shard.topology.required(name)
         ownership = shard.held.ownerships.get(name)
         if ownership is None:
@@ -237,6 +242,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 return
             refused = [*malformed, *done.result(), *elsewhere]
             self.services.observer.reported(ranges, dict(Counter(value.reason for _, value in refused)))
+            self._tell_refused(refused)
             messages = [encode.refused(name, value, redirects.get(name)) for name, value in refused]
             for message in messages:
                 if message.reason == errors.Moved.reason:
@@ -245,6 +251,27 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
 
         durable.add_done_callback(acknowledge)
         return durable
+
+    def _tell_refused(self, refused: list[tuple[str, Refused]]) -> None:
+        """Log which reports do not count and why, once in a while for each computation and reason; not those of a computation that moved."""
+        for name, value in refused:
+            if value.reason == errors.Moved.reason:
+                continue
+            if count := self.services.quiet.count(("Report", name, value.reason), self.services.shard.now / 1e6):
+                log.warning(
+                    "reports of %s refused, %s: %s",
+                    name,
+                    value.reason,
+                    shortened(value.message, MESSAGE_BYTES),
+                    extra=event(
+                        "report_refused",
+                        computation=name,
+                        reason=value.reason,
+                        sequencer=value.sequencer,
+                        count=count,
+                        error=value.message,
+                    ),
+                )
 
     def _references(self, names: dict[str, None]) -> list[pb.ReferenceTime]:
         shard = self.services.shard

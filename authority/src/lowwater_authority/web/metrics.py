@@ -1,176 +1,210 @@
-"""Metrics for Prometheus, on their own thread. Timestamps are exported, not ages; nothing is labelled by key range."""
+"""Metrics for Prometheus. Timestamps are exported, not ages; nothing is labelled by key range but the one who holds.
+
+Events are counted where they happen (:class:`Metrics` is the observer); what can be read is read at the scrape, on whatever thread
+that is; see collecting.py. What no scrape may do, counting ranges, a task does now and then; see range_survey.py.
+"""
 
 from __future__ import annotations
 
-from operator import attrgetter
+import asyncio
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
-    Gauge,
     Histogram,
     Info,
+    ProcessCollector,
     disable_created_metrics,
-    start_http_server,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client.exposition import choose_encoder
 
-from lowwater_authority.core.times import MAX, MIN
+from lowwater.prometheus import Figure
 from lowwater_authority.observer import Observer
+from lowwater_authority.web import collecting
+from lowwater_authority.web.loop_lag import LoopLag
+from lowwater_authority.web.range_survey import RangeSurvey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
-
-    from prometheus_client.metrics_core import Metric
 
     from lowwater_authority.service.streams import Streams
     from lowwater_authority.shard import Shard
+    from lowwater_authority.web.collecting import StaleFor
+    from lowwater_authority.web.computation_figures import Board
 
 SECONDS: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
-"""Buckets of the append latency."""
+"""Buckets of all latencies."""
+
+LONG_SECONDS: Final = (0.001, 0.01, 0.1, 1, 10, 100)
+"""Buckets of the replay."""
+
+REQUESTS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 20_000)
+"""Buckets of the requests in a round."""
+
+
+def _counter(name: str, says: str, *labels: str) -> Figure:
+    return Figure("counter", f"lowwater_{name}_total", says, labels)
+
+
+def _histogram(name: str, says: str, *labels: str) -> Figure:
+    return Figure("histogram", f"lowwater_{name}", says, labels)
+
+
+BUILD: Final = Figure("info", "lowwater_build_info", "What is running.", ("version",))
+REPORTS: Final = _counter("reports", "Report messages answered.")
+REPORTED_RANGES: Final = _counter("reported_ranges", "Range states in them, refused ones included.")
+REFUSED_REPORTS: Final = _counter(
+    "refused_reports", "Refusals within reports: one for each claim and reason.", "reason"
+)
+REFUSED_CALLS: Final = _counter(
+    "refused_calls", "Calls and streams refused, by the name of the error.", "method", "reason"
+)
+CALLS: Final = _counter("calls", "Unary calls, by how they ended.", "method", "code")
+CALL_SECONDS: Final = _histogram("call_seconds", "Time of a unary call, from its arrival to its answer.", "method")
+CLAIMS: Final = _counter(
+    "claims", "Claims granted, and refused, which includes those sent on to another shard.", "outcome"
+)
+PUSHED: Final = _counter("pushed_watermarks", "Watermarks given to subscribers.")
+PUSH_SECONDS: Final = _histogram(
+    "push_seconds",
+    "Time from a publish until its watermark was given to a subscriber's stream; of several, the oldest.",
+)
+ROUNDS: Final = _counter("rounds", "Commit rounds published.")
+ROUND_REQUESTS: Final = _histogram("round_requests", "Requests in a round.")
+APPEND_SECONDS: Final = _histogram(
+    "journal_append_seconds", "Time of one append, until it is durable or refused; its repeats included."
+)
+APPENDED_BYTES: Final = _counter("journal_appended_bytes", "Bytes appended to the journal.")
+REPLAY_SECONDS: Final = _histogram(
+    "journal_replay_seconds", "Time to rebuild one computation from what was read of its log."
+)
+LOOP_LAG: Final = _histogram(
+    "event_loop_lag_seconds", "By how much the event loop was late for a task that is due every 100 ms."
+)
+
+EVENTS: Final = (
+    BUILD,
+    REPORTS,
+    REPORTED_RANGES,
+    REFUSED_REPORTS,
+    REFUSED_CALLS,
+    CALLS,
+    CALL_SECONDS,
+    CLAIMS,
+    PUSHED,
+    PUSH_SECONDS,
+    ROUNDS,
+    ROUND_REQUESTS,
+    APPEND_SECONDS,
+    APPENDED_BYTES,
+    REPLAY_SECONDS,
+    LOOP_LAG,
+)
+"""What is counted where it happens."""
+
+FIGURES: Final = (*collecting.FIGURES, *EVENTS)
+"""All that an authority exports, but for the ``process_*`` of prometheus_client."""
 
 
 class Metrics(Observer):
-    """Counts what happens, and reads the shard's state at each scrape."""
+    """Counts what happens, and holds the registry that has all figures of this process."""
 
     def __init__(self, version: str) -> None:
         disable_created_metrics()
         self.registry = CollectorRegistry()
-        kwargs: dict[str, Any] = {"registry": self.registry}
-        Info("lowwater_build", "What is running.", **kwargs).info({"version": version})
-        self._computations = Gauge("lowwater_computations", "Registered computations.", **kwargs)
-        self._rounds = Counter("lowwater_rounds_total", "Commit rounds published.", **kwargs)
-        self._requests = Counter("lowwater_round_requests_total", "Requests that those rounds held.", **kwargs)
-        self._appends = Histogram(
-            "lowwater_journal_append_seconds", "Time of one append, until it is durable.", buckets=SECONDS, **kwargs
-        )
-        self._bytes = Counter("lowwater_journal_appended_bytes_total", "Bytes appended to the journal.", **kwargs)
-        self._reports = Counter("lowwater_reports_total", "Report messages acknowledged.", **kwargs)
-        self._ranges = Counter("lowwater_reported_ranges_total", "Range states in them.", **kwargs)
-        self._refused_reports = Counter(
-            "lowwater_refused_reports_total", "Refusals within reports, by reason.", ["reason"], **kwargs
-        )
-        self._refused = Counter(
-            "lowwater_refused_calls_total", "Refused calls, by reason.", ["method", "reason"], **kwargs
-        )
-        self._pushed = Counter("lowwater_pushed_watermarks_total", "Watermarks given to subscribers.", **kwargs)
+        self.survey: RangeSurvey | None = None
+        """Counts ranges, once there is a shard to watch."""
+        Info("lowwater_build", BUILD.says, registry=self.registry).info({"version": version})
+        ProcessCollector(registry=self.registry)
+        self._reports = self._count(REPORTS)
+        self._ranges = self._count(REPORTED_RANGES)
+        self._refused_reports = self._count(REFUSED_REPORTS)
+        self._refused = self._count(REFUSED_CALLS)
+        self._calls = self._count(CALLS)
+        self._call_seconds = self._measure(CALL_SECONDS)
+        claims = self._count(CLAIMS)
+        self._granted, self._claims_refused = claims.labels("granted"), claims.labels("refused")
+        self._pushed = self._count(PUSHED)
+        self._push_seconds = self._measure(PUSH_SECONDS)
+        self._rounds = self._count(ROUNDS)
+        self._requests = self._measure(ROUND_REQUESTS, REQUESTS)
+        self._appends = self._measure(APPEND_SECONDS)
+        self._bytes = self._count(APPENDED_BYTES)
+        self._replays = self._measure(REPLAY_SECONDS, LONG_SECONDS)
+        self._lag = self._measure(LOOP_LAG)
+        self._surveying: asyncio.Task[None] | None = None
 
-    def computations(self, count: int) -> None:
-        """There are now so many computations."""
-        self._computations.set(count)
+    def _count(self, figure: Figure) -> Counter:
+        return Counter(figure.name, figure.says, figure.labels, registry=self.registry)
+
+    def _measure(self, figure: Figure, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+        return Histogram(figure.name, figure.says, figure.labels, registry=self.registry, buckets=buckets)
+
+    # -- what happens ----------------------------------------------------------------------------------------
 
     def round(self, requests: int) -> None:
-        """A round of so many requests was published."""
-        self._rounds.inc()
-        self._requests.inc(requests)
+        """See Observer. A round that only answered questions is none: nothing was committed."""
+        if requests:
+            self._rounds.inc()
+            self._requests.observe(requests)
 
-    def append(self, size: int) -> AbstractContextManager[object]:
-        """Surround an append of so many bytes."""
+    @contextmanager
+    def append(self, size: int) -> Iterator[None]:
+        """See Observer. Bytes count when they are durable."""
+        with self._appends.time():
+            yield
         self._bytes.inc(size)
-        return self._appends.time()
+
+    def replay(self) -> AbstractContextManager[Any]:
+        """See Observer."""
+        return self._replays.time()
+
+    def claimed(self) -> None:
+        """See Observer."""
+        self._granted.inc()
 
     def reported(self, ranges: int, refused: dict[str, int]) -> None:
-        """A report message was answered."""
+        """See Observer."""
         self._reports.inc()
         self._ranges.inc(ranges)
         for reason, count in refused.items():
             self._refused_reports.labels(reason).inc(count)
 
     def refused(self, method: str, reason: str) -> None:
-        """A call was refused."""
+        """See Observer."""
         self._refused.labels(method, reason).inc()
+        if method == "Claim":
+            self._claims_refused.inc()
 
-    def pushed(self, computations: int) -> None:
-        """A message was given to a subscriber."""
+    def called(self, method: str, code: str, seconds: float) -> None:
+        """See Observer."""
+        self._calls.labels(method, code).inc()
+        self._call_seconds.labels(method).observe(seconds)
+
+    def pushed(self, computations: int, waited: float | None = None) -> None:
+        """See Observer."""
         self._pushed.inc(computations)
+        if waited is not None:
+            self._push_seconds.observe(waited)
 
-    def watch(self, shard: Shard, streams: Streams) -> None:
-        """Read a shard's state at each scrape."""
-        self.registry.register(_ShardCollector(shard, streams))
+    # -- who looks -------------------------------------------------------------------------------------------
 
-    def serve(self, host: str, port: int) -> int:
-        """Serve /metrics on a thread of its own; returns the port."""
-        server, _ = start_http_server(port, host, self.registry)
-        return int(server.server_port)
+    def watch(
+        self, shard: Shard, streams: Streams, board: Board | None = None, stale_for: StaleFor = lambda: None
+    ) -> None:
+        """Export what a shard stands at, and measure its event loop, in which this is to be called.
 
+        Without a ``board``, and while its ``stale_for`` is high, lags are told and holders named only where all inputs are served here.
+        """
+        self.survey = RangeSurvey(shard)
+        self.registry.register(collecting.ShardCollector(shard, streams, self.survey, board, stale_for))
+        self._surveying = asyncio.get_running_loop().create_task(self.survey.run())
+        LoopLag(self._lag.observe)
 
-class _ShardCollector(Collector):
-    """Reads immutable views, so that a scrape needs no lock."""
-
-    def __init__(self, shard: Shard, streams: Streams) -> None:
-        self._shard = shard
-        self._streams = streams
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield what the shard stands at."""
-        shard = self._shard
-        low = GaugeMetricFamily(
-            "lowwater_low_watermark_timestamp_seconds",
-            "Published low watermark, while it is a time.",
-            labels=["computation"],
-        )
-        share = GaugeMetricFamily(
-            "lowwater_heuristic_watermark_timestamp_seconds",
-            "Published heuristic watermark, while it is a time.",
-            labels=["computation", "share"],
-        )
-        finished = GaugeMetricFamily(
-            "lowwater_finished", "1 once the low watermark is finished.", labels=["computation"]
-        )
-        ranges = GaugeMetricFamily("lowwater_ranges", "Ranges of the interval map.", labels=["computation"])
-        operation = GaugeMetricFamily(
-            "lowwater_oldest_operation_timestamp_seconds",
-            "Processing time of the oldest operation.",
-            labels=["computation"],
-        )
-        epoch = GaugeMetricFamily(
-            "lowwater_epoch", "Ownership number of the computation among the shards.", labels=["computation"]
-        )
-        for view in filter(None, map(shard.view, shard.names())):
-            epoch.add_metric([view.name], shard.epoch(view.name))
-            finished.add_metric([view.name], float(view.low == MAX))
-            ranges.add_metric([view.name], view.ranges)
-            if MIN < view.low < MAX:
-                low.add_metric([view.name], view.low / 1e6)
-            for ppm, micros in view.heuristics:
-                if MIN < micros < MAX:
-                    share.add_metric([view.name, f"{ppm / 1e6:g}"], micros / 1e6)
-            if view.oldest_operation:
-                operation.add_metric([view.name], view.oldest_operation / 1e6)
-        yield from (low, share, finished, ranges, operation, epoch)
-        yield from self._admission()
-        yield from self._process()
-
-    def _admission(self) -> Iterable[Metric]:
-        gates = self._streams.admission.gates
-        for kind, name, text, figure in (
-            (GaugeMetricFamily, "bound", "The most that may be inside at once.", attrgetter("bound")),
-            (GaugeMetricFamily, "line", "The most that may wait.", attrgetter("line")),
-            (GaugeMetricFamily, "inside", "How many are inside.", attrgetter("inside")),
-            (GaugeMetricFamily, "peak", "The most that ever were.", attrgetter("peak")),
-            (GaugeMetricFamily, "waiting", "How many wait.", lambda gate: len(gate.waiting)),
-            (GaugeMetricFamily, "longest", "The most that ever waited.", attrgetter("longest")),
-            (CounterMetricFamily, "admitted", "How many were let in.", attrgetter("admitted")),
-            (CounterMetricFamily, "refused", "How many were told to come again.", attrgetter("refused")),
-        ):
-            family = kind(f"lowwater_admission_{name}", text, labels=["gate"])
-            for gate in gates:
-                family.add_metric([gate.name], figure(gate))
-            yield family
-
-    def _process(self) -> Iterable[Metric]:
-        shard = self._shard
-        for name, text, value in (
-            ("lowwater_subscribers", "Subscriptions.", len(shard.hub)),
-            ("lowwater_report_streams", "Open report streams.", len(self._streams)),
-            ("lowwater_queued_requests", "Requests waiting for a round.", shard.queued),
-            (
-                "lowwater_conflated_watermarks",
-                "Values replaced before living subscribers took them.",
-                shard.hub.conflated,
-            ),
-        ):
-            yield GaugeMetricFamily(name, text, value=value)
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Return all figures and their content type, in the format that an Accept header asks for. On any thread."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type

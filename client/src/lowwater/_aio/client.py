@@ -21,7 +21,7 @@ from lowwater._core.granted import CLOSE_TIMEOUT
 from lowwater._core.settings import Settings
 from lowwater._core.statistics import ClientStatistics
 from lowwater._core.surroundings import REAL, Surroundings
-from lowwater._core.why import Why, explain, find_guilty
+from lowwater._core.why import ASK_SECONDS, UNTOLD, Why, explain, find_guilty
 from lowwater.histogram import Histogram
 from lowwater.views import (
     Completeness,
@@ -75,9 +75,11 @@ class Client:
         key_hash: str = "",
         max_skew: timedelta = timedelta(days=1),
         history_step: timedelta | None = None,
+        estimated: bool = False,
     ) -> Computation:
         """Register a computation; see :meth:`lowwater.Client.register`."""
-        return await self._call(self._calls.register(name, inputs, heuristics, key_hash, max_skew, history_step))
+        call = self._calls.register(name, inputs, heuristics, key_hash, max_skew, history_step, estimated=estimated)
+        return await self._call(call)
 
     async def topology(self) -> Topology:
         """Return the whole graph."""
@@ -155,16 +157,22 @@ class Client:
         return await self._call(self._calls.history(name, since, limit))
 
     async def why(self, name: str) -> Why:
-        """Tell who holds a computation, walking upstream; ``str()`` of the answer is one sentence per hop.
+        """Tell who holds a computation; see :meth:`lowwater.Client.why`.
 
         Raises UnknownComputation.
         """
+        runtime = self._runtime()
         full = self._full(name)
-        published = await self._call(self._calls.get(()))
+        published = await runtime.call(runtime.calls.get(()))
         published.require(full)
-        guilty = find_guilty(full, published.views)
-        found = await self.ranges(guilty, limit=10) if guilty is not None else Ranges((), 0)
-        return explain(full, published.views, published.time_micros, found)
+        guilty = find_guilty(full, published.views, published.time_micros)
+        found, unknown = Ranges((), 0), None
+        if guilty is not None:
+            try:
+                found = await runtime.call(runtime.calls.holding(published.views[guilty]), ASK_SECONDS)
+            except UNTOLD as error:
+                unknown = error
+        return explain(full, published.views, published.time_micros, found, unknown)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 

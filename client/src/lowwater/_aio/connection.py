@@ -17,7 +17,7 @@ from lowwater import errors
 from lowwater._aio.signal import Signal, being_cancelled
 from lowwater._core import forking
 from lowwater._core.asking import Asking
-from lowwater._core.attempts import closed_client
+from lowwater._core.attempts import cancelled_call, closed_client
 from lowwater._core.call import Stubs
 from lowwater._core.routes import Routes
 from lowwater._core.settings import OPTIONS, Settings
@@ -119,11 +119,17 @@ class Connection(forking.Forked):
                 self.check_open()
                 delay = asking.failed(failure)
                 await self.sweep()
-            except (asyncio.CancelledError, grpc.aio.UsageError):
-                # gRPC's words for a channel that was closed in the meantime.
-                if self.closed and not being_cancelled():
-                    raise closed_client() from None
+            except grpc.aio.UsageError:
+                # gRPC's word for a channel that was closed in the meantime, for good. Else it is a mistake in the program, which a
+                # repeat would not mend.
+                self.check_open()
                 raise
+            except (asyncio.CancelledError, grpc.aio.BaseError):
+                # gRPC's words for a call whose channel was closed, and for one that it could not make.
+                if being_cancelled():
+                    raise
+                self.check_open()
+                delay = asking.failed(cancelled_call(attempt.address))
             else:
                 pause = asking.take(answer)
                 if pause is None:

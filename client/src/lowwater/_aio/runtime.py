@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
 
 from lowwater._aio.connection import Connection, MakeChannel
@@ -33,16 +34,19 @@ class Runtime:
         self.connection.check_open()
         return self
 
-    async def call(self, call: Call[Result] | Gather[Result]) -> Result:
-        """Make a unary call within the client's timeout.
+    async def call(self, call: Call[Result] | Gather[Result], within: float = math.inf) -> Result:
+        """Make a unary call within the client's timeout, or within so many seconds if they are fewer.
 
         Raises LowwaterError; Unavailable when no server answered at all, or none that serves the computation. Cancelled, it may or
         may not have had its effect.
         """
         connection = self.connection
-        asking = ask(call, self.calls, connection.routes, connection.surroundings, connection.settings.timeout)
+        timeout = min(within, connection.settings.timeout)
+        asking = ask(call, self.calls, connection.routes, connection.surroundings, timeout)
         result = await connection.call(asking)
         self.watcher.changed.notify()
+        if self.reporter.reporting.locating.wanted:
+            self.reporter.changed.notify()  # it may have been found on the way
         return result
 
     def deadline(self, seconds: float | None) -> float | None:

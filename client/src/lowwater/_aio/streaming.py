@@ -8,6 +8,7 @@ from typing import Any
 from lowwater import errors
 from lowwater._aio.connection import Connection
 from lowwater._aio.signal import Signal, being_cancelled
+from lowwater._core.attempts import cancelled_call
 from lowwater._core.call import Stubs
 from lowwater._core.locating import TIMEOUT, Locating
 from lowwater._core.streams import Many, Streamed
@@ -50,7 +51,7 @@ class Streaming:
                 if machine.wanted and not self._connection.closed:
                     self._tasks[machine] = asyncio.create_task(self._run(machine), name=self._name)
             elif machine.interrupted and machine in self._calls:
-                self._calls[machine].cancel()
+                self._calls.pop(machine).cancel()
 
     async def stop(self) -> None:
         """End the tasks, and wake all that wait."""
@@ -63,13 +64,15 @@ class Streaming:
     async def _run(self, machine: Streamed) -> None:
         delay = machine.first_pause
         while True:
-            if delay:
-                await asyncio.sleep(delay)
+            await self._pause(machine, delay)
             if machine.failure is not None or not machine.wanted:
                 machine.retire()
                 del self._tasks[machine]
                 await self._connection.sweep()
                 break
+            if machine.hurried:
+                delay = machine.first_pause
+                continue
             failure: Exception | None = None
             try:
                 await self._stream(machine)
@@ -81,6 +84,13 @@ class Streaming:
             self.tend()
             self.changed.notify()
             await self._connection.sweep()
+
+    async def _pause(self, machine: Streamed, seconds: float) -> None:
+        """Wait so long before the next stream, or until it is hurried."""
+        monotonic = self._connection.surroundings.monotonic
+        until = monotonic() + seconds
+        while not machine.hurried and (left := until - monotonic()) > 0:
+            await self.changed.wait(left)
 
     async def _stream(self, machine: Streamed) -> None:
         """Follow one stream to its end."""
@@ -101,9 +111,11 @@ class Streaming:
             except asyncio.CancelledError:
                 if being_cancelled():
                     raise
-                # Else only the call was, to be renewed.
+                if machine in self._calls:
+                    raise cancelled_call(address) from None
+                # Else it was ended here, to be renewed.
             finally:
-                del self._calls[machine]
+                self._calls.pop(machine, None)
                 call.cancel()
 
     def _locate(self, machine: Locating, address: str, stubs: Stubs) -> Any:

@@ -70,11 +70,16 @@ class Worker:
             raise closed_worker()
         self._read_as(grant.reading)
         lease = Lease(runtime, grant)
+        # Answers may come in another order than claims were granted in: the older yields, whichever it is.
         self._leases.append(lease)
+        for other in tuple(self._leases):
+            other.yield_to(lease)
+            lease.yield_to(other)
         for ended in [each for each in self._leases if each.over]:
             with suppress(ValueError):  # another claim was quicker
                 self._leases.remove(ended)
-        runtime.reporter.add(grant.state)
+        if not lease.over:
+            runtime.reporter.add(grant.state)
         return lease
 
     async def inputs(self) -> Inputs:

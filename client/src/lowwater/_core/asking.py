@@ -107,9 +107,9 @@ class Asking(ABC, Generic[Result]):
         except errors.StaleEpoch as stale:
             return self._lose([stale.metadata["computation"]], stale)
 
-    def failed(self, failure: grpc.RpcError) -> float:
+    def failed(self, failure: grpc.RpcError | errors.Unavailable) -> float:
         """Take a failed attempt; returns the seconds to wait before the next. Raises what the failure means when there is none."""
-        error = error_of_call(failure, self._address)
+        error = error_of_call(failure, self._address) if isinstance(failure, grpc.RpcError) else failure
         if isinstance(error, errors.Moved):
             self._alive = self._address
             name, address, epoch = wire.moved(error)

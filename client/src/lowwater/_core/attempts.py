@@ -11,7 +11,7 @@ from lowwater._core import wire
 from lowwater._core.backoff import PATIENCE, Backoff
 from lowwater._core.surroundings import Surroundings
 
-__all__ = ["AGAIN", "AWAY", "BUSY", "Attempts", "closed_client", "error_of_call"]
+__all__ = ["AGAIN", "AWAY", "BUSY", "Attempts", "cancelled_call", "closed_client", "error_of_call", "words_of"]
 
 BUSY: Final = (errors.Overloaded, errors.JournalFailed)
 """Refusals of a shard that serves on: what it serves is nowhere else, only later."""
@@ -23,7 +23,7 @@ AWAY: Final = (errors.Unavailable, errors.ShuttingDown, errors.Timeout)
 """What says that nobody serves under an address any more, or not for now."""
 
 _BROKEN: Final = "Internal error from Core"
-"""gRPC's word, on asyncio, for a stream that ended while it was written to, even if the server said why."""
+"""gRPC's word, on asyncio, for a stream that ended while it was written to, even if the server said why: grpc/grpc#36066."""
 
 _LEAST: Final = 0.001
 """Seconds that an attempt gets, however little is left."""
@@ -57,9 +57,23 @@ def closed_client() -> errors.Closed:
     return errors.Closed("the client is closed; connect() makes a new one")
 
 
+def cancelled_call(address: str) -> errors.Unavailable:
+    """Return the error of a call that gRPC cancelled by itself, which nobody had asked for."""
+    msg = f"the call to the authority at {address} was cancelled by gRPC, which does not say why"
+    return errors.Unavailable(msg, metadata={"address": address, "grpc_status": grpc.StatusCode.CANCELLED.name})
+
+
+def words_of(failure: Exception) -> str:
+    """Return why a stream ended, for who waits for it: one that is none of ours says little without its class."""
+    return str(failure) if isinstance(failure, errors.LowwaterError) else repr(failure)
+
+
 def error_of_call(failure: grpc.RpcError, address: str) -> errors.LowwaterError:
     """Return what a failed call means."""
-    # Raised failures are calls as well, which the types do not say.
+    if not hasattr(failure, "code"):
+        msg = f"the call to the authority at {address} could not be made: {failure!r}"
+        return errors.LowwaterError(msg, reason=grpc.StatusCode.UNKNOWN.name, metadata={"address": address})
+    # Failures of calls are the calls as well, which the types do not say.
     call: Any = failure
     code, details = call.code(), call.details() or ""
     for key, value in call.trailing_metadata() or ():

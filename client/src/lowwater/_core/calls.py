@@ -33,6 +33,8 @@ __all__ = ["Calls", "Published", "full_name"]
 Result = TypeVar("Result")
 
 _MICROSECOND: Final = timedelta(microseconds=1)
+_HOLDING: Final = 100
+"""Key ranges that are asked for to say who holds."""
 _LONGEST_SKEW: Final = timedelta(microseconds=2**62 - 1)
 _STEPS: Final = (timedelta(seconds=1), timedelta(days=366))
 """What the authority takes."""
@@ -90,6 +92,8 @@ class Calls:
         key_hash: str,
         max_skew: timedelta,
         history_step: timedelta | None,
+        *,
+        estimated: bool,
     ) -> Call[Computation]:
         """Register a computation."""
         request = topology_pb2.RegisterRequest(
@@ -100,11 +104,17 @@ class Calls:
             key_hash=checks.text("key_hash", key_hash),
             max_skew_micros=_micros("max_skew", max_skew, _MICROSECOND, _LONGEST_SKEW),
             history_step_micros=0 if history_step is None else _micros("history_step", history_step, *_STEPS),
+            estimated=checks.flag("estimated", estimated),
         )
 
         def take(answer: topology_pb2.RegisterResponse) -> Computation:
             self._known.admit(answer.server_token)
-            return wire.computation(answer.computation)
+            registered = wire.computation(answer.computation)
+            if estimated and not registered.estimated:
+                # It would pass for exact. Nothing has been reported yet, so it holds.
+                fix = "upgrade the authority: this one does not know what is estimated, and would let exact computations read it"
+                raise checks.refused("estimated", estimated, fix)
+            return registered
 
         return Call(lambda stubs: stubs.graph.Register, request, take)
 
@@ -211,6 +221,16 @@ class Calls:
             computation=self.full(name),
             page_size=checks.count("limit", limit, 32, least=1),
             below_micros=None if below is None else to_micros(below),
+        )
+        return Call(lambda stubs: stubs.watermarks.ListRanges, request, wire.ranges, request.computation)
+
+    def holding(self, view: WatermarkView) -> Call[Ranges]:
+        """List the first few of the key ranges that hold a computation: those at its low watermark, and those that went below it."""
+        request = watermarks_pb2.ListRangesRequest(
+            server_token=self._known.server_token,
+            computation=view.computation,
+            page_size=_HOLDING,
+            below_micros=view.low.micros + 1,
         )
         return Call(lambda stubs: stubs.watermarks.ListRanges, request, wire.ranges, request.computation)
 

@@ -15,6 +15,7 @@ __all__ = [
     "count",
     "counts",
     "flag",
+    "is_name",
     "is_number",
     "key",
     "known_name",
@@ -60,9 +61,14 @@ def text(field: str, value: object) -> str:
     return value
 
 
+def is_name(value: str) -> bool:
+    """Return whether a text is a computation's full name."""
+    return _NAME.fullmatch(value) is not None
+
+
 def known_name(field: str, value: object) -> str:
     """Return a computation's full name; what nobody can register is refused."""
-    if _NAME.fullmatch(text(field, value)) is None:
+    if not is_name(text(field, value)):
         raise refused(field, value, f"[namespace/]name, each part {_PART_FIX}")
     return str(value)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from lowwater import errors
 from lowwater._core import checks
+from lowwater._core.attempts import words_of
 from lowwater._core.fold import Reading, fold_inputs
 from lowwater._core.text import describe_holder, duration
 from lowwater._core.watching import Subscription, WatchState
@@ -48,10 +49,13 @@ class Waiting:
         view = known.ratchet.get(self.name)
         stale = known.stale_for([self.name])
         if stale == float("inf"):
-            where = "the authority was never heard of"
+            why = "" if known.last_error is None else f": {words_of(known.last_error)}"
+            where = f"the authority was never heard of{why}"
         else:
             where = f"it is {view.low}, held by {describe_holder(view)}" if view.registered else "it is not registered"
             where += f"; the authority was last heard {duration(stale)} ago"
+        if self.name in known.unserved:
+            where += "; no shard serves it just now"
         msg = f"{self.name} did not reach {self._target} within {self._timeout:g} s: {where}. Ask why({self.name!r})."
         metadata = {
             "computation": self.name,
@@ -66,26 +70,29 @@ class Changes:
     """One iteration over the changes of some computations, or of all.
 
     Conflated: what is noted is that a computation changed, and its newest value is looked up when it is shown. O(names) a change.
+    One of which there is no fresh news, since no shard serves it, is shown when there is; the others do not wait for it.
     """
 
     def __init__(self, followed: Sequence[str]) -> None:
         self._followed = frozenset(followed)
         self._version = 0
         self._changed: dict[str, None] = {}
+        self._unheard: Collection[str] = ()
 
     def come(self, known: WatchState, subscription: Subscription) -> bool:
         """Whether there is anything to show."""
-        if not subscription.confirmed or known.holding(subscription.names):
+        if subscription.unheard is None or known.holding(subscription.names):
             return False
+        self._unheard = subscription.unheard
         for view in known.ratchet.changed_since(self._version) if known.ratchet.version > self._version else ():
             if not self._followed or view.computation in self._followed:
                 self._changed.setdefault(view.computation)
         self._version = known.ratchet.version
-        return bool(self._changed)
+        return any(name not in self._unheard for name in self._changed)
 
     def take(self, known: WatchState) -> WatermarkView:
         """Return the newest of the computation that has waited longest, after :meth:`come`."""
-        name = next(iter(self._changed))
+        name = next(name for name in self._changed if name not in self._unheard)
         del self._changed[name]
         return known.ratchet.get(name)
 

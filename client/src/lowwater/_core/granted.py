@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Protocol, SupportsIndex, cast
@@ -155,6 +156,30 @@ class Granted:
     def _ended_here(self) -> bool:
         """Whether there is nothing to end: it was, or is the business of the process that forked this one."""
         return bool(self._closed) or self._pid != os.getpid()
+
+    def yield_to(self, newer: Granted) -> None:
+        """Give up what a newer claim of the same worker took, if nothing was said yet. O(log ranges), and O(ranges taken) of some.
+
+        An older claim, or this one itself, takes nothing. The authority names what was taken to the stream that spoke for a claim, so nobody would hear of it, and who claims again and
+        again would keep them all.
+        """
+        state = self._state
+        if self._ended_here or newer.sequencer <= self.sequencer:
+            return
+        taken = self._overlapping(newer.bounds[0], newer.bounds[-1])
+        with self._stage.guard:
+            if not state.version:
+                state.lose(None if len(taken) == state.count else taken, "a newer claim took it over")
+                if state.lost_all:
+                    self._stage.reporting.remove(state)
+
+    def _overlapping(self, start: bytes, end: bytes) -> range:
+        """Return the handles of the ranges that ``[start, end)`` has a part of; an empty end means no upper bound."""
+        count, last = len(self), self.bounds[-1]
+        if last and last <= start:
+            return range(0)
+        first = max(0, bisect_right(self.bounds, start, 0, count) - 1)
+        return range(first, bisect_left(self.bounds, end, 0, count) if end else count)
 
     @property
     def over(self) -> bool:

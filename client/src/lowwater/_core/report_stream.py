@@ -46,13 +46,14 @@ class ReportStream:
     """
 
     first_pause: float = 0.0
+    hurried: bool = False
 
     def __init__(self, reporting: Reporting, key: str) -> None:
         self.key = key
         """The shard's address, or ``HOME``."""
         surroundings = reporting.surroundings
         self.state: ReporterState = ReporterState(surroundings.randbytes(16), reporting.interval, surroundings.random)
-        self.last_error: errors.LowwaterError | None = None
+        self.last_error: Exception | None = None
         """Why the last stream ended; None after an answer."""
         self.interrupted: bool = False
         """Whether the open stream is to be ended now."""
@@ -170,7 +171,8 @@ class ReportStream:
         if self.interrupted and isinstance(failure, grpc.RpcError):
             return 0.0
         if isinstance(failure, grpc.RpcError):
-            failure = self.last_error = error_of_call(failure, self._opened_to)
+            failure = error_of_call(failure, self._opened_to)
+        self.last_error = failure or self.last_error
         routes = self._reporting.routes
         if isinstance(failure, errors.ServerTokenMismatch) and self.key == HOME and routes.given(self._opened_to):
             logger.error("stopped reporting: %s", failure)

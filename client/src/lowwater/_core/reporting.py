@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from lowwater import errors
 from lowwater._core import wire
+from lowwater._core.attempts import words_of
 from lowwater._core.lease import LeaseState
 from lowwater._core.locating import Locating
 from lowwater._core.report_stream import Due, ReportStream
@@ -97,7 +98,7 @@ class Reporting:
     def too_late(self, lease: LeaseState, timeout: float) -> errors.Timeout:
         """Return the error of a state that was not answered in time."""
         carrier = self._carriers.get(_key(lease))
-        why = f": {carrier.last_error}" if carrier is not None and carrier.last_error is not None else ""
+        why = f": {words_of(carrier.last_error)}" if carrier is not None and carrier.last_error is not None else ""
         if _key(lease) in self._homeless:
             why = ": it is not known which shard serves it now"
         msg = (
@@ -150,11 +151,13 @@ class Reporting:
         self._hops[computation] = self._hops.get(computation, 0) + 1
         logger.info("%s is served at %s", computation, redirect.address or "no shard just now")
         place = self.routes.place(computation)
+        following = followed and self._hops[computation] <= MOST_HOPS
+        at_least = 0.0 if following else self.locating.refused(computation)
         for lease in leases:
-            if followed and self._hops[computation] <= MOST_HOPS:
+            if following:
                 self._put(lease, place)
             else:
-                self._lose(lease)
+                self._lose(lease, at_least)
         return any(self._carriers.get(_key(lease)) is stream for lease in leases)
 
     def lose(self, stream: ReportStream, at_least: float) -> None:

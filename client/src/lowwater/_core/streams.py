@@ -35,7 +35,12 @@ class Streamed(Protocol):
 
     @property
     def first_pause(self) -> float:
-        """Seconds to wait before the first stream."""
+        """Seconds to wait before the first stream, and once it is hurried."""
+        ...
+
+    @property
+    def hurried(self) -> bool:
+        """Whether the pause before the next stream is to end now: the next one need not wait for so long any more."""
         ...
 
     def take(self, response: Any, /) -> bool:

@@ -1,13 +1,35 @@
-"""Times, keys and ranges in words."""
+"""Times, keys, ranges and names that others chose, in words."""
 
 from __future__ import annotations
 
 from lowwater.views import RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
-__all__ = ["describe_holder", "describe_key", "describe_owner", "describe_range", "duration", "lag"]
+__all__ = [
+    "clock_time",
+    "describe_holder",
+    "describe_key",
+    "describe_owner",
+    "describe_range",
+    "duration",
+    "lag",
+    "on_one_line",
+]
+
+_DAY = 86_400_000_000
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def on_one_line(text: str) -> str:
+    r"""Return a text that others chose as a terminal or a log may have it: without line ends, and nothing that a terminal obeys.
+
+    >>> on_one_line("exec-7 Zürich"), on_one_line("exec\n\x1b[2J")
+    ('exec-7 Zürich', 'exec\\n\\x1b[2J')
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def duration(seconds: float) -> str:
@@ -32,6 +54,22 @@ def duration(seconds: float) -> str:
 def lag(watermark: Watermark, now_micros: int) -> str:
     """Return how far a watermark is behind a processing time: "-" when it has no time."""
     return "-" if watermark.unknown or watermark.finished else duration((now_micros - watermark.micros) / 1e6)
+
+
+def clock_time(watermark: Watermark, now_micros: int) -> str:
+    """Return an event time as people say it, rounded down to the second: without the day when that is the day of a processing time.
+
+    >>> clock_time(Watermark(1_357_740_000_000_000), 1_357_743_600_000_000)
+    '14:00 UTC'
+    >>> clock_time(Watermark(1_357_740_007_900_000), 1_357_843_600_000_000)
+    '2013-01-09 14:00:07 UTC'
+    """
+    try:
+        time = watermark.datetime()
+    except ValueError:  # unknown, finished, or beyond the calendar
+        return str(watermark)
+    day = "" if watermark.micros // _DAY == now_micros // _DAY else f"{time:%Y-%m-%d} "
+    return f"{day}{time:%H:%M:%S}".removesuffix(":00") + " UTC"
 
 
 def describe_key(key: bytes) -> str:
@@ -61,7 +99,7 @@ def describe_range(start: bytes, end: bytes) -> str:
 
 def describe_owner(view: RangeView) -> str:
     """Return who answers for a range."""
-    worker = (view.worker or "an unnamed worker") + (f" on {view.host}" if view.host else "")
+    worker = on_one_line((view.worker or "an unnamed worker") + (f" on {view.host}" if view.host else ""))
     match view.state:
         case RangeState.NEVER_CLAIMED:
             return "which no worker ever claimed"

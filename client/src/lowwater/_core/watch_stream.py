@@ -33,6 +33,7 @@ class WatchStream:
     """
 
     first_pause: float = 0.0
+    hurried: bool = False
 
     def __init__(self, known: WatchState, key: str) -> None:
         self.key = key
@@ -169,8 +170,8 @@ class WatchStream:
         try:
             self._known.ratchet.admit(wire.watermark_view(message))
         except errors.StaleEpoch as stale:
-            logger.error("%s", stale)
-            self._known.lose(self, name)
+            logger.warning("%s", stale)  # an ordinary event: the shard was replaced a moment ago
+            self._known.refused(self, name)
             self._gone.add(name)
             return False
         strange = name in self._gone or (self.covers_all and self._known.at(name) != self.key)
@@ -204,6 +205,7 @@ class WatchStream:
             known.failure = failure
             return 0.0
         self._log(failure)
+        known.last_error = failure or known.last_error
         leaving, self._leaving = self._leaving, None
         at_least = failure.retry_after if isinstance(failure, errors.LowwaterError) else leaving or 0.0
         if failure is not None or leaving is not None:
@@ -219,9 +221,7 @@ class WatchStream:
         return list(self._known.ratchet.views if self.covers_all else self._covered)
 
     def _log(self, failure: Exception | None) -> None:
-        if isinstance(failure, errors.StaleEpoch):
-            logger.error("%s", failure)
-        elif isinstance(failure, errors.Unavailable | errors.ShuttingDown):
+        if isinstance(failure, errors.Unavailable | errors.ShuttingDown):
             logger.info("the watch stream to %s ended: %s", self._opened_at, failure)
         elif isinstance(failure, errors.LowwaterError):
             logger.warning("the watch stream to %s ended: %s", self._opened_at, failure)

@@ -31,12 +31,16 @@ class WatcherStatistics:
     """Messages received, beats included."""
     held_back: int
     """Values that came lower than seen before, and were not shown."""
+    unserved: tuple[str, ...] = ()
+    """What is followed and was looked for, but no shard tells of just now; its values are those seen last, and grow stale."""
+    stale_for: float = float("inf")
+    """Seconds since the values of all that is followed were confirmed as the newest; infinite when they never were."""
 
 
 class Subscription:
     """Names that somebody follows; none means all that are registered, now and later."""
 
-    __slots__ = ("confirmed", "names", "streams")
+    __slots__ = ("confirmed", "names", "streams", "unheard")
 
     def __init__(self, names: tuple[str, ...], streams: int) -> None:
         self.names: tuple[str, ...] = names
@@ -45,6 +49,9 @@ class Subscription:
         self.confirmed: bool = False
         """Whether the streams that follow all the names had fresh news at the subscription or since. Before, what the ratchet has
         of them may be of a life that ended while nobody followed them or read, and must not be used."""
+        self.unheard: dict[str, None] | None = dict.fromkeys(names) or None
+        """Of which of the names there was no such news yet, so that one that nobody serves does not keep the others from being shown.
+        None: of all, as home has not told yet what there is."""
 
 
 class WatchState:
@@ -76,10 +83,12 @@ class WatchState:
         self._untended: dict[Streamed, None] = {}
         self._names: Counter[str] = Counter()
         self._everything = 0
-        self._elsewhere: dict[str, None] = {}  # what home redirected of everything
+        self._elsewhere: dict[str, None] = {}  # what home does not tell of everything
         self._at: dict[str, str] = {}  # whose stream each is placed at, unless it is looked for; by default home's
         self._hops: dict[str, int] = {}
         self._unconfirmed: dict[Subscription, None] = {}
+        self.last_error: Exception | None = None
+        """Why a stream ended; None after an answer to any."""
         self._heard: dict[str, float] = {}
         self._opened = 0
         self._messages = 0
@@ -106,8 +115,7 @@ class WatchState:
             home.renewing = home.renewing or (home.open_now and not home.covers_all)
             self._untended[home] = None
         for name in subscription.names or self._elsewhere:
-            key = self._at.get(name, "")
-            self._place(name, key if name in self._at and key in self._streams else self.routes.place(name))
+            self._follow(name)
         self._unconfirmed[subscription] = None
         self.confirm()
         return subscription
@@ -133,18 +141,35 @@ class WatchState:
 
     def confirm(self) -> None:
         """Let subscriptions use what is known, if the streams that are open now have fresh news of all their names."""
-        for subscription in [each for each in self._unconfirmed if self._is_fresh(each)]:
-            subscription.confirmed = True
-            del self._unconfirmed[subscription]
+        for subscription in list(self._unconfirmed):
+            self._hear(subscription)
+            if self._is_fresh(subscription):
+                subscription.confirmed = True
+                del self._unconfirmed[subscription]
+
+    def _hear(self, subscription: Subscription) -> None:
+        """Note of what a subscription has fresh news by now."""
+        home = self._streams[HOME]
+        if subscription.unheard is None and home.covers_all and home.confirms(subscription):
+            subscription.unheard = dict.fromkeys(self._known_elsewhere())
+        unheard = subscription.unheard or {}
+        for name in list(unheard):
+            stream = self._teller(name)
+            if stream is not None and stream.confirms(subscription):
+                del unheard[name]
 
     def _is_fresh(self, subscription: Subscription) -> bool:
         home = self._streams[HOME]
         if not subscription.names and not (home.covers_all and home.confirms(subscription)):
             return False
-        # What nothing is known of cannot be misused: one shard that is out of reach does not keep all from being shown.
-        names = subscription.names or [name for name in self._elsewhere if name in self.ratchet.views]
-        streams = map(self._teller, names)
+        if subscription.unheard:  # nobody would look again at what is left of it once this is confirmed
+            return False
+        streams = map(self._teller, subscription.names or self._known_elsewhere())
         return all(stream is not None and stream.confirms(subscription) for stream in streams)
+
+    def _known_elsewhere(self) -> Iterable[str]:
+        # What nothing is known of cannot be misused: one shard that is out of reach does not keep all from being shown.
+        return [name for name in self._elsewhere if name in self.ratchet.views]
 
     def _is_followed(self, name: str) -> bool:
         return name in self._names or (self.everything and name in self._elsewhere)
@@ -214,7 +239,16 @@ class WatchState:
 
     def statistics(self) -> WatcherStatistics:
         """Return what was done so far."""
-        return WatcherStatistics(self._opened, self._messages, self.ratchet.held_back)
+        followed = list(self.ratchet.views if self.everything else self._names)
+        # Where nothing is registered yet, that is what home has said.
+        heard_at = min(map(self._heard_of, followed), default=self._streams[HOME].heard_at)
+        stale_for = float("inf") if heard_at is None else max(0.0, self.surroundings.monotonic() - heard_at)
+        return WatcherStatistics(self._opened, self._messages, self.ratchet.held_back, self.unserved, stale_for)
+
+    @property
+    def unserved(self) -> tuple[str, ...]:
+        """What is followed and was looked for, but no shard tells of just now. O(names looked for)."""
+        return tuple(name for name in self.locating.suspects if self._teller(name) is None)
 
     # -- for the streams ----------------------------------------------------------------------------------------------
 
@@ -244,6 +278,7 @@ class WatchState:
     def received(self) -> None:
         """Count a message."""
         self._messages += 1
+        self.last_error = None
 
     def heard(self, stream: WatchStream, name: str, epoch: int) -> None:
         """A stream told a value."""
@@ -260,9 +295,8 @@ class WatchState:
 
     def redirected(self, stream: WatchStream, name: str, address: str, epoch: int) -> None:
         """A stream tells of a computation no longer, and where it is."""
-        if stream.covers_all:
-            self._elsewhere[name] = None
         followed = self.routes.redirected(name, address, epoch)
+        self._part(stream, name)
         if self.at(name) != stream.key:
             return
         self._keep_age(stream, name)
@@ -271,7 +305,7 @@ class WatchState:
         if followed and self._hops[name] <= MOST_HOPS and place != stream.key:
             self._place(name, place)
         else:
-            self.lose(stream, name)
+            self.refused(stream, name)
 
     def arrived(self, stream: WatchStream, name: str, address: str, epoch: int) -> bool:
         """A stream tells of a computation that was placed elsewhere; returns whether it is now placed there."""
@@ -281,10 +315,16 @@ class WatchState:
         teller = self._teller(name)
         if teller is not None:
             self._keep_age(teller, name)
-        if stream.covers_all:
+        if stream.covers_all and stream.key == HOME:
             self._elsewhere.pop(name, None)
         self._at[name] = stream.key
         return True
+
+    def refused(self, stream: WatchStream, name: str) -> None:
+        """A shard does not serve a computation, and it is not known who does: look for it, the later the more often this happens."""
+        self._part(stream, name)
+        if self.at(name) == stream.key:
+            self.lose(stream, name, self.locating.refused(name))
 
     def lose(self, stream: WatchStream, name: str, at_least: float = 0.0) -> None:
         """A stream does not serve a computation: look for it, if it was placed there, in so many seconds at the earliest."""
@@ -325,6 +365,18 @@ class WatchState:
         # One that has come back to a stream is told of by the next only.
         if stream.heard_at is not None and stream.follows(name):
             self._heard[name] = stream.heard_at
+
+    def _part(self, stream: WatchStream, name: str) -> None:
+        """A stream does not tell of a computation: if it follows all, that one has to be followed by name."""
+        if not stream.covers_all or name in self._elsewhere:
+            return
+        self._elsewhere[name] = None
+        if self.everything and self.at(name) != stream.key:
+            self._follow(name)  # whoever followed it by name where it is may have left since
+
+    def _follow(self, name: str) -> None:
+        key = self._at.get(name, HOME)
+        self._place(name, key if name in self._at and key in self._streams else self.routes.place(name))
 
     def _place(self, name: str, key: str) -> None:
         if self.locating.lost(name):

@@ -185,6 +185,7 @@ def watermark_view(message: types_pb2.Watermark) -> WatermarkView:
         holder=range_view(message.holder) if message.HasField("holder") else None,
         ranges=message.ranges,
         inputs=tuple(message.inputs),
+        estimated=message.estimated,
     )
 
 
@@ -236,6 +237,7 @@ def computation(message: topology_pb2.Computation) -> Computation:
         input_incarnations=tuple(message.input_incarnations),
         # An authority of the first release keeps no history and names no step.
         history_step=timedelta(microseconds=message.history_step_micros or 3_600_000_000),
+        estimated=message.estimated,
     )
 
 

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 402c7fca9edee172145ba45d20f96b6243456cdedd75b2c9c0233594d8ea3c54
+Made from: sha256 2b057659571f71cafa0e3169418fdfef5e5173f1e4c8b5da8011f7eefbb9a205
 """

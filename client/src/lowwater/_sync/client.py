@@ -16,7 +16,7 @@ from lowwater._core.granted import CLOSE_TIMEOUT
 from lowwater._core.settings import Settings
 from lowwater._core.statistics import ClientStatistics
 from lowwater._core.surroundings import REAL, Surroundings
-from lowwater._core.why import Why, explain, find_guilty
+from lowwater._core.why import ASK_SECONDS, UNTOLD, Why, explain, find_guilty
 from lowwater._sync.inputs import InputReader
 from lowwater._sync.runtime import PerProcess, Runtime
 from lowwater._sync.worker import Worker
@@ -63,15 +63,18 @@ class Client:
         key_hash: str = "",
         max_skew: timedelta = timedelta(days=1),
         history_step: timedelta | None = None,
+        estimated: bool = False,
     ) -> Computation:
         """Register a computation; repeating it is harmless. ``inputs`` must name every writer of what it reads.
 
         ``heuristics`` are the shares of its heuristic watermarks. Reports further ahead of the clock than ``max_skew`` are
         refused. ``history_step`` is the step of :meth:`history`; None: as registered before, else one hour.
-        Raises RegistrationConflict when the name is registered with something else, Cycle, InvalidArgument.
+        ``estimated``: nobody promises its watermarks. It may read estimated inputs, and only estimated computations may read it.
+        Raises RegistrationConflict when the name is registered with something else, Cycle, EstimatedInput, InvalidArgument.
         """
         runtime = self._runtime()
-        return runtime.call(runtime.calls.register(name, inputs, heuristics, key_hash, max_skew, history_step))
+        call = runtime.calls.register(name, inputs, heuristics, key_hash, max_skew, history_step, estimated=estimated)
+        return runtime.call(call)
 
     def topology(self) -> Topology:
         """Return the whole graph."""
@@ -81,7 +84,7 @@ class Client:
     def set_inputs(self, name: str, inputs: Iterable[str]) -> Computation:
         """Change what a computation reads. Every claim on it is revoked: its workers claim again and fold the new inputs.
 
-        Raises UnknownComputation, Cycle, WouldRegress when a new input is behind what was published.
+        Raises UnknownComputation, Cycle, EstimatedInput, WouldRegress when a new input is behind what was published.
         """
         runtime = self._runtime()
         return runtime.call(runtime.calls.set_inputs(name, inputs))
@@ -179,17 +182,22 @@ class Client:
         return runtime.call(runtime.calls.history(name, since, limit))
 
     def why(self, name: str) -> Why:
-        """Tell who holds a computation, walking upstream; ``str()`` of the answer is one sentence per hop.
+        """Tell who holds a computation, walking upstream; ``str()`` of the answer is the cause in a sentence, then one per hop.
 
-        Raises UnknownComputation.
+        Costs a read of all watermarks and one of a few key ranges. Raises UnknownComputation.
         """
         runtime = self._runtime()
         full = self._full(name)
         published = runtime.call(runtime.calls.get(()))
         published.require(full)
-        guilty = find_guilty(full, published.views)
-        found = self.ranges(guilty, limit=10) if guilty is not None else Ranges((), 0)
-        return explain(full, published.views, published.time_micros, found)
+        guilty = find_guilty(full, published.views, published.time_micros)
+        found, unknown = Ranges((), 0), None
+        if guilty is not None:
+            try:
+                found = runtime.call(runtime.calls.holding(published.views[guilty]), ASK_SECONDS)
+            except UNTOLD as error:
+                unknown = error
+        return explain(full, published.views, published.time_micros, found, unknown)
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
@@ -316,8 +324,9 @@ class Client:
     def statistics(self) -> ClientStatistics:
         """Return what was done in this process so far."""
         runtime = self._runtime()
-        watcher, refused = runtime.watcher.state.statistics(), runtime.connection.routes.refused
-        return ClientStatistics(runtime.reporter.statistics(), watcher, refused)
+        with runtime.watcher.changed:
+            watcher = runtime.watcher.state.statistics()
+        return ClientStatistics(runtime.reporter.statistics(), watcher, runtime.connection.routes.refused)
 
     def close(self) -> None:
         """End the client's workers, threads and connection. Ranges hold where they stand.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -23,7 +23,7 @@ __all__ = ["Connection"]
 Result = TypeVar("Result")
 
 _QUIET_TIMEOUT: Final = 5.0
-"""Seconds that a fork waits at most for threads to leave the closed channels."""
+"""Seconds that a fork waits at most for threads to leave the closed channels, or to have closed them."""
 
 
 @dataclass(slots=True)
@@ -85,9 +85,9 @@ class Connection:
         """Close the channels that nobody uses, to where nothing is asked for any more: shards come and go."""
         with self._changed:
             over = [each for each, used in self._channels.items() if not used.users and not self.routes.lead_to(each)]
-            channels = [self._channels.pop(address).channel for address in over]
-        for channel in channels:
-            channel.close()
+            closing = [self._channels.pop(address) for address in over]
+            self._users += len(closing)
+        self._close(closing)
 
     def pause(self) -> None:
         """Let nobody begin to use a channel, until as many :meth:`resume` have followed."""
@@ -99,11 +99,13 @@ class Connection:
         """Wait for the calls that may not be repeated, at most for their timeouts, then end all others and close the channels."""
         with self._changed:
             self._changed.wait_for(lambda: not self._once)
-            channels, self._channels = self._channels, {}
-        for used in channels.values():
-            used.channel.close()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._users, _QUIET_TIMEOUT)
+            closing, self._channels = list(self._channels.values()), {}
+            self._users += len(closing)
+        try:
+            self._close(closing)
+        finally:  # the fork goes on in any case
+            with self._changed:
+                self._changed.wait_for(lambda: not self._users, _QUIET_TIMEOUT)
 
     def resume(self) -> None:
         """Let them be used again."""
@@ -130,8 +132,10 @@ class Connection:
                     delay = asking.failed(failure)
                     self.sweep()
             except ValueError:
-                # gRPC's word for a channel that was closed in the meantime: for a fork, or for good.
-                pass
+                # gRPC's word for a channel that was closed in the meantime: for a fork, or for good. Else it is a mistake in the
+                # program, which a repeat would not mend.
+                if not self.closed.is_set() and self.pauses == pauses:
+                    raise
             else:
                 pause = take(answer)
                 if pause is None:
@@ -145,6 +149,23 @@ class Connection:
         with self._changed:
             self.closed.set()
             self._changed.notify_all()
-            channels = list(self._channels.values())
-        for used in channels:
+            closing = list(self._channels.values())
+            self._users += len(closing)
+        self._close(closing)
+
+    def _close(self, closing: Sequence[_Channel]) -> None:
+        """Close channels, each of which counts as used until it is closed: a child that is forked meanwhile would inherit a half of it.
+
+        One that fails, or an interrupt, keeps none of the others from being closed; it is raised when all are.
+        """
+        with contextlib.ExitStack() as all_of_them:
+            for used in reversed(closing):
+                all_of_them.callback(self._close_one, used)
+
+    def _close_one(self, used: _Channel) -> None:
+        try:
             used.channel.close()
+        finally:
+            with self._changed:
+                self._users -= 1
+                self._changed.notify_all()

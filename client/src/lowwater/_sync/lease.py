@@ -50,8 +50,8 @@ class Lease(Granted):
     def release(self) -> None:
         """Give the ranges back; they hold their last value until somebody claims them. Durable when it returns.
 
-        Raises StaleSequencer when they were lost before; Unavailable, after which it may have happened or not: the lease stays as it
-        is, and a repeat returns when the claim is at its end, by the first release or by whoever has claimed since.
+        Raises StaleSequencer when they were lost before; Timeout or Unavailable, after which it may have happened or not: the lease
+        stays as it is, and a repeat returns when the claim is at its end, by the first release or by whoever has claimed since.
         """
         self._check_open()
         runtime = self._runtime

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -32,19 +33,23 @@ class Runtime:
         self.reporter: Reporter = Reporter(self.connection, self.watcher)
         self.calls: Calls = Calls(self.watcher.state, settings.namespace)
 
-    def call(self, call: Call[Result] | Gather[Result]) -> Result:
-        """Make a unary call within the client's timeout.
+    def call(self, call: Call[Result] | Gather[Result], within: float = math.inf) -> Result:
+        """Make a unary call within the client's timeout, or within so many seconds if they are fewer.
 
         Raises LowwaterError; Unavailable when no server answered at all, or none that serves the computation.
         """
         connection = self.connection
-        asking = ask(call, self.calls, connection.routes, connection.surroundings, connection.settings.timeout)
+        timeout = min(within, connection.settings.timeout)
+        asking = ask(call, self.calls, connection.routes, connection.surroundings, timeout)
         return connection.call(asking, lambda answer: self._take(asking, answer))
 
     def _take(self, asking: Asking[Any], answer: object) -> float | None:
         with self.watcher.changed:
             pause = asking.take(answer)
             self.watcher.changed.notify_all()
+        if self.reporter.reporting.locating.wanted:
+            with self.reporter.changed:
+                self.reporter.changed.notify_all()  # it may have been found on the way
         return pause
 
     def deadline(self, seconds: float | None) -> float | None:

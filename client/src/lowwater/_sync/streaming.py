@@ -96,13 +96,21 @@ class Streaming:
                 each.thread.join(timeout=_STOP_TIMEOUT)
 
     def _run(self, machine: Streamed, running: _Running) -> None:
-        closed, delay = self._connection.closed, machine.first_pause
-        while not closed.wait(delay):
+        closed = self._connection.closed
+        with self.changed:
+            delay = machine.first_pause
+        while True:
             with self.changed:
+                self.changed.wait_for(lambda: closed.is_set() or machine.hurried, delay)
+                if closed.is_set():
+                    break
                 if machine.failure is not None or not machine.wanted:
                     machine.retire()
                     del self._running[machine]
                     break
+                if machine.hurried:
+                    delay = machine.first_pause
+                    continue
             failure: Exception | None = None
             pauses = self._connection.pauses
             try:

@@ -73,14 +73,20 @@ class Worker:
         grant = runtime.call(call)
         self._read_as(grant.reading)
         lease = Lease(runtime, grant)
+        # Answers may come in another order than claims were granted in: the older yields, whichever it is. Appended before the
+        # others are looked at, so that of two that are answered at one moment one sees the other.
         self._leases.append(lease)
+        for other in tuple(self._leases):
+            other.yield_to(lease)
+            lease.yield_to(other)
         for ended in [each for each in self._leases if each.over]:
             with suppress(ValueError):  # another claim was quicker
                 self._leases.remove(ended)
         runtime.reporter.add(grant.state)
-        # Looked at last: whoever closes the worker in another thread meanwhile either sees the lease, or is seen here.
-        if self.closed:
+        # Looked at last: whoever claims or closes the worker in another thread meanwhile either sees the lease, or is seen here.
+        if self.closed or lease.over:
             runtime.reporter.remove(grant.state)
+        if self.closed:
             raise closed_worker()
         return lease
 

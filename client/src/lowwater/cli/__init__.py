@@ -8,9 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.resources import files
 from typing import Final
 
 from lowwater import errors
+from lowwater._core.text import on_one_line
 from lowwater.cli.arguments import parser
 from lowwater.cli.commands import COMMANDS, CannotTell, open_client
 
@@ -26,17 +28,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments and arguments[0] in _OF_THE_AUTHORITY:
         return _delegate(arguments[0], arguments[1:])
     args = parser().parse_args(arguments)
+    if args.command == "completion":
+        print(files("lowwater.cli").joinpath(f"completion.{args.shell}").read_text("utf-8"), end="")
+        return 0
     try:
         with open_client(args) as lw:
             return COMMANDS[args.command](lw, args)
     except CannotTell as error:
-        print(f"lowwater {args.command}: {error}", file=sys.stderr)
+        print(_said(args.command, error), file=sys.stderr)
         return 3
     except (errors.LowwaterError, OSError, ValueError) as error:
-        print(f"lowwater {args.command}: {error}", file=sys.stderr)
+        print(_said(args.command, error), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _said(command: str, error: Exception) -> str:
+    """Return an error as it is shown. The authority's may quote a worker's name, which is whatever the worker called itself."""
+    return f"lowwater {command}: {on_one_line(str(error))}"
 
 
 def _delegate(command: str, arguments: list[str]) -> int:

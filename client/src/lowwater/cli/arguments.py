@@ -9,80 +9,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from lowwater.cli.examples import EXAMPLES, TOP
 from lowwater.watermark import Watermark
 
-__all__ = ["parse_count", "parse_duration", "parse_key", "parse_time", "parser"]
+__all__ = ["SHELLS", "parse_count", "parse_duration", "parse_key", "parse_time", "parser"]
+
+SHELLS: Final = ("bash", "zsh", "fish")
+"""For which there is a script beside this module, made by scripts/generate_cli.py."""
 
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-
-_EPILOG: Final = """\
-examples:
-  lowwater serve --data /var/lib/lowwater    run the authority
-  lowwater status                            where everything stands
-  lowwater why hourly                        who holds it, walking upstream
-  lowwater history hourly --last 48          when each of the last hours was complete
-  lowwater wait hourly --until 2013-01-09T14:00Z --timeout 1h
-  lowwater complete hourly --until 2013-01-09T14:00Z && publish-report
-  lowwater journal copy /var/lib/lowwater redis://redis:6379#orders
-  lowwater shards                            who serves what
-  lowwater drain lowwater-2:7420 && stop-it  have a shard hand over what it serves
-
-The authority's address comes from --address, else from LOWWATER_ADDRESS, else
-it is localhost:7420; of many shards name one or more, with commas between. An access token, if a proxy wants one, comes from
-LOWWATER_TOKEN. Times are ISO 8601 with a time zone. "unknown" means that
-nothing was promised yet, "finished" that nothing will ever come.
-"""
-
-_HISTORY: Final = """\
-example:
-  $ lowwater history hourly --since 2013-01-09T09:00Z
-  hourly, in steps of 1 h, UTC
-  STEPS                      COMPLETE AT           AFTER END
-  2013-01-09 09:00 to 10:00  2013-01-09T10:00:35Z  35 s         #
-  2013-01-09 10:00 to 13:00  2013-01-09T13:00:40Z  40 s to 2 h  ############
-  2013-01-09 13:00 to 14:00  2013-01-09T14:00:38Z  38 s         #
-
-Each hour counts as complete from the moment at which the authority published
-a low watermark at its end or later; AFTER END is how long that was after its
-end, for several hours at once of the newest and of the oldest of them. The
-bar is as long as the oldest was late. The newest 10,000 lines are kept, also
-those of lives that a reset has ended. The step is chosen at the registration,
-with history_step.
-"""
-
-_SHARDS: Final = """\
-example:
-  $ lowwater shards
-  SHARD            STATE     SILENT  SERVES
-  lowwater-0:7420  serving   120 ms  2       flights, weather
-  lowwater-1:7420  serving   80 ms   1       hourly
-  lowwater-2:7420  draining  200 ms  1       daily
-  hourly is pinned to lowwater-1:7420
-
-SILENT is how long ago the store has heard of a shard. One that is silent for
-longer than its --dead-after loses what it serves to the others, and is not
-listed any more.
-"""
-
-_DRAIN: Final = """\
-example:
-  $ lowwater drain lowwater-2:7420
-  lowwater-2:7420 still serves 2: daily, monthly
-  lowwater-2:7420 serves nothing any more
-
-Nothing stands still meanwhile: each computation is served where it was until
-another shard has taken it over. To stop a shard with SIGTERM does the same; a
-shard that is started again at that address does not drain.
-"""
-
-_PIN: Final = """\
-examples:
-  lowwater pin hourly lowwater-1:7420
-  lowwater pin hourly --off
-
-While no shard has that address any other serves the computation, and hands it
-over when one has it again.
-"""
 
 
 def parse_time(text: str) -> Watermark:
@@ -150,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="lowwater",
         description="Low watermarks across jobs: what is complete, and who holds up the rest.",
-        epilog=_EPILOG,
+        epilog=TOP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"lowwater {version('lowwater')}")
@@ -160,20 +95,19 @@ def parser() -> argparse.ArgumentParser:
         "journal", help="copy a journal to another store, or list it (needs lowwater-authority)", add_help=False
     )
 
-    status = _command(commands, "status", "where computations stand, as a table", reads=True)
+    status = _command(commands, "status", "where computations stand, as a table")
     _names(status)
-
-    watch = _command(
-        commands, "watch", "follow watermarks: a live table on a terminal, else a line per change", reads=True
+    status.add_argument(
+        "--names", dest="names_only", action="store_true", help="only the names of what is registered, a line each"
     )
+
+    watch = _command(commands, "watch", "follow watermarks: a live table on a terminal, else a line per change")
     _names(watch)
 
-    why = _command(commands, "why", "who holds a computation: one sentence per hop upstream", reads=True)
+    why = _command(commands, "why", "who holds a computation: the root cause in a sentence, then one per hop upstream")
     _name(why)
 
-    wait = _command(
-        commands, "wait", "wait until everything before a time is here (exit 0; 1 when it is not in time)", reads=True
-    )
+    wait = _command(commands, "wait", "wait until everything before a time is here (exit 0; 1 when it is not in time)")
     _name(wait)
     _until(wait)
     wait.add_argument(
@@ -184,12 +118,11 @@ def parser() -> argparse.ArgumentParser:
         commands,
         "complete",
         "is everything before a time here? exits 0 yes, 1 not yet, 2 error, 3 nobody can tell",
-        reads=True,
     )
     _name(complete)
     _until(complete)
 
-    ranges = _command(commands, "ranges", "key ranges of a computation, furthest behind first", reads=True)
+    ranges = _command(commands, "ranges", "key ranges of a computation, furthest behind first")
     _name(ranges)
     ranges.add_argument("--below", type=parse_time, metavar="TIME", help="only those below an event time")
     ranges.add_argument(
@@ -200,8 +133,6 @@ def parser() -> argparse.ArgumentParser:
         commands,
         "history",
         "when each hour, or other step of event time, became complete",
-        reads=True,
-        example=_HISTORY,
     )
     _name(history)
     history.add_argument(
@@ -214,13 +145,11 @@ def parser() -> argparse.ArgumentParser:
         "--last", type=parse_count, default=20, metavar="N", help="the newest so many lines (default: %(default)s)"
     )
 
-    reset = _command(commands, "reset", "start a new life of a computation and of all that reads it", reads=False)
+    reset = _command(commands, "reset", "start a new life of a computation and of all that reads it")
     _name(reset)
     reset.add_argument("--yes", action="store_true", help="do not ask")
 
-    retire = _command(
-        commands, "retire", "take a key range out of a computation: nobody waits for it any more", reads=False
-    )
+    retire = _command(commands, "retire", "take a key range out of a computation: nobody waits for it any more")
     _name(retire)
     retire.add_argument(
         "--start",
@@ -234,14 +163,12 @@ def parser() -> argparse.ArgumentParser:
     )
     retire.add_argument("--force", action="store_true", help="even ranges that a worker owns")
 
-    _command(commands, "shards", "the shards of the deployment, and what each serves", reads=True, example=_SHARDS)
+    _command(commands, "shards", "the shards of the deployment, and what each serves")
 
     drain = _command(
         commands,
         "drain",
         "have a shard hand over what it serves; exits 0 when it serves nothing any more, 1 when not in time",
-        reads=False,
-        example=_DRAIN,
     )
     _shard(drain)
     drain.add_argument("--cancel", action="store_true", help="take it back: the shard serves again")
@@ -255,11 +182,20 @@ def parser() -> argparse.ArgumentParser:
         "--timeout", type=parse_duration, metavar="T", help="wait no longer, like 90s or 1h (default: for ever)"
     )
 
-    pin = _command(commands, "pin", "have a shard serve a computation whenever it lives", reads=False, example=_PIN)
+    pin = _command(commands, "pin", "have a shard serve a computation whenever it lives")
     _name(pin)
     where = pin.add_mutually_exclusive_group(required=True)
     _shard(where, nargs="?")
     where.add_argument("--off", action="store_true", help="take the pin back: any shard may serve it")
+
+    completion = commands.add_parser(
+        "completion",
+        help="print a script that completes commands, options and names in a shell",
+        description="Print a script that completes commands, options and names in a shell.",
+        epilog=EXAMPLES["completion"],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    completion.add_argument("shell", choices=SHELLS, help="which shell")
     return top
 
 
@@ -267,16 +203,16 @@ def _command(
     commands: argparse._SubParsersAction[argparse.ArgumentParser],  # pyright: ignore[reportPrivateUsage]  # it has no other name
     name: str,
     what: str,
-    *,
-    reads: bool,
-    example: str | None = None,
 ) -> argparse.ArgumentParser:
     made = commands.add_parser(
         name,
         help=what,
         description=what[0].upper() + what[1:] + ".",
-        epilog=example,
-        formatter_class=argparse.RawDescriptionHelpFormatter if example else argparse.HelpFormatter,
+        epilog=EXAMPLES[name],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument(
+        "--json", action="store_true", help="answer in JSON, for programs; see docs/cli.md for the fields"
     )
     server = made.add_argument_group("the authority")
     server.add_argument(
@@ -296,8 +232,6 @@ def _command(
     server.add_argument("--ca", type=Path, metavar="PEM", help="certificates to trust; turns TLS on")
     server.add_argument("--cert", type=Path, metavar="PEM", help="this client's certificates")
     server.add_argument("--key", type=Path, metavar="PEM", help="this client's key")
-    if reads:
-        made.add_argument("--json", action="store_true", help="answer in JSON, for programs")
     return made
 
 

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from lowwater import errors
-from lowwater._core.text import duration
+from lowwater._core.causes import Cause
+from lowwater._core.checks import is_name
+from lowwater._core.text import duration, on_one_line
 from lowwater._sync.client import Client
 from lowwater._sync.connect import connect
 from lowwater.cli import render
 from lowwater.cli.history import history_record, history_table, why_empty
 from lowwater.cli.render import to_json
-from lowwater.cli.shards import handing_over, shards_record, shards_table, taken_by_others
+from lowwater.cli.shards import drain_record, handing_over, shards_record, shards_table, taken_by_others
 
 __all__ = ["COMMANDS", "CannotTell", "open_client"]
 
@@ -74,8 +76,11 @@ def _now_micros() -> int:
 
 def status(lw: Client, args: argparse.Namespace) -> int:
     """Where computations stand."""
-    views, now = list(lw.get(*args.names).values()), _now_micros()
-    if args.json:
+    views, now = list(_ask(lambda: lw.get(*args.names)).values()), _now_micros()
+    if args.names_only:
+        # For a shell's completion: nothing that is no name may get there, whatever answers at the address.
+        print("\n".join(view.computation for view in views if view.registered and is_name(view.computation)))
+    elif args.json:
         print(
             to_json(
                 {"server_token": lw.server_token, "computations": [render.view_record(each, now) for each in views]}
@@ -89,10 +94,23 @@ def status(lw: Client, args: argparse.Namespace) -> int:
 def watch(lw: Client, args: argparse.Namespace) -> int:
     """Follow watermarks, until interrupted."""
     if sys.stdout.isatty() and not args.json:
-        return _live_table(lw, args)
+        return _live(lw, args)
     for view in lw.watch(*args.names):
         now = _now_micros()
         print(to_json(render.view_record(view, now)) if args.json else render.line(view, now), flush=True)
+    return 0
+
+
+def _live(lw: Client, args: argparse.Namespace) -> int:
+    """The live view; where curses is missing, or the terminal too simple for it, a table that is drawn again and again."""
+    if not sys.stdin.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+        return _live_table(lw, args)
+    try:
+        from lowwater.cli import terminal
+
+        terminal.show(lw, args.names)
+    except ImportError:
+        return _live_table(lw, args)
     return 0
 
 
@@ -104,16 +122,16 @@ def _live_table(lw: Client, args: argparse.Namespace) -> int:
             body = render.status_table(lw.get(*args.names).values(), _now_micros())
             heard, note = time.monotonic(), "Ctrl-C ends this."
         except _AWAY as error:
-            note = f"No answer for {duration(time.monotonic() - heard)}: {error}"
+            note = f"No answer for {duration(time.monotonic() - heard)}: {on_one_line(str(error))}"
         print(f"{_CLEAR}{body}\n\n{note}", flush=True)
         clock.wait(_REDRAW_SECONDS)
 
 
 def why(lw: Client, args: argparse.Namespace) -> int:
-    """Who holds a computation."""
-    found = lw.why(args.name)
+    """Who holds a computation; 3 when the authority cannot tell which key ranges do."""
+    found = _ask(lambda: lw.why(args.name))
     print(to_json(render.why_record(found)) if args.json else found)
-    return 0
+    return 3 if found.guilty.cause is Cause.CANNOT_TELL else 0
 
 
 def wait(lw: Client, args: argparse.Namespace) -> int:
@@ -123,7 +141,7 @@ def wait(lw: Client, args: argparse.Namespace) -> int:
     except errors.Timeout as error:
         if float(error.metadata["stale_for"]) > _SILENT_SECONDS:
             raise CannotTell(str(error)) from None
-        print(f"lowwater wait: {error}", file=sys.stderr)
+        print(f"lowwater wait: {on_one_line(str(error))}", file=sys.stderr)
         return 1
     now = _now_micros()
     print(to_json(render.view_record(view, now)) if args.json else f"{view.computation} is complete to {view.low}")
@@ -150,7 +168,7 @@ def complete(lw: Client, args: argparse.Namespace) -> int:
 
 def ranges(lw: Client, args: argparse.Namespace) -> int:
     """List key ranges."""
-    found = lw.ranges(args.name, args.below, args.limit)
+    found = _ask(lambda: lw.ranges(args.name, args.below, args.limit))
     if args.json:
         print(to_json({"total": found.total, "ranges": [render.range_record(each) for each in found]}))
     else:
@@ -160,8 +178,8 @@ def ranges(lw: Client, args: argparse.Namespace) -> int:
 
 def history(lw: Client, args: argparse.Namespace) -> int:
     """Tell when steps became complete."""
-    found = lw.history(args.name, args.since, args.last)
-    (view,) = lw.get(args.name).values()
+    found = _ask(lambda: lw.history(args.name, args.since, args.last))
+    (view,) = _ask(lambda: lw.get(args.name)).values()
     if args.json:
         print(to_json(history_record(found, view.incarnation)))
     else:
@@ -178,15 +196,19 @@ def reset(lw: Client, args: argparse.Namespace) -> int:
             return 2
         if input(f"{question} Go on? [y/N] ").strip().lower() not in {"y", "yes"}:
             return 1
-    for each in lw.reset(args.name):
-        print(f"{each.name} is in life {each.incarnation}")
+    begun = _ask(lambda: lw.reset(args.name))
+    if args.json:
+        print(to_json({"reset": [{"computation": each.name, "incarnation": each.incarnation} for each in begun]}))
+    else:
+        print("\n".join(f"{each.name} is in life {each.incarnation}" for each in begun))
     return 0
 
 
 def retire(lw: Client, args: argparse.Namespace) -> int:
     """Take a key range out."""
-    count = lw.retire(args.name, args.start, args.end, args.force)
-    print(f"retired {count} key ranges of {args.name}")
+    count = _ask(lambda: lw.retire(args.name, args.start, args.end, args.force))
+    record = {"computation": args.name, "start": args.start.hex(), "end": args.end.hex(), "retired": count}
+    print(to_json(record) if args.json else f"retired {count} key ranges of {args.name}")
     return 0
 
 
@@ -201,14 +223,16 @@ def drain(lw: Client, args: argparse.Namespace) -> int:
     """Have a shard hand over what it serves, or take that back."""
     _ask(lambda: lw.drain(args.shard, cancel=args.cancel))
     if args.cancel:
-        print(f"{args.shard} serves again, and gets back what is its")
+        record = drain_record(args.shard, (), draining=False)
+        print(to_json(record) if args.json else f"{args.shard} serves again, and gets back what is its")
         return 0
     clock, told = threading.Event(), ""
     deadline = time.monotonic() + (float("inf") if args.timeout is None else args.timeout)
     while True:
         found = _ask(lw.shards)
         remaining = next((each.computations for each in found if each.address == args.shard), ())
-        if (state := handing_over(args.shard, remaining)) != told:
+        record = drain_record(args.shard, remaining, draining=True)
+        if (state := to_json(record) if args.json else handing_over(args.shard, remaining)) != told:
             print(state, flush=True)
             told = state
         if not remaining:
@@ -227,7 +251,8 @@ def drain(lw: Client, args: argparse.Namespace) -> int:
 def pin(lw: Client, args: argparse.Namespace) -> int:
     """Have a shard serve a computation, or take that back."""
     _ask(lambda: lw.pin(args.name, args.shard))
-    print(f"{args.name} is not pinned" if args.off else f"{args.name} is pinned to {args.shard}")
+    said = f"{args.name} is not pinned" if args.off else f"{args.name} is pinned to {args.shard}"
+    print(to_json({"computation": args.name, "shard": args.shard}) if args.json else said)
     return 0
 
 

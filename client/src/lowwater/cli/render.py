@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from lowwater._core.text import describe_key, describe_owner, describe_range, duration, lag
+from lowwater._core.text import describe_key, describe_owner, describe_range, duration, lag, on_one_line
 from lowwater._core.why import Why
 from lowwater.views import Completeness, Ranges, RangeView, WatermarkView
 from lowwater.watermark import Watermark
@@ -35,9 +35,10 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     NAME     LAG
     flights  2 s
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    shown = [[on_one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown
     )
 
 
@@ -55,7 +56,7 @@ def status_table(views: Iterable[WatermarkView], now_micros: int) -> str:
         rows.append(
             (
                 view.computation,
-                str(view.low) if view.registered else "not registered",
+                _low(view),
                 lag(view.low, now_micros),
                 *(_behind(view, heuristics.get(share), now_micros) for share in shares),
                 str(view.ranges),
@@ -63,6 +64,13 @@ def status_table(views: Iterable[WatermarkView], now_micros: int) -> str:
             )
         )
     return table(rows)
+
+
+def _low(view: WatermarkView) -> str:
+    """Return the low watermark, and whether it is only estimated."""
+    if not view.registered:
+        return "not registered"
+    return f"{view.low} (estimated)" if view.estimated else str(view.low)
 
 
 def _behind(view: WatermarkView, heuristic: Watermark | None, now_micros: int) -> str:
@@ -79,13 +87,13 @@ def holder(each: RangeView | None) -> str:
 
 def line(view: WatermarkView, now_micros: int) -> str:
     """Return one change as a line."""
-    parts = [moment(now_micros), view.computation, str(view.low) if view.registered else "not registered"]
+    parts = [moment(now_micros), view.computation, _low(view)]
     if not (view.low.unknown or view.low.finished):
         parts.append(f"lag {lag(view.low, now_micros)}")
     parts += [f"{share / 10_000:g} % {watermark}" for share, watermark in view.shares if watermark != view.low]
     if view.holder is not None:
         parts.append(f"held by {holder(view.holder)}")
-    return "  ".join(parts)
+    return on_one_line("  ".join(parts))
 
 
 def ranges_table(ranges: Ranges, now_micros: int) -> str:
@@ -144,6 +152,7 @@ def view_record(view: WatermarkView, now_micros: int) -> dict[str, Any]:
         "oldest_operation": _date(view.oldest_operation),
         "ranges": view.ranges,
         "inputs": list(view.inputs),
+        "estimated": view.estimated,
         "holder": None if view.holder is None else range_record(view.holder),
     }
 
@@ -174,16 +183,29 @@ def completeness_record(found: Completeness, until: Watermark, now_micros: int) 
     }
 
 
-def why_record(why: Why) -> list[dict[str, Any]]:
-    """Return the hops of ``why`` for JSON."""
-    return [
-        {
-            "computation": hop.computation,
-            **times("low", hop.watermark),
-            "behind_seconds": hop.behind,
-            "upstream": hop.upstream,
-            "holders": [range_record(each) for each in hop.holders],
-            "sentence": hop.sentence,
-        }
-        for hop in why
-    ]
+def why_record(why: Why) -> dict[str, Any]:
+    """Return the answer of ``why`` for JSON: the root cause, then the hops to it."""
+    return {
+        "computation": why.hops[0].computation,
+        "sentence": why.sentence,
+        "root": {
+            "computation": why.guilty.computation,
+            "cause": why.guilty.cause.value if why.guilty.cause is not None else None,
+            "holding": why.guilty.holding,
+            "holders": [range_record(each) for each in why.guilty.holders],
+        },
+        "others": list(why.others),
+        "hops": [
+            {
+                "computation": hop.computation,
+                **times("low", hop.watermark),
+                "behind_seconds": hop.behind,
+                "upstream": hop.upstream,
+                "cause": None if hop.cause is None else hop.cause.value,
+                "holding": hop.holding,
+                "holders": [range_record(each) for each in hop.holders],
+                "sentence": hop.sentence,
+            }
+            for hop in why
+        ],
+    }

@@ -8,7 +8,7 @@ from lowwater._core.text import duration
 from lowwater.cli.render import table
 from lowwater.views import Shards, ShardView
 
-__all__ = ["handing_over", "shards_record", "shards_table", "taken_by_others"]
+__all__ = ["drain_record", "handing_over", "shards_record", "shards_table", "taken_by_others"]
 
 _NAMED: Final = 5
 """Computations that are named in a line; of more there is a count."""
@@ -46,6 +46,11 @@ def handing_over(address: str, names: tuple[str, ...]) -> str:
     if not names:
         return f"{address} serves nothing any more"
     return f"{address} still serves {len(names)}: {_some(names)}"
+
+
+def drain_record(address: str, names: tuple[str, ...], *, draining: bool) -> dict[str, Any]:
+    """Return the same for JSON."""
+    return {"shard": address, "draining": draining, "computations": list(names)}
 
 
 def taken_by_others(shards: Shards) -> bool:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1alowwater/v1/topology.proto\x12\x0blowwater.v1\"\xe4\x01\n\x0b\x43omputation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12\x16\n\x0eheuristics_ppm\x18\x03 \x03(\r\x12\x10\n\x08key_hash\x18\x04 \x01(\t\x12\x17\n\x0fmax_skew_micros\x18\x05 \x01(\x04\x12\x13\n\x0bincarnation\x18\x06 \x01(\x04\x12\x15\n\rinput_version\x18\x07 \x01(\x04\x12\x1a\n\x12input_incarnations\x18\x08 \x03(\x04\x12\x0f\n\x07\x64ropped\x18\t \x01(\x08\x12\x1b\n\x13history_step_micros\x18\n \x01(\x04\"\xa5\x01\n\x0fRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12\x16\n\x0eheuristics_ppm\x18\x03 \x03(\r\x12\x10\n\x08key_hash\x18\x04 \x01(\t\x12\x17\n\x0fmax_skew_micros\x18\x05 \x01(\x04\x12\x14\n\x0cserver_token\x18\x06 \x01(\t\x12\x1b\n\x13history_step_micros\x18\x07 \x01(\x04\"W\n\x10RegisterResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12-\n\x0b\x63omputation\x18\x02 \x01(\x0b\x32\x18.lowwater.v1.Computation\"*\n\x12GetTopologyRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\"l\n\x13GetTopologyResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12.\n\x0c\x63omputations\x18\x03 \x03(\x0b\x32\x18.lowwater.v1.Computation\"M\n\x10SetInputsRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12\x14\n\x0cserver_token\x18\x03 \x01(\t\"B\n\x11SetInputsResponse\x12-\n\x0b\x63omputation\x18\x01 \x01(\x0b\x32\x18.lowwater.v1.Computation\"9\n\x0cResetRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x14\n\x0cserver_token\x18\x02 \x01(\t\"?\n\rResetResponse\x12.\n\x0c\x63omputations\x18\x01 \x03(\x0b\x32\x18.lowwater.v1.Computation\"e\n\rRetireRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x0c\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\x12\x14\n\x0cserver_token\x18\x05 \x01(\t\" \n\x0eRetireResponse\x12\x0e\n\x06ranges\x18\x01 \x01(\x04\x32\xfb\x02\n\x0fTopologyService\x12G\n\x08Register\x12\x1c.lowwater.v1.RegisterRequest\x1a\x1d.lowwater.v1.RegisterResponse\x12P\n\x0bGetTopology\x12\x1f.lowwater.v1.GetTopologyRequest\x1a .lowwater.v1.GetTopologyResponse\x12J\n\tSetInputs\x12\x1d.lowwater.v1.SetInputsRequest\x1a\x1e.lowwater.v1.SetInputsResponse\x12>\n\x05Reset\x12\x19.lowwater.v1.ResetRequest\x1a\x1a.lowwater.v1.ResetResponse\x12\x41\n\x06Retire\x12\x1a.lowwater.v1.RetireRequest\x1a\x1b.lowwater.v1.RetireResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1alowwater/v1/topology.proto\x12\x0blowwater.v1\"\xf7\x01\n\x0b\x43omputation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12\x16\n\x0eheuristics_ppm\x18\x03 \x03(\r\x12\x10\n\x08key_hash\x18\x04 \x01(\t\x12\x17\n\x0fmax_skew_micros\x18\x05 \x01(\x04\x12\x13\n\x0bincarnation\x18\x06 \x01(\x04\x12\x15\n\rinput_version\x18\x07 \x01(\x04\x12\x1a\n\x12input_incarnations\x18\x08 \x03(\x04\x12\x0f\n\x07\x64ropped\x18\t \x01(\x08\x12\x1b\n\x13history_step_micros\x18\n \x01(\x04\x12\x11\n\testimated\x18\x0b \x01(\x08\"\xb8\x01\n\x0fRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12\x16\n\x0eheuristics_ppm\x18\x03 \x03(\r\x12\x10\n\x08key_hash\x18\x04 \x01(\t\x12\x17\n\x0fmax_skew_micros\x18\x05 \x01(\x04\x12\x14\n\x0cserver_token\x18\x06 \x01(\t\x12\x1b\n\x13history_step_micros\x18\x07 \x01(\x04\x12\x11\n\testimated\x18\x08 \x01(\x08\"W\n\x10RegisterResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12-\n\x0b\x63omputation\x18\x02 \x01(\x0b\x32\x18.lowwater.v1.Computation\"*\n\x12GetTopologyRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\"l\n\x13GetTopologyResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12.\n\x0c\x63omputations\x18\x03 \x03(\x0b\x32\x18.lowwater.v1.Computation\"M\n\x10SetInputsRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12\x14\n\x0cserver_token\x18\x03 \x01(\t\"B\n\x11SetInputsResponse\x12-\n\x0b\x63omputation\x18\x01 \x01(\x0b\x32\x18.lowwater.v1.Computation\"9\n\x0cResetRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x14\n\x0cserver_token\x18\x02 \x01(\t\"?\n\rResetResponse\x12.\n\x0c\x63omputations\x18\x01 \x03(\x0b\x32\x18.lowwater.v1.Computation\"e\n\rRetireRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x0c\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\x12\x14\n\x0cserver_token\x18\x05 \x01(\t\" \n\x0eRetireResponse\x12\x0e\n\x06ranges\x18\x01 \x01(\x04\x32\xfb\x02\n\x0fTopologyService\x12G\n\x08Register\x12\x1c.lowwater.v1.RegisterRequest\x1a\x1d.lowwater.v1.RegisterResponse\x12P\n\x0bGetTopology\x12\x1f.lowwater.v1.GetTopologyRequest\x1a .lowwater.v1.GetTopologyResponse\x12J\n\tSetInputs\x12\x1d.lowwater.v1.SetInputsRequest\x1a\x1e.lowwater.v1.SetInputsResponse\x12>\n\x05Reset\x12\x19.lowwater.v1.ResetRequest\x1a\x1a.lowwater.v1.ResetResponse\x12\x41\n\x06Retire\x12\x1a.lowwater.v1.RetireRequest\x1a\x1b.lowwater.v1.RetireResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,27 +32,27 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lowwater.v1.topology_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_COMPUTATION']._serialized_start=44
-  _globals['_COMPUTATION']._serialized_end=272
-  _globals['_REGISTERREQUEST']._serialized_start=275
-  _globals['_REGISTERREQUEST']._serialized_end=440
-  _globals['_REGISTERRESPONSE']._serialized_start=442
-  _globals['_REGISTERRESPONSE']._serialized_end=529
-  _globals['_GETTOPOLOGYREQUEST']._serialized_start=531
-  _globals['_GETTOPOLOGYREQUEST']._serialized_end=573
-  _globals['_GETTOPOLOGYRESPONSE']._serialized_start=575
-  _globals['_GETTOPOLOGYRESPONSE']._serialized_end=683
-  _globals['_SETINPUTSREQUEST']._serialized_start=685
-  _globals['_SETINPUTSREQUEST']._serialized_end=762
-  _globals['_SETINPUTSRESPONSE']._serialized_start=764
-  _globals['_SETINPUTSRESPONSE']._serialized_end=830
-  _globals['_RESETREQUEST']._serialized_start=832
-  _globals['_RESETREQUEST']._serialized_end=889
-  _globals['_RESETRESPONSE']._serialized_start=891
-  _globals['_RESETRESPONSE']._serialized_end=954
-  _globals['_RETIREREQUEST']._serialized_start=956
-  _globals['_RETIREREQUEST']._serialized_end=1057
-  _globals['_RETIRERESPONSE']._serialized_start=1059
-  _globals['_RETIRERESPONSE']._serialized_end=1091
-  _globals['_TOPOLOGYSERVICE']._serialized_start=1094
-  _globals['_TOPOLOGYSERVICE']._serialized_end=1473
+  _globals['_COMPUTATION']._serialized_end=291
+  _globals['_REGISTERREQUEST']._serialized_start=294
+  _globals['_REGISTERREQUEST']._serialized_end=478
+  _globals['_REGISTERRESPONSE']._serialized_start=480
+  _globals['_REGISTERRESPONSE']._serialized_end=567
+  _globals['_GETTOPOLOGYREQUEST']._serialized_start=569
+  _globals['_GETTOPOLOGYREQUEST']._serialized_end=611
+  _globals['_GETTOPOLOGYRESPONSE']._serialized_start=613
+  _globals['_GETTOPOLOGYRESPONSE']._serialized_end=721
+  _globals['_SETINPUTSREQUEST']._serialized_start=723
+  _globals['_SETINPUTSREQUEST']._serialized_end=800
+  _globals['_SETINPUTSRESPONSE']._serialized_start=802
+  _globals['_SETINPUTSRESPONSE']._serialized_end=868
+  _globals['_RESETREQUEST']._serialized_start=870
+  _globals['_RESETREQUEST']._serialized_end=927
+  _globals['_RESETRESPONSE']._serialized_start=929
+  _globals['_RESETRESPONSE']._serialized_end=992
+  _globals['_RETIREREQUEST']._serialized_start=994
+  _globals['_RETIREREQUEST']._serialized_end=1095
+  _globals['_RETIRERESPONSE']._serialized_start=1097
+  _globals['_RETIRERESPONSE']._serialized_end=1129
+  _globals['_TOPOLOGYSERVICE']._serialized_start=1132
+  _globals['_TOPOLOGYSERVICE']._serialized_end=1511
 # @@protoc_insertion_point(module_scope)

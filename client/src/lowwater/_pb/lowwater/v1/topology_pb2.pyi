@@ -34,6 +34,7 @@ class Computation(google.protobuf.message.Message):
     INPUT_INCARNATIONS_FIELD_NUMBER: builtins.int
     DROPPED_FIELD_NUMBER: builtins.int
     HISTORY_STEP_MICROS_FIELD_NUMBER: builtins.int
+    ESTIMATED_FIELD_NUMBER: builtins.int
     name: builtins.str
     """[namespace/]name, each part 1 to 128 of A-Z a-z 0-9 _ . -"""
     key_hash: builtins.str
@@ -52,6 +53,10 @@ class Computation(google.protobuf.message.Message):
     """
     history_step_micros: builtins.int
     """The step of the completeness history, in microseconds of event time."""
+    estimated: builtins.bool
+    """Whether its watermarks are estimates that nobody promises. Only estimated
+    computations may read it.
+    """
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The names it reads; every writer of what it reads must be named. Empty for
@@ -81,8 +86,9 @@ class Computation(google.protobuf.message.Message):
         input_incarnations: collections.abc.Iterable[builtins.int] | None = ...,
         dropped: builtins.bool = ...,
         history_step_micros: builtins.int = ...,
+        estimated: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation
 
@@ -99,6 +105,7 @@ class RegisterRequest(google.protobuf.message.Message):
     MAX_SKEW_MICROS_FIELD_NUMBER: builtins.int
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
     HISTORY_STEP_MICROS_FIELD_NUMBER: builtins.int
+    ESTIMATED_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The name, as in Computation."""
     key_hash: builtins.str
@@ -111,6 +118,8 @@ class RegisterRequest(google.protobuf.message.Message):
     """The step of the completeness history, in microseconds of event time, at
     least one second. 0: as registered before, else one hour.
     """
+    estimated: builtins.bool
+    """Whether its watermarks are estimates; it may then read estimated inputs."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What it reads. Unregistered names are allowed: they hold at MIN."""
@@ -129,8 +138,9 @@ class RegisterRequest(google.protobuf.message.Message):
         max_skew_micros: builtins.int = ...,
         server_token: builtins.str = ...,
         history_step_micros: builtins.int = ...,
+        estimated: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name", "server_token", b"server_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name", "server_token", b"server_token"]) -> None: ...
 
 Global___RegisterRequest: typing_extensions.TypeAlias = RegisterRequest
 

@@ -117,7 +117,10 @@ class Range(google.protobuf.message.Message):
     since_micros: builtins.int
     """Processing time since which it has stood at this watermark."""
     last_report_micros: builtins.int
-    """Processing time of the last report of its claim; 0 when there was none."""
+    """Processing time of the last that was heard of its claim: a report, or the
+    claim itself. 0 when it was never claimed, or not heard of since the
+    authority restarted. Release 0.1 knows of reports only.
+    """
     def __init__(
         self,
         *,
@@ -152,6 +155,7 @@ class Watermark(google.protobuf.message.Message):
     HOLDER_FIELD_NUMBER: builtins.int
     RANGES_FIELD_NUMBER: builtins.int
     INPUTS_FIELD_NUMBER: builtins.int
+    ESTIMATED_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation's name."""
     registered: builtins.bool
@@ -170,6 +174,8 @@ class Watermark(google.protobuf.message.Message):
     """Processing time of the last change of the low watermark."""
     ranges: builtins.int
     """How many ranges the interval map has."""
+    estimated: builtins.bool
+    """Whether it is registered as estimated: nobody promises its watermarks."""
     @property
     def heuristics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Heuristic]:
         """The registered heuristic watermarks, largest share first."""
@@ -196,9 +202,10 @@ class Watermark(google.protobuf.message.Message):
         holder: Global___Range | None = ...,
         ranges: builtins.int = ...,
         inputs: collections.abc.Iterable[builtins.str] | None = ...,
+        estimated: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["holder", b"holder"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "epoch", b"epoch", "heuristics", b"heuristics", "holder", b"holder", "incarnation", b"incarnation", "inputs", b"inputs", "low_micros", b"low_micros", "oldest_operation_micros", b"oldest_operation_micros", "ranges", b"ranges", "registered", b"registered", "since_micros", b"since_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "epoch", b"epoch", "estimated", b"estimated", "heuristics", b"heuristics", "holder", b"holder", "incarnation", b"incarnation", "inputs", b"inputs", "low_micros", b"low_micros", "oldest_operation_micros", b"oldest_operation_micros", "ranges", b"ranges", "registered", b"registered", "since_micros", b"since_micros"]) -> None: ...
 
 Global___Watermark: typing_extensions.TypeAlias = Watermark
 

@@ -681,6 +681,7 @@ class Computation(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     INPUT_VERSION_FIELD_NUMBER: builtins.int
     HISTORY_STEP_MICROS_FIELD_NUMBER: builtins.int
+    ESTIMATED_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name."""
     key_hash: builtins.str
@@ -693,6 +694,8 @@ class Computation(google.protobuf.message.Message):
     """Version of the inputs."""
     history_step_micros: builtins.int
     """Step of the completeness history, microseconds; 0: one hour."""
+    estimated: builtins.bool
+    """Whether its watermarks are estimates."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What it reads."""
@@ -712,8 +715,9 @@ class Computation(google.protobuf.message.Message):
         incarnation: builtins.int = ...,
         input_version: builtins.int = ...,
         history_step_micros: builtins.int = ...,
+        estimated: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation
 

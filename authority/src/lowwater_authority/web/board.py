@@ -1,0 +1,227 @@
+"""What is known of the whole deployment: the newest watermarks, how far they lag along the graph, and an hour of samples."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from lowwater import WatermarkView
+from lowwater_authority.core.times import MAX, MIN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from lowwater import ShardView
+
+STEP_SECONDS: Final = 5
+"""Between two samples."""
+
+SAMPLES: Final = 720
+"""Samples kept of each computation: an hour, in 11.5 KB."""
+
+SHARE_PPM: Final = 990_000
+"""The heuristic watermark that is sampled beside the low one, in parts per million."""
+
+Sample = tuple[int, int | None, int | None]
+"""Processing time, low watermark and heuristic watermark, in microseconds; None while a watermark has no time."""
+
+
+class Board:
+    """The newest view of each computation, as one follower hears it. Safe for threads.
+
+    ``admit`` is for the one thread that follows, ``post`` and ``sample`` for the one that looks now and then, ``changes`` for the one that
+    tells others; all may read.
+    A read costs O(inputs); the first look at a global lag after a change O(edges of the graph), once for all computations.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._views: dict[str, WatermarkView] = {}
+        self._changed: dict[str, None] = {}
+        self._shards: tuple[ShardView, ...] = ()
+        self._order: tuple[str, ...] | None = ()
+        self._roots: Mapping[str, int] | None = {}
+        self._told: Mapping[str, int] = {}
+        self._samples = _Samples()
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def admit(self, view: WatermarkView) -> None:
+        """Take over what is newer than what is known; a value never goes back within a life (rule 3)."""
+        name = view.computation
+        with self._lock:
+            known = self._views.get(name)
+            if known is not None and (view.incarnation, view.low) < (known.incarnation, known.low):
+                return
+            if known is None or known.inputs != view.inputs:
+                self._order = None
+            if known is not None and known.incarnation != view.incarnation:
+                self._samples.forget(name)
+            self._views[name] = view
+            self._roots = None
+            self._changed[name] = None
+
+    def post(self, shards: Iterable[ShardView]) -> None:
+        """Replace the shards of the deployment."""
+        self._shards = tuple(shards)
+
+    def sample(self, time_micros: int) -> None:
+        """Keep where everything stands at a processing time, for an hour. O(computations)."""
+        with self._lock:  # to the end: a new life that began in between would get a value of the old one
+            self._samples.add(time_micros, list(self._views.values()))
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def shards(self) -> tuple[ShardView, ...]:
+        """The shards of the deployment when they were asked last, by address."""
+        return self._shards
+
+    def names(self) -> list[str]:
+        """Return the computations that were heard of, sorted."""
+        with self._lock:
+            return sorted(self._views)
+
+    def view(self, name: str) -> WatermarkView | None:
+        """Return the newest view of a computation; None when it was never heard of."""
+        return self._views.get(name)
+
+    def local_lag(self, name: str) -> float | None:
+        """Return how many seconds a computation is behind the least of its inputs: what it could do and has not done.
+
+        Never below 0. None for one without inputs, and while it or that input is unknown or finished.
+        """
+        view = self._views.get(name)
+        if view is None or not view.inputs:
+            return None
+        return lag_seconds(min(map(self._low, view.inputs)), view.low.micros)
+
+    def global_lag(self, name: str) -> float | None:
+        """Return how many seconds a computation is behind the least of the injectors upstream of it.
+
+        Never below 0. None for an injector, and while it or that injector is unknown or finished.
+        """
+        view = self._views.get(name)
+        if view is None or not view.inputs:
+            return None
+        return lag_seconds(self._root_lows().get(name, MIN), view.low.micros)
+
+    def recent(self, name: str) -> list[Sample]:
+        """Return the samples of the computation's present life, oldest first."""
+        return self._samples.of(name)
+
+    def changes(self) -> list[str]:
+        """Return what stands or lags otherwise than when this was asked last, each once. O(edges of the graph) if anything does."""
+        with self._lock:
+            if not self._changed:
+                return []
+            changed, self._changed = self._changed, {}
+            views = list(self._views.values())
+        roots, before = self._root_lows(), self._told
+        self._told = roots
+        for view in views:
+            name = view.computation
+            if name not in changed and (
+                roots.get(name) != before.get(name) or any(each in changed for each in view.inputs)
+            ):
+                changed[name] = None
+        return list(changed)
+
+    def _low(self, name: str) -> int:
+        view = self._views.get(name)
+        return MIN if view is None else view.low.micros
+
+    def _root_lows(self) -> Mapping[str, int]:
+        """Return the least low watermark of the injectors upstream of each computation, its own for an injector."""
+        roots = self._roots
+        if roots is not None:
+            return roots
+        with self._lock:
+            if self._order is None:
+                self._order = upstream_first({name: view.inputs for name, view in self._views.items()})
+            lows: dict[str, int] = {}
+            for name in self._order:
+                view = self._views[name]
+                # An input that was never heard of is unknown, and so is one further down the order: views of two versions of the graph
+                # may make a circle for a moment.
+                lows[name] = min((lows.get(each, MIN) for each in view.inputs), default=view.low.micros)
+            self._roots = lows
+            return lows
+
+
+def lag_seconds(ahead: int, behind: int) -> float | None:
+    """Return by how many seconds a watermark is behind another one, never below 0; None while either has no time."""
+    if not (MIN < ahead < MAX and MIN < behind < MAX):
+        return None
+    return max(0, ahead - behind) / 1e6
+
+
+def upstream_first(inputs: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return computations, whose inputs are given, so that each comes behind its own, but for circles, which are cut somewhere."""
+    order: list[str] = []
+    seen: set[str] = set()
+    for start in inputs:
+        stack = [(start, False)]
+        while stack:
+            name, inputs_done = stack.pop()
+            if inputs_done:
+                order.append(name)
+            elif name not in seen and name in inputs:
+                seen.add(name)
+                stack.append((name, True))
+                stack += [(each, False) for each in inputs[name]]
+    return tuple(order)
+
+
+class _Samples:
+    """The last ``SAMPLES`` samples: a column of times, and a row of (low, heuristic) for each computation."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = 0
+        self._times: npt.NDArray[np.int64] = np.zeros(SAMPLES, np.int64)
+        self._values: npt.NDArray[np.int64] = np.zeros((0, SAMPLES, 2), np.int64)
+        self._rows: dict[str, int] = {}
+        self._since: dict[str, int] = {}
+        """Which sample is the first of a computation's present life."""
+
+    def add(self, time_micros: int, views: Sequence[WatermarkView]) -> None:
+        with self._lock:
+            for view in views:
+                if view.computation not in self._rows:
+                    self._rows[view.computation] = len(self._rows)
+                    self._since.setdefault(view.computation, self._taken)
+            missing = len(self._rows) - len(self._values)
+            if missing > 0:
+                more = max(missing, len(self._values))
+                self._values = np.concatenate((self._values, np.zeros((more, SAMPLES, 2), np.int64)))
+            place = self._taken % SAMPLES
+            self._times[place] = time_micros
+            rows = [self._rows[view.computation] for view in views]
+            self._values[rows, place] = np.array(
+                [(view.low.micros, view.at_share(SHARE_PPM).micros) for view in views], np.int64
+            ).reshape(-1, 2)
+            self._taken += 1
+
+    def forget(self, name: str) -> None:
+        """A new life has begun."""
+        with self._lock:
+            self._since[name] = self._taken
+
+    def of(self, name: str) -> list[Sample]:
+        with self._lock:
+            row = self._rows.get(name)
+            if row is None:
+                return []
+            first = max(self._since[name], self._taken - SAMPLES)
+            places = np.arange(first, self._taken) % SAMPLES
+            times, values = self._times[places].tolist(), self._values[row, places].tolist()
+        return [(time, _timed(low), _timed(share)) for time, (low, share) in zip(times, values, strict=True)]
+
+
+def _timed(micros: int) -> int | None:
+    return micros if MIN < micros < MAX else None

@@ -1,0 +1,113 @@
+"""The connections of the HTTP server: so many at once, and none for long that neither asks nor reads.
+
+A connection costs a file descriptor, of which the process has a fixed number, and gRPC and the journal need some too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import resource
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from lowwater_authority.telling import Limited, event
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+    from aiohttp import web
+    from aiohttp.web_protocol import RequestHandler
+
+MOST_CONNECTIONS: Final = 256
+"""Connections that may be open at once; what comes beyond them is closed at once. See :func:`most_connections`."""
+
+OF_FILES: Final = 4
+"""At most one in so many of the files that the process may open is a connection here."""
+
+IDLE_SECONDS: Final = 20.0
+"""How long a connection may take to send the head of a request whole, the first one or the next, and to read the answer before that.
+
+While a request is being answered it does not count; a stream of events has a deadline of its own.
+"""
+
+SWEEP_SECONDS: Final = 1.0
+"""Between two looks at who is over the time."""
+
+PAUSE_SECONDS: Final = 1.0
+"""Until connections are accepted again, after the system could not open one."""
+
+log = logging.getLogger(__name__)
+
+
+def most_connections() -> int:
+    """Return how many connections may be open at once, at least one: ``MOST_CONNECTIONS``, or what the limit of open files leaves."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    return max(1, min(MOST_CONNECTIONS, files // OF_FILES))
+
+
+class Connections:
+    """Accepts the connections of a server, and cuts off those that wait for nothing. For the one event loop it is used in."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._listening = listening
+        self._listening.settimeout(0.0)
+        self._most = most_connections()
+        self._idle_since: dict[RequestHandler, float] = {}
+        """By connection, on the loop's clock; never, while a request is being answered."""
+        self._quiet = Limited()
+
+    async def run(self, server: web.Server) -> None:
+        """Accept and cut off until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._accept(server))
+            tasks.create_task(self._sweep(server))
+
+    @contextmanager
+    def answering(self, connection: RequestHandler) -> Iterator[None]:
+        """A request of a connection is being answered."""
+        self._idle_since[connection] = math.inf
+        try:
+            yield
+        finally:
+            self._idle_since[connection] = asyncio.get_running_loop().time()
+
+    async def _accept(self, server: web.Server) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._listening)
+            except ConnectionError:
+                continue  # it has gone again
+            except OSError as error:
+                # No files are left, as a rule, of which asyncio's own server would tell thousands of times.
+                self._tell(f"none can be accepted: {error}")
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            if len(server.connections) >= self._most:
+                connection.close()
+                self._tell(f"{self._most} are open already, as many as may be; the one that came is closed")
+                await asyncio.sleep(0)  # those who are open have their turn
+                continue
+            try:
+                await loop.connect_accepted_socket(server, connection)
+            except OSError:
+                connection.close()
+
+    async def _sweep(self, server: web.Server) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = asyncio.get_running_loop().time()
+            self._idle_since = {each: self._idle_since.get(each, now) for each in server.connections}
+            for connection, since in self._idle_since.items():
+                if now - since >= IDLE_SECONDS and connection.transport is not None:
+                    connection.transport.abort()  # a close would wait until what is written has been read
+
+    def _tell(self, why: str) -> None:
+        if count := self._quiet.count("refused", asyncio.get_running_loop().time()):
+            fields = event("page_refused", reason=why, count=count)
+            log.warning("connections to the page and /metrics are refused: %s", why, extra=fields)

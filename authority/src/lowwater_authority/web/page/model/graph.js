@@ -1,0 +1,171 @@
+/** The pipeline graph: which computations are drawn, and where. */
+
+import dagre from "../vendor/dagre.js";
+import { ranked, way } from "./verdict.js";
+
+/** Computations up to which all are drawn. */
+export const WHOLE = 150;
+/** How many are drawn of more. */
+export const PART = 40;
+
+/** @typedef {import("./types.js").Computation} Computation */
+/** @typedef {{name: string, x: number, y: number}} Node Its upper left corner, in pixels. */
+/** @typedef {{from: string, to: string, path: string}} Edge `path` as SVG has it. */
+/** @typedef {{nodes: Node[], edges: Edge[], width: number, height: number}} Layout */
+
+/**
+ * Who reads what.
+ *
+ * @param {Map<string, Computation>} computations
+ * @returns {Map<string, string[]>} Readers by name.
+ */
+export function readers(computations) {
+  /** @type {Map<string, string[]>} */
+  const found = new Map();
+  for (const { name, inputs } of computations.values()) {
+    for (const input of inputs) {
+      const known = found.get(input);
+      if (known === undefined) found.set(input, [name]);
+      else known.push(name);
+    }
+  }
+  return found;
+}
+
+/**
+ * The computations to draw: all of a small pipeline; of a large one what was asked for, what is worst, who is to blame for
+ * it, the way between, and then their neighbours, as far as there is room.
+ *
+ * @param {Map<string, import("./verdict.js").Verdict>} verdicts
+ * @param {string[]} wanted Searched or selected.
+ * @returns {string[]} Sorted by name, so that the same set is the same list.
+ */
+export function chosen(verdicts, wanted) {
+  if (verdicts.size <= WHOLE && wanted.length === 0) return [...verdicts.keys()];
+  const computations = new Map([...verdicts].map(([name, { computation }]) => [name, computation]));
+  const reading = readers(computations);
+  const seeds = wanted.length ? wanted : ranked(verdicts.values()).map(({ computation }) => computation.name);
+  /** @type {Set<string>} */
+  const found = new Set();
+  for (const seed of seeds.slice(0, PART)) {
+    for (const name of [seed, ...way(seed, verdicts)]) if (found.size < PART && verdicts.has(name)) found.add(name);
+    if (!wanted.length && found.size >= PART / 2) break;
+  }
+  for (const name of [...found]) {
+    for (const next of [...(computations.get(name)?.inputs ?? []), ...(reading.get(name) ?? [])]) {
+      if (found.size < PART && verdicts.has(next)) found.add(next);
+    }
+  }
+  return [...found].sort();
+}
+
+/**
+ * What a layout depends on: while it stays the same, so does the layout.
+ *
+ * @param {string[]} names
+ * @param {Map<string, Computation>} computations
+ * @returns {string}
+ */
+export function shape(names, computations) {
+  return JSON.stringify(names.map((name) => [name, computations.get(name)?.inputs ?? []]));
+}
+
+/** Pixels between two ranks of a graph that goes from left to right, and around it. */
+const BETWEEN = 44;
+const MARGIN = 3;
+
+/**
+ * How wide a graph will be that goes from left to right, without placing it. O(computations + edges).
+ *
+ * @param {string} of As `shape` gives it.
+ * @param {number} width Of one computation, in pixels.
+ * @returns {number} Pixels.
+ */
+export function breadth(of, width) {
+  /** @type {Map<string, string[]>} */
+  const inputs = new Map(JSON.parse(of));
+  /** @type {Map<string, number>} */
+  const ranks = new Map();
+  /** @type {(name: string) => number} */
+  const rank = (name) => {
+    const known = ranks.get(name);
+    if (known !== undefined) return known;
+    const found = 1 + Math.max(0, ...(inputs.get(name) ?? []).filter((input) => inputs.has(input)).map(rank));
+    ranks.set(name, found);
+    return found;
+  };
+  const most = Math.max(0, ...[...inputs.keys()].map(rank));
+  return most * width + Math.max(0, most - 1) * BETWEEN + 2 * MARGIN;
+}
+
+/**
+ * Places computations so that what is read stands before what reads it.
+ *
+ * @param {string} of As `shape` gives it.
+ * @param {{width: number, height: number}} box Of one computation, in pixels.
+ * @param {boolean} down From top to bottom instead of left to right.
+ * @returns {Layout}
+ */
+export function layout(of, box, down) {
+  /** @type {any} The library is vendored without its types. */
+  const graph = new /** @type {any} */ (dagre).graphlib.Graph();
+  graph.setGraph({ rankdir: down ? "TB" : "LR", nodesep: down ? 10 : 18, ranksep: down ? 26 : BETWEEN, marginx: MARGIN, marginy: MARGIN });
+  graph.setDefaultEdgeLabel(() => ({}));
+  /** @type {[string, string[]][]} */
+  const nodes = JSON.parse(of);
+  const known = new Set(nodes.map(([name]) => name));
+  for (const name of known) graph.setNode(name, { ...box });
+  for (const [name, inputs] of nodes) for (const input of inputs) if (known.has(input)) graph.setEdge(input, name);
+  dagre.layout(graph);
+  const { width = 0, height = 0 } = graph.graph();
+  return {
+    width: Math.ceil(Math.max(width, 0)),
+    height: Math.ceil(Math.max(height, 0)),
+    nodes: graph.nodes().map((/** @type {string} */ name) => {
+      const { x, y } = graph.node(name);
+      return { name, x: Math.round(x - box.width / 2), y: Math.round(y - box.height / 2) };
+    }),
+    edges: graph.edges().map((/** @type {{v: string, w: string}} */ { v, w }) => {
+      // Lines leave and arrive in the middle of a side. Past other boxes, where dagre has kept room, they go straight; every
+      // second of its points lies there, the others between two ranks.
+      /** @type {{x: number, y: number}[]} */
+      const bends = graph.edge(v, w).points.slice(1, -1);
+      const past = bends.filter((_, index) => index % 2);
+      const through = past.flatMap((point) => [side(point, box, down, -1), side(point, box, down, 1)]);
+      const points = [side(graph.node(v), box, down, 1), ...through, side(graph.node(w), box, down, -1)];
+      return { from: v, to: w, path: curve(points, down) };
+    }),
+  };
+}
+
+/**
+ * The middle of the side of a box that faces along the graph (1) or against it (-1).
+ *
+ * @param {{x: number, y: number}} centre
+ * @param {{width: number, height: number}} box
+ * @param {boolean} down
+ * @param {1 | -1} along
+ * @returns {{x: number, y: number}}
+ */
+function side({ x, y }, box, down, along) {
+  return down ? { x, y: y + (along * box.height) / 2 } : { x: x + (along * box.width) / 2, y };
+}
+
+/**
+ * A smooth line through points, which leaves and arrives along the direction of the graph.
+ *
+ * @param {{x: number, y: number}[]} points
+ * @param {boolean} down
+ * @returns {string}
+ */
+function curve(points, down) {
+  const round = (/** @type {number} */ value) => Math.round(value * 10) / 10;
+  let path = `M${round(points[0].x)} ${round(points[0].y)}`;
+  for (let i = 1; i < points.length; i += 1) {
+    const [a, b] = [points[i - 1], points[i]];
+    const [x, y] = [(a.x + b.x) / 2, (a.y + b.y) / 2];
+    const bend = down ? [a.x, y, b.x, y] : [x, a.y, x, b.y];
+    path += `C${[...bend, b.x, b.y].map(round).join(" ")}`;
+  }
+  return path;
+}

@@ -1,0 +1,134 @@
+/** Times and lengths of time in words. Times are integer microseconds since the Unix epoch, UTC. */
+
+const UNITS = /** @type {[number, string][]} */ ([
+  [31_536_000, "y"],
+  [86_400, "d"],
+  [3_600, "h"],
+  [60, "min"],
+  [1, "s"],
+]);
+const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
+/**
+ * A length of time as one reads it aloud: two units below ten of the larger one, else one.
+ *
+ * @param {number} seconds
+ * @returns {string} "9 min 5 s", "41 min", "< 1 s"
+ */
+export function duration(seconds) {
+  if (seconds < 1) return "< 1 s";
+  const rest = Math.floor(seconds);
+  const index = UNITS.findIndex(([size]) => rest >= size);
+  const [size, unit] = UNITS[index];
+  const whole = Math.floor(rest / size);
+  if (whole >= 10 || index + 1 === UNITS.length) return `${whole} ${unit}`;
+  const [finer, name] = UNITS[index + 1];
+  const part = Math.floor((rest % size) / finer);
+  return part ? `${whole} ${unit} ${part} ${name}` : `${whole} ${unit}`;
+}
+
+/**
+ * A length of time where there is little room: its larger unit.
+ *
+ * @param {number} seconds
+ * @returns {string} "9 min", "< 1 s"
+ */
+export function brief(seconds) {
+  return duration(seconds).replace(/^(\d+ \w+) .*/, "$1");
+}
+
+/**
+ * How far behind something is. What is ahead says so: a worker's clock may be.
+ *
+ * @param {number | null} seconds
+ * @returns {string}
+ */
+export function lag(seconds) {
+  if (seconds === null) return "–";
+  return seconds <= -1 ? `${duration(-seconds)} ahead` : duration(seconds);
+}
+
+/**
+ * @param {number} micros
+ * @returns {Date}
+ */
+function date(micros) {
+  return new Date(Math.floor(micros / 1000));
+}
+
+/**
+ * @param {number} number
+ * @returns {string}
+ */
+function two(number) {
+  return String(number).padStart(2, "0");
+}
+
+/**
+ * A time of day; with its date when that is not today's.
+ *
+ * @param {number} micros
+ * @param {number} now
+ * @returns {string} "13:02:11", "9 Jan 13:02", "9 Jan 2013 13:02"
+ */
+export function clock(micros, now) {
+  const at = date(micros);
+  const today = date(now);
+  const minute = `${two(at.getUTCHours())}:${two(at.getUTCMinutes())}`;
+  if (at.toISOString().slice(0, 10) === today.toISOString().slice(0, 10)) return `${minute}:${two(at.getUTCSeconds())}`;
+  const year = at.getUTCFullYear() === today.getUTCFullYear() ? "" : ` ${at.getUTCFullYear()}`;
+  return `${at.getUTCDate()} ${MONTHS[at.getUTCMonth()]}${year} ${minute}`;
+}
+
+/**
+ * A time in full.
+ *
+ * @param {number} micros
+ * @returns {string} "2013-01-09 13:02:11.250 UTC"
+ */
+export function stamp(micros) {
+  const text = date(micros).toISOString().replace("T", " ").replace("Z", " UTC");
+  return text.replace(".000", "");
+}
+
+/**
+ * A time for machines.
+ *
+ * @param {number} micros
+ * @returns {string} "2013-01-09T13:02:11.250Z"
+ */
+export function iso(micros) {
+  return date(micros).toISOString();
+}
+
+/**
+ * How long ago something was.
+ *
+ * @param {number} micros 0: never.
+ * @param {number} now
+ * @returns {string}
+ */
+export function ago(micros, now) {
+  return micros ? `${duration(Math.max(0, now - micros) / 1e6)} ago` : "never";
+}
+
+/**
+ * A watermark in a word or a time.
+ *
+ * @param {import("./types.js").Watermark} watermark
+ * @param {number} now
+ * @returns {string}
+ */
+export function mark(watermark, now) {
+  return watermark.micros === null ? watermark.state : clock(watermark.micros, now);
+}
+
+/**
+ * Parts a sentence at the times in it.
+ *
+ * @param {string} text
+ * @returns {(string | number)[]} What stands between them, and the times in microseconds.
+ */
+export function parted(text) {
+  return text.split(/(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z)/).map((part, index) => (index % 2 ? Date.parse(part) * 1000 : part));
+}

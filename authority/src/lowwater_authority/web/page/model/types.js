@@ -1,0 +1,48 @@
+/**
+ * What the API says, as types. All times are integer microseconds since the Unix epoch, UTC.
+ *
+ * @typedef {{micros: number | null, state: "unknown" | "time" | "finished"}} Watermark
+ *
+ * @typedef {object} Range A key range `[start, end)`.
+ * @property {string} start Hexadecimal; empty: no bound.
+ * @property {string} end Hexadecimal; empty: no bound.
+ * @property {string} label As the command line writes it.
+ * @property {Watermark} watermark
+ * @property {"never claimed" | "owned" | "unowned" | "finished" | "retired"} state
+ * @property {string} worker
+ * @property {string} host
+ * @property {number | string} sequencer
+ * @property {number} since_micros Since when it has stood at this watermark; 0 when nobody knows.
+ * @property {number} last_report_micros 0 when there was none.
+ *
+ * @typedef {object} Computation
+ * @property {string} name
+ * @property {boolean} registered
+ * @property {boolean} estimated
+ * @property {number} incarnation
+ * @property {number} epoch
+ * @property {Watermark} low
+ * @property {{share: number, watermark: Watermark}[]} shares Largest share first.
+ * @property {string[]} inputs
+ * @property {number} ranges
+ * @property {number} since_micros When the low watermark moved last.
+ * @property {number} oldest_operation_micros
+ * @property {number | null} local_lag_seconds Behind the least of its inputs.
+ * @property {number | null} global_lag_seconds Behind the least of its roots.
+ * @property {Range | null} holder
+ *
+ * @typedef {object} Snapshot
+ * @property {number} time_micros
+ * @property {number | null} stale_for Seconds since the authority was last heard; null when it never was.
+ * @property {string} version
+ * @property {{address: string, draining: boolean, silent_seconds: number}[]} shards
+ * @property {Computation[]} computations
+ *
+ * @typedef {object} Changes
+ * @property {number} time_micros
+ * @property {number | null} stale_for
+ * @property {Computation[]} computations
+ * @property {string[]} removed
+ */
+
+export {};

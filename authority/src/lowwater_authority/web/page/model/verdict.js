@@ -1,0 +1,306 @@
+/** How each computation stands, and the one sentence that says it of all. */
+
+import { behind, level, reference, silent } from "./lag.js";
+import { RUNNING_SECONDS, culprits, holding } from "./culprit.js";
+import { duration } from "./time.js";
+
+/** Seconds that a low watermark stands still, when its worker has left it, until it is called stuck: others take over within them. */
+export const STUCK_SECONDS = 15;
+
+/**
+ * Why a computation stands where it stands. `waits`: for an input. `stuck`: nobody works on what holds it, or one operation
+ * does not end. `source`: an injector at work, whose data is that old. `busy`: at work on data that old. `unclaimed`: it never began.
+ *
+ * @typedef {"" | "waits" | "stuck" | "source" | "busy" | "unclaimed"} Cause
+ */
+
+/**
+ * @typedef {object} Verdict
+ * @property {import("./types.js").Computation} computation
+ * @property {import("./lag.js").Level} level
+ * @property {number | null} lag Seconds behind the reference.
+ * @property {number | null} most The same of the largest share below all; null without one.
+ * @property {string} mostName "99 %"
+ * @property {string} guilty The computation that holds it.
+ * @property {string} by The input by which the way goes on to that one; empty when it holds itself.
+ * @property {boolean} trouble Whether somebody has to act before it moves: nobody that is alive works on what holds it.
+ * @property {boolean} missing Whether the computation that holds it is not registered.
+ * @property {import("./types.js").Range | null} range The key range that holds it there.
+ * @property {Cause} cause
+ */
+
+/**
+ * @typedef {object} Settings
+ * @property {number} late Seconds.
+ * @property {"clock" | "data" | ""} from
+ */
+
+/**
+ * @param {import("./board.js").Board} board
+ * @param {number} now By the authority's clock.
+ * @param {Settings} settings
+ * @returns {{verdicts: Map<string, Verdict>, from: import("./lag.js").Reference}}
+ */
+export function judge(board, now, settings) {
+  const from = reference(board.computations.values(), now, settings.from);
+  const found = culprits(board.computations, now);
+  const verdicts = new Map();
+  for (const computation of board.computations.values()) {
+    const { guilty: name, by, trouble } = /** @type {import("./culprit.js").Culprit} */ (found.get(computation.name));
+    const holder = board.computations.get(name);
+    const share = computation.shares[0];
+    const at = level(computation.low, from, settings.late);
+    verdicts.set(computation.name, {
+      computation,
+      level: at,
+      lag: behind(computation.low, from),
+      most: share === undefined ? null : behind(share.watermark, from),
+      mostName: share === undefined ? "" : percent(share.share),
+      guilty: name,
+      by,
+      trouble,
+      missing: !holder?.registered,
+      range: holder?.holder ?? null,
+      cause: cause(computation, name, at, now),
+    });
+  }
+  return { verdicts, from };
+}
+
+/**
+ * @param {number} share
+ * @returns {string}
+ */
+export function percent(share) {
+  return `${Number((share * 100).toFixed(4))} %`;
+}
+
+/**
+ * @param {import("./types.js").Computation} computation
+ * @param {string} guilty
+ * @param {import("./lag.js").Level} at
+ * @param {number} now
+ * @returns {Cause}
+ */
+function cause({ name, holder, inputs, since_micros, oldest_operation_micros }, guilty, at, now) {
+  if (at === "finished") return "";
+  if (guilty !== name) return "waits";
+  if (holder === null) return "";
+  if (holder.state === "never claimed") return "unclaimed";
+  if (silent(holder, now)) return "stuck";
+  if (holder.state === "unowned" && now - since_micros > STUCK_SECONDS * 1e6) return "stuck";
+  if (at === "ontime") return "";
+  if (oldest_operation_micros && now - oldest_operation_micros > RUNNING_SECONDS * 1e6) return "stuck";
+  return inputs.length === 0 ? "source" : "busy";
+}
+
+/**
+ * A cause in words.
+ *
+ * @param {Verdict} verdict
+ * @returns {string} Empty when there is nothing to say.
+ */
+export function because({ cause: why, guilty }) {
+  switch (why) {
+    case "waits":
+      return `waits for ${guilty}`;
+    case "stuck":
+      return "stuck";
+    case "source":
+      return "its data is old";
+    case "busy":
+      return "works on old data";
+    case "unclaimed":
+      return "never claimed";
+    default:
+      return "";
+  }
+}
+
+/**
+ * The computations by how bad they are, worst first: late ones that do not move before somebody acts, the other late ones, those that
+ * have no watermark, what is stuck, the rest; among these by their lag.
+ *
+ * @param {Iterable<Verdict>} verdicts
+ * @returns {Verdict[]}
+ */
+export function ranked(verdicts) {
+  return [...verdicts].sort((a, b) => badness(b) - badness(a));
+}
+
+/**
+ * @param {Verdict} verdict
+ * @returns {number}
+ */
+export function badness({ level: at, lag, cause: why, trouble }) {
+  if (at === "finished") return -Infinity;
+  return (lag ?? 0) + (isLate(at) ? (trouble ? 3e12 : 2e12) : at === "unknown" ? 1e12 : why === "stuck" ? 1e11 : 0);
+}
+
+/**
+ * @param {import("./lag.js").Level} at
+ * @returns {boolean}
+ */
+function isLate(at) {
+  return at === "late" || at === "verylate";
+}
+
+/**
+ * @typedef {object} Summary
+ * @property {import("./lag.js").Level | "stuck" | "none"} tone
+ * @property {string} text The sentence up to who holds.
+ * @property {string} held Who holds; empty when nobody need be named.
+ * @property {string} worst The computation it speaks of.
+ * @property {string} guilty The computation that holds it.
+ * @property {{late: number, stuck: number, unknown: number, ontime: number, finished: number}} counts
+ */
+
+/**
+ * The whole deployment in a sentence.
+ *
+ * @param {Map<string, Verdict>} verdicts
+ * @param {number} now
+ * @returns {Summary}
+ */
+export function summary(verdicts, now) {
+  const sorted = ranked(verdicts.values());
+  const counts = { late: 0, stuck: 0, unknown: 0, ontime: 0, finished: 0 };
+  for (const { level: at, cause: why } of sorted) {
+    if (isLate(at)) counts.late += 1;
+    else if (at === "unknown") counts.unknown += 1;
+    else if (at === "finished") counts.finished += 1;
+    else if (why === "stuck") counts.stuck += 1;
+    else counts.ontime += 1;
+  }
+  const total = sorted.length;
+  const none = { tone: /** @type {const} */ ("none"), held: "", worst: "", guilty: "", counts };
+  if (total === 0) return { ...none, text: "No computation is registered yet." };
+  const worst = furthestDown(sorted.filter((each) => badness(each) === badness(sorted[0])), verdicts);
+  const { name } = worst.computation;
+  const about = { worst: name, guilty: worst.guilty, counts };
+  const far = duration(worst.lag ?? 0);
+  if (counts.finished === total) {
+    const text = `${total === 1 ? `${name} is` : every(total)} finished: nothing will ever come.`;
+    return { ...about, tone: "finished", text, held: "" };
+  }
+  const held = heldBy(worst, now);
+  if (counts.late > 0) {
+    const last = furthestBehind(sorted);
+    return { ...about, tone: last.level, text: lateness(worst, last, counts.late, total), held };
+  }
+  if (counts.unknown > 0) {
+    const many = `${part(counts.unknown, total, "have", "has")} no watermark yet`;
+    const text = total === 1 ? `${name} has no watermark yet` : `${many}${counts.unknown === 1 ? ":" : ", such as"} ${name}`;
+    return { ...about, tone: "unknown", text, held };
+  }
+  if (counts.stuck > 0) {
+    const text = `Nothing is late yet, but ${name} is stuck, ${far} behind`;
+    return { ...about, tone: "stuck", text, held };
+  }
+  if (worst.level === "slow") {
+    const text = `${total === 1 ? "" : "Nothing is late yet, but "}${name} is nearly late, ${far} behind`;
+    return { ...about, tone: "slow", text, held };
+  }
+  const text = total === 1 ? `${name} is on time, ${far} behind.` : `${every(total)} on time; the furthest behind is ${name}, by ${far}.`;
+  return { ...about, tone: worst.level, text, held: "" };
+}
+
+/**
+ * Of computations that are equally late the one furthest from who holds it: that is what people wait for.
+ *
+ * @param {Verdict[]} equals At least one.
+ * @param {Map<string, Verdict>} verdicts
+ * @returns {Verdict}
+ */
+function furthestDown(equals, verdicts) {
+  let found = equals[0];
+  let most = 0;
+  for (const each of equals.slice(0, 50)) {
+    const steps = way(each.computation.name, verdicts).length;
+    if (steps > most) [found, most] = [each, steps];
+  }
+  return found;
+}
+
+/**
+ * How many are late, and which to look at.
+ *
+ * @param {Verdict} worst
+ * @param {Verdict} last The furthest behind. Another one when somebody has to act for the worst, and that one is only slow.
+ * @param {number} late
+ * @param {number} total
+ * @returns {string}
+ */
+function lateness({ computation: { name }, lag }, last, late, total) {
+  const far = `${duration(lag ?? 0)} behind`;
+  if (total === 1) return `${name} is ${far}`;
+  const many = `${part(late, total)} late`;
+  if (late === 1) return `${many}: ${name}, ${far}`;
+  if ((last.lag ?? 0) <= (lag ?? 0)) return `${many}; the worst is ${name}, ${far}`;
+  return `${many}, most of all ${last.computation.name}, by ${duration(last.lag ?? 0)}; ${name} is stuck, ${far}`;
+}
+
+/**
+ * @param {Verdict[]} verdicts At least one.
+ * @returns {Verdict}
+ */
+function furthestBehind(verdicts) {
+  return verdicts.reduce((a, b) => ((b.lag ?? -Infinity) > (a.lag ?? -Infinity) ? b : a));
+}
+
+/**
+ * The computations from one to the one that holds it, that one included; none when it holds itself.
+ *
+ * @param {string} name
+ * @param {Map<string, Verdict>} verdicts
+ * @returns {string[]}
+ */
+export function way(name, verdicts) {
+  const found = [];
+  for (let by = verdicts.get(name)?.by; by; by = verdicts.get(by)?.by) found.push(by);
+  return found;
+}
+
+/**
+ * Who holds a computation, without repeating its own name.
+ *
+ * @param {Verdict} verdict
+ * @param {number} now
+ * @returns {string}
+ */
+export function heldBy({ guilty, range, computation, missing }, now) {
+  if (missing) return `held by ${guilty}, which is not registered`;
+  const own = guilty === computation.name;
+  if (range === null) return `held by ${own ? "itself" : guilty}, and no key range says why`;
+  if (!own) return `held by ${guilty} ${holding(range, now)}`;
+  const only = range.start === "" && range.end === "";
+  return `held by ${holding(range, now, only ? "its only key range" : `its key range ${range.label}`)}`;
+}
+
+/**
+ * @param {number} total More than one.
+ * @returns {string}
+ */
+function all(total) {
+  return total === 2 ? "Both computations" : `All ${total.toLocaleString("en")} computations`;
+}
+
+/**
+ * @param {number} total More than one.
+ * @returns {string}
+ */
+function every(total) {
+  return `${all(total)} are`;
+}
+
+/**
+ * @param {number} count
+ * @param {number} total
+ * @param {string} [many]
+ * @param {string} [one]
+ * @returns {string}
+ */
+function part(count, total, many = "are", one = "is") {
+  if (count === total) return `${all(total)} ${many}`;
+  return `${count.toLocaleString("en")} of ${total.toLocaleString("en")} computations ${count === 1 ? one : many}`;
+}

@@ -1,0 +1,92 @@
+/** The lag of the last hour as lines. uPlot draws; it is loaded when the first chart is. */
+
+import { html } from "../html.js";
+import { useEffect, useRef, useState } from "../vendor/preact-hooks.js";
+import { ticks } from "../model/history.js";
+import { duration, lag, stamp } from "../model/time.js";
+import { useMedia, useWidth } from "./hooks.js";
+
+const HEIGHT = 220;
+/** The least that the time axis spans. */
+const LEAST_SECONDS = 300;
+
+/**
+ * @param {number} seconds
+ * @returns {string} The time of day, UTC.
+ */
+function minute(seconds) {
+  return new Date(seconds * 1000).toISOString().slice(11, 16);
+}
+
+/**
+ * @param {string} mostName The larger line's watermark: "99 %".
+ * @param {boolean} most Whether there is one.
+ * @param {number} width
+ * @returns {any} What uPlot wants to know.
+ */
+function options(mostName, most, width) {
+  const style = getComputedStyle(document.documentElement);
+  const colour = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
+  const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
+  const value = (/** @type {any} */ _, /** @type {number | null} */ seconds) => (seconds === null || seconds === undefined ? "–" : lag(seconds));
+  return {
+    width,
+    height: HEIGHT,
+    cursor: { y: false, points: { size: 7 } },
+    legend: { live: true },
+    hooks: { ready: [(/** @type {any} */ plot) => queueMicrotask(() => rest(plot))] },
+    scales: { x: { time: true, range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) => [Math.min(low, high - LEAST_SECONDS), high] }, y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ high) => [0, Math.max(1, (high ?? 0) * 1.08)] } },
+    axes: [
+      { ...axis, space: 70, incrs: [60, 120, 300, 600, 900, 1800], values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map(minute) },
+      {
+        ...axis,
+        size: 62,
+        splits: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ low, /** @type {number} */ high) => ticks(low, high, 5),
+        values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((seconds) => (seconds ? duration(seconds) : "0")),
+      },
+    ],
+    series: [
+      { label: "UTC", value: (/** @type {any} */ _, /** @type {number | null} */ at) => (at === null || at === undefined ? "–" : stamp(at * 1e6).slice(11, 19)) },
+      { label: "low watermark", stroke: colour("--line-low"), fill: colour("--fill-low"), width: 2, points: { show: false }, value },
+      ...(most ? [{ label: mostName, stroke: colour("--line-most"), width: 2, dash: [5, 4], points: { show: false }, value }] : []),
+    ],
+  };
+}
+
+/**
+ * Lets the legend tell the newest values while no pointer says otherwise.
+ *
+ * @param {any} plot
+ */
+function rest(plot) {
+  if (plot !== null && !(plot.cursor.left >= 0)) plot.setLegend({ idx: plot.data[0].length - 1 });
+}
+
+/**
+ * @param {{columns: [number[], (number | null)[], (number | null)[]], mostName: string, label: string}} props
+ */
+export function Chart({ columns, mostName, label }) {
+  const [frame, width] = useWidth();
+  const dark = useMedia("(prefers-color-scheme: dark)");
+  const [plotting, load] = useState(/** @type {any} */ (null));
+  const plot = useRef(/** @type {any} */ (null));
+  const most = columns[2].some((value) => value !== null);
+  const data = most ? columns : columns.slice(0, 2);
+  useEffect(() => {
+    import("../vendor/uplot.js").then((module) => load(() => module.default));
+  }, []);
+  useEffect(() => {
+    if (plotting === null || width === 0 || frame.current === null) return undefined;
+    plot.current = new plotting(options(mostName, most, width), data, frame.current);
+    return () => plot.current.destroy();
+  }, [plotting, dark, most, mostName, width === 0]);
+  useEffect(() => {
+    plot.current?.setSize({ width, height: HEIGHT });
+    rest(plot.current);
+  }, [width]);
+  useEffect(() => {
+    plot.current?.setData(data);
+    rest(plot.current);
+  }, [columns[0].at(-1), columns[0].length, columns[1].at(-1)]);
+  return html`<div class="chart" role="img" aria-label=${label} ref=${frame}></div>`;
+}

@@ -1,0 +1,194 @@
+/** One computation: why it stands where it stands, who holds it, how it came there. */
+
+import { html } from "../html.js";
+import { useMemo, useRef } from "../vendor/preact-hooks.js";
+import { readers } from "../model/graph.js";
+import { columns, extended } from "../model/history.js";
+import { behind } from "../model/lag.js";
+import { format } from "../model/route.js";
+import { same } from "../model/strip.js";
+import { ago, duration, lag, parted } from "../model/time.js";
+import { heldBy } from "../model/verdict.js";
+import { Chart } from "./chart.js";
+import { Completions } from "./completions.js";
+import { useAnswer } from "./hooks.js";
+import { Mark, Name, State, Symbol, Time, far } from "./parts.js";
+import { RangeTable } from "./ranges.js";
+import { Facts, Strip } from "./strip.js";
+
+/** @typedef {import("../model/verdict.js").Verdict} Verdict */
+/** @typedef {import("../model/types.js").Range} Range */
+/** @typedef {import("../model/route.js").Route} Route */
+
+/** How many ranges are asked for: those furthest behind. */
+const RANGES = 1000;
+
+/**
+ * @param {{verdict: Verdict, verdicts: Map<string, Verdict>, from: import("../model/lag.js").Reference, route: Route, now: number,
+ *   changes: number}} props
+ */
+export function Computation({ verdict, verdicts, from, route, now, changes }) {
+  const { computation } = verdict;
+  const { name } = computation;
+  const query = `computation=${encodeURIComponent(name)}`;
+  /** @type {import("./hooks.js").Answer<{sentences: string[], guilty: {computation: string, holders: Range[]}}>} */
+  const why = useAnswer(`/api/why?${query}`, changes);
+  /** @type {import("./hooks.js").Answer<{total: number, ranges: Range[]}>} */
+  const ranges = useAnswer(`/api/ranges?${query}&limit=${RANGES}`, changes);
+  const found = ranges.value?.ranges ?? [];
+  const own = verdict.guilty === name ? verdict.range : null;
+  const guilty = found.find((range) => same(range, own)) ?? own;
+  return html`<main id="main">
+    <p class="crumbs"><a href=${format({ ...route, name: "" })}>← All computations</a></p>
+    <section class="lead tone-${verdict.cause === "stuck" ? "stuck" : verdict.level}" aria-label="Summary">
+      <${Symbol} level=${verdict.level} />
+      <div>
+        <h1><${Name} name=${name} /></h1>
+        <p class="lead-line">
+          ${verdict.lag === null ? far(verdict) : html`<b class="ink-${verdict.level}">${far(verdict)} behind</b>`}
+          ${computation.low.micros !== null && html`, at <${Mark} watermark=${computation.low} now=${now} />`}
+          ${computation.estimated && html` <span class="tag">estimated</span>`}
+          <span class="lead-state"><${State} verdict=${verdict} /></span>
+        </p>
+      </div>
+    </section>
+    <${Why} verdict=${verdict} why=${why} verdicts=${verdicts} route=${route} from=${from} now=${now} />
+    <section class="panel" aria-labelledby="ranges-title">
+      <header class="panel-head"><h2 id="ranges-title">Key ranges</h2><${Trouble} answer=${ranges} /></header>
+      ${found.length > 0
+        ? html`<${Strip} key=${name} ranges=${found} total=${ranges.value?.total ?? 0} guilty=${guilty} from=${from} late=${route.late} now=${now} />
+            <${RangeTable} ranges=${found} total=${ranges.value?.total ?? 0} guilty=${guilty} from=${from} late=${route.late} now=${now} />`
+        : html`<p class="empty">${ranges.value === null ? "Asking …" : "No key range was ever claimed: start a worker of it."}</p>`}
+    </section>
+    <div class="columns">
+      <${Numbers} verdict=${verdict} now=${now} />
+      <${Neighbours} computation=${computation} verdicts=${verdicts} route=${route} />
+    </div>
+    <${Lately} computation=${computation} verdict=${verdict} from=${from} changes=${changes} now=${now} />
+    <${Completions} name=${name} moved=${computation.since_micros} now=${now} />
+  </main>`;
+}
+
+/**
+ * @param {{answer: import("./hooks.js").Answer<any>}} props
+ */
+function Trouble({ answer }) {
+  return answer.error ? html`<p class="trouble" role="alert">${answer.error}</p>` : null;
+}
+
+/**
+ * A sentence of the authority, with its times as the page writes them.
+ *
+ * @param {{text: string, now: number}} props
+ */
+function Words({ text, now }) {
+  return parted(text).map((part) => (typeof part === "string" ? part : html`<${Time} micros=${part} now=${now} />`));
+}
+
+/**
+ * The walk upstream, and the key range at its end.
+ *
+ * @param {{verdict: Verdict, why: import("./hooks.js").Answer<any>, verdicts: Map<string, Verdict>, route: Route,
+ *   from: import("../model/lag.js").Reference, now: number}} props
+ */
+function Why({ verdict, why, verdicts, route, from, now }) {
+  const { guilty, computation, range, level } = verdict;
+  /** @type {string[]} */
+  const sentences = why.value?.sentences ?? [];
+  const known = verdicts.has(guilty);
+  return html`<section class="panel why-panel" aria-labelledby="why-title">
+    <header class="panel-head"><h2 id="why-title">Why</h2><${Trouble} answer=${why} /></header>
+    ${sentences.length > 0
+      ? html`<ol class="sentences">${sentences.map((sentence) => html`<li key=${sentence}><${Words} text=${sentence} now=${now} /></li>`)}</ol>`
+      : html`<p>${level === "finished" ? "Nothing will ever come." : `${computation.name} is ${heldBy(verdict, now)}.`}</p>`}
+    ${range !== null &&
+    guilty !== computation.name &&
+    level !== "finished" &&
+    html`<div class="card culprit">
+      <p class="card-title">
+        <span class="tag holds">holds it</span>
+        ${known ? html`<a href=${format({ ...route, name: guilty, query: "" })}><b>${guilty}</b></a>` : html`<b>${guilty}</b>`}
+        <b class="mono">${range.label}</b>
+      </p>
+      <${Facts} range=${range} seconds=${behind(range.watermark, from)} now=${now} />
+    </div>`}
+  </section>`;
+}
+
+/**
+ * @param {{verdict: Verdict, now: number}} props
+ */
+function Numbers({ verdict, now }) {
+  const { computation } = verdict;
+  const { oldest_operation_micros: oldest, since_micros: since } = computation;
+  return html`<section class="panel" aria-labelledby="numbers-title">
+    <header class="panel-head"><h2 id="numbers-title">Watermarks</h2></header>
+    <dl class="facts">
+      <div><dt>Low watermark</dt><dd><${Mark} watermark=${computation.low} now=${now} /> <span class="quiet">${verdict.lag !== null && lag(verdict.lag)}</span></dd></div>
+      ${computation.shares.map(
+        ({ share, watermark }) =>
+          html`<div key=${share}><dt>${Number((share * 100).toFixed(4))} % of records</dt><dd><${Mark} watermark=${watermark} now=${now} /></dd></div>`,
+      )}
+      <div><dt>Moved last</dt><dd>${since ? html`<${Time} micros=${since} now=${now} text=${ago(since, now)} />` : "never"}</dd></div>
+      <div><dt>Behind its inputs</dt><dd>${computation.local_lag_seconds === 0 ? "none" : lag(computation.local_lag_seconds)}</dd></div>
+      <div><dt>Behind its roots</dt><dd>${lag(computation.global_lag_seconds)}</dd></div>
+      <div><dt>Oldest operation</dt><dd>${oldest ? html`<${Time} micros=${oldest} now=${now} text=${`running for ${duration((now - oldest) / 1e6)}`} />` : "none"}</dd></div>
+      <div><dt>Life, epoch</dt><dd>${computation.incarnation}, ${computation.epoch}</dd></div>
+    </dl>
+  </section>`;
+}
+
+/**
+ * @param {{computation: import("../model/types.js").Computation, verdicts: Map<string, Verdict>, route: Route}} props
+ */
+function Neighbours({ computation, verdicts, route }) {
+  const computations = new Map([...verdicts].map(([name, verdict]) => [name, verdict.computation]));
+  const reading = readers(computations).get(computation.name) ?? [];
+  const link = (/** @type {string} */ name) => {
+    const verdict = verdicts.get(name);
+    if (verdict === undefined) return html`<li key=${name}>${name} <span class="quiet">not registered</span></li>`;
+    return html`<li key=${name}>
+      <a href=${format({ ...route, name, query: "" })}><${Symbol} level=${verdict.level} /><${Name} name=${name} /></a>
+      <span class="quiet">${far(verdict)}${verdict.lag !== null && " behind"}</span>
+    </li>`;
+  };
+  const none = (/** @type {string} */ text) => html`<li class="quiet">${text}</li>`;
+  return html`<section class="panel" aria-labelledby="neighbours-title">
+    <header class="panel-head"><h2 id="neighbours-title">Around it</h2></header>
+    <h3 id="inputs">Inputs</h3>
+    <ul class="links" aria-labelledby="inputs">${computation.inputs.length ? computation.inputs.map(link) : none("none: it brings records in")}</ul>
+    <h3 id="readers">Readers</h3>
+    <ul class="links" aria-labelledby="readers">${reading.length ? reading.map(link) : none("none")}</ul>
+  </section>`;
+}
+
+/**
+ * @param {{computation: import("../model/types.js").Computation, verdict: Verdict, from: import("../model/lag.js").Reference,
+ *   changes: number, now: number}} props
+ */
+function Lately({ computation, verdict, from, changes, now }) {
+  const { name, low, shares } = computation;
+  /** @type {import("./hooks.js").Answer<{step_seconds: number, samples: import("../model/history.js").Sample[]}>} */
+  const recent = useAnswer(`/api/recent?computation=${encodeURIComponent(name)}`, 0);
+  const kept = useRef({ from: /** @type {any} */ (null), samples: /** @type {import("../model/history.js").Sample[]} */ ([]) });
+  if (kept.current.from !== recent.value) kept.current = { from: recent.value, samples: recent.value?.samples ?? [] };
+  const step = recent.value?.step_seconds ?? 5;
+  if (recent.value !== null) {
+    kept.current.samples = extended(kept.current.samples, [Math.round(now), low.micros, shares[0]?.watermark.micros ?? null], step);
+  }
+  const { samples } = kept.current;
+  const drawn = useMemo(() => columns(samples, from), [samples, from.name, from.name === "data" ? from.micros : 0, changes]);
+  const worst = Math.max(...drawn[1].map((seconds) => seconds ?? 0), 0);
+  return html`<section class="panel" aria-labelledby="lately-title">
+    <header class="panel-head">
+      <h2 id="lately-title">Behind, in the last hour</h2>
+      <p class="quiet">${drawn[1].length > 1 && `at most ${duration(worst)}; this authority has ${duration(drawn[0][drawn[0].length - 1] - drawn[0][0])} of it`}</p>
+      <${Trouble} answer=${recent} />
+    </header>
+    <${Chart}
+      columns=${drawn}
+      mostName=${verdict.mostName}
+      label=${`Lag of ${name} over the last hour: now ${far(verdict)}, at most ${duration(worst)}`}
+    />
+  </section>`;
+}

@@ -1,0 +1,81 @@
+/** Small parts that appear in several places. */
+
+import { html } from "../html.js";
+import { WORDS } from "../model/lag.js";
+import { clock, iso, lag, stamp } from "../model/time.js";
+import { because } from "../model/verdict.js";
+
+/** @typedef {import("../model/verdict.js").Verdict} Verdict */
+
+/** Shapes of the levels, so that colour is never alone. @type {Record<string, string>} */
+const SHAPES = {
+  ontime: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2z",
+  slow: "M8 1.5 14.5 8 8 14.5 1.5 8z",
+  late: "M8 2 15 14H1z",
+  verylate: "M5 1h6l4 4v6l-4 4H5l-4-4V5z",
+  stuck: "M2 2h12v12H2z",
+  unknown: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2zm0 2a4 4 0 1 1 0 8 4 4 0 0 1 0-8z",
+  finished: "M6.2 13.4 1.6 8.8l1.7-1.7 2.9 2.9 6.5-6.5 1.7 1.7z",
+  none: "M2 7h12v2H2z",
+};
+
+/**
+ * The shape and colour of a level.
+ *
+ * @param {{level: string}} props
+ */
+export function Symbol({ level }) {
+  return html`<svg class="symbol ink-${level}" viewBox="0 0 16 16" aria-hidden="true"><path d=${SHAPES[level]} /></svg>`;
+}
+
+/**
+ * A time: short, with the whole of it at hand.
+ *
+ * @param {{micros: number, now: number, text?: string}} props
+ */
+export function Time({ micros, now, text }) {
+  return html`<time datetime=${iso(micros)} title=${stamp(micros)}>${text ?? clock(micros, now)}</time>`;
+}
+
+/**
+ * A watermark.
+ *
+ * @param {{watermark: import("../model/types.js").Watermark, now: number}} props
+ */
+export function Mark({ watermark, now }) {
+  if (watermark.micros === null) return html`<span class="quiet">${watermark.state}</span>`;
+  return html`<${Time} micros=${watermark.micros} now=${now} />`;
+}
+
+/**
+ * How far behind, in words; in words too when there is no time.
+ *
+ * @param {Verdict} verdict
+ * @returns {string}
+ */
+export function far({ lag: seconds, level }) {
+  return seconds === null ? WORDS[level] : lag(seconds);
+}
+
+/**
+ * How a computation stands: its level, and why.
+ *
+ * @param {{verdict: Verdict}} props
+ */
+export function State({ verdict }) {
+  const why = because(verdict);
+  return html`<span class="state">
+    <${Symbol} level=${verdict.level} />
+    <span class="ink-${verdict.level}">${WORDS[verdict.level]}</span>
+    ${why && html`<span class="why ${verdict.cause === "stuck" ? "ink-stuck strong" : "quiet"}">${why}</span>`}
+  </span>`;
+}
+
+/**
+ * A name that may break after its separators.
+ *
+ * @param {{name: string}} props
+ */
+export function Name({ name }) {
+  return name.split(/(?<=[/._-])/).flatMap((part, index) => (index ? [html`<wbr />`, part] : [part]));
+}

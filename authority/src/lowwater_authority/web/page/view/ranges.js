@@ -1,0 +1,60 @@
+/** The key ranges furthest behind, as a table. */
+
+import { html } from "../html.js";
+import { useState } from "../vendor/preact-hooks.js";
+import { WORDS, behind, level, silent } from "../model/lag.js";
+import { same } from "../model/strip.js";
+import { ago, lag } from "../model/time.js";
+import { Mark, Symbol, Time } from "./parts.js";
+
+/** @typedef {import("../model/types.js").Range} Range */
+
+/** Rows shown at first, and how many more at each click. */
+const ROWS = 10;
+
+/**
+ * @param {{ranges: Range[], total: number, guilty: Range | null, from: import("../model/lag.js").Reference, late: number, now: number}} props
+ */
+export function RangeTable({ ranges, total, guilty, from, late, now }) {
+  const [rows, show] = useState(ROWS);
+  const first = ranges.filter((range) => same(range, guilty));
+  const all = [...first, ...ranges.filter((range) => !same(range, guilty))];
+  const shown = all.slice(0, rows);
+  return html`<div class="scroller">
+    <table class="ranges">
+      <caption>${shown.length.toLocaleString("en")} of ${total.toLocaleString("en")}, furthest behind first</caption>
+      <thead>
+        <tr>
+          <th scope="col">Key range</th>
+          <th scope="col">Worker</th>
+          <th scope="col" class="wide">Host</th>
+          <th scope="col" class="number">Behind</th>
+          <th scope="col" class="number wide">Watermark</th>
+          <th scope="col" class="number">Last report</th>
+          <th scope="col" class="wide">State</th>
+        </tr>
+      </thead>
+      <tbody>
+        ${shown.map((range) => {
+          const at = level(range.watermark, from, late);
+          const seconds = behind(range.watermark, from);
+          return html`<tr key=${range.start} class=${same(range, guilty) ? "guilty" : ""}>
+            <th scope="row" class="mono"><${Symbol} level=${at} />${range.label}${same(range, guilty) && html` <span class="tag holds">holds</span>`}</th>
+            <td>${range.worker || "–"}</td>
+            <td class="wide">${range.host || "–"}</td>
+            <td class="number ink-${at}">${seconds === null ? WORDS[at] : lag(seconds)}</td>
+            <td class="number wide"><${Mark} watermark=${range.watermark} now=${now} /></td>
+            <td class="number">
+              ${range.last_report_micros
+                ? html`<${Time} micros=${range.last_report_micros} now=${now} text=${ago(range.last_report_micros, now)} />`
+                : "never"}
+            </td>
+            <td class="wide">${range.state}${silent(range, now) && html`, <b class="ink-stuck">silent</b>`}</td>
+          </tr>`;
+        })}
+      </tbody>
+    </table>
+    ${all.length > rows &&
+    html`<p class="more"><button type="button" onClick=${() => show(rows + 5 * ROWS)}>Show ${Math.min(5 * ROWS, all.length - rows)} more</button></p>`}
+  </div>`;
+}

@@ -1,0 +1,114 @@
+/** All computations as a table: sorted, searched, and with only those rows in the document that are in sight when there are many. */
+
+import { html } from "../html.js";
+import { useEffect, useRef, useState } from "../vendor/preact-hooks.js";
+import { holding } from "../model/culprit.js";
+import { format } from "../model/route.js";
+import { VIRTUAL_ROWS, direction, sorted, turned, visible } from "../model/table.js";
+import { lag } from "../model/time.js";
+import { Bar } from "./bar.js";
+import { useMedia } from "./hooks.js";
+import { Mark, Name, State, far } from "./parts.js";
+
+/** @typedef {import("../model/verdict.js").Verdict} Verdict */
+/** @typedef {import("../model/route.js").Route} Route */
+
+/** Columns that sort: their heading, and on which screens they show. @type {[string, string, string][]} */
+const COLUMNS = [
+  ["name", "Computation", ""],
+  ["state", "State", ""],
+  ["lag", "Behind", ""],
+  ["most", "Most records", "number wide"],
+  ["inputs", "Behind its inputs", "number wide"],
+  ["guilty", "Held by", "held"],
+];
+
+/**
+ * @param {{verdicts: Verdict[], total: number, route: Route, go: (route: Route) => void, now: number}} props
+ */
+export function Table({ verdicts, total, route, go, now }) {
+  const rows = sorted(verdicts, route.sort);
+  const shares = new Set(rows.map(({ mostName }) => mostName).filter(Boolean));
+  const [share] = shares.size === 1 ? shares : [""];
+  const narrow = useMedia("(max-width: 640px)");
+  const row = narrow ? 62 : 52;
+  const scroller = useRef(/** @type {HTMLElement | null} */ (null));
+  const virtual = rows.length > VIRTUAL_ROWS;
+  const [sight, look] = useState({ top: 0, height: 600 });
+  useEffect(() => {
+    const element = scroller.current;
+    if (element === null || !virtual) return undefined;
+    const seen = () => look({ top: element.scrollTop, height: element.clientHeight });
+    seen();
+    element.addEventListener("scroll", seen, { passive: true });
+    return () => element.removeEventListener("scroll", seen);
+  }, [virtual]);
+  const { first, last } = virtual ? visible(rows.length, sight.top, sight.height, row) : { first: 0, last: rows.length };
+  const shown = rows.slice(first, last);
+  return html`<section class="panel" aria-labelledby="table-title">
+    <header class="panel-head">
+      <h2 id="table-title">Computations</h2>
+      <p class="quiet" role="status">
+        ${rows.length === total ? total.toLocaleString("en") : `${rows.length.toLocaleString("en")} of ${total.toLocaleString("en")} found`}
+      </p>
+    </header>
+    <div
+      class=${virtual ? "scroller virtual" : "scroller"}
+      ref=${scroller}
+      tabindex=${virtual ? 0 : undefined}
+      role=${virtual ? "region" : undefined}
+      aria-labelledby=${virtual ? "table-title" : undefined}
+    >
+      <table class="computations" aria-rowcount=${rows.length + 1}>
+        <thead>
+          <tr aria-rowindex="1">
+            ${COLUMNS.map(
+              ([key, title, kind]) => html`<th key=${key} scope="col" class=${kind} aria-sort=${direction(route.sort, key)}>
+                <button type="button" onClick=${() => go({ ...route, sort: turned(route.sort, key) })}>
+                  ${key === "most" && share ? `${share} of records` : title}<span class="arrow" aria-hidden="true"></span>
+                </button>
+              </th>`,
+            )}
+          </tr>
+        </thead>
+        <tbody>
+          ${first > 0 && html`<tr key="above" class="space" aria-hidden="true"><td colspan=${COLUMNS.length} style=${{ height: `${first * row}px` }}></td></tr>`}
+          ${shown.map(
+            (verdict, index) =>
+              html`<${Row} key=${verdict.computation.name} verdict=${verdict} index=${first + index + 2} route=${route} now=${now} share=${share} />`,
+          )}
+          ${last < rows.length &&
+          html`<tr key="below" class="space" aria-hidden="true"><td colspan=${COLUMNS.length} style=${{ height: `${(rows.length - last) * row}px` }}></td></tr>`}
+        </tbody>
+      </table>
+      ${rows.length === 0 && html`<p class="empty">Nothing is called that, and nobody called that holds anything. Escape clears the search.</p>`}
+    </div>
+  </section>`;
+}
+
+/**
+ * @param {{verdict: Verdict, index: number, route: Route, now: number, share: string}} props `share`: what the heading names.
+ */
+function Row({ verdict, index, route, now, share }) {
+  const { computation, level, most, mostName, range, guilty } = verdict;
+  const { name } = computation;
+  return html`<tr aria-rowindex=${index} class="row-${level}">
+    <th scope="row">
+      <a href=${format({ ...route, name, query: "" })}><${Name} name=${name} /></a>
+      ${computation.estimated && html`<span class="tag">estimated</span>`}
+    </th>
+    <td class="cell-state"><${State} verdict=${verdict} /></td>
+    <td class="number cell-lag">
+      <span class="lag ink-${level}">${verdict.lag === null ? "–" : far(verdict)}</span>
+      <span class="quiet low"><${Mark} watermark=${computation.low} now=${now} /></span>
+      <${Bar} verdict=${verdict} late=${route.late} />
+    </td>
+    <td class="number wide">${most === null ? html`<span class="quiet">–</span>` : html`${mostName !== share && html`<span class="quiet">${mostName}</span> `}${lag(most)}`}</td>
+    <td class="number wide">${computation.local_lag_seconds === 0 ? "none" : lag(computation.local_lag_seconds)}</td>
+    <td class="held">
+      ${level !== "finished" &&
+      html`${guilty !== name && html`<a class="guilty" href=${format({ ...route, name: guilty, query: "" })}>${guilty}</a>${" "}`}
+      ${range && holding(range, now)}`}
+    </td>
+  </tr>`;
+}

@@ -1,0 +1,107 @@
+"""What the status page is told, as JSON-ready values. Times are integer microseconds; see docs/status-page.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lowwater._core.text import describe_range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lowwater import History, Ranges, RangeView, ShardView, Watermark, WatermarkView, Why
+    from lowwater_authority.web.board import Board, Sample
+
+Record = dict[str, Any]
+
+
+def watermark(value: Watermark) -> Record:
+    """Return a watermark."""
+    state = "unknown" if value.unknown else "finished" if value.finished else "time"
+    return {"micros": value.micros if state == "time" else None, "state": state}
+
+
+def key_range(view: RangeView) -> Record:
+    """Return a key range; its keys are in hexadecimal, its sequencer is text, since JavaScript counts to 2^53 only."""
+    return {
+        "start": view.start.hex(),
+        "end": view.end.hex(),
+        "label": describe_range(view.start, view.end),
+        "watermark": watermark(view.watermark),
+        "state": view.state.value,
+        "worker": view.worker,
+        "host": view.host,
+        "sequencer": str(view.sequencer),
+        "since_micros": view.since_micros,
+        "last_report_micros": view.last_report_micros,
+    }
+
+
+def computation(view: WatermarkView, board: Board) -> Record:
+    """Return where a computation stands, and how far it lags on a board."""
+    name = view.computation
+    return {
+        "name": name,
+        "registered": view.registered,
+        "estimated": view.estimated,
+        "incarnation": view.incarnation,
+        "epoch": view.epoch,
+        "low": watermark(view.low),
+        "shares": [{"share": ppm / 1e6, "watermark": watermark(value)} for ppm, value in view.shares],
+        "inputs": list(view.inputs),
+        "ranges": view.ranges,
+        "since_micros": view.since_micros,
+        "oldest_operation_micros": view.oldest_operation_micros,
+        "local_lag_seconds": board.local_lag(name),
+        "global_lag_seconds": board.global_lag(name),
+        "holder": None if view.holder is None else key_range(view.holder),
+    }
+
+
+def shard(view: ShardView) -> Record:
+    """Return a shard."""
+    return {"address": view.address, "draining": view.draining, "silent_seconds": view.silent_for}
+
+
+def ranges(found: Ranges) -> Record:
+    """Return the key ranges furthest behind, first."""
+    return {"total": found.total, "ranges": [key_range(each) for each in found]}
+
+
+def recent(step_seconds: int, samples: Iterable[Sample]) -> Record:
+    """Return what was sampled."""
+    return {"step_seconds": step_seconds, "samples": [list(sample) for sample in samples]}
+
+
+def history(found: History) -> Record:
+    """Return when steps of event time became complete, oldest first."""
+    return {
+        "step_seconds": found.step.total_seconds(),
+        "completions": [
+            {
+                "incarnation": each.incarnation,
+                "through": watermark(each.through),
+                "time_micros": each.time_micros,
+                "behind_seconds": None if each.behind is None else each.behind.total_seconds(),
+            }
+            for each in found
+        ],
+    }
+
+
+def why(found: Why) -> Record:
+    """Return the walk from a computation to who holds it."""
+    guilty = found.guilty
+    return {
+        "sentences": [hop.sentence for hop in found],
+        "guilty": {"computation": guilty.computation, "holders": [key_range(each) for each in guilty.holders]},
+        "hops": [
+            {
+                "computation": hop.computation,
+                "sentence": hop.sentence,
+                "behind_seconds": hop.behind,
+                "upstream": hop.upstream,
+            }
+            for hop in found
+        ],
+    }

@@ -1,0 +1,172 @@
+"""What the help of each command shows below its arguments."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["EXAMPLES", "TOP"]
+
+TOP: Final = """\
+examples:
+  lowwater serve --data /var/lib/lowwater    run the authority
+  lowwater status                            where everything stands
+  lowwater watch                             the same, live
+  lowwater why hourly                        who holds it, walking upstream
+  lowwater history hourly --last 48          when each of the last hours was complete
+  lowwater wait hourly --until 2013-01-09T14:00Z --timeout 1h
+  lowwater complete hourly --until 2013-01-09T14:00Z && publish-report
+  lowwater journal copy /var/lib/lowwater redis://redis:6379#orders
+  lowwater shards                            who serves what
+  lowwater drain lowwater-2:7420 && stop-it  have a shard hand over what it serves
+  lowwater completion bash                   TAB for commands, options and names
+
+The authority's address comes from --address, else from LOWWATER_ADDRESS, else
+it is localhost:7420; of many shards name one or more, with commas between. An access token, if a proxy wants one, comes from
+LOWWATER_TOKEN. Times are ISO 8601 with a time zone. "unknown" means that
+nothing was promised yet, "finished" that nothing will ever come.
+
+Exit codes: 0 done, 1 not yet, 2 error, 3 nobody could tell, because the
+authority is away. Each command has a --help of its own.
+"""
+
+_STATUS: Final = """\
+examples:
+  lowwater status
+  lowwater status hourly daily
+  lowwater status --json --address lowwater-0:7420,lowwater-1:7420
+  lowwater status --names                    the names alone, a line each
+"""
+
+_WATCH: Final = """\
+examples:
+  lowwater watch
+  lowwater watch hourly enriched
+  lowwater watch --json                      a JSON object per change
+
+On a terminal it stays until q: the furthest behind is on top, with who holds
+it. Arrows or j and k select, Enter says why, / filters, s sorts differently.
+NO_COLOR in the environment turns colours off.
+"""
+
+_WHY: Final = """\
+example:
+  $ lowwater why hourly
+  hourly is at 13:02 UTC, 58 min behind: held by enriched [0x40, 0x80) on exec-7 (host-3), silent for 38 min.
+  hourly stands at 2013-01-09T13:02:00Z, 58 min behind the clock; that is as far as its input enriched allows.
+  enriched stands at 2013-01-09T13:02:00Z, 58 min behind the clock, 57 min behind its input flights, which stands at 2013-01-09T13:59:00Z: held by [0x40, 0x80) at 2013-01-09T13:02:00Z, owned by exec-7 on host-3, silent for 38 min.
+
+The root cause comes first, then the way to it. Exits 0 when that could be
+said, 3 when the authority cannot tell.
+"""
+
+_WAIT: Final = """\
+examples:
+  lowwater wait hourly --until 2013-01-09T14:00Z && publish-report
+  lowwater wait hourly --until 2013-01-09T14:00Z --timeout 1h
+  lowwater wait flights --until finished
+"""
+
+_COMPLETE: Final = """\
+examples:
+  lowwater complete hourly --until 2013-01-09T14:00Z && publish-report
+  lowwater complete hourly --until 2013-01-09T14:00Z --json
+"""
+
+_RANGES: Final = """\
+examples:
+  lowwater ranges enriched
+  lowwater ranges enriched --below 2013-01-09T14:00Z --limit 100
+"""
+
+_HISTORY: Final = """\
+example:
+  $ lowwater history hourly --since 2013-01-09T09:00Z
+  hourly, in steps of 1 h, UTC
+  STEPS                      COMPLETE AT           AFTER END
+  2013-01-09 09:00 to 10:00  2013-01-09T10:00:35Z  35 s         #
+  2013-01-09 10:00 to 13:00  2013-01-09T13:00:40Z  40 s to 2 h  ############
+  2013-01-09 13:00 to 14:00  2013-01-09T14:00:38Z  38 s         #
+
+Each hour counts as complete from the moment at which the authority published
+a low watermark at its end or later; AFTER END is how long that was after its
+end, for several hours at once of the newest and of the oldest of them. The
+bar is as long as the oldest was late. The newest 10,000 lines are kept, also
+those of lives that a reset has ended. The step is chosen at the registration,
+with history_step.
+"""
+
+_RESET: Final = """\
+examples:
+  lowwater reset hourly
+  lowwater reset hourly --yes --json
+
+A new life starts at unknown. All workers of it, and of all that reads it, must
+claim again, and whoever waits for it is told.
+"""
+
+_RETIRE: Final = """\
+examples:
+  lowwater retire enriched --start 0x40 --end 0x80
+  lowwater retire enriched --start N --end '' --force
+"""
+
+_SHARDS: Final = """\
+example:
+  $ lowwater shards
+  SHARD            STATE     SILENT  SERVES
+  lowwater-0:7420  serving   120 ms  2       flights, weather
+  lowwater-1:7420  serving   80 ms   1       hourly
+  lowwater-2:7420  draining  200 ms  1       daily
+  hourly is pinned to lowwater-1:7420
+
+SILENT is how long ago the store has heard of a shard. One that is silent for
+longer than its --dead-after loses what it serves to the others, and is not
+listed any more.
+"""
+
+_DRAIN: Final = """\
+example:
+  $ lowwater drain lowwater-2:7420
+  lowwater-2:7420 still serves 2: daily, monthly
+  lowwater-2:7420 serves nothing any more
+
+Nothing stands still meanwhile: each computation is served where it was until
+another shard has taken it over. To stop a shard with SIGTERM does the same; a
+shard that is started again at that address does not drain.
+"""
+
+_PIN: Final = """\
+examples:
+  lowwater pin hourly lowwater-1:7420
+  lowwater pin hourly --off
+
+While no shard has that address any other serves the computation, and hands it
+over when one has it again.
+"""
+
+_COMPLETION: Final = """\
+examples:
+  lowwater completion bash > ~/.local/share/bash-completion/completions/lowwater
+  lowwater completion zsh > ~/.zfunc/_lowwater
+  lowwater completion fish > ~/.config/fish/completions/lowwater.fish
+
+Names of computations are completed too, when an authority answers within a
+second at LOWWATER_ADDRESS.
+"""
+
+EXAMPLES: Final = {
+    "status": _STATUS,
+    "watch": _WATCH,
+    "why": _WHY,
+    "wait": _WAIT,
+    "complete": _COMPLETE,
+    "ranges": _RANGES,
+    "history": _HISTORY,
+    "reset": _RESET,
+    "retire": _RETIRE,
+    "shards": _SHARDS,
+    "drain": _DRAIN,
+    "pin": _PIN,
+    "completion": _COMPLETION,
+}
+"""By command."""

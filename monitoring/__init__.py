@@ -1,0 +1,6 @@
+"""Dashboards and alerts as code: `python -m monitoring` writes monitoring/generated, with --check it only compares."""
+
+import warnings
+
+# The builders would rather build the next schema, which Grafana 11 and 12 do not load from files.
+warnings.filterwarnings("ignore", "Prefer using dashboardv2", DeprecationWarning)

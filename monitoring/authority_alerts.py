@@ -1,0 +1,115 @@
+"""Alerts about the authority itself: whether it lives, and whether it keeps up."""
+
+from __future__ import annotations
+
+from monitoring.recordings import APPEND, CONFLATION, EPOCH, LOOP, PUSH, UNSERVED
+from monitoring.rules import COMPUTATION, Alert, Group
+
+
+def alerts() -> Group:
+    """What somebody who runs the authority wants to be told."""
+    return Group(
+        "lowwater-authority",
+        "authority.md",
+        (
+            Alert(
+                "LowwaterAuthorityDown",
+                # Whatever was an authority in the last hours: no name of a job has to be known.
+                "up == 0\nand on (job, instance) max_over_time(lowwater_build_info[6h])",
+                "1m",
+                "critical",
+                "The authority {{ $labels.instance }} does not answer",
+                "Pipelines go on, watermarks stop. Where other shards are alive they take over what it served within seconds.",
+            ),
+            Alert(
+                "LowwaterAuthorityAbsent",
+                "absent(lowwater_build_info)",
+                "5m",
+                "critical",
+                "No authority is scraped at all",
+                "Either none runs, or Prometheus does not find it. Every other alert of this file is blind until it does.",
+            ),
+            Alert(
+                "LowwaterTwoOwners",
+                f"count by ({COMPUTATION}) (\n  lowwater_epoch == on ({COMPUTATION}) group_left {EPOCH}\n) > 1",
+                "0s",
+                "critical",
+                "{{ $value }} shards serve {{ $labels.computation }} with one epoch",
+                "The store gives each epoch once, so this must never be: stop all but one of them, and keep the journal for a report.",
+            ),
+            Alert(
+                "LowwaterNoOwner",
+                f"{UNSERVED} > 0",
+                "2m",
+                "critical",
+                "{{ $value }} computations are served by no shard",
+                "Their watermarks stand. A fail-over takes seconds; this one does not come to an end.",
+            ),
+            Alert(
+                "LowwaterJournalErrors",
+                'sum by (job, instance) (increase(lowwater_journal_errors_total{outcome="failed"}[5m])) > 0',
+                "0s",
+                "critical",
+                "The journal of {{ $labels.instance }} fails",
+                "Reports and claims are refused with JOURNAL_FAILED, and nothing is published that was not written. Look at the disk"
+                " or the store first.",
+            ),
+            Alert(
+                "LowwaterJournalNotConfirming",
+                "time() - max by (job, instance) (lowwater_journal_confirmed_timestamp_seconds) > 30",
+                "1m",
+                "critical",
+                "The journal of {{ $labels.instance }} does not answer",
+                "Nothing was confirmed for {{ $value | humanizeDuration }}: readers see watermarks grow stale, and no claim is granted.",
+            ),
+            Alert(
+                "LowwaterJournalSlow",
+                f"{APPEND} > 0.5",
+                "10m",
+                "warning",
+                "Appends of {{ $labels.instance }} take {{ $value | humanizeDuration }} (p99)",
+                "Every watermark waits for its append. A full or shared disk, or a store far away.",
+            ),
+            Alert(
+                "LowwaterEventLoopLag",
+                f"{LOOP} > 0.5",
+                "5m",
+                "warning",
+                "The event loop of {{ $labels.instance }} is late by {{ $value | humanizeDuration }} (p99)",
+                "The process has too little CPU, or serves too much: reports, claims and watermarks all wait behind it.",
+            ),
+            Alert(
+                "LowwaterClaimStorm",
+                "sum by (job) (rate(lowwater_claims_total[5m])) > 1",
+                "10m",
+                "warning",
+                "{{ $value | humanize }} claims a second, and no end",
+                "Workers take ranges from each other, or die and come back: each claim makes an earlier owner stale.",
+            ),
+            Alert(
+                "LowwaterOverloaded",
+                "sum by (job, instance, gate) (rate(lowwater_admission_refused_total[5m])) > 0",
+                "5m",
+                "warning",
+                "{{ $labels.instance }} sends callers away ({{ $labels.gate }})",
+                "More come than may wait. They are told when to come again, and nothing is lost; but someone waits.",
+            ),
+            Alert(
+                "LowwaterSubscribersConflated",
+                f"{CONFLATION} > 0.9",
+                "15m",
+                "info",
+                "Subscribers of {{ $labels.instance }} do not keep up",
+                "{{ $value | humanizePercentage }} of the values were replaced before they were taken. What they get is the newest;"
+                " a subscriber that takes nothing at all looks like this too.",
+            ),
+            Alert(
+                "LowwaterPushSlow",
+                f"{PUSH} > 1",
+                "10m",
+                "warning",
+                "Watermarks reach subscribers of {{ $labels.instance }} after {{ $value | humanizeDuration }} (p99)",
+                "They are published and wait for the stream: a subscriber that does not read, or a process without CPU.",
+            ),
+        ),
+    )

@@ -1,0 +1,129 @@
+"""Dashboards as values: what is shown, how it is asked for, and how to read it. ``grafana.py`` builds Grafana's JSON from them."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+JOB: Final = 'job="$job"'
+INSTANCES: Final = 'job="$job", instance=~"$instance"'
+COMPUTATIONS: Final = 'job="$job", computation=~"$namespace$computation"'
+"""What every query selects: Grafana puts in what the reader chose."""
+
+
+class Kind(Enum):
+    """How a panel draws what its queries return."""
+
+    LINES = "lines"
+    STACK = "stacked areas"
+    STAT = "one figure"
+    TABLE = "table"
+    STATES = "state timeline"
+
+
+class Unit(Enum):
+    """Grafana's names of units."""
+
+    SECONDS = "s"
+    MOMENT = "dateTimeFromNow"
+    COUNT = "short"
+    PER_SECOND = "ops"
+    BYTES = "bytes"
+    BYTES_PER_SECOND = "Bps"
+    SHARE = "percentunit"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One PromQL expression."""
+
+    expr: str
+    legend: str = ""
+    """Template of the series' name; in a table, the name of its value."""
+    limit: bool = False
+    """Whether it is what others are measured against: dashed, and red."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One question, and what answers it."""
+
+    title: str
+    says: str
+    """How to read it: what it shows, what is normal, where to go when it is not."""
+    queries: tuple[Query, ...]
+    unit: Unit = Unit.COUNT
+    kind: Kind = Kind.LINES
+    width: int = 12
+    """Columns of Grafana's 24."""
+    height: int = 8
+    colours: tuple[tuple[float, str], ...] = ()
+    """From which value on which colour, on green; among lines, a line across."""
+    states: tuple[str, ...] = ()
+    """The words for 0, 1, 2... of a state timeline."""
+    to_page: bool = False
+    """Whether its series have a computation, whose place on the status page a click opens."""
+
+    @property
+    def identity(self) -> int:
+        """A number that stays when other panels come and go: links to a panel hold it."""
+        return zlib.crc32(self.title.encode()) % 1_000_000 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels under one heading."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A dashboard."""
+
+    uid: str
+    title: str
+    about: str
+    jobs: str
+    """The jobs that the reader chooses from, as Grafana asks Prometheus for them."""
+    choices: tuple[Choice, ...]
+    rows: tuple[Row, ...]
+    several_jobs: bool = False
+    """Whether more than one may be chosen at a time."""
+
+    @property
+    def panels(self) -> tuple[Panel, ...]:
+        """All of them, in order."""
+        return tuple(panel for row in self.rows for panel in row.panels)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A variable of a dashboard: what the reader may choose."""
+
+    name: str
+    about: str
+    query: str
+    regex: str = ""
+    """What of each value counts."""
+    all_value: str = ".*"
+    """What stands for all of them in a regular expression."""
+
+
+INSTANCE: Final = Choice("instance", "Authority process", 'label_values(lowwater_build_info{job="$job"}, instance)')
+NAMESPACE: Final = Choice(
+    "namespace",
+    "Namespace of the computations",
+    'label_values(lowwater_epoch{job="$job"}, computation)',
+    "/^(.*\\/)[^\\/]*$/",
+    "(.*/)?",
+)
+AUTHORITIES: Final = "label_values(lowwater_build_info, job)"
+"""The deployments: one job each."""
+COMPUTATION: Final = Choice(
+    "computation", "Computation", 'label_values(lowwater_epoch{job="$job"}, computation)', "/([^\\/]*)$/"
+)

@@ -1,0 +1,169 @@
+"""Alerts about the data: which computation is late, and who holds it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from monitoring.recordings import (
+    BROKEN,
+    EXACT,
+    FRESHNESS,
+    HOLDER,
+    LOCAL_LAG,
+    OPERATION,
+    SILENCE,
+    STANDING,
+    broken,
+    by_computation,
+    newest,
+)
+from monitoring.rules import COMPUTATION, Alert, Group
+from monitoring.settings import Settings
+
+SILENT_SECONDS: Final = 30
+"""A living worker renews its report every few seconds, also when it has nothing to say."""
+
+STUCK_SECONDS: Final = 900
+"""How long one operation may take before somebody asks what it does."""
+
+NAMED: Final = (
+    "{{ if $labels.range }} The key range is {{ $labels.range }}"
+    "{{ if $labels.worker }}, of {{ $labels.worker }} on {{ $labels.host }}{{ end }}.{{ end }}"
+)
+"""Who holds, as far as the alert knows."""
+
+
+def named(expr: str) -> str:
+    """Put worker, host and key range of the holder on what an expression gives, where a holder is known.
+
+    The value stays. Only a low watermark that stands has a holder, so that the labels of a slow one change when it moves on:
+    what must not start anew then is asked before.
+    """
+    return (
+        f"(\n{expr}\n) * on ({COMPUTATION}) group_left (worker, host, range) {HOLDER}\n"
+        f"or\n(\n{expr}\n) unless on ({COMPUTATION}) {HOLDER}"
+    )
+
+
+def known(long: str) -> str:
+    """Leave out computations of which too little was seen to tell a share: the average of two samples may well be all of them.
+
+    Half of the long window has to be there; and while no six hours are, a computation that catches up is left in peace.
+    """
+    half = {"1h": "30m", "6h": "3h"}[long]
+    return (
+        f"and on ({COMPUTATION}) max_over_time({BROKEN}[{long}] offset {half})\n"
+        f"unless on ({COMPUTATION}) (({FRESHNESS} < {FRESHNESS} offset 30m) unless {FRESHNESS} offset 6h)"
+    )
+
+
+def ranges(states: str) -> str:
+    """Count the key ranges of each computation that are in one of some states."""
+    counted = newest(f'lowwater_ranges{{state=~"{states}"}}')
+    return f"sum by ({COMPUTATION}) ({counted})"
+
+
+def burn(settings: Settings, long: str, short: str, factor: float, lasting: str, severity: str) -> Alert:
+    """Tell that the promise is broken so often that the objective cannot be kept.
+
+    Two windows: the long one says that it matters, the short one that it still goes on, so that the alert ends soon after.
+    """
+    limit = round(factor * (1 - settings.objective), 6)
+    minutes = settings.late_seconds // 60
+    return Alert(
+        "LowwaterPromiseBroken",
+        f"{broken(long)} > {limit:g}\nand {broken(short)} > {limit:g}\n{known(long)}",
+        lasting,
+        "critical" if severity == "critical" else "warning",
+        f"{{{{ $labels.computation }}}} is not complete {minutes} minutes after the end of a period",
+        f"In the last {long} the promise was broken for {{{{ $value | humanizePercentage }}}} of the time, and in the last"
+        f" {short} it still was. At this rate the objective of {settings.objective_words} cannot be kept.",
+        (("window", long),),
+    )
+
+
+def alerts(settings: Settings) -> Group:
+    """What somebody who promised data wants to be told."""
+    step = settings.step_seconds
+    behind = f"{LOCAL_LAG} > {step} and deriv({LOCAL_LAG}[10m]) > 0.1\n{EXACT}"
+    return Group(
+        "lowwater-pipeline",
+        "pipeline.md",
+        (
+            burn(settings, "1h", "5m", 14.4, "2m", "critical"),
+            burn(settings, "6h", "30m", 6, "15m", "warning"),
+            Alert(
+                "LowwaterWatermarkStalled",
+                f"{STANDING} > {step}\nand on ({COMPUTATION}) ({LOCAL_LAG} - {LOCAL_LAG} offset 10m > 0)\n{EXACT}",
+                "5m",
+                "critical",
+                "{{ $labels.computation }} stands still while its inputs go on",
+                "Its low watermark has not moved for {{ $value | humanizeDuration }}, and its inputs have moved since. The fault is"
+                " in this computation, not before it.",
+            ),
+            Alert(
+                "LowwaterComputationHolds",
+                named(behind),
+                "5m",
+                "warning",
+                "{{ $labels.computation }} holds up all behind it",
+                "It is {{ $value | humanizeDuration }} behind its inputs, more than any window of its own explains, and falls"
+                " further behind." + NAMED,
+            ),
+            Alert(
+                "LowwaterHolderSilent",
+                named(f"{SILENCE} > {SILENT_SECONDS}\n{EXACT}"),
+                "1m",
+                "warning",
+                "A worker that holds {{ $labels.computation }} is silent",
+                "Nothing has come for {{ $value | humanizeDuration }} from a worker whose key range holds the low watermark. Silence"
+                " never advances it: the range has to be claimed by a worker that lives." + NAMED,
+            ),
+            Alert(
+                "LowwaterRangesUnowned",
+                f"{ranges('unowned|never_claimed')} > 0",
+                "5m",
+                "warning",
+                "{{ $value }} key ranges of {{ $labels.computation }} have no owner",
+                "They hold the low watermark where it is, or at unknown if nobody ever claimed them, until a worker claims them or"
+                " an operator retires them.",
+            ),
+            Alert(
+                "LowwaterWatermarkUnknown",
+                by_computation('lowwater_watermark_state{state="unknown"}') + " == 1\n"
+                f"and on ({COMPUTATION}) {ranges('owned')} > 0\n{EXACT}",
+                "5m",
+                "warning",
+                "Nothing can be said of {{ $labels.computation }}, though workers own it",
+                "Its low watermark is unknown: some key range was claimed and never reported, or an input is unknown. Without a"
+                " time there is no lag, no age and no broken promise that another alert could tell of.",
+            ),
+            Alert(
+                "LowwaterOperationStuck",
+                f"{OPERATION} > {STUCK_SECONDS}\n{EXACT}",
+                "5m",
+                "warning",
+                "An operation of {{ $labels.computation }} does not end",
+                "The oldest one has been running for {{ $value | humanizeDuration }}: the system is stuck, the data are not late.",
+            ),
+            Alert(
+                "LowwaterReportsRefused",
+                'sum by (job, reason) (rate(lowwater_refused_reports_total{reason=~"TOO_FAR_AHEAD|FINISH_REQUIRED"}[5m])) > 0',
+                "2m",
+                "warning",
+                "Reports with impossible timestamps are refused ({{ $labels.reason }})",
+                "The ranges that they are about hold where they were. One bad timestamp of a record is enough: find the worker in"
+                " the log of the authority.",
+            ),
+            Alert(
+                "LowwaterEstimateLate",
+                f"{FRESHNESS} > {settings.late_seconds + settings.period_seconds}\n"
+                f"and on ({COMPUTATION}) (max by ({COMPUTATION}) (lowwater_estimated) == 1)",
+                "15m",
+                "info",
+                "The estimate of {{ $labels.computation }} is old",
+                "It is {{ $value | humanizeDuration }} old. Nobody promises this watermark and no exact computation reads it: it"
+                " never alerts as an exact one does.",
+            ),
+        ),
+    )

@@ -1,0 +1,119 @@
+"""Recording rules: what panels and alerts share, one series a computation whichever shard serves it.
+
+Every shard exports the computations that it serves. While one moves, two may export it: for a scrape, or for as long as a process
+does not know that it was replaced. What counts is what the one with the greatest epoch says, and of nobody else anything: the greatest
+value would be right for a watermark, which only grows, but not for a lag, a holder or an operation.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from monitoring.rules import COMPUTATION, Group, Record
+from monitoring.settings import Settings
+
+LOW: Final = "computation:lowwater_low_watermark_timestamp_seconds:max"
+FRESHNESS: Final = "computation:lowwater_freshness_seconds:age"
+STANDING: Final = "computation:lowwater_standing_seconds:age"
+LOCAL_LAG: Final = "computation:lowwater_local_lag_seconds:max"
+GLOBAL_LAG: Final = "computation:lowwater_global_lag_seconds:max"
+SILENCE: Final = "computation:lowwater_holder_silence_seconds:age"
+OPERATION: Final = "computation:lowwater_oldest_operation_seconds:age"
+HOLDER: Final = "computation:lowwater_holder_info:max"
+BROKEN: Final = "computation:lowwater_promise_broken:bool"
+NEWEST: Final = "instance:lowwater_epoch:newest"
+APPEND: Final = "instance:lowwater_journal_append_seconds:p99_5m"
+PUSH: Final = "instance:lowwater_push_seconds:p99_5m"
+CONFLATION: Final = "instance:lowwater_conflated_watermarks:ratio_5m"
+LOOP: Final = "instance:lowwater_event_loop_lag_seconds:p99_5m"
+
+WINDOWS: Final = ("5m", "30m", "1h", "6h")
+"""The windows in which the broken promise is averaged, for burn alerts."""
+
+EPOCH: Final = f"max by ({COMPUTATION}) (lowwater_epoch)"
+"""The epoch of who serves a computation."""
+
+UNSERVED: Final = (
+    "max by (job) (lowwater_registered_computations)\n"
+    "- (count by (job) (count by (job, computation) (lowwater_epoch)) or 0 * max by (job) (lowwater_registered_computations))"
+)
+"""How many registered computations nobody serves: all of them too, of which there is nothing to count."""
+
+EXACT: Final = f"unless on ({COMPUTATION}) (max by ({COMPUTATION}) (lowwater_estimated) == 1)"
+"""Leaves out computations whose watermark nobody promises."""
+
+
+def broken(window: str) -> str:
+    """Name the share of a window in which the promise was broken."""
+    return f"computation:lowwater_promise_broken:avg_{window}"
+
+
+def by_computation(metric: str) -> str:
+    """Take a metric of a computation from the shard that serves it; ``max`` only drops what names the process."""
+    return f"max by ({COMPUTATION}) ({newest(metric)})"
+
+
+def newest(metric: str) -> str:
+    """Leave out what processes say of computations that were taken over from them."""
+    return f"{metric} and on (job, instance, computation) {NEWEST}"
+
+
+def due(settings: Settings) -> str:
+    """Say up to which event time everything has to be complete now."""
+    late, period = settings.late_seconds, settings.period_seconds
+    return f"(time() - {late} - (time() - {late}) % {period})"
+
+
+def quantile(share: float, histogram: str) -> str:
+    """Take a quantile of a histogram of each authority process, over five minutes."""
+    return f"histogram_quantile({share}, sum by (job, instance, le) (rate({histogram}_bucket[5m])))"
+
+
+def watermarks(settings: Settings) -> Group:
+    """Where the computations stand."""
+    promised = f'{LOW}{{computation=~"{settings.computations}"}}'
+    return Group(
+        "lowwater-watermarks",
+        "",
+        (
+            Record(
+                NEWEST,
+                f"max by (job, instance, computation) (lowwater_epoch)\n== on ({COMPUTATION}) group_left () {EPOCH}",
+            ),
+            Record(LOW, by_computation("lowwater_low_watermark_timestamp_seconds")),
+            Record(FRESHNESS, f"time() - {LOW}"),
+            # Without `and` a finished computation would stand for ever.
+            Record(
+                STANDING,
+                f"time() - {by_computation('lowwater_low_watermark_change_timestamp_seconds')}"
+                f" and on ({COMPUTATION}) {LOW}",
+            ),
+            Record(LOCAL_LAG, by_computation("lowwater_local_lag_seconds")),
+            Record(GLOBAL_LAG, by_computation("lowwater_global_lag_seconds")),
+            Record(SILENCE, f"time() - {by_computation('lowwater_last_report_timestamp_seconds')}"),
+            Record(OPERATION, f"time() - {by_computation('lowwater_oldest_operation_timestamp_seconds')}"),
+            # One holder a computation, or the alerts that name it fail for all: also when two processes have one epoch.
+            Record(
+                HOLDER,
+                f"topk by ({COMPUTATION}) (1, max by ({COMPUTATION}, worker, host, range) ({newest('lowwater_holder_info')}))",
+            ),
+            Record(BROKEN, f"({promised} < bool {due(settings)})\n{EXACT}"),
+            *(Record(broken(window), f"avg_over_time({BROKEN}[{window}])") for window in WINDOWS),
+        ),
+    )
+
+
+def processes() -> Group:
+    """How the authority processes do."""
+    replaced = "sum by (job, instance) (rate(lowwater_conflated_watermarks_total[5m]))"
+    given = "sum by (job, instance) (rate(lowwater_pushed_watermarks_total[5m]))"
+    return Group(
+        "lowwater-processes",
+        "",
+        (
+            Record(APPEND, quantile(0.99, "lowwater_journal_append_seconds")),
+            Record(PUSH, quantile(0.99, "lowwater_push_seconds")),
+            Record(CONFLATION, f"{replaced}\n/ ({replaced} + {given})"),
+            Record(LOOP, quantile(0.99, "lowwater_event_loop_lag_seconds")),
+        ),
+    )

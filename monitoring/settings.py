@@ -1,0 +1,38 @@
+"""What a deployment may choose before dashboards and rules are generated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The defaults are what monitoring/generated is made with.
+
+    The promise that the alerts watch is "every period is complete when ``late_seconds`` have passed since its end". A period and
+    not a plain age, because a stage that writes windows publishes their starts: an hourly one in perfect health is up to an hour
+    older than its input.
+    """
+
+    late_seconds: int = 1800
+    """How long after its end a period has to be complete."""
+    period_seconds: int = 3600
+    """Length of a period: the longest window that any stage writes. Periods begin at multiples of it, UTC."""
+    objective: float = 0.99
+    """The share of time in which the promise is to be kept."""
+    computations: str = ".+"
+    """The computations the promise is made for, as an anchored regular expression: leave out replays of old data."""
+    runbooks: str = "monitoring/runbooks"
+    """What `runbook_url` begins with: a folder of the repository, or where it is published."""
+    page: str = "http://localhost:7421"
+    """Where the status page is, as the browsers of those who read the dashboards reach it."""
+
+    @property
+    def step_seconds(self) -> int:
+        """How far a stage in health may stay behind its inputs: one period, and a while to finish it."""
+        return self.period_seconds + 300
+
+    @property
+    def objective_words(self) -> str:
+        """The objective as people write it."""
+        return f"{100 * self.objective:g} %"

@@ -1,0 +1,100 @@
+"""Write what is made of the command's arguments: docs/cli.md between its marks, and the completion scripts of the client.
+
+python scripts/generate_cli.py            write them
+python scripts/generate_cli.py --check    exit 1 when one is not as it would be written
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import shtab
+
+from lowwater.cli.arguments import SHELLS, parser
+from lowwater_authority import journal_command, server
+
+ROOT: Final = Path(__file__).parents[1]
+PAGE: Final = ROOT / "docs" / "cli.md"
+SCRIPTS: Final = ROOT / "client" / "src" / "lowwater" / "cli"
+MARK: Final = "<!-- What follows is made by scripts/generate_cli.py. -->\n"
+
+_ASK: Final = "lowwater status --names --answer-within 1s 2>/dev/null"
+
+_ONLY_NAMES: Final = "LC_ALL=C grep -E '^[A-Za-z0-9_./-]+$'"
+"""compgen -W expands its words as bash does, commands in them too: an older command prints whatever answers at its address."""
+
+_PREAMBLE: Final = {
+    "bash": f'_lowwater_names() {{ compgen -W "$({_ASK} | {_ONLY_NAMES})" -- "$1"; }}\n',
+    "zsh": f'_lowwater_names() {{ local -a names; names=("${{(@f)$({_ASK})}}"); compadd -a names; }}\n',
+}
+
+_NAMES: Final = {"bash": "_lowwater_names", "zsh": "_lowwater_names", "fish": f"({_ASK})"}
+
+
+def whole() -> argparse.ArgumentParser:
+    """Return the parser of the command with the commands of the other distribution in it."""
+    top = parser()
+    commands = _commands(top)
+    commands["serve"] = server.parser()
+    commands["journal"] = journal_command.parser()
+    return top
+
+
+def _commands(made: argparse.ArgumentParser) -> dict[str, Any]:
+    found: Any = next((action for action in _actions(made) if isinstance(action.choices, dict)), None)
+    return {} if found is None else found.choices
+
+
+def _actions(made: argparse.ArgumentParser) -> list[argparse.Action]:
+    return made._actions
+
+
+def _every(made: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield made
+    for each in _commands(made).values():
+        yield from _every(each)
+
+
+def script(shell: str) -> str:
+    """Return the completion script of a shell."""
+    top = whole()
+    for each in _every(top):
+        for action in _actions(each):
+            if action.metavar == "NAME" and not action.option_strings:
+                action.complete = _NAMES  # type: ignore[attr-defined]
+            elif action.metavar == "PEM":
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+            elif action.dest in {"data", "source", "target"}:
+                action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+    text = shtab.complete(top, shell=shell, preamble=_PREAMBLE.get(shell, ""))
+    return f"{text.rstrip()}\n"
+
+
+def page() -> str:
+    """Return the documentation of all commands: what each --help prints."""
+    os.environ["COLUMNS"] = "100"
+    parts = []
+    for each in _every(whole()):
+        parts.append(f"## {each.prog}\n\n```text\n{each.format_help().rstrip()}\n```\n")
+    return PAGE.read_text("utf-8").split(MARK)[0] + MARK + "\n" + "\n".join(parts)
+
+
+def main() -> int:
+    """Write, or compare; returns the exit code."""
+    made = {PAGE: page(), **{SCRIPTS / f"completion.{shell}": script(shell) for shell in SHELLS}}
+    stale = [path for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text]
+    if "--check" in sys.argv[1:]:
+        print("\n".join(f"{path.relative_to(ROOT)} is stale: run python scripts/generate_cli.py" for path in stale))
+        return int(bool(stale))
+    for path in stale:
+        path.write_text(made[path], "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+import { EMPTY, replace } from "/static/model/board.js";
+import { PART, breadth, chosen, layout, shape } from "/static/model/graph.js";
+import { judge } from "/static/model/verdict.js";
+import { NOW, computation, equal, ok } from "./check.js";
+
+const BOX = { width: 200, height: 90 };
+
+/** @param {any[]} computations */
+function verdicts(computations) {
+  const board = replace(EMPTY, { time_micros: NOW, stale_for: 0, version: "1", shards: [], computations });
+  return judge(board, NOW, { late: 1800, from: "" }).verdicts;
+}
+
+function pipeline() {
+  return [
+    computation("hourly", 3, { inputs: ["enriched"] }),
+    computation("enriched", 2, { inputs: ["flights", "missing"] }),
+    computation("flights", 1),
+  ];
+}
+
+export function what_is_read_stands_before_what_reads_it() {
+  const computations = new Map(pipeline().map((each) => [each.name, each]));
+  const of = shape([...computations.keys()], computations);
+  for (const down of [false, true]) {
+    const { nodes, edges } = layout(of, BOX, down);
+    const at = new Map(nodes.map((node) => [node.name, down ? node.y : node.x]));
+    equal(edges.map(({ from, to }) => [from, to]).sort(), [["enriched", "hourly"], ["flights", "enriched"]]);
+    for (const { from, to } of edges) ok((at.get(from) ?? 0) + BOX.height < (at.get(to) ?? 0), `${from} is not before ${to}`);
+  }
+}
+
+export function the_breadth_is_known_before_anything_is_placed() {
+  for (const many of [pipeline(), pipeline().slice(0, 1)]) {
+    const of = shape(many.map(({ name }) => name), new Map(many.map((each) => [each.name, each])));
+    equal(breadth(of, BOX.width), layout(of, BOX, false).width);
+  }
+}
+
+export function boxes_do_not_overlap() {
+  const many = Array.from({ length: 60 }, (_, i) => computation(`c${i}`, 1, { inputs: i > 3 ? [`c${i >> 1}`, `c${i >> 2}`] : [] }));
+  const { nodes, width, height } = layout(shape(many.map(({ name }) => name), new Map(many.map((each) => [each.name, each]))), BOX, false);
+  for (const a of nodes) {
+    ok(a.x >= 0 && a.y >= 0 && a.x + BOX.width <= width && a.y + BOX.height <= height, `${a.name} is outside`);
+    const over = nodes.find((b) => b.name < a.name && Math.abs(a.x - b.x) < BOX.width && Math.abs(a.y - b.y) < BOX.height);
+    ok(!over, `${a.name} lies on ${over?.name}`);
+  }
+}
+
+export function of_a_large_pipeline_the_worst_and_its_neighbours_are_drawn() {
+  const chain = Array.from({ length: 1000 }, (_, i) => computation(`c${i}`, 1 + i / 1e6, { inputs: i % 10 ? [`c${i - 1}`] : [] }));
+  chain[503] = computation("c503", 7000, { inputs: ["c502"] });
+  const drawn = chosen(verdicts(chain), []);
+  ok(drawn.length <= PART, `${drawn.length} are drawn`);
+  for (const name of ["c502", "c503", "c504"]) ok(drawn.includes(name), `${name} is not drawn`);
+}
+
+export function what_is_searched_is_drawn_with_who_holds_it() {
+  // What holds it is not registered: the way there is drawn, and what is next to that way.
+  const found = chosen(verdicts([...pipeline(), computation("storms", 1, { inputs: ["weather"] }), computation("weather", 1)]), ["hourly"]);
+  equal(found, ["enriched", "flights", "hourly"]);
+}
+
+export function an_empty_graph_has_no_size() {
+  const { nodes, edges, width, height } = layout("[]", BOX, false);
+  equal([nodes, edges], [[], []]);
+  ok(Number.isFinite(width) && Number.isFinite(height), `${width} by ${height}`);
+}

@@ -1,0 +1,28 @@
+import { ago, brief, clock, duration, lag, parted, stamp } from "/static/model/time.js";
+import { MINUTE, NOW, SECOND, equal } from "./check.js";
+
+export function a_duration_has_two_units_below_ten_of_the_larger() {
+  equal([0.2, 1, 59.9, 60, 61, 545, 2460].map(duration), ["< 1 s", "1 s", "59 s", "1 min", "1 min 1 s", "9 min 5 s", "41 min"]);
+  equal([3600, 7384, 36_000, 90_000, 31_536_000 * 13].map(duration), ["1 h", "2 h 3 min", "10 h", "1 d 1 h", "13 y"]);
+  equal([0.2, 61, 545, 7384, 36_000].map(brief), ["< 1 s", "1 min", "9 min", "2 h", "10 h"]);
+}
+
+export function a_lag_says_what_is_ahead_and_what_has_no_time() {
+  equal([null, -0.5, -5, 5].map(lag), ["–", "< 1 s", "5 s ahead", "5 s"]);
+}
+
+export function a_time_has_its_date_when_that_is_not_today() {
+  equal(clock(NOW - 41 * MINUTE, NOW), "13:02:11");
+  equal(clock(NOW - 24 * 60 * MINUTE, NOW), "20 Nov 13:43");
+  equal(clock(Date.UTC(2013, 0, 9, 13, 2) * 1000, NOW), "9 Jan 2013 13:02");
+  equal(stamp(NOW + 250_000), "2026-11-21 13:43:11.250 UTC");
+}
+
+export function what_was_never_was_not_ago() {
+  equal([ago(0, NOW), ago(NOW - 38 * MINUTE, NOW), ago(NOW + SECOND, NOW)], ["never", "38 min ago", "< 1 s ago"]);
+}
+
+export function a_sentence_is_parted_at_its_times() {
+  equal(parted("at 2013-01-09T13:02:11Z, held"), ["at ", Date.UTC(2013, 0, 9, 13, 2, 11) * 1000, ", held"]);
+  equal(parted("finished"), ["finished"]);
+}

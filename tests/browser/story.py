@@ -1,0 +1,56 @@
+"""Two computations whose every step the test makes: what the page shows then is known."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final, Self
+
+import lowwater
+from tests.browser.fleet import client, even
+
+NAMES: Final = ("flights", "enriched")
+
+
+class Story:
+    """Flights, and enriched of eight key ranges, with event times a given number of seconds behind the clock."""
+
+    def __init__(self, address: str) -> None:
+        self._lw = client(address, "exec-1")
+        self._lw.register("flights")
+        self._lw.register("enriched", inputs=["flights"])
+        self._flights = self._lw.worker("flights", name="exec-1").claim()
+        self._worker = self._lw.worker("enriched", name="exec-2")
+        self._enriched = self._worker.claim(bounds=even(8))
+
+    def tell(self, flights: float, *held: float) -> None:
+        """Report: flights so many seconds behind the clock; the first ranges of enriched held there, the others as far as flights."""
+        now = time.time()
+        frontier = _micros(now - flights)
+        self._flights.advance(None, oldest=None, frontier=frontier)
+        self._flights.flush(60)
+        oldest = [_micros(now - seconds) for seconds in held]
+        seen = self._await_inputs(frontier)
+        self._enriched.advance(seen, oldest=oldest + [None] * (8 - len(held)))
+        self._enriched.flush(60)
+
+    def release(self) -> None:
+        """Give the ranges of enriched back; they hold."""
+        self._enriched.release()
+
+    def _await_inputs(self, frontier: int) -> lowwater.Inputs:
+        deadline = time.monotonic() + 60
+        while (seen := self._worker.inputs()).low.micros < frontier:
+            assert time.monotonic() < deadline, "flights never came to its reader"
+            threading.Event().wait(0.01)
+        return seen
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lw.close()
+
+
+def _micros(seconds: float) -> int:
+    return int(seconds * 1e6)

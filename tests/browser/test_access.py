@@ -1,0 +1,103 @@
+"""The page for everyone: by keyboard alone, on a phone, in the dark, in colours that can be told apart, with names for what is read aloud."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.chromium import WAIT_MILLIS, Watched, watched
+from tests.browser.story import Story
+from tests.process.serving import Serving
+
+expect.set_options(timeout=WAIT_MILLIS)
+
+ACCESS = Path(__file__).parent / "access.js"
+PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+ROUTES = ("#/", "#/c/enriched")
+
+FOCUSED = """() => {
+    const element = document.activeElement;
+    const style = getComputedStyle(element);
+    return [element.getAttribute("aria-label") ?? element.textContent.trim(), style.outlineStyle, parseFloat(style.outlineWidth)];
+}"""
+
+
+def visit(tab: Watched, route: str) -> Page:
+    """Open a route and wait for what is asked for after it."""
+    page = tab.open(route)
+    if "/c/" in route:
+        page.locator(".strip .card").wait_for()
+        page.locator(".sentences").wait_for()
+        page.locator(".chart canvas").wait_for()
+    return page
+
+
+def test_everything_is_reached_by_the_keyboard_and_focus_is_seen(story: Story, tab: Watched) -> None:
+    story.tell(1, 40 * 60)
+    page = tab.open()
+    reached: list[str] = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        name, outline, width = page.evaluate(FOCUSED)
+        reached.append(name)
+        assert outline != "none", f"nobody sees that {name!r} has the focus"
+        assert width > 0
+        if name.startswith("enriched, late"):
+            break
+    assert reached[0] == "To the content"
+    assert reached[-1].startswith("enriched, late"), reached
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("enriched")
+    expect(page.locator("h1")).to_be_focused()
+    page.locator(".strip .card").wait_for()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.locator(".cell:focus").count():
+            break
+    expect(page.locator(".cell:focus")).to_have_count(1)
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".strip .card-title")).to_contain_text("[0x2000, 0x4000)")
+    page.keyboard.press("Escape")
+    expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
+
+
+def test_a_phone_is_wide_enough(browser: Browser, server: Serving, story: Story) -> None:
+    story.tell(1, 40 * 60)
+    with watched(browser, server.page, **PHONE) as tab:
+        for route in ROUTES:
+            page = visit(tab, route)
+            wide, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+            assert wide <= room == 360, f"{route} is {wide} pixels wide"
+        tab.page.locator(".strip-bar .cell").nth(4).tap()
+        expect(tab.page.locator(".strip .card-title")).to_contain_text("[0x8000, 0xa000)")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_word_can_be_read_and_every_control_has_a_name(
+    browser: Browser, server: Serving, story: Story, scheme: Any
+) -> None:
+    """Contrast of at least 4.5 to 1, as WCAG 2.2 AA asks for, in both colour schemes."""
+    story.tell(1000, 8000)
+    with watched(browser, server.page, color_scheme=scheme) as tab:
+        tab.page.add_init_script(path=ACCESS)
+        for route in ROUTES:
+            page = visit(tab, route)
+            assert page.evaluate("lowContrast()") == []
+            assert page.evaluate("nameless()") == []
+            assert page.locator("main, h1").count() == 2
+    with watched(browser, server.page, color_scheme=scheme) as tab:
+        tab.open()
+        found = tab.page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+        assert min(found) > 230 if scheme == "light" else max(found) < 40, found
+
+
+def test_nothing_moves_for_those_who_asked_for_that(browser: Browser, server: Serving, story: Story) -> None:
+    story.tell(1)
+    for motion, moves in (("reduce", False), ("no-preference", True)):
+        with watched(browser, server.page, reduced_motion=motion) as tab:
+            page = tab.open()
+            duration = page.locator(".bar i").first.evaluate("(bar) => getComputedStyle(bar).transitionDuration")
+            assert (duration != "0s") is moves

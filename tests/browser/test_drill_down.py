@@ -1,0 +1,155 @@
+"""From the overview to the guilty key range, its worker and its host: an executor hangs in a pipeline of processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Final
+
+from playwright.sync_api import Page, expect
+
+import lowwater
+from tests.browser.chromium import WAIT_MILLIS, Watched
+from tests.browser.fleet import GUILTY, Fleet, fleet, host
+from tests.browser.story import Story
+from tests.process.serving import Serving
+
+expect.set_options(timeout=WAIT_MILLIS)
+
+SENTENCES: Final = """() => {
+    window.sentences = [];
+    const title = document.querySelector("h1");
+    new MutationObserver(() => sentences.push(title.textContent)).observe(title, { childList: true, characterData: true, subtree: true });
+}"""
+"""Keeps whatever the sentence on top says from now on."""
+
+
+def fact(page: Page, name: str) -> str:
+    """What the card under the strip says."""
+    return page.locator(".strip .facts div").filter(has_text=name).locator("dd").inner_text()
+
+
+def test_a_hanging_executor_is_named_on_the_overview_and_found_in_its_range(
+    lw: lowwater.Client, small: Fleet, tab: Watched
+) -> None:
+    page = tab.open("#/?late=10")
+    expect(page.locator("h1")).to_contain_text("All 3 computations are on time")
+    began = time.monotonic()
+    small.freeze(GUILTY)
+    page.locator("h1").filter(has_text=f"of {GUILTY} on {host(GUILTY)}").wait_for()
+    named = time.monotonic() - began
+    expect(page.locator("h1")).to_contain_text(
+        re.compile(
+            rf"the worst is hourly, \d+ s behind, held by enriched \S+ \S+ of {GUILTY} on {host(GUILTY)}, silent for \d+ s\."
+        )
+    )
+    print(
+        json.dumps({"named_after_seconds": round(named, 1), "silent_after_seconds": round(time.monotonic() - began, 1)})
+    )
+    expect(page.locator(".node.blamed")).to_contain_text("enriched")
+
+    held = lw.ranges("enriched").ranges[0]
+    assert held.worker == GUILTY
+    page.locator("h1").get_by_role("link", name="hourly").click()
+    culprit = page.locator(".culprit")
+    expect(culprit).to_contain_text(GUILTY)
+    expect(page.locator(".sentences li").last).to_contain_text(f"owned by {GUILTY} on {host(GUILTY)}, silent for")
+    culprit.get_by_role("link", name="enriched").click()
+
+    marked = page.locator(".cell.guilty")
+    expect(marked).to_have_count(1)
+    expect(marked).to_have_class(re.compile("is-silent"))
+    expect(page.locator(".strip .card")).to_contain_text("holds the watermark")
+    assert (fact(page, "Worker"), fact(page, "Host"), fact(page, "State")) == (GUILTY, host(GUILTY), "owned, silent")
+    assert fact(page, "Sequencer") == str(held.sequencer)
+    first = page.locator(".ranges tbody tr").first
+    expect(first).to_contain_text(GUILTY)
+    expect(first).to_contain_text("holds")
+    expect(page.locator(".cell.is-silent")).to_have_count(4 + 1)  # the half that hangs, and the legend's
+
+    small.thaw(GUILTY)
+    expect(page.locator(".cell.is-silent")).to_have_count(1)
+    page.keyboard.press("Escape")
+    expect(page.locator("h1")).to_contain_text("All 3 computations are on time")
+
+
+def test_in_a_pipeline_hours_behind_a_hanging_executor_is_named_once_it_is_silent(
+    server: Serving, tab: Watched
+) -> None:
+    """Everything is very late and at work, something else is later still: the sentence turns to whoever hangs, within about a second."""
+    with fleet(server.address, "hours behind") as running:
+        page = tab.open()
+        title = page.locator("h1")
+        expect(title).to_contain_text(re.compile(r"All 4 computations are late; the worst is archive, .* alive"))
+        page.evaluate(SENTENCES)
+        running.freeze(GUILTY)
+        title.filter(has_text=re.compile(rf"of {GUILTY} on {host(GUILTY)}, silent for")).wait_for()
+        told = page.evaluate("window.sentences")
+    first = next(sentence for sentence in told if f"of {GUILTY} on" in sentence)
+    print(json.dumps({"named_first_as": first}))
+    assert re.fullmatch(
+        r"All 4 computations are late, most of all archive, by 3 h 15 min; (enriched|hourly) is stuck, 3 h behind, held by "
+        rf"(enriched|its key range) \[\S+ \S+\) of {GUILTY} on {host(GUILTY)}, silent for 1[56] s\.",
+        first,
+    ), first
+
+
+def test_every_range_of_the_strip_can_be_looked_at(story: Story, tab: Watched) -> None:
+    story.tell(1, 40, 30)
+    page = tab.open("#/c/enriched?late=10")
+    cells = page.locator(".strip-bar .cell")
+    expect(cells).to_have_count(8)
+    card = page.locator(".strip .card-title")
+    expect(card).to_contain_text("[.., 0x2000)")
+    cells.nth(1).hover()
+    expect(card).to_contain_text("[0x2000, 0x4000)")
+    cells.nth(5).focus()
+    expect(card).to_contain_text("[0xa000, 0xc000)")
+    page.keyboard.press("ArrowRight")
+    expect(card).to_contain_text("[0xc000, 0xe000)")
+    page.keyboard.press("End")
+    expect(card).to_contain_text("[0xe000, ..)")
+    expect(cells.nth(7)).to_be_focused()
+
+
+def test_the_page_of_a_computation_shows_its_surroundings_and_its_history(
+    lw: lowwater.Client, story: Story, tab: Watched
+) -> None:
+    lw.register("hourly", inputs=["enriched"])
+    story.tell(7300, 7300)
+    story.tell(5, 20)
+    page = tab.open("#/c/enriched")
+    expect(page.locator("[aria-labelledby=inputs]")).to_contain_text("flights")
+    expect(page.locator("[aria-labelledby=readers]")).to_contain_text("hourly")
+    expect(page.locator(".chart canvas")).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("Lag of enriched over the last hour"))).to_be_visible()
+    expect(page.locator(".chart .u-series").nth(1)).to_contain_text(re.compile(r"low watermark\d"))
+    expect(page.locator(".completions tbody tr").nth(1)).to_be_visible()
+    # An injector has no inputs, and says so.
+    page.locator("[aria-labelledby=inputs]").get_by_role("link", name="flights").click()
+    expect(page.locator("h1")).to_have_text("flights")
+    expect(page.locator("[aria-labelledby=inputs]")).to_contain_text("brings records in")
+
+
+def test_a_range_that_its_worker_left_is_told_from_a_silent_one(story: Story, tab: Watched) -> None:
+    story.tell(1, 40)
+    page = tab.open("#/c/enriched")
+    expect(page.locator(".strip-bar .is-alive")).to_have_count(8)
+    story.release()
+    expect(page.locator(".strip-bar .is-unowned")).to_have_count(8)
+    expect(page.locator(".strip .facts")).to_contain_text("unowned")
+
+
+def test_a_link_to_what_is_not_registered_says_so(tab: Watched) -> None:
+    page = tab.open("#/c/nothing")
+    expect(page.get_by_text("No computation of that name is registered")).to_be_visible()
+
+
+def test_a_name_survives_its_way_through_the_address_and_is_only_text(lw: lowwater.Client, tab: Watched) -> None:
+    lw.register("shop/a_b.c-d")
+    page = tab.open()
+    page.get_by_role("rowheader", name="shop/a_b.c-d").get_by_role("link").click()
+    expect(page.locator("h1")).to_have_text("shop/a_b.c-d")
+    page.goto(f"{tab.url}#/c/%3Cb%3E%26%23%3F%20x")
+    expect(page.locator("h1")).to_have_text("<b>&#? x")

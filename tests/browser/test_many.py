@@ -1,0 +1,122 @@
+"""A thousand computations: the page opens, shows the worst part of the graph, and is not held up when all of them change."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.chromium import WAIT_MILLIS, watched
+from tests.browser.fleet import client
+from tests.process.serving import Serving, serving
+
+expect.set_options(timeout=WAIT_MILLIS)
+
+FEEDS: Final = 900
+JOINS: Final = 100
+LATE: Final = "feed-503"
+
+LONG_TASKS: Final = """
+window.tasks = [];
+new PerformanceObserver((list) => tasks.push(...list.getEntries().map(({ startTime, duration }) => [startTime, duration])))
+    .observe({ type: "longtask", buffered: true });
+"""
+LONGEST_MILLIS: Final = 500.0
+"""A quiet machine stays below 100; this one may run several things at once."""
+
+
+class Crowd:
+    """Nine hundred injectors, and a hundred computations that each read nine of them."""
+
+    def __init__(self, address: str) -> None:
+        self._lw = lw = client(address, "exec-1")
+        self._pool = ThreadPoolExecutor(16)
+        list(self._pool.map(lambda i: lw.register(f"feed-{i:03}"), range(FEEDS)))
+        list(self._pool.map(self._join, range(JOINS)))
+        self._feeds = list(self._pool.map(lambda i: lw.worker(f"feed-{i:03}", name=f"exec-{i}").claim(), range(FEEDS)))
+
+    def tell(self, behind: float, late: float) -> None:
+        """Move every feed; one of them is late."""
+        now = time.time()
+        for lease in self._feeds:
+            seconds = late if lease.computation == LATE else behind
+            lease.advance(None, oldest=None, frontier=int((now - seconds) * 1e6))
+        list(self._pool.map(lambda lease: lease.flush(60), self._feeds))
+
+    def close(self) -> None:
+        """Leave."""
+        self._pool.shutdown()
+        self._lw.close()
+
+    def _join(self, i: int) -> None:
+        self._lw.register(f"join-{i:02}", inputs=[f"feed-{9 * i + k:03}" for k in range(9)])
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, Crowd]]:
+    with serving(tmp_path_factory.mktemp("many")) as server:
+        crowd = Crowd(server.address)
+        try:
+            crowd.tell(2, 3000)
+            yield server, crowd
+        finally:
+            crowd.close()
+
+
+def longest(page: Page, since: float) -> float:
+    """The longest that the page was busy without a break, in milliseconds; 0 for anything below 50."""
+    return max((duration for start, duration in page.evaluate("window.tasks") if start >= since), default=0.0)
+
+
+@pytest.mark.timeout(400)
+def test_a_thousand_computations_are_shown_and_all_may_change(
+    browser: Browser, many: tuple[Serving, Crowd], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, crowd = many
+    with watched(browser, server.page) as tab:
+        page = tab.page
+        page.add_init_script(LONG_TASKS)
+        began = time.monotonic()
+        tab.open()
+        expect(page.locator("h1")).to_contain_text(
+            f"1 of 1,000 computations is late: {LATE}, 50 min behind, held by its only key range of exec-503 on node-1, alive"
+        )
+        loaded = time.monotonic() - began
+        figures: dict[str, Any] = {"computations": FEEDS + JOINS, "load_seconds": round(loaded, 2)}
+        figures["load_longest_task_millis"] = longest(page, 0)
+        # What is drawn is the late one and what is next to it; the table has only what is in sight.
+        expect(page.get_by_text("of 1,000 computations: the worst and what is next to them")).to_be_visible()
+        assert page.locator(".node").count() <= 40
+        expect(page.get_by_role("link", name=re.compile(rf"^{LATE}\W+late\W+50 min\W+behind"))).to_be_visible()
+        expect(page.locator(".node").filter(has_text="join-55")).to_be_visible()
+        assert page.locator("tbody tr").count() < 60
+        assert page.locator("table").get_attribute("aria-rowcount") == "1001"
+
+        since = page.evaluate("performance.now()")
+        crowd.tell(1, 1)
+        expect(page.locator("h1")).to_contain_text("100 of 1,000 computations have no watermark yet")
+        figures["update_longest_task_millis"] = longest(page, since)
+        with capsys.disabled():
+            print(json.dumps(figures))
+        assert figures["update_longest_task_millis"] < LONGEST_MILLIS
+
+
+def test_every_one_of_a_thousand_can_be_found(browser: Browser, many: tuple[Serving, Crowd]) -> None:
+    """By scrolling to the end of the table, and by search, which also draws what is next to it."""
+    server, _ = many
+    with watched(browser, server.page) as tab:
+        page = tab.open("#/?sort=-name")
+        expect(page.get_by_role("rowheader", name="join-99")).to_be_visible()
+        page.locator(".scroller.virtual").evaluate("(element) => element.scrollTo(0, element.scrollHeight)")
+        last = page.get_by_role("rowheader", name="feed-000")
+        expect(last).to_be_visible()
+        expect(page.get_by_role("row").filter(has=last)).to_have_attribute("aria-rowindex", "1001")
+        page.get_by_role("searchbox").fill("feed-777")
+        expect(page.get_by_role("rowheader")).to_have_text(["feed-777"])
+        expect(page.locator(".node b")).to_have_text(["feed-777", "join-86"])

@@ -1,0 +1,95 @@
+"""The authority is killed, restarted and frozen under an open page. What is old is called old; what is new comes by itself."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.browser.chromium import WAIT_MILLIS, Watched, watched
+from tests.browser.story import Story
+from tests.process.serving import Serving
+
+expect.set_options(timeout=WAIT_MILLIS)
+
+
+@pytest.fixture
+def tab(browser: Browser, server: Serving) -> Iterator[Watched]:
+    """A page whose server may go, and comes back at the same address."""
+    server.http = server.page.removeprefix("http://").rstrip("/")
+    with watched(browser, server.page) as one:
+        one.server_may_vanish = True
+        yield one
+
+
+def test_a_killed_and_restarted_authority_is_told_and_then_followed_again(
+    server: Serving, story: Story, tab: Watched
+) -> None:
+    """Kill -9 and a start over the same journal: the banner comes and goes, and the values are current without a reload."""
+    story.tell(5, 40 * 60)
+    page = tab.open()
+    expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
+    page.evaluate("window.same = true")
+    server.kill()
+    banner = page.locator(".banner")
+    expect(banner).to_contain_text("Connection lost")
+    expect(banner).to_contain_text(re.compile(r"The values are as of \d\d:\d\d:\d\d UTC, \d+ s ago"))
+    expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
+    server.start()
+    expect(banner).to_have_count(0)
+    expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
+    story.tell(1)
+    expect(page.locator("h1")).to_contain_text("Both computations are on time")
+    assert page.evaluate("window.same"), "the page was loaded again"
+
+
+def test_the_open_computation_is_current_again_after_a_restart(server: Serving, story: Story, tab: Watched) -> None:
+    story.tell(5, 40 * 60)
+    page = tab.open("#/c/enriched")
+    expect(page.locator(".cell.guilty")).to_have_count(1)
+    server.kill()
+    expect(page.locator(".banner")).to_contain_text("Connection lost")
+    server.start()
+    story.tell(1)
+    expect(page.locator(".banner")).to_have_count(0)
+    expect(page.locator(".lead-line")).to_contain_text(re.compile(r"(\d+|< 1) s behind"))
+    expect(page.locator(".strip-bar .cell-late")).to_have_count(0)
+    expect(page.locator(".trouble")).to_have_count(0)
+
+
+def test_an_authority_that_says_nothing_any_more_is_noticed(server: Serving, story: Story, tab: Watched) -> None:
+    """A frozen process keeps its connections: only the missing beats tell."""
+    story.tell(1)
+    page = tab.open()
+    expect(page.locator(".link")).to_contain_text("live")
+    server.signal(signal.SIGSTOP)
+    try:
+        expect(page.locator(".banner")).to_contain_text("Connection lost")
+    finally:
+        server.signal(signal.SIGCONT)
+    expect(page.locator(".banner")).to_have_count(0)
+    expect(page.locator(".link")).to_contain_text("live")
+
+
+def test_a_page_for_which_there_is_no_place_is_still_kept_current(
+    browser: Browser, server: Serving, story: Story, tmp_path: Path
+) -> None:
+    """The stream refused, as beyond the number of viewers: the page asks instead, and says why."""
+    story.tell(1, 40 * 60)
+    with watched(browser, server.page) as one:
+        one.server_may_vanish = True
+        one.page.route(
+            "**/api/events",
+            lambda route: route.fulfill(status=503, json={"error": "100 pages are open already; close some"}),
+        )
+        page = one.open()
+        expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
+        expect(page.locator(".banner")).to_contain_text("asked for every few seconds instead")
+        story.tell(1)
+        expect(page.locator("h1")).to_contain_text("Both computations are on time")
+        page.unroute("**/api/events")
+        expect(page.locator(".banner")).to_have_count(0)

@@ -1,0 +1,112 @@
+"""A real Prometheus over a folder of its own, asked through its API."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import yaml
+
+from monitoring.files import GENERATED
+
+LISTENS: Final = re.compile(r"Listening on.*address=\S+:(\d+)")
+
+Labels = Mapping[str, str]
+
+
+def until(condition: Callable[[], object], seconds: float, says: Callable[[], object] = str) -> None:
+    """Ask again until it is so. Prometheus tells nobody when it has new data: it has to be asked."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not come true in {seconds} s: {says()}"
+        threading.Event().wait(0.2)
+
+
+class Prometheus:
+    """Scrapes targets by job every second, and evaluates the generated rules as often."""
+
+    def __init__(self, folder: Path, targets: Mapping[str, Sequence[str]]) -> None:
+        self._folder = folder
+        self.began = time.time()
+        folder.mkdir()
+        config = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s", "scrape_timeout": "1s"},
+            "rule_files": [str(GENERATED / "rules" / "*.yaml")],
+            "scrape_configs": [
+                {"job_name": job, "static_configs": [{"targets": list(places)}]} for job, places in targets.items()
+            ],
+        }
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+
+    def __enter__(self) -> Self:
+        command = ["prometheus", f"--config.file={self._folder}/prometheus.yml", "--web.listen-address=127.0.0.1:0"]
+        command += [f"--storage.tsdb.path={self._folder}/data", "--log.level=info"]
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        assert self._process.stderr is not None
+        lines = []
+        for line in self._process.stderr:
+            lines.append(line)
+            if found := LISTENS.search(line):
+                self._port = int(found[1])
+                break
+        else:
+            raise AssertionError("".join(lines))
+        self._reader = threading.Thread(target=self._process.stderr.read)  # else it would wait for somebody to read
+        self._reader.start()
+        until(self._ready, 60)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        self._process.wait(30)
+        self._reader.join()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+    def _ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/-/ready", timeout=10) as answer:
+                return int(answer.status) == 200
+        except urllib.error.HTTPError:
+            return False
+
+    def _ask(self, path: str, **parameters: str) -> Any:
+        url = f"http://127.0.0.1:{self._port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{parameters}: {error.read().decode()}") from error
+
+    def now(self, query: str) -> dict[tuple[tuple[str, str], ...], float]:
+        """What a query gives now, by labels."""
+        found = self._ask("query", query=query)["result"]
+        return {tuple(sorted(one["metric"].items())): float(one["value"][1]) for one in found}
+
+    def series(self, query: str) -> list[tuple[Labels, list[float]]]:
+        """The series of a query since Prometheus started, with the samples that are numbers."""
+        found = self._ask("query_range", query=query, start=f"{self.began}", end=f"{time.time()}", step="1")["result"]
+        numbers = [(one["metric"], [float(value) for _, value in one["values"]]) for one in found]
+        kept = [(labels, [value for value in values if math.isfinite(value)]) for labels, values in numbers]
+        return [(labels, values) for labels, values in kept if values]
+
+    def rules(self) -> list[dict[str, Any]]:
+        """Every rule and how its last evaluation went."""
+        return [rule for group in self._ask("rules")["groups"] for rule in group["rules"]]
+
+    def alerts(self, name: str) -> list[dict[str, Any]]:
+        """The instances of an alert that are pending or firing."""
+        return [each for each in self._ask("alerts")["alerts"] if each["labels"]["alertname"] == name]

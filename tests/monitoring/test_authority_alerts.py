@@ -1,0 +1,198 @@
+"""Each alert about the authority fires at its second, and its nearest harmless neighbour does not fire it at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from monitoring.recordings import EPOCH
+from tests.monitoring.worlds import (
+    HOURS,
+    Instances,
+    Value,
+    World,
+    check,
+    healthy,
+    histogram,
+    of,
+    own,
+    paused,
+    quiet,
+    without,
+)
+
+FAULT = 1 * HOURS
+AFTER = range(FAULT, 2 * HOURS, 300)
+ONE = {"job": "lowwater", "instance": "one:7421"}
+JOB = {"job": "lowwater"}
+
+
+def rising(name: str, labels: str, a_second: float, until: float = 20 * HOURS) -> World:
+    """A healthy deployment, and a counter that rises from a moment on."""
+    world = healthy()
+    world[own(name, labels)] = lambda t: max(0.0, min(t, until) - FAULT) * a_second
+    return world
+
+
+def slow(name: str, until: float = 20 * HOURS, seconds: float = 0.8) -> World:
+    """A healthy deployment, and something that takes long from a moment on."""
+    world = without(healthy(), f"lowwater_{name}_bucket")
+    histogram(world, f"lowwater_{name}", lambda t: seconds if FAULT <= t < until else 0.05)
+    return world
+
+
+def down() -> World:
+    """The authority does not answer: Prometheus keeps no series of a target that is down."""
+    world = healthy()
+    paused(world, FAULT, 20 * HOURS, "lowwater_", "process_")
+    world[own("up")] = lambda t: 0 if t >= FAULT else 1
+    return world
+
+
+def second(epoch: float, world: World, name: str = "enriched") -> World:
+    """Another process says that it serves a computation too."""
+    world[own("lowwater_epoch", f', computation="{name}"', "two:7421")] = lambda t: epoch if t >= FAULT else None
+    world[own("lowwater_build_info", ', version="1"', "two:7421")] = lambda t: 1
+    world[own("up", "", "two:7421")] = lambda t: 1
+    return world
+
+
+def unserved(until: float = 20 * HOURS) -> World:
+    """Nobody serves enriched from a moment on."""
+    world = healthy()
+    paused(world, FAULT, until, of("epoch", "enriched"))
+    return world
+
+
+def nothing_served() -> World:
+    """The authority is alive and serves nothing of what is registered: it takes nothing over."""
+    world = healthy()
+    paused(world, FAULT, 20 * HOURS, "computation=")
+    return world
+
+
+def stuck_journal() -> World:
+    """The journal confirms nothing any more."""
+    world = healthy()
+    world[own("lowwater_journal_confirmed_timestamp_seconds")] = lambda t: min(t, FAULT) - 1
+    return world
+
+
+def conflating(share: float) -> World:
+    """So many of ten values a second are replaced before they are taken."""
+    world = healthy()
+    world[own("lowwater_conflated_watermarks_total")] = lambda t: 10 * share * t
+    world[own("lowwater_pushed_watermarks_total")] = lambda t: 10 * (1 - share) * t
+    return world
+
+
+FIRES: dict[str, tuple[Callable[[], World], Mapping[float, Instances]]] = {
+    "LowwaterAuthorityDown": (down, {3630: [], 3660: [ONE]}),
+    "LowwaterAuthorityAbsent": (down, {3870: [], 3900: [{}]}),
+    "LowwaterTwoOwners": (lambda: second(3, healthy()), {3570: [], 3600: [JOB | {"computation": "enriched"}]}),
+    "LowwaterNoOwner": (unserved, {3690: [], 3720: [JOB]}),
+    "LowwaterJournalErrors": (
+        lambda: rising("lowwater_journal_errors_total", ', outcome="failed"', 0.1),
+        {3600: [], 3630: [ONE]},
+    ),
+    # Last confirmed at 00:59:59: more than 30 s ago at 01:00:30, and a minute more.
+    "LowwaterJournalNotConfirming": (stuck_journal, {3660: [], 3690: [ONE]}),
+    # The first 30 s of slow ones are a tenth of what is seen in five minutes.
+    "LowwaterJournalSlow": (lambda: slow("journal_append_seconds"), {4170: [], 4200: [ONE]}),
+    "LowwaterEventLoopLag": (lambda: slow("event_loop_lag_seconds"), {3870: [], 3900: [ONE]}),
+    "LowwaterPushSlow": (lambda: slow("push_seconds", seconds=4), {4170: [], 4200: [ONE]}),
+    # Five a second: more than one over five minutes after a minute, and ten minutes more.
+    "LowwaterClaimStorm": (lambda: rising("lowwater_claims_total", ', outcome="granted"', 5), {4260: [], 4290: [JOB]}),
+    "LowwaterOverloaded": (
+        lambda: rising("lowwater_admission_refused_total", ', gate="reports"', 1),
+        {3900: [], 3930: [ONE | {"gate": "reports"}]},
+    ),
+    "LowwaterSubscribersConflated": (lambda: conflating(0.95), {900: [], 930: [ONE]}),
+}
+
+
+def test_that_nothing_at_all_is_served_fires_too(tmp_path: Path) -> None:
+    """Of nothing there is no count."""
+    check(tmp_path, nothing_served(), {"LowwaterNoOwner": {3690: [], 3720: [JOB], 2 * HOURS: [JOB]}})
+
+
+@pytest.mark.parametrize("alert", FIRES)
+def test_it_fires_at_its_second(tmp_path: Path, alert: str) -> None:
+    made, expected = FIRES[alert]
+    check(tmp_path, made(), {alert: expected})
+
+
+def restarted() -> World:
+    """Away for half a minute; every counter begins anew, errors of long ago are forgotten."""
+    world = healthy()
+    world[own("lowwater_journal_errors_total", ', outcome="failed"')] = lambda t: 7 if t < FAULT else 0
+    world[own("lowwater_claims_total", ', outcome="granted"')] = lambda t: 4000 if t < FAULT else 12
+    paused(world, FAULT, FAULT + 30, "lowwater_", "process_")
+    world[own("up")] = lambda t: 0 if FAULT <= t < FAULT + 30 else 1
+    return world
+
+
+def never_an_authority() -> World:
+    """Something else that Prometheus scrapes is down."""
+    world = healthy()
+    world['up{job="shop", instance="till:80"}'] = lambda t: 0
+    return world
+
+
+def later(value: Value) -> Value:
+    """What a process exports that takes over: its counters begin at zero."""
+    return lambda t: value(t - FAULT) if t > FAULT else None
+
+
+def one_of_two() -> World:
+    """A shard was taken away for good, target and all, and the other one serves what it served."""
+    world = second(4, healthy())
+    for name in ("flights", "hourly"):
+        second(4, world, name)
+    paused(world, FAULT, 20 * HOURS, 'instance="one:7421"')
+    for series, value in list(world.items()):
+        if 'instance="one:7421"' in series and "lowwater_epoch" not in series and "up{" not in series:
+            world[series.replace("one:7421", "two:7421")] = later(value)
+    world |= {name.replace("one:7421", "two:7421"): value for name, value in healthy().items() if "_timestamp_" in name}
+    world[own("lowwater_registered_computations", "", "two:7421")] = lambda t: 3
+    return world
+
+
+HARMLESS: dict[str, Callable[[], World]] = {
+    "restarted": restarted,
+    "never an authority": never_an_authority,
+    "moved to another shard": one_of_two,
+    "a zombie of a lower epoch": lambda: second(2, healthy()),
+    "a fail-over of a minute": lambda: unserved(FAULT + 60),
+    "a burst of claims after a restart": lambda: rising(
+        "lowwater_claims_total", ', outcome="granted"', 100, FAULT + 60
+    ),
+    "one slow append": lambda: slow("journal_append_seconds", FAULT + 60),
+    "a loop that was late for a moment": lambda: slow("event_loop_lag_seconds", FAULT + 30, 0.4),
+    "a fast publisher": lambda: conflating(0.5),
+    "a crowd for a moment": lambda: rising("lowwater_admission_refused_total", ', gate="reports"', 5, FAULT + 30),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_the_harmless_neighbour_is_quiet(tmp_path: Path, name: str) -> None:
+    check(tmp_path, HARMLESS[name](), quiet(AFTER))
+
+
+def test_a_process_that_is_down_is_not_a_stuck_journal_too(tmp_path: Path) -> None:
+    check(tmp_path, down(), quiet(AFTER, "LowwaterAuthorityDown", "LowwaterAuthorityAbsent"))
+
+
+CARELESS: dict[str, tuple[Callable[[], World], str, str]] = {
+    "never an authority": (never_an_authority, "and on (job, instance) max_over_time(lowwater_build_info[6h])", ""),
+    "a zombie of a lower epoch": (lambda: second(2, healthy()), f" == on (job, computation) group_left {EPOCH}", ""),
+}
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError)
+@pytest.mark.parametrize("name", CARELESS)
+def test_without_its_care_a_rule_would_fire_for_the_neighbour(tmp_path: Path, name: str) -> None:
+    made, care, instead = CARELESS[name]
+    check(tmp_path, made(), quiet((FAULT + 1800,)), careless=(care, instead))

@@ -1,0 +1,165 @@
+"""The generated files: what `python -m monitoring` writes, the same each time, of names that exist, with a runbook for each alert."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from lowwater.prometheus import FIGURES as CLIENT
+from lowwater_authority.web.metrics import FIGURES as AUTHORITY
+from lowwater_spark.prometheus import FIGURES as SPARK
+from monitoring.files import GENERATED, HERE, PAGE, generate, groups, page
+from monitoring.grafana import COLUMNS
+from monitoring.recordings import BROKEN
+from monitoring.settings import Settings
+from tests.monitoring.panels_asked import dashboards, rules, selectors
+
+BOARDS: Final = sorted(dashboards())
+PROCESS: Final = {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_start_time_seconds", "up"}
+"""What prometheus_client and Prometheus add."""
+LABELS: Final = {"job", "instance", "le"}
+
+
+def exported() -> dict[str, set[str]]:
+    """Every metric that something exports or records, and its labels; of a histogram its three series."""
+    found: dict[str, set[str]] = {name: set() for name in PROCESS}
+    for figure in (*AUTHORITY, *CLIENT, *SPARK):
+        names = [f"{figure.name}{end}" for end in ("_bucket", "_sum", "_count")]
+        for name in names if figure.kind == "histogram" else [figure.name]:
+            found[name] = set(figure.labels)
+    for rule in rules("recording"):
+        found[rule["record"]] = {"computation", "worker", "host", "range"}
+    return found
+
+
+def panels(board: str) -> list[dict[str, Any]]:
+    """The panels of a dashboard, without its headings."""
+    return [panel for panel in dashboards()[board]["panels"] if panel["type"] != "row"]
+
+
+def expressions() -> Iterator[str]:
+    """Every expression of every panel and rule."""
+    for board in BOARDS:
+        yield from (target["expr"] for panel in panels(board) for target in panel["targets"])
+    yield from (rule["expr"] for name in ("recording", "alerts") for rule in rules(name))
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the generator as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", "monitoring", *arguments],
+        cwd=HERE.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+def test_what_is_committed_is_what_is_generated() -> None:
+    done = command("--check")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_same_is_generated_each_time() -> None:
+    assert generate(Settings()) == generate(Settings())
+    assert page(PAGE.read_text(), Settings()) == PAGE.read_text()
+
+
+def test_settings_of_a_deployment_go_to_its_own_folder_and_are_checked_there(tmp_path: Path) -> None:
+    mine = ("--out", str(tmp_path), "--late-seconds", "120", "--period-seconds", "60", "--runbooks", "https://wiki/x")
+    assert command(*mine).returncode == 0
+    alerts = (tmp_path / "rules/lowwater-alerts.yaml").read_text()
+    assert "runbook_url: https://wiki/x/pipeline.md#lowwaterpromisebroken" in alerts
+    assert "not complete 2 minutes after" in alerts
+    assert command(*mine, "--check").returncode == 0
+    (tmp_path / "rules/lowwater-alerts.yaml").write_text(alerts + "\n")
+    assert "lowwater-alerts.yaml is not what" in command(*mine, "--check").stderr
+    assert command("--late-seconds", "120").returncode == 2, "the committed files are made with the defaults"
+
+
+def test_prometheus_takes_the_rules() -> None:
+    files = sorted(map(str, (GENERATED / "rules").glob("*.yaml")))
+    done = subprocess.run(
+        ["promtool", "check", "rules", *files], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_name_and_every_label_exists() -> None:
+    known = exported()
+    asked = {each for expr in expressions() for each in selectors(expr)}
+    assert len(asked) > 60
+    for selector in asked:
+        metric, _, matchers = selector.partition("{")
+        assert metric in known, selector
+        assert set(re.findall(r"(\w+)\s*=", matchers)) <= known[metric] | LABELS, selector
+
+
+def test_a_name_that_does_not_exist_is_found_out() -> None:
+    assert selectors('sum by (lowwater_x) (rate(lowwater_nothing{job="a"}[5m]))') == {'lowwater_nothing{job="a"}'}
+    assert "lowwater_nothing" not in exported()
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_a_dashboard_is_one_that_grafana_can_load_and_a_reader_understand(board: str) -> None:
+    content = dashboards()[board]
+    assert content["uid"] == board
+    assert content["schemaVersion"] >= 39, "of Grafana 11"
+    every = content["panels"]
+    assert len({panel["id"] for panel in every}) == len(every)
+    assert len({panel["title"] for panel in every}) == len(every)
+    taken: set[tuple[int, int]] = set()
+    for panel in every:
+        place = panel["gridPos"]
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert place["x"] + place["w"] <= COLUMNS
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    chosen = {variable["name"] for variable in content["templating"]["list"]}
+    assert {"datasource", "job", "page"} < chosen
+    for panel in panels(board):
+        assert len(panel["description"]) > 40, panel["title"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        for target in panel["targets"]:
+            used = set(re.findall(r"\$(\w+)", target["expr"])) - {"__rate_interval"}
+            assert used <= chosen, target["expr"]
+            assert "job" in used or target["expr"].startswith("time() - (time()"), target["expr"]
+    targets = {link["url"].removeprefix("/d/") for link in content["links"] if link["url"].startswith("/d/")}
+    assert targets == set(BOARDS) - {board}
+    assert any(link["url"] == "${page}/" for link in content["links"])
+
+
+def test_a_panel_keeps_its_number_when_others_come() -> None:
+    """Links to a panel carry it."""
+    ids = {panel["title"]: panel["id"] for panel in panels("lowwater-lag")}
+    assert ids["Local lag"] == 566_791
+
+
+def test_every_alert_says_what_to_do() -> None:
+    for group in groups(Settings())["alerts"]:
+        text = (HERE / "runbooks" / group.runbook).read_text()
+        sections = {part.partition("\n")[0]: part for part in text.split("\n## ")[1:]}
+        assert set(sections) == {alert.alert for alert in group.alerts}, group.runbook
+        for name, section in sections.items():
+            for word in ("**It means**", "**Look**", "**Do**"):
+                assert word in section, name
+    for rule in rules("alerts"):
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+        path, _, section = rule["annotations"]["runbook_url"].partition("#")
+        assert (HERE.parent / path).is_file()
+        assert section == rule["alert"].lower()
+
+
+def test_what_panels_and_alerts_share_is_recorded_once() -> None:
+    recorded = {rule["record"] for rule in rules("recording")}
+    used = {each.partition("{")[0] for expr in expressions() for each in selectors(expr)}
+    assert recorded <= used, "nothing is recorded for nobody"
+    assert BROKEN in recorded

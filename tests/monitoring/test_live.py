@@ -1,0 +1,156 @@
+"""Every query of a panel and every rule, against a real Prometheus that scrapes a real authority under a real pipeline."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import ItemsView, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+from prometheus_client import CollectorRegistry, start_http_server
+
+from lowwater.prometheus import register
+from monitoring.files import groups
+from monitoring.settings import Settings
+from tests.monitoring.panels_asked import Asked, asked, rules, selectors
+from tests.monitoring.pipeline import Pipeline
+from tests.monitoring.prometheus_server import Prometheus, until
+from tests.process.serving import Serving, serving
+
+pytestmark = pytest.mark.timeout(400)
+
+NOT_HERE: Final = {
+    "lowwater_spark_": "needs a driver: test_spark_panels.py",
+}
+"""Metrics that this pipeline has not, and why."""
+
+
+class Watched(NamedTuple):
+    """What the tests look at."""
+
+    prometheus: Prometheus
+    pipeline: Pipeline
+    server: Serving
+    killed: float
+    """When exec-7 was killed, by the wall clock."""
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder: Path = tmp_path_factory.mktemp("live")
+    with serving(folder) as server, Pipeline(server.address) as pipeline:
+        registry = CollectorRegistry()
+        register(pipeline.client, registry=registry)
+        exporter, thread = start_http_server(0, "127.0.0.1", registry)
+        targets = {
+            "lowwater": [server.page.removeprefix("http://").rstrip("/")],
+            "workers": [f"127.0.0.1:{exporter.server_port}"],
+        }
+        try:
+            with Prometheus(folder / "prometheus", targets) as prometheus:
+                until(lambda: prometheus.now('computation:lowwater_local_lag_seconds:max{computation="hourly"}'), 60)
+                assert pipeline.child.poll() is None
+                pipeline.kill()
+                yield Watched(prometheus, pipeline, server, time.time())
+        finally:
+            exporter.shutdown()
+            exporter.server_close()
+            thread.join()
+
+
+def without_data(prometheus: Prometheus, queries: list[Asked]) -> list[Asked]:
+    """Those that have not returned a number yet, at any second."""
+    return [query for query in queries if not prometheus.series(query.expr)]
+
+
+@pytest.mark.parametrize("board", ["lowwater-lag", "lowwater-authority"])
+def test_every_panel_of_the_authority_has_data(watched: Watched, board: str) -> None:
+    queries = asked(board)
+    assert len(queries) >= 14
+    missing = queries
+
+    def none_missing() -> bool:
+        nonlocal missing
+        missing = without_data(watched.prometheus, missing)
+        return not missing
+
+    until(none_missing, 120, lambda: missing)
+
+
+def test_every_panel_of_the_clients_has_data(watched: Watched) -> None:
+    queries = [query for query in asked("lowwater-workloads", ".+") if "lowwater_client_" in query.expr]
+    assert len(queries) == 12
+    until(lambda: not without_data(watched.prometheus, queries), 60, lambda: without_data(watched.prometheus, queries))
+
+
+def test_a_query_of_a_metric_that_nobody_exports_is_found_out(watched: Watched) -> None:
+    assert without_data(watched.prometheus, [Asked("", "", 'lowwater_low_watermark_seconds{job="lowwater"}')])
+
+
+def test_every_rule_is_evaluated_and_reads_what_is_exported(watched: Watched) -> None:
+    known = {rule["name"] for rule in watched.prometheus.rules()}
+    assert known == {rule.get("alert") or rule["record"] for name in ("alerts", "recording") for rule in rules(name)}
+    until(lambda: all(rule["health"] == "ok" for rule in watched.prometheus.rules()), 30, watched.prometheus.rules)
+    wanted = set[str]().union(*(selectors(rule["expr"]) for name in ("alerts", "recording") for rule in rules(name)))
+    assert len(wanted) > 30
+    here = {each for each in wanted if not any(word in each for word in NOT_HERE)}
+    empty: set[str] = set()
+
+    def all_read() -> bool:
+        nonlocal empty
+        empty = {each for each in here if not watched.prometheus.series(each)}
+        return not empty
+
+    until(all_read, 90, lambda: empty)
+
+
+def test_the_worker_that_was_killed_is_named_by_the_alert(watched: Watched) -> None:
+    prometheus = watched.prometheus
+
+    def named() -> list[dict[str, Any]]:
+        silent = prometheus.alerts("LowwaterHolderSilent")
+        return [each for each in silent if each["labels"].get("worker") == "exec-7" and each["state"] == "firing"]
+
+    until(named, 240, lambda: prometheus.alerts("LowwaterHolderSilent"))
+    print(f"the alert fired {time.time() - watched.killed:.0f} s after the worker was killed")
+    (alert,) = named()
+    told = {each["labels"]["computation"] for each in prometheus.alerts("LowwaterHolderSilent")}
+    assert told <= {"enriched", "left", "crooked"}, "neither who waits for windows nor who is idle is silent"
+    assert not {"idle", "hourly", "flights"} & {
+        labels["computation"] for labels, _ in prometheus.series('ALERTS{alertname="LowwaterHolderSilent"}')
+    }
+    assert alert["labels"]["computation"] == "enriched"
+    assert alert["labels"]["host"] == socket.gethostname()
+    assert alert["labels"]["range"] == "[0x80, ..)"
+    assert f"The key range is [0x80, ..), of exec-7 on {socket.gethostname()}." in alert["annotations"]["description"]
+
+
+def test_what_nobody_owns_and_what_is_refused_is_about_to_be_told(watched: Watched) -> None:
+    prometheus = watched.prometheus
+
+    def seen(name: str, wanted: ItemsView[str, str]) -> bool:
+        return any(wanted <= each["labels"].items() for each in prometheus.alerts(name))
+
+    for name, wanted in (
+        ("LowwaterRangesUnowned", {"computation": "left"}.items()),
+        ("LowwaterReportsRefused", {"reason": "TOO_FAR_AHEAD"}.items()),
+    ):
+        until(partial(seen, name, wanted), 60)
+    told = {each["labels"]["computation"] for each in prometheus.alerts("LowwaterRangesUnowned")}
+    assert told == {"left"}, "neither what is owned nor what is finished"
+
+
+def test_an_authority_that_is_gone_is_told(watched: Watched) -> None:
+    """The last of this module: it ends the authority."""
+    watched.server.kill()
+    until(lambda: watched.prometheus.alerts("LowwaterAuthorityDown"), 60)
+    until(lambda: watched.prometheus.alerts("LowwaterAuthorityAbsent"), 60)
+
+
+def test_all_alerts_are_in_the_file() -> None:
+    assert {rule["alert"] for rule in rules("alerts")} == {
+        alert.alert for group in groups(Settings())["alerts"] for alert in group.alerts
+    }

@@ -1,0 +1,423 @@
+"""Each alert about the data fires at its second, and its nearest harmless neighbour does not fire it at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from monitoring.recordings import BROKEN, EXACT, FRESHNESS, LOCAL_LAG
+from tests.monitoring.worlds import (
+    HOURS,
+    Expected,
+    Value,
+    World,
+    changed,
+    check,
+    computation,
+    difference,
+    flowing,
+    following,
+    healthy,
+    held,
+    hourly,
+    of,
+    own,
+    paused,
+    quiet,
+)
+
+FAULT = 2 * HOURS
+"""When something goes wrong, in every test."""
+
+ONE = {"job": "lowwater", "computation": "enriched"}
+WHO = {"worker": "exec-7", "host": "node-3", "range": "[40.., 44..)"}
+AFTER = range(FAULT, 4 * HOURS, 600)
+"""Moments at which a harmless world must be quiet."""
+
+
+def standing(at: float = FAULT) -> World:
+    """Enriched stands still from a moment on, though its worker lives."""
+    world = healthy()
+    low = held(at, following)
+    computation(world, "enriched", low, flowing)
+    world[of("local_lag_seconds", "hourly")] = lambda t: difference(low(t), hourly(min(t, at)))
+    return world
+
+
+def named(world: World, begin: float = FAULT + 30) -> World:
+    """The authority names who holds enriched."""
+    labels = ', worker="exec-7", host="node-3", range="[40.., 44..)"'
+    world[of("holder_info", "enriched", labels)] = lambda t: 1 if t >= begin else None
+    return world
+
+
+def finished(world: World) -> World:
+    """Enriched ends: of a finished computation neither its time nor its lag is exported."""
+    gone = ("low_watermark_timestamp_seconds", "lag_seconds", "last_report", "oldest_operation")
+    for name in list(world):
+        if 'computation="enriched"' in name and any(word in name for word in gone):
+            paused(world, FAULT, 20 * HOURS, name)
+    world[of("ranges", "enriched", ', state="owned"')] = lambda t: 64 * (t < FAULT)
+    world[of("ranges", "enriched", ', state="finished"')] = lambda t: 64 * (t >= FAULT)
+    return world
+
+
+def estimated(world: World) -> World:
+    """Nobody promises enriched."""
+    world[of("estimated", "enriched")] = lambda t: 1
+    return world
+
+
+def test_a_healthy_pipeline_is_quiet_though_its_windows_are_a_saw(tmp_path: Path) -> None:
+    check(tmp_path, healthy(), quiet(range(0, 4 * HOURS, 600)))
+
+
+def test_a_broken_promise_fires_after_its_share_of_an_hour(tmp_path: Path) -> None:
+    # Hourly stands at 07:00 since 08:00. Due at 08:30:00 is 08:00, so it is broken from then on; 18 of the 121 samples of an hour
+    # are more than 14.4 %, at 08:38:30, and that has to last for two minutes.
+    world = healthy()
+    low = held(8 * HOURS - 60, hourly)
+    computation(world, "hourly", low, following)
+    hour = {"job": "lowwater", "computation": "hourly", "window": "1h"}
+    # 44 of the 721 samples of six hours are more than 6 %, at 08:51:30; they have to last for a quarter of an hour.
+    six = hour | {"window": "6h"}
+    check(tmp_path, world, {"LowwaterPromiseBroken": {31200: [], 31230: [hour], 32760: [hour], 32790: [hour, six]}})
+
+
+def test_a_broken_promise_that_is_kept_again_does_not_fire(tmp_path: Path) -> None:
+    # Eight minutes late, once: two thirds of a quarter of an hour's worth of the budget.
+    world = healthy()
+    computation(world, "hourly", lambda t: hourly(t) if t >= 9480 else held(FAULT - 60, hourly)(t), following)
+    check(tmp_path, world, quiet(AFTER, "LowwaterWatermarkStalled", "LowwaterComputationHolds"))
+
+
+def test_a_stalled_watermark_fires_once_it_stood_longer_than_a_window_takes(tmp_path: Path) -> None:
+    # It moved last at 02:00:00. More than 3,900 s later is 03:05:30, and five minutes more.
+    check(tmp_path, standing(), {"LowwaterWatermarkStalled": {11400: [], 11430: [ONE], 4 * HOURS: [ONE]}})
+
+
+def test_who_holds_is_named_once_the_lag_says_that_it_holds(tmp_path: Path) -> None:
+    # Its local lag, t - 7,170, is over 3,900 s at 03:04:30, and five minutes more.
+    check(
+        tmp_path,
+        named(standing()),
+        {"LowwaterComputationHolds": {11370: [], 11400: [ONE | WHO], 4 * HOURS: [ONE | WHO]}},
+    )
+
+
+def test_who_holds_without_a_name_is_told_all_the_same(tmp_path: Path) -> None:
+    check(tmp_path, standing(), {"LowwaterComputationHolds": {11370: [], 11400: [ONE]}})
+
+
+def silent() -> World:
+    """The worker that holds enriched died."""
+    world = named(standing())
+    world[of("last_report_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT)
+    return world
+
+
+def test_a_silent_holder_is_named(tmp_path: Path) -> None:
+    # Silent for more than 30 s at 02:01:00, and one minute more.
+    check(tmp_path, silent(), {"LowwaterHolderSilent": {7290: [], 7320: [ONE | WHO], 7350: [ONE | WHO]}})
+
+
+def test_a_silent_holder_is_told_of_in_words_that_name_it(tmp_path: Path) -> None:
+    says = {
+        "summary": "A worker that holds enriched is silent",
+        "description": "Nothing has come for 2m 0s from a worker whose key range holds the low watermark. Silence never advances it: the"
+        " range has to be claimed by a worker that lives. The key range is [40.., 44..), of exec-7 on node-3.",
+        "runbook_url": "monitoring/runbooks/pipeline.md#lowwaterholdersilent",
+    }
+    check(tmp_path, silent(), {"LowwaterHolderSilent": {7320: [ONE | WHO | says]}}, says=True)
+
+
+TWO = 'job="lowwater", instance="two:7421"'
+ONE_HOLDER, EVERY_HOLDER = "topk by (job, computation) (1, ", "("
+
+
+def failed_over() -> World:
+    """Another shard took enriched over from one that does not know it yet, and that still names the worker before."""
+    world = named(standing())
+    for series in [name for name in world if 'computation="enriched"' in name and "holder_info" not in name]:
+        world[series.replace("one:7421", "two:7421")] = later(world[series])
+    world[f'lowwater_epoch{{{TWO}, computation="enriched"}}'] = later(lambda t: 4)
+    holder = ', worker="exec-8", host="node-4", range="[40.., 44..)"'
+    world[f'lowwater_holder_info{{{TWO}, computation="enriched"{holder}}}'] = later(lambda t: 1)
+    return world
+
+
+def later(value: Value) -> Value:
+    """What the second shard says: nothing in the first ten minutes of the fault."""
+    return lambda t: value(t) if t >= FAULT + 600 else None
+
+
+def silent_after_fail_over() -> World:
+    """Enriched was taken over, its new holder died, and so did one of a computation that stayed where it is."""
+    world = failed_over()
+    world[f'lowwater_last_report_timestamp_seconds{{{TWO}, computation="enriched"}}'] = later(lambda t: FAULT + 570)
+    world[of("last_report_timestamp_seconds", "hourly")] = lambda t: min(t, FAULT)
+    return world
+
+
+SUCCESSOR = {"worker": "exec-8", "host": "node-4"}
+HOURLY = {"job": "lowwater", "computation": "hourly"}
+
+
+def test_after_a_fail_over_the_holder_of_the_newest_owner_is_named_and_other_computations_still_alert(
+    tmp_path: Path,
+) -> None:
+    # Two processes name a holder of enriched. Silent since 02:09:30, told of since 02:10:00: more than 30 s at 02:10:30, a minute more.
+    check(
+        tmp_path,
+        silent_after_fail_over(),
+        {"LowwaterHolderSilent": {7320: [HOURLY], 7860: [HOURLY], 7890: [HOURLY, ONE | WHO | SUCCESSOR]}},
+    )
+
+
+def test_after_a_fail_over_it_is_told_who_holds(tmp_path: Path) -> None:
+    check(tmp_path, failed_over(), {"LowwaterComputationHolds": {11370: [], 11400: [ONE | WHO | SUCCESSOR]}})
+
+
+def relieved() -> World:
+    """The shard before says of enriched that its holder is silent, its ranges are left and its operation does not end."""
+    world = failed_over()
+    world[of("last_report_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT + 600)
+    world[of("oldest_operation_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT + 600)
+    world[of("ranges", "enriched", ', state="unowned"')] = lambda t: 2 if t >= FAULT + 600 else 0
+    # Of its successor neither is known: nobody reported since.
+    for name in ("last_report", "oldest_operation"):
+        paused(world, 0, 20 * HOURS, f'lowwater_{name}_timestamp_seconds{{{TWO}, computation="enriched"')
+    return world
+
+
+def test_who_was_relieved_accuses_nobody(tmp_path: Path) -> None:
+    check(
+        tmp_path,
+        relieved(),
+        quiet(AFTER, "LowwaterComputationHolds", "LowwaterWatermarkStalled", "LowwaterPromiseBroken"),
+    )
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError)
+def test_without_the_epoch_who_was_relieved_would_accuse(tmp_path: Path) -> None:
+    check(
+        tmp_path,
+        relieved(),
+        quiet(AFTER, "LowwaterComputationHolds", "LowwaterWatermarkStalled", "LowwaterPromiseBroken"),
+        careless=(" and on (job, instance, computation) instance:lowwater_epoch:newest", ""),
+    )
+
+
+def test_two_owners_of_one_epoch_do_not_stop_the_alert_that_names_the_holder(tmp_path: Path) -> None:
+    world = silent_after_fail_over()
+    world[f'lowwater_epoch{{{TWO}, computation="enriched"}}'] = later(lambda t: 3)
+    check(tmp_path, world, {"LowwaterHolderSilent": {7320: [HOURLY], 7860: [HOURLY], FAULT + 1200: [HOURLY]}})
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError)
+def test_two_holders_of_one_computation_would_stop_it(tmp_path: Path) -> None:
+    world = silent_after_fail_over()
+    world[f'lowwater_epoch{{{TWO}, computation="enriched"}}'] = later(lambda t: 3)
+    check(
+        tmp_path,
+        world,
+        {"LowwaterHolderSilent": {7860: [HOURLY], FAULT + 1200: [HOURLY]}},
+        careless=(ONE_HOLDER, EVERY_HOLDER),
+    )
+
+
+def unknown(ranges: int = 64) -> World:
+    """Enriched was claimed, and a range of it never reported."""
+    world = healthy()
+    gone = ("low_watermark", "lag_seconds", "last_report", "oldest_operation")
+    for name in list(world):
+        if 'computation="enriched"' in name and any(word in name for word in gone):
+            paused(world, FAULT, 20 * HOURS, name)
+    world[of("watermark_state", "enriched", ', state="unknown"')] = lambda t: int(t >= FAULT)
+    world[of("ranges", "enriched", ', state="owned"')] = lambda t: ranges
+    return world
+
+
+def test_an_unknown_watermark_of_claimed_ranges_fires_after_five_minutes(tmp_path: Path) -> None:
+    check(tmp_path, unknown(), {"LowwaterWatermarkUnknown": {7470: [], 7500: [ONE], 4 * HOURS: [ONE]}})
+
+
+def test_ranges_without_an_owner_fire_after_five_minutes(tmp_path: Path) -> None:
+    world = healthy()
+    world[of("ranges", "enriched", ', state="unowned"')] = lambda t: 2 if t >= FAULT else 0
+    check(tmp_path, world, {"LowwaterRangesUnowned": {7470: [], 7500: [ONE]}})
+
+
+def test_ranges_that_nobody_ever_claimed_fire_too(tmp_path: Path) -> None:
+    world = healthy()
+    world[of("ranges", "enriched", ', state="never_claimed"')] = lambda t: 1 if t >= FAULT else 0
+    check(tmp_path, world, {"LowwaterRangesUnowned": {7470: [], 7500: [ONE]}})
+
+
+def test_an_operation_that_does_not_end_fires(tmp_path: Path) -> None:
+    # It began at 01:59:55. Older than 900 s at 02:15:00, and five minutes more.
+    world = healthy()
+    world[of("oldest_operation_timestamp_seconds", "enriched")] = held(FAULT, lambda t: t - 5)
+    check(tmp_path, world, {"LowwaterOperationStuck": {8370: [], 8400: [ONE]}})
+
+
+def test_reports_with_bad_timestamps_fire(tmp_path: Path) -> None:
+    world = healthy()
+    world[own("lowwater_refused_reports_total", ', reason="TOO_FAR_AHEAD"')] = lambda t: 4 + max(0, t - FAULT) / 30
+    check(
+        tmp_path, world, {"LowwaterReportsRefused": {7320: [], 7350: [{"job": "lowwater", "reason": "TOO_FAR_AHEAD"}]}}
+    )
+
+
+def test_an_estimate_alerts_as_an_estimate_and_never_as_exact(tmp_path: Path) -> None:
+    # It is older than 5,400 s at 03:28:30 and older for a quarter of an hour at 03:43:30; what stands behind it stands too.
+    world = estimated(silent())
+    late: Expected = {"LowwaterEstimateLate": {13410: [], 13440: [ONE]}}
+    check(tmp_path, world, {**quiet(AFTER, "LowwaterEstimateLate"), **late})
+
+
+def idle_but_renewed() -> World:
+    """No data come: the inputs stand too, and the worker says so every few seconds."""
+    world = healthy()
+    for name, low in (("flights", flowing), ("enriched", following)):
+        computation(world, name, held(FAULT, low), None if name == "flights" else held(FAULT, flowing))
+    return named(world)
+
+
+def catching_up() -> World:
+    """Far behind after a pause, and faster than its input."""
+    world = healthy()
+    low: Callable[[float], float] = lambda t: following(t) - max(0, 5000 - max(0, t - FAULT) / 4) * (t >= FAULT)  # noqa: E731
+    world[of("local_lag_seconds", "enriched")] = lambda t: difference(flowing(t), low(t))
+    return named(world)
+
+
+def claimed_again() -> World:
+    """Two minutes without an owner."""
+    world = healthy()
+    world[of("ranges", "enriched", ', state="unowned"')] = lambda t: 2 if FAULT <= t < FAULT + 120 else 0
+    return world
+
+
+def retired() -> World:
+    """Ranges that were taken out."""
+    world = healthy()
+    world[of("ranges", "enriched", ', state="retired"')] = lambda t: 2 if t >= FAULT else 0
+    return world
+
+
+def fenced() -> World:
+    """Reports of a worker that was replaced are refused."""
+    world = healthy()
+    world[own("lowwater_refused_reports_total", ', reason="STALE_SEQUENCER"')] = lambda t: max(0, t - FAULT)
+    return world
+
+
+def from_nothing(value: Value) -> Value:
+    """A counter that begins anew."""
+    lost = value(FAULT) or 0
+    return lambda t: value(t) if t < FAULT else (value(t) or 0) - lost
+
+
+def restarted() -> World:
+    """The authority is away for half a minute, and counts from nothing again."""
+    world = healthy()
+    for series, value in list(world.items()):
+        if "_total" in series or "_bucket" in series:
+            world[series] = from_nothing(value)
+    paused(world, FAULT, FAULT + 30)
+    return world
+
+
+def begun(low: Value) -> World:
+    """Enriched is new: it tells of itself for the first time at the moment of the fault."""
+    world = healthy()
+    computation(world, "enriched", low, flowing)
+    paused(world, 0, FAULT, 'computation="enriched"')
+    return world
+
+
+def new_and_catching_up(fast: float) -> World:
+    """A new computation begins three hours behind, and gains."""
+    return begun(lambda t: min(following(t), t - 3 * HOURS + fast * max(0, t - FAULT)))
+
+
+def test_a_new_computation_that_falls_behind_fires_after_half_an_hour(tmp_path: Path) -> None:
+    # Three hours behind since 02:00:00 and no nearer: at 02:30:00 there is half an hour of history, and it lasts two minutes more.
+    hour = ONE | {"window": "1h"}
+    check(
+        tmp_path, begun(lambda t: t - 3 * HOURS), {"LowwaterPromiseBroken": {9090: [], 9120: [hour], 4 * HOURS: [hour]}}
+    )
+
+
+HARMLESS: dict[str, tuple[Callable[[], World], tuple[str, ...]]] = {
+    "new and catches up in minutes": (lambda: new_and_catching_up(20), ()),
+    "new and catches up in hours": (lambda: new_and_catching_up(2), ()),
+    "unknown before anybody claimed": (lambda: unknown(0), ()),
+    "finished": (lambda: finished(healthy()), ()),
+    "finished while it stood": (lambda: finished(named(standing(FAULT - 300), FAULT)), ("LowwaterHolderSilent",)),
+    # Its promise is broken, and that is told: old data are old data. But nobody is guilty of it.
+    "idle but renewed": (idle_but_renewed, ("LowwaterPromiseBroken",)),
+    "catching up": (catching_up, ()),
+    "claimed again": (claimed_again, ()),
+    "retired": (retired, ()),
+    "fenced": (fenced, ()),
+    "restarted": (restarted, ()),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_the_harmless_neighbour_is_quiet(tmp_path: Path, name: str) -> None:
+    made, but = HARMLESS[name]
+    check(tmp_path, made(), quiet(AFTER, *but))
+
+
+CARELESS: dict[str, tuple[Callable[[], World], str, str]] = {
+    "estimated as exact": (lambda: estimated(silent()), EXACT, ""),
+    "idle but renewed": (idle_but_renewed, f"and on (job, computation) ({LOCAL_LAG} - {LOCAL_LAG} offset 10m > 0)", ""),
+    "catching up": (catching_up, f"and deriv({LOCAL_LAG}[10m]) > 0.1", ""),
+    "unknown before anybody claimed": (
+        lambda: unknown(0),
+        '(lowwater_ranges{state=~"owned"} and on (job, instance, computation) instance:lowwater_epoch:newest) > 0',
+        "(lowwater_ranges) >= 0",
+    ),
+    "retired": (retired, 'state=~"unowned|never_claimed"', 'state!="owned"'),
+    "fenced": (fenced, 'reason=~"TOO_FAR_AHEAD|FINISH_REQUIRED"', ""),
+}
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError)
+@pytest.mark.parametrize("name", CARELESS)
+def test_without_its_care_a_rule_would_fire_for_the_neighbour(tmp_path: Path, name: str) -> None:
+    made, care, instead = CARELESS[name]
+    check(
+        tmp_path,
+        made(),
+        quiet((FAULT + 1800, 4 * HOURS), "LowwaterPromiseBroken", "LowwaterEstimateLate"),
+        careless=(care, instead),
+    )
+
+
+KNOWN = {
+    "history": (20, FAULT + 180, f"and on (job, computation) max_over_time({BROKEN}[1h] offset 30m)"),
+    "slope": (
+        2,
+        FAULT + 2400,
+        f"unless on (job, computation) (({FRESHNESS} < {FRESHNESS} offset 30m) unless {FRESHNESS} offset 6h)",
+    ),
+}
+"""What keeps a new computation quiet: how fast one gains, and when it would be told of without that."""
+
+
+@pytest.mark.parametrize("care", KNOWN)
+def test_without_its_care_a_new_computation_that_catches_up_would_page(tmp_path: Path, care: str) -> None:
+    """A broken promise of two samples is one of 100 %."""
+    fast, at, part = KNOWN[care]
+    hour = ONE | {"window": "1h"}
+    check(tmp_path, new_and_catching_up(fast), {"LowwaterPromiseBroken": {at: [hour]}}, careless=(part, ""))
+
+
+def test_the_moment_of_a_low_watermark_is_found_by_looking_back() -> None:
+    assert [changed(hourly)(t) for t in (0, 3690, 3720, 7290, 7320)] == [0, 0, 3720, 3720, 7320]

@@ -1,0 +1,243 @@
+"""Made-up deployments for `promtool test rules`: what a healthy one exports second by second, and what a fault changes in it.
+
+Time is promtool's: it begins at 0, and processing time is event time plus the delay of the source. A value is given as a function of time;
+None is a scrape without the series, and Prometheus takes a series that is missing twice for gone.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from monitoring.files import GENERATED, groups
+from monitoring.settings import Settings
+
+STEP: Final = 30
+"""Seconds between two scrapes, and two evaluations."""
+
+HOURS: Final = 3600
+AUTHORITY: Final = 'job="lowwater", instance="one:7421"'
+
+Value = Callable[[float], float | None]
+World = dict[str, Value]
+Instances = Iterable[Mapping[str, str]]
+"""The labels of each instance of an alert, and perhaps what it says."""
+Expected = Mapping[str, Mapping[float, Instances]]
+"""By alert, then by second."""
+
+
+def alert_names() -> list[str]:
+    """Every alert there is."""
+    return sorted({alert.alert for group in groups(Settings())["alerts"] for alert in group.alerts})
+
+
+def of(name: str, computation: str, labels: str = "") -> str:
+    """A series of a computation."""
+    return f'lowwater_{name}{{{AUTHORITY}, computation="{computation}"{labels}}}'
+
+
+def own(name: str, labels: str = "", instance: str = "one:7421") -> str:
+    """A series of a process."""
+    return f'{name}{{job="lowwater", instance="{instance}"{labels}}}'
+
+
+def query(name: str) -> str:
+    """A series of a tracked Spark query."""
+    return f'lowwater_spark_{name}{{job="spark", instance="d:1", query="q", computation="enriched"}}'
+
+
+def seen(state: str) -> str:
+    """How an attachment sees the authority."""
+    return f'lowwater_spark_attach_authority{{job="spark", instance="d:1", state="{state}"}}'
+
+
+def flowing(t: float) -> float:
+    """The source: a minute behind the clock."""
+    return max(t - 60, 0)
+
+
+def following(t: float) -> float:
+    """A stage that passes records on: half a minute more."""
+    return max(t - 90, 0)
+
+
+def hourly(t: float) -> float:
+    """A stage that writes windows of an hour: it publishes their starts."""
+    return max(t - 120, 0) // 3600 * 3600
+
+
+def changed(low: Value) -> Value:
+    """When a low watermark moved last, by looking back."""
+
+    def moved(t: float) -> float:
+        at = int(t) // STEP * STEP
+        while at > 0 and low(at) == low(at - STEP):
+            at -= STEP
+        return at
+
+    return moved
+
+
+def computation(world: World, name: str, low: Value, behind: Value | None, top: Value = flowing) -> None:
+    """Add a computation that a living worker renews."""
+    world[of("low_watermark_timestamp_seconds", name)] = low
+    world[of("low_watermark_change_timestamp_seconds", name)] = changed(low)
+    world[of("last_report_timestamp_seconds", name)] = lambda t: t - 2
+    world[of("oldest_operation_timestamp_seconds", name)] = lambda t: t - 5
+    world[of("epoch", name)] = lambda t: 3
+    world[of("estimated", name)] = lambda t: 0
+    world[of("ranges", name, ', state="owned"')] = lambda t: 64
+    for state in ("unowned", "never_claimed", "finished", "retired"):
+        world[of("ranges", name, f', state="{state}"')] = lambda t: 0
+    if behind is not None:
+        world[of("local_lag_seconds", name)] = lambda t: difference(behind(t), low(t))
+        world[of("global_lag_seconds", name)] = lambda t: difference(top(t), low(t))
+
+
+def difference(ahead: float | None, low: float | None) -> float | None:
+    """How far a watermark is behind another, while both are known."""
+    return None if ahead is None or low is None else max(0.0, ahead - low)
+
+
+def histogram(world: World, name: str, seconds: Value, labels: str = "") -> None:
+    """Add a histogram of one process that sees ten observations a second, all of a length that may change."""
+    counts = {"0.1": 0.0, "0.5": 0.0, "1": 0.0, "5": 0.0, "+Inf": 0.0}
+    seen: dict[str, dict[float, float]] = {bound: {} for bound in counts}
+    for at in range(0, 10 * HOURS, STEP):
+        for bound, count in list(counts.items()):
+            if (length := seconds(at)) is not None and length <= float(bound):
+                counts[bound] = count + 10 * STEP
+            seen[bound][at] = counts[bound]
+    for bound, values in seen.items():
+        world[own(f"{name}_bucket", f'{labels}, le="{bound}"')] = values.__getitem__
+
+
+def healthy() -> World:
+    """A pipeline in which all is well: flights, enriched from them, and hourly from these, on one authority."""
+    world: World = {}
+    computation(world, "flights", flowing, None)
+    computation(world, "enriched", following, flowing)
+    computation(world, "hourly", hourly, following)
+    world[own("up")] = lambda t: 1
+    world[own("lowwater_build_info", ', version="1"')] = lambda t: 1
+    world[own("lowwater_owned_computations")] = lambda t: 3
+    world[own("lowwater_registered_computations")] = lambda t: 3
+    world[own("lowwater_journal_confirmed_timestamp_seconds")] = lambda t: t - 1
+    world[own("lowwater_journal_errors_total", ', outcome="failed"')] = lambda t: 0
+    world[own("lowwater_journal_errors_total", ', outcome="unknown"')] = lambda t: t // 1000
+    world[own("lowwater_claims_total", ', outcome="granted"')] = lambda t: 12
+    world[own("lowwater_refused_reports_total", ', reason="TOO_FAR_AHEAD"')] = lambda t: 4
+    world[own("lowwater_admission_refused_total", ', gate="reports"')] = lambda t: 0
+    world[own("lowwater_pushed_watermarks_total")] = lambda t: 10 * t
+    world[own("lowwater_conflated_watermarks_total")] = lambda t: t
+    world['lowwater_client_reports_total{job="worker", instance="w:1"}'] = lambda t: t
+    world['lowwater_client_acknowledged_reports_total{job="worker", instance="w:1"}'] = lambda t: t
+    world['lowwater_client_unserved_computations{job="worker", instance="w:1"}'] = lambda t: 0
+    world[query("late_rows_total")] = lambda t: 0
+    world[query("holding")] = lambda t: 0
+    world |= {seen("answers"): lambda t: 1, seen("away"): lambda t: 0, seen("left_alone"): lambda t: 0}
+    for name in ("journal_append_seconds", "push_seconds", "event_loop_lag_seconds"):
+        histogram(world, f"lowwater_{name}", lambda t: 0.05)
+    return world
+
+
+def without(world: World, *words: str) -> World:
+    """The same without the series whose names contain any of the words."""
+    return {series: value for series, value in world.items() if not any(word in series for word in words)}
+
+
+def paused(world: World, begin: float, end: float, *words: str) -> None:
+    """No scrape sees these series for a time; all series when no words are given."""
+    for series, value in list(world.items()):
+        if not words or any(word in series for word in words):
+            world[series] = _paused(value, begin, end)
+
+
+def _paused(value: Value, begin: float, end: float) -> Value:
+    return lambda t: None if begin <= t < end else value(t)
+
+
+def held(at: float, value: Value) -> Value:
+    """A value that stays as it is at a moment."""
+    return lambda t: value(min(t, at))
+
+
+def _samples(value: Value, until: float) -> str:
+    """In promtool's notation. A scrape that misses a series that was there marks it as gone."""
+    found = []
+    before = False
+    for at in range(0, int(until) + STEP, STEP):
+        number = value(at)
+        found.append(f"{number!r}" if number is not None else ("stale" if before else "_"))
+        before = number is not None
+    return " ".join(found)
+
+
+def check(
+    folder: Path,
+    world: World,
+    expected: Expected,
+    *,
+    says: bool = False,
+    careless: tuple[str, str] = ("", ""),
+) -> None:
+    """Run promtool: of each alert, which instances fire at which seconds. Severity and name need not be said.
+
+    Without ``says`` the annotations are left out; with it they stand among the labels of an instance, and have to be the same.
+    ``careless`` replaces a text in all expressions: what a rule would do without that part.
+    """
+    until = max(at for times in expected.values() for at in times)
+    severities = {(alert.alert, dict(alert.labels).get("window", "")): alert.severity for alert in _alerts()}
+    for name in ("recording", "alerts"):
+        content = yaml.safe_load((GENERATED / f"rules/lowwater-{name}.yaml").read_text())
+        for rule in (rule for group in content["groups"] for rule in group["rules"]):
+            rule["expr"] = rule["expr"].replace(*careless)
+            if not says:
+                rule.pop("annotations", None)
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    test = {
+        "rule_files": ["recording.yaml", "alerts.yaml"],
+        "evaluation_interval": f"{STEP}s",
+        "group_eval_order": [group.name for several in groups(Settings()).values() for group in several],
+        "tests": [
+            {
+                "interval": f"{STEP}s",
+                "input_series": [{"series": name, "values": _samples(value, until)} for name, value in world.items()],
+                "alert_rule_test": [
+                    {
+                        "eval_time": f"{int(at)}s",
+                        "alertname": alert,
+                        "exp_alerts": [_expected(alert, each, severities) for each in instances],
+                    }
+                    for alert, times in expected.items()
+                    for at, instances in times.items()
+                ],
+            }
+        ],
+    }
+    path = folder / "test.yaml"
+    path.write_text(yaml.safe_dump(test, width=1_000_000))
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _alerts() -> Iterable[Any]:
+    return (alert for group in groups(Settings())["alerts"] for alert in group.alerts)
+
+
+def _expected(alert: str, labels: Mapping[str, str], severities: Mapping[tuple[str, str], str]) -> dict[str, object]:
+    annotations = {name: text for name, text in labels.items() if name in ("summary", "description", "runbook_url")}
+    rest = {name: text for name, text in labels.items() if name not in annotations}
+    severity = severities[alert, rest.get("window", "")]
+    return {"exp_labels": {"severity": severity, **rest}, "exp_annotations": annotations}
+
+
+def quiet(times: Iterable[float], *but: str) -> dict[str, Mapping[float, Instances]]:
+    """Expect that nothing fires at these seconds, but perhaps the alerts that are named."""
+    return {name: {at: [] for at in times} for name in alert_names() if name not in but}

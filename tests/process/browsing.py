@@ -1,0 +1,146 @@
+"""What looks at the status page's API in tests: plain HTTP, and a viewer of the event stream as a browser is one."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from email.message import Message
+from types import TracebackType
+from typing import Any, Self
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer, of whatever status."""
+
+    status: int
+    headers: Message
+    body: bytes
+
+    @property
+    def json(self) -> Json:
+        found: Json = json.loads(self.body)
+        return found
+
+
+def ask(
+    page: str, path: str, method: str = "GET", headers: dict[str, str] | None = None, **parameters: object
+) -> Answer:
+    """Ask for a path below a page's address."""
+    query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
+    request = urllib.request.Request(f"{page}{path}{query}", method=method, headers=headers or {})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return Answer(response.status, response.headers, response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, error.headers, error.read())
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A server-sent event."""
+
+    kind: str
+    data: str
+    at: float
+    """When it came, on the monotonic clock."""
+
+
+@dataclass
+class Viewer:
+    """Follows the events of a page in a thread, and connects again when they end; keeps what a page would show."""
+
+    page: str
+    events: list[Event] = field(default_factory=list)
+    shown: dict[str, Json] = field(default_factory=dict)
+    """The computations by name."""
+    lows: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """(life, low) of each computation as they came, while it was a time."""
+    ends: int = 0
+    """How often the stream has ended."""
+
+    def __enter__(self) -> Self:
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._connection: socket.socket | None = None
+        self._thread = threading.Thread(target=self._follow)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self.disconnect()
+        self._thread.join()
+
+    def disconnect(self) -> None:
+        """End the connection, as when a network fails."""
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def until(self, condition: Callable[[Self], object], seconds: float = 30.0) -> None:
+        """Return when a condition holds."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: condition(self), seconds), (self.ends, self.shown)
+
+    def low(self, name: str) -> int | None:
+        """The low watermark shown of a computation."""
+        found: int | None = self.shown[name]["low"]["micros"] if name in self.shown else None
+        return found
+
+    def _follow(self) -> None:
+        place = urllib.parse.urlsplit(self.page)
+        while not self._stopping.wait(0.05):
+            connection = http.client.HTTPConnection(place.netloc, timeout=10)
+            try:
+                connection.connect()
+                self._connection = connection.sock
+                connection.request("GET", "/api/events")
+                with connection.getresponse() as response:
+                    assert response.status == 200, response.read()
+                    self._read(response)
+            except (OSError, http.client.HTTPException):
+                pass
+            finally:
+                connection.close()
+            with self._changed:
+                self.ends += 1
+                self._changed.notify_all()
+
+    def _read(self, response: Any) -> None:
+        kind = ""
+        for line in response:
+            if self._stopping.is_set():
+                return
+            name, _, value = line.decode().rstrip("\n").partition(": ")
+            if name == "event":
+                kind = value
+            elif name == "data":
+                self._take(Event(kind, value, time.monotonic()))
+
+    def _take(self, event: Event) -> None:
+        told = json.loads(event.data)
+        with self._changed:
+            self.events.append(event)
+            if event.kind == "snapshot":
+                self.shown.clear()
+            for each in told.get("computations", ()):
+                self.shown[each["name"]] = each
+                if each["low"]["state"] == "time":
+                    self.lows.setdefault(each["name"], []).append((each["incarnation"], each["low"]["micros"]))
+            self._changed.notify_all()

@@ -1,0 +1,155 @@
+"""What holds a connection to the status page without using it: it costs the page a place for a while, and nobody else anything."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import socket
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lowwater
+from lowwater_authority.web import connections
+from lowwater_authority.web.board import Board
+from lowwater_authority.web.connections import IDLE_SECONDS, MOST_CONNECTIONS, OF_FILES, most_connections
+from lowwater_authority.web.follower import Follower
+from lowwater_authority.web.http import HttpServer, listen
+from tests.process.browsing import Viewer, ask
+from tests.process.serving import Serving
+from tests.process.test_client_end_to_end import eventually
+
+pytestmark = pytest.mark.process
+
+FILES = 256
+"""Files that a process may open in these tests: a quarter are connections."""
+
+REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+LARGE = 8 << 20
+
+
+def connected(page: str, sent: bytes = b"", buffer: int = 1 << 16) -> socket.socket:
+    """A connection that has sent something, and reads only what the test reads."""
+    place = urllib.parse.urlsplit(page)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.settimeout(3 * IDLE_SECONDS)
+    connection.connect((place.hostname, place.port))
+    connection.sendall(sent)
+    return connection
+
+
+def is_cut_off(connection: socket.socket) -> bool:
+    """Whether the other side has ended it; takes what had been sent. Waits for either."""
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except ConnectionError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+class Limited(Serving):
+    """One that may open few files."""
+
+    def program(self) -> list[str]:
+        return ["prlimit", f"--nofile={FILES}", *super().program()]
+
+
+def test_idle_connections_take_their_places_and_no_more(tmp_path: Path) -> None:
+    """More than the process may open files: those who report do not notice, and the page answers again once they are cut off."""
+    with Limited(tmp_path / "data", "--log-format", "json") as server, contextlib.ExitStack() as stack:
+        for _ in range(FILES + 44):
+            stack.enter_context(connected(server.page))
+        lw = stack.enter_context(lowwater.connect(server.address, timeout=10))
+        lw.register("a")
+        lease = lw.worker("a").claim()
+        lease.advance(None, oldest=None, frontier=1_000_000)
+        lease.flush(10)
+        assert server.process is not None
+        opened = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+        assert opened < FILES - 64
+        eventually(lambda: answers(server), 3 * IDLE_SECONDS)
+        told = [json.loads(line) for line in (tmp_path / "serve.log").read_text().splitlines()]
+        refused = [line for line in told if line["event"] == "page_refused"]
+        assert 1 <= len(refused) <= 6
+        assert str(FILES // OF_FILES) in refused[0]["reason"]
+        assert not any(line["event"] == "log" and line["level"] == "error" for line in told)
+
+
+def answers(server: Serving) -> bool:
+    with contextlib.suppress(OSError):
+        return ask(server.page, "healthz").status == 200
+    return False
+
+
+def test_a_process_that_may_open_many_files_takes_a_fixed_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    for files, most in ((resource.RLIM_INFINITY, MOST_CONNECTIONS), (1 << 20, MOST_CONNECTIONS), (400, 100), (1, 1)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
+        assert most_connections() == most
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A page in this process, whose metrics are large, and which waits a second only."""
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 1.0)
+    monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.1)
+    board = Board()
+    with Serving(tmp_path / "data") as server:
+        follower = Follower(lambda: lowwater.connect(server.address), board, clock=lambda: 1, sharded=False)
+        listening = listen("127.0.0.1", 0)
+        http = HttpServer(
+            listening, board, follower, expose=lambda _: (b"#" * LARGE, "text/plain"), version="0", clock=lambda: 1
+        )
+        follower.start()
+        http.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        follower.close()
+        http.close()
+    assert "lowwater-http" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET /api/why?computation=", REQUEST.replace(b"metrics", b"healthz"), b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"],
+    ids=["nothing", "half a head", "nothing after an answer", "no body"],
+)  # fmt: skip
+def test_a_connection_that_asks_nothing_is_cut_off(page: str, sent: bytes) -> None:
+    with connected(page, sent) as connection:
+        assert is_cut_off(connection)
+
+
+def test_a_connection_that_does_not_read_its_answer_is_cut_off(page: str) -> None:
+    """Whatever it asks meanwhile. It has got what the system's buffers hold, and what is left for it is let go."""
+    with connected(page, 3 * REQUEST, 4096) as connection:
+        began = time.monotonic()
+        eventually(lambda: not open_to(page, connection))
+        assert time.monotonic() - began < IDLE_SECONDS
+        assert is_cut_off(connection)
+
+
+def open_to(page: str, connection: socket.socket) -> bool:
+    """Whether the server's end of a connection, in this very process, is open."""
+    ours = f"{connection.getsockname()[1]:04X}"
+    port = f"{urllib.parse.urlsplit(page).port or 0:04X}"
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    established = "01"
+    return any(
+        each[1].endswith(f":{port}") and each[2].endswith(f":{ours}") and each[3] == established for each in lines
+    )
+
+
+def test_one_that_reads_or_watches_is_not_cut_off(page: str) -> None:
+    """Its stream of events is quiet for longer than an idle connection may be."""
+    with Viewer(page) as viewer, connected(page, REQUEST) as connection:
+        assert len(ask(page, "metrics").body) == LARGE
+        assert is_cut_off(connection)
+        viewer.until(lambda seen: sum(event.kind == "beat" for event in seen.events))
+        assert viewer.ends == 0

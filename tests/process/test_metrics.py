@@ -1,0 +1,243 @@
+"""What real processes export, over HTTP: against what was done to them, and against Prometheus's own linter."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from lowwater import Watermark, errors
+from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
+from lowwater.prometheus import register
+from lowwater_authority.web.metrics import FIGURES
+from tests.process.serving import Serving, serving
+from tests.process.sharding import Sharded, move
+from tests.process.test_client_end_to_end import eventually
+from tests.process.test_serve import HOUR, Peer
+
+DAY = 24 * HOUR
+
+
+class Scrape:
+    """One scrape, by name and labels."""
+
+    def __init__(self, server: Serving) -> None:
+        with urllib.request.urlopen(server.metrics, timeout=20) as page:
+            self.text: str = page.read().decode()
+        self.families = list(text_string_to_metric_families(self.text))
+        self.samples = {
+            (each.name, frozenset(each.labels.items())): each.value
+            for family in self.families
+            for each in family.samples
+        }
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """The value of the series with exactly these labels."""
+        return self.samples.get((f"lowwater_{name}", frozenset(labels.items())))
+
+    def all(self, name: str) -> dict[tuple[str, ...], float]:
+        """Label values, by the order of their labels' names, and values."""
+        return {
+            tuple(value for _, value in sorted(labels)): found
+            for (each, labels), found in self.samples.items()
+            if each == f"lowwater_{name}"
+        }
+
+    def linted(self) -> str:
+        """What promtool has against it."""
+        done = subprocess.run(
+            ["promtool", "check", "metrics"], input=self.text, capture_output=True, text=True, timeout=60, check=False
+        )
+        return done.stdout + done.stderr
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Serving]:
+    with serving(tmp_path) as one:
+        yield one
+
+
+def test_an_authority_counts_exactly_what_was_done_to_it(server: Serving) -> None:
+    peer = Peer(server)
+    began = time.time()
+    peer.register("a")
+    peer.register("b", "a")
+    claim = peer.claim("a", b"", b"h", b"p", b"")
+    for _ in range(3):
+        with pytest.raises(grpc.RpcError):
+            peer.claim("nobody")
+    down = peer.open(stream=5)
+    next(down)
+    peer.report(1, claim, 14, 15, 16)
+    next(down)
+    peer.report(2, claim, 14, 15, 10**6)
+    assert [each.reason for each in next(down).ack.refused] == ["TOO_FAR_AHEAD"]
+    peer.report(3, workers_pb2.ClaimResponse(sequencer=77), 14, 14)
+    assert [each.reason for each in next(down).ack.refused] == ["STALE_SEQUENCER"]
+    watching = [peer.watermarks.Watch(watermarks_pb2.WatchRequest(computations=["a"])) for _ in range(2)]
+    for each in watching:
+        assert [view.low_micros for view in next(each).watermarks] == [14 * HOUR]
+    peer.report(4, claim, 15, 15, 16)
+    next(down)
+    for each in watching:
+        assert next(view.low_micros for message in each for view in message.watermarks) == 15 * HOUR
+    peer.low()
+    older = iter([workers_pb2.ReportRequest(open=workers_pb2.ReportOpen(sender=peer.sender, stream=4))])
+    with pytest.raises(grpc.RpcError):
+        next(peer.workers.Report(older))
+    eventually(lambda: Scrape(server).value("ranges", computation="a", state="owned") == 3)
+    found = Scrape(server)
+    assert found.value("reports_total") == 4
+    assert found.value("reported_ranges_total") == 3 + 3 + 2 + 3
+    assert found.all("refused_reports_total") == {("TOO_FAR_AHEAD",): 1, ("STALE_SEQUENCER",): 1}
+    assert found.all("claims_total") == {("granted",): 1, ("refused",): 3}
+    assert found.all("refused_calls_total") == {("Claim", "UNKNOWN_COMPUTATION"): 3, ("Report", "OLD_STREAM"): 1}
+    calls = {labels: value for labels, value in found.all("calls_total").items() if labels[1] in ("Claim", "Register")}
+    assert calls == {("OK", "Claim"): 1, ("NOT_FOUND", "Claim"): 3, ("OK", "Register"): 2}
+    assert found.value("call_seconds_count", method="Claim") == 4
+    spent = found.value("call_seconds_sum", method="Claim")
+    assert spent is not None
+    assert 0 < spent < time.time() - began
+    assert found.value("subscribers") == 2
+    assert found.value("local_lag_seconds", computation="b") is None, "it is unknown"
+    assert found.value("report_streams") == 1
+    assert found.value("owned_computations") == found.value("registered_computations") == 2
+    assert found.value("rounds_total") == 2 + 1 + 4, "registrations, a claim, reports"
+    assert found.value("low_watermark_timestamp_seconds", computation="a") == 15 * 3600
+    assert found.value("low_watermark_timestamp_seconds", computation="b") is None
+    assert found.value("watermark_state", computation="b", state="unknown") == 1
+    assert found.value("holding_ranges", computation="a") == 2
+    reported = found.value("last_report_timestamp_seconds", computation="a")
+    assert reported is not None
+    assert began <= reported <= time.time()
+    assert found.value("ranges", computation="b", state="never_claimed") == 1
+    assert found.value("event_loop_lag_seconds_count") > 0  # type: ignore[operator]
+    assert found.value("journal_replay_seconds_count") == 2, "each was read when it was registered"
+    assert found.value("push_seconds_count") >= 2  # type: ignore[operator]
+    for each in watching:
+        each.cancel()
+    peer.sent.put(None)
+    eventually(lambda: Scrape(server).value("subscribers") == 0)
+    eventually(lambda: Scrape(server).value("report_streams") == 0)
+    peer.channel.close()
+
+
+def test_the_linter_of_prometheus_is_silent_about_a_busy_authority(server: Serving) -> None:
+    peer = Peer(server)
+    peer.register("a")
+    claim = peer.claim("a", b"", b"m", b"")
+    down = peer.open()
+    next(down)
+    for number, hours in enumerate([(14, 15), (14, 10**6)], start=1):
+        peer.report(number, claim, *hours)
+        next(down)
+    with pytest.raises(grpc.RpcError):
+        peer.topology.Retire(topology_pb2.RetireRequest(computation="a"))
+    watching = peer.watermarks.Watch(watermarks_pb2.WatchRequest())
+    next(watching)
+    peer.register("never")
+    eventually(lambda: Scrape(server).value("ranges", computation="never", state="never_claimed") == 1)
+    found = Scrape(server)
+    assert found.all("holder_info").keys() == {("never", "", "all keys", "")}, "a moment ago the other one moved"
+    assert found.linted() == ""
+    declared = {figure.name: set(figure.labels) for figure in FIGURES}
+    for family in found.families:
+        for sample in family.samples:
+            if family.name.startswith("lowwater_"):
+                name = {"counter": f"{family.name.removesuffix('_total')}_total"}.get(family.type, family.name)
+                assert sample.labels.keys() - {"le"} == declared[name], sample
+    peer.sent.put(None)
+    peer.channel.close()
+
+
+def test_shards_over_redis_export_each_computation_once_with_lags_across_them(tmp_path: Path) -> None:
+    """The lag of a computation is told by its own shard, though its inputs are another's."""
+    with ExitStack() as stack:
+        deployment = stack.enter_context(Sharded(tmp_path, 2))
+        first, second = deployment.shards
+        lw = stack.enter_context(deployment.connect())
+        registry = CollectorRegistry()
+        register(lw, registry=registry)
+        lw.register("flights")
+        lw.register("enriched", inputs=["flights"])
+        for name, shard in (("flights", first), ("enriched", second)):
+            lw.pin(name, shard.address)
+        eventually(lambda: Scrape(first).value("owned_computations") == 1 == Scrape(second).value("owned_computations"))
+        flights = lw.worker("flights", identity="t").claim()
+        flights.advance(None, oldest=None, frontier=Watermark(15 * HOUR))
+        flights.flush(20)
+        worker = lw.worker("enriched", identity="t")
+        eventually(lambda: worker.inputs().low == Watermark(15 * HOUR))
+        enriched = worker.claim()
+        enriched.advance(worker.inputs(), oldest=Watermark(13 * HOUR))
+        enriched.flush(20)
+        eventually(lambda: Scrape(second).value("local_lag_seconds", computation="enriched") == 2 * 3600)
+        assert Scrape(second).value("global_lag_seconds", computation="enriched") == 2 * 3600
+        with pytest.raises(errors.IdentityMismatch):
+            lw.worker("enriched", identity="other").claim()
+        scrapes = [Scrape(first), Scrape(second)]
+        lows = Counter(labels for each in scrapes for labels in each.all("low_watermark_timestamp_seconds"))
+        assert lows == {("flights",): 1, ("enriched",): 1}
+        assert scrapes[1].value("refused_calls_total", method="Claim", reason="IDENTITY_MISMATCH") == 1
+        for each in scrapes:
+            confirmed = each.value("journal_confirmed_timestamp_seconds")
+            assert confirmed is not None
+            assert abs(confirmed - time.time()) < 30
+            assert each.linted() == ""
+        lw.pin("enriched", first.address)
+        eventually(lambda: Scrape(first).value("epoch", computation="enriched") is not None)
+        # The series of what is served elsewhere disappear.
+        eventually(lambda: 'computation="enriched"' not in Scrape(second).text)
+
+        def everywhere(name: str) -> float:
+            return sum(Scrape(shard).value(name) or 0 for shard in (first, second))
+
+        def told(name: str) -> float:
+            return registry.get_sample_value(f"lowwater_client_{name}") or 0
+
+        eventually(lambda: everywhere("reports_total") == told("acknowledged_reports_total") > 0)
+        assert told("claims") == 2
+        assert told("report_streams_total") >= 2
+        assert told("watch_messages_total") > 0
+        assert told("unserved_computations") == 0
+
+
+def test_a_shard_that_is_away_freezes_no_lag_of_the_others(tmp_path: Path) -> None:
+    """Nobody looks at a page meanwhile, and nobody has taken over yet what the frozen one serves."""
+    with Sharded(tmp_path, 3, dead_after=20) as deployment, deployment.connect() as lw:
+        first, frozen, third = deployment.shards
+        for name, shard, inputs in (("asleep", frozen, []), ("flights", third, []), ("hourly", first, ["flights"])):
+            lw.register(name, inputs=inputs)
+            move(lw, shard, name)
+        flights = lw.worker("flights").claim()
+        flights.advance(None, oldest=None, frontier=Watermark(15 * HOUR))
+        flights.flush(20)
+        worker = lw.worker("hourly")
+        eventually(lambda: worker.inputs().low == Watermark(15 * HOUR))
+        hourly = worker.claim()
+        hourly.advance(worker.inputs(), oldest=Watermark(13 * HOUR))
+        hourly.flush(20)
+
+        def lag_is(hours: int) -> bool:
+            return Scrape(first).value("local_lag_seconds", computation="hourly") == hours * 3600
+
+        eventually(lambda: lag_is(2))
+        confirmed = Scrape(first).value("deployment_confirmed_timestamp_seconds") or 0
+        assert abs(time.time() - confirmed) < 30
+        frozen.freeze()
+        flights.advance(None, oldest=None, frontier=Watermark(18 * HOUR))
+        flights.flush(20)
+        eventually(lambda: lag_is(5))
+        assert [Scrape(shard).value("owned_computations") for shard in (first, third)] == [1, 1]
+        frozen.thaw()
+        thawed = time.time()
+        eventually(lambda: (Scrape(first).value("deployment_confirmed_timestamp_seconds") or 0) > thawed, 90)

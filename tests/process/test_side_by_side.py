@@ -1,0 +1,63 @@
+"""A run whose tests have not run does not pass, also when the processes that should have run them are gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+CONFTEST = """
+import os, signal
+
+def die_in(phase):
+    if os.environ.get("DIES") == phase and os.environ.get("PYTEST_XDIST_WORKER") == "gw1":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def pytest_collection_modifyitems():
+    die_in("collecting")
+
+def pytest_sessionfinish():
+    die_in("ending")
+"""
+
+NOTHING_RUNS = """
+def pytest_runtestloop(session):
+    return True
+"""
+
+
+def run(folder: Path, *arguments: str, dies: str = "", conftest: str = CONFTEST) -> subprocess.CompletedProcess[str]:
+    """Run two files of one test each, apart from the project's settings but for those that decide who runs what."""
+    (folder / "conftest.py").write_text(conftest)
+    for i in range(2):
+        (folder / f"test_{i}.py").write_text("def test_passes(): pass\n")
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = --no-loadscope-reorder --max-worker-restart=0\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.side_by_side", "-p", "no:cacheprovider", *arguments]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    env |= {"DIES": dies, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.parametrize("phase", ["collecting", "ending"])
+def test_a_run_fails_that_has_lost_a_process_of_its_own(tmp_path: Path, phase: str) -> None:
+    """Without the care it passes: pytest-xdist knows of no test that failed."""
+    done = run(tmp_path, "-n", "2", dies=phase)
+    assert "worker gw1 crashed" in done.stdout
+    assert done.returncode == pytest.ExitCode.INTERNAL_ERROR, done.stdout
+
+
+def test_a_run_fails_in_which_no_test_has_run(tmp_path: Path) -> None:
+    done = run(tmp_path, conftest=NOTHING_RUNS)
+    assert "collected 2 items" in done.stdout
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["-n", "2"], ["--collect-only"], ["--fixtures"]], ids=" ".join)
+def test_a_run_passes_otherwise(tmp_path: Path, arguments: list[str]) -> None:
+    done = run(tmp_path, *arguments)
+    assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr

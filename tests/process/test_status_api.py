@@ -1,0 +1,502 @@
+"""The API of the status page, against real authorities: what it shows is what workers have really reported."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import socket
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lowwater
+from lowwater import errors
+from lowwater_authority.web.assets import FOLDER
+from lowwater_authority.web.board import Board
+from lowwater_authority.web.follower import Follower
+from lowwater_authority.web.http import MOST_RANGES, MOST_VIEWERS, SLICE, STALLED_SECONDS, HttpServer, listen
+from tests.process.browsing import Json, Viewer, ask
+from tests.process.following import Work
+from tests.process.serving import Serving
+from tests.process.sharding import Shard, Sharded, move
+from tests.process.test_client_end_to_end import eventually
+
+pytestmark = pytest.mark.process
+
+HOUR = 3_600_000_000
+NOON = 1_767_268_800_000_000
+RAW, ENRICHED, HOURLY = "flights/raw", "flights/en-riched_2", "flights/hourly.v1"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with Serving(tmp_path_factory.mktemp("page") / "data") as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def lw(server: Serving) -> Iterator[lowwater.Client]:
+    with lowwater.connect(server.address) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def pipeline(server: Serving, lw: lowwater.Client) -> Iterator[Json]:
+    """Three stages at 14:00, 13:00 and 12:00, the second in two ranges; gives what is shown of them."""
+    lw.register(RAW)
+    lw.register(ENRICHED, inputs=[RAW])
+    lw.register(HOURLY, inputs=[ENRICHED], heuristics=(0.99, 0.5))
+    injector = lw.worker(RAW, name="reader").claim()
+    injector.advance(None, oldest=None, frontier=NOON + 2 * HOUR)
+    injector.flush(30)
+    worker = lw.worker(ENRICHED, name="exec-7")
+    eventually(lambda: worker.inputs().low.micros == NOON + 2 * HOUR)
+    slow, fast = worker.claim(b"", b"\x44"), worker.claim(b"\x44", b"")
+    slow.advance(worker.inputs(), oldest=NOON + HOUR)
+    fast.advance(worker.inputs(), oldest=None)
+    slow.flush(30)
+    fast.flush(30)
+    reader = lw.worker(HOURLY, name="exec-8")
+    eventually(lambda: reader.inputs().low.micros == NOON + HOUR)
+    last = reader.claim()
+    last.advance(reader.inputs(), oldest=NOON)
+    last.flush(30)
+    with Viewer(server.page) as viewer:
+        viewer.until(lambda seen: seen.low(HOURLY) == NOON)
+        yield viewer.shown
+
+
+def test_the_snapshot_is_what_was_reported(server: Serving, lw: lowwater.Client, pipeline: Json) -> None:
+    found = ask(server.page, "api/snapshot")
+    assert found.status == 200
+    assert found.headers["Content-Type"] == "application/json"
+    assert abs(found.json["time_micros"] / 1e6 - time.time()) < 60
+    assert 0 <= found.json["stale_for"] < 10
+    assert found.json["shards"] == []  # it is alone
+    computations = {each["name"]: each for each in found.json["computations"]}
+    raw, enriched, hourly = computations[RAW], computations[ENRICHED], computations[HOURLY]
+    assert raw["low"] == {"micros": NOON + 2 * HOUR, "state": "time"}
+    assert (raw["local_lag_seconds"], raw["global_lag_seconds"]) == (None, None)
+    assert enriched["low"] == {"micros": NOON + HOUR, "state": "time"}
+    assert (enriched["inputs"], enriched["ranges"]) == ([RAW], 2)
+    assert (enriched["local_lag_seconds"], enriched["global_lag_seconds"]) == (3600.0, 3600.0)
+    assert (hourly["local_lag_seconds"], hourly["global_lag_seconds"]) == (3600.0, 7200.0)
+    assert [each["share"] for each in hourly["shares"]] == [0.99, 0.5]
+    holder = enriched["holder"]
+    assert (holder["start"], holder["end"], holder["label"]) == ("", "44", "[.., D)")
+    assert (holder["worker"], holder["state"]) == ("exec-7", "owned")
+    real = lw.get(ENRICHED)[ENRICHED]
+    assert (enriched["incarnation"], enriched["epoch"]) == (real.incarnation, real.epoch)
+    assert enriched["since_micros"] == real.since_micros
+    assert real.holder is not None
+    assert holder["sequencer"] == str(real.holder.sequencer)
+
+
+def test_ranges_are_listed_furthest_behind_first(server: Serving, lw: lowwater.Client, pipeline: Json) -> None:
+    found = ask(server.page, "api/ranges", computation=ENRICHED).json
+    assert found["total"] == 2
+    assert [each["label"] for each in found["ranges"]] == ["[.., D)", "[D, ..)"]
+    assert [each["watermark"]["micros"] for each in found["ranges"]] == [NOON + HOUR, NOON + 2 * HOUR]
+    assert len(ask(server.page, "api/ranges", computation=ENRICHED, limit=1).json["ranges"]) == 1
+
+
+def test_why_says_what_the_client_says(server: Serving, lw: lowwater.Client, pipeline: Json) -> None:
+    found = ask(server.page, "api/why", computation=HOURLY).json
+    why = lw.why(HOURLY)
+    assert found["guilty"]["computation"] == why.guilty.computation == HOURLY
+    assert [hop["computation"] for hop in found["hops"]] == [hop.computation for hop in why]
+    assert found["hops"][0]["behind_seconds"] == 3600.0
+    assert "held by all keys" in found["sentences"][0]
+    assert [each["worker"] for each in found["guilty"]["holders"]] == ["exec-8"]
+
+
+def test_the_history_is_the_journaled_one(server: Serving, lw: lowwater.Client, pipeline: Json) -> None:
+    found = ask(server.page, "api/history", computation=ENRICHED).json
+    real = lw.history(ENRICHED)
+    assert found["step_seconds"] == 3600
+    assert [each["through"]["micros"] for each in found["completions"]] == [NOON + HOUR]
+    assert [each["time_micros"] for each in found["completions"]] == [each.time_micros for each in real]
+
+
+def test_the_last_hour_is_as_this_process_saw_it(server: Serving, pipeline: Json) -> None:
+    def samples() -> list[list[int | None]]:
+        found: list[list[int | None]] = ask(server.page, "api/recent", computation=ENRICHED).json["samples"]
+        return found
+
+    eventually(lambda: len(samples()) >= 2)
+    (earlier, *_), (later, low, share) = samples()[-2:]
+    assert earlier is not None
+    assert later is not None
+    assert 4_000_000 < later - earlier < 20_000_000
+    assert (low, share) == (NOON + HOUR, pipeline[ENRICHED]["shares"][0]["watermark"]["micros"])
+
+
+@pytest.mark.parametrize("path", ["ranges", "recent", "history", "why"])
+@pytest.mark.parametrize(
+    ("parameters", "status", "named"),
+    [
+        ({}, 400, "computation"),
+        ({"computation": "never/registered"}, 404, "never/registered"),
+        ({"computation": RAW, "colour": "red"}, 400, "colour"),
+    ],
+    ids=["missing", "unknown", "surplus"],
+)
+def test_bad_parameters_are_named(server: Serving, path: str, parameters: Json, status: int, named: str) -> None:
+    found = ask(server.page, f"api/{path}", **parameters)
+    assert found.status == status
+    assert named in found.json["error"]
+
+
+@pytest.mark.parametrize(
+    "limit", ["0", "-1", "many", "1e3", "\N{ARABIC-INDIC DIGIT ONE}", str(MOST_RANGES + 1), "9" * 5000]
+)
+def test_a_bad_limit_says_what_to_give(server: Serving, limit: str) -> None:
+    found = ask(server.page, "api/ranges", computation=RAW, limit=limit)
+    assert found.status == 400
+    assert f"from 1 to {MOST_RANGES}" in found.json["error"]
+
+
+@pytest.mark.parametrize("name", ["a b", "\x00", "ä" * 300, "%ff", "<script>", "a\nb"])
+def test_a_name_that_nothing_can_have_is_refused_or_unknown(server: Serving, name: str) -> None:
+    for path in ("ranges", "recent", "history", "why"):
+        found = ask(server.page, f"api/{path}", computation=name)
+        assert found.status in {400, 404}
+        assert found.json["error"]
+
+
+def test_it_only_reads(server: Serving) -> None:
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        found = ask(server.page, "api/snapshot", method)
+        assert (found.status, found.headers["Allow"]) == (405, "GET,HEAD")
+        assert "GET" in found.json["error"]
+    for path in ("", "api/snapshot", "api/events", "metrics", "healthz"):
+        found = ask(server.page, path, "HEAD")
+        assert (found.status, found.body) == (200, b"")
+
+
+def test_the_page_comes_from_here_alone(server: Serving) -> None:
+    """Every file of the page has its type, its mark for caches, and headers that let nothing in from elsewhere."""
+    files = [path for path in FOLDER.rglob("*") if path.is_file()]
+    assert FOLDER / "index.html" in files
+    types = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+    for path in files:
+        place = f"static/{path.relative_to(FOLDER).as_posix()}"
+        found = ask(server.page, place)
+        assert (found.status, found.body) == (200, path.read_bytes())
+        assert found.headers["Content-Type"].partition(";")[0] == types.get(path.suffix, "text/plain")
+        assert found.headers["X-Content-Type-Options"] == "nosniff"
+        assert "default-src 'self'" in found.headers["Content-Security-Policy"]
+        again = ask(server.page, place, headers={"If-None-Match": found.headers["ETag"]})
+        assert (again.status, again.body) == (304, b"")
+    assert ask(server.page, "").body == (FOLDER / "index.html").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "path", ["static/../http.py", "static/%2e%2e/http.py", "static//etc/passwd", "static/", "nothing"]
+)
+def test_nothing_but_the_page_can_be_asked_for(server: Serving, path: str) -> None:
+    host, _, port = server.page.removeprefix("http://").removesuffix("/").partition(":")
+    with socket.create_connection((host, int(port)), 10) as connection:  # urllib would tidy the path up
+        connection.sendall(f"GET /{path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 404")
+    assert b'{"error"' in answer
+
+
+def test_a_viewer_sees_each_computation_come_to_what_was_reported(server: Serving, lw: lowwater.Client) -> None:
+    """Conflated: at most four messages a second, the newest value at last, none that goes back; the same bytes for all."""
+    lw.register("live")
+    lease = lw.worker("live").claim()
+    with Viewer(server.page) as one, Viewer(server.page) as other:
+        for viewer in (one, other):
+            viewer.until(lambda seen: "live" in seen.shown)
+        began, micros = time.monotonic(), 0
+        while time.monotonic() - began < 3:
+            micros += 1
+            lease.advance(None, oldest=None, frontier=micros)
+            lease.flush(30)
+        for viewer in (one, other):
+            viewer.until(lambda seen: seen.low("live") == micros)
+            came = [event.at for event in viewer.events if event.kind == "changes"]
+            assert len(came) <= 4 * (came[-1] - came[0]) + 2
+            lows = viewer.lows["live"]
+            assert all(earlier <= later for earlier, later in pairwise(lows))
+            assert len(lows) < micros
+        sent = [{event.data for event in viewer.events if event.kind == "changes"} for viewer in (one, other)]
+        assert len(sent[0] & sent[1]) >= min(map(len, sent)) - 2
+
+
+def test_a_viewer_is_told_of_a_new_life_and_of_lags_of_what_reads_it(server: Serving, lw: lowwater.Client) -> None:
+    lw.register("reset/a")
+    lw.register("reset/b", inputs=["reset/a"])
+    lease = lw.worker("reset/a").claim()
+    worker = lw.worker("reset/b")
+    reading = worker.claim()
+    with Viewer(server.page) as viewer:
+        lease.advance(None, oldest=None, frontier=NOON)
+        eventually(lambda: worker.inputs().low.micros == NOON)
+        reading.advance(worker.inputs(), oldest=None)
+        viewer.until(lambda seen: "reset/b" in seen.shown and seen.shown["reset/b"]["local_lag_seconds"] == 0.0)
+        lease.advance(None, oldest=None, frontier=NOON + HOUR)
+        viewer.until(lambda seen: seen.shown["reset/b"]["global_lag_seconds"] == 3600.0)
+        lw.reset("reset/a")
+        viewer.until(lambda seen: seen.shown["reset/b"]["low"]["state"] == "unknown")
+        assert viewer.shown["reset/b"]["local_lag_seconds"] is None
+        assert viewer.shown["reset/b"]["incarnation"] == 2
+
+
+def test_a_viewer_hears_a_beat_when_nothing_changes(tmp_path: Path) -> None:
+    with Serving(tmp_path / "data") as server, Viewer(server.page) as viewer:
+        viewer.until(lambda seen: len(seen.events) >= 3)
+    assert [event.kind for event in viewer.events[:3]] == ["snapshot", "beat", "beat"]
+    assert 4 < viewer.events[2].at - viewer.events[1].at < 8
+
+
+def test_rule7_a_viewer_that_does_not_read_costs_a_bounded_buffer_and_finds_the_newest(
+    server: Serving, lw: lowwater.Client
+) -> None:
+    """It does not get the backlog: far fewer messages than were sent to one that reads, and then the newest state."""
+    names = [f"wide/{i:03}" for i in range(200)]
+    for name in names:
+        lw.register(name)
+    before = resident(server)
+    with Work(lw, names) as work, Viewer(server.page) as viewer, opened(server, 4096) as stalled:
+        viewer.until(lambda seen: sum(len(event.data) for event in seen.events) > 30 * SLICE, 60)
+        assert resident(server) - before < 64 << 20
+        target = work.done
+        seen, began = b"", time.monotonic()
+        newest = re.compile(rb'"name":"wide/000".*?"low":\{"micros":(\d+)')
+        while not any(int(low) >= target for low in newest.findall(seen[-(1 << 19) :])):
+            read = stalled.recv(1 << 16)
+            assert read, (
+                f"it was cut off; that is right after {STALLED_SECONDS:g} s, which this machine is too busy for"
+            )
+            seen += read
+            assert time.monotonic() - began < 60
+        sent = sum(len(event.data) for event in viewer.events)
+    assert len(seen) < sent / 4, "it was sent what had long been replaced"
+
+
+def resident(server: Serving) -> int:
+    assert server.process is not None
+    text = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(text.partition("VmRSS:")[2].split()[0]) * 1024
+
+
+def test_only_so_many_may_watch(tmp_path: Path) -> None:
+    with Serving(tmp_path / "data") as server, contextlib.ExitStack() as stack:
+        viewers = [stack.enter_context(opened(server)) for _ in range(MOST_VIEWERS)]
+        for viewer in viewers:
+            assert viewer.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        refused = ask(server.page, "api/events")
+        assert (refused.status, refused.headers["Retry-After"]) == (503, "5")
+        assert str(MOST_VIEWERS) in refused.json["error"]
+        assert ask(server.page, "api/snapshot").status == 200
+        viewers[0].close()
+        with Viewer(server.page) as freed:
+            freed.until(lambda seen: seen.events)
+
+
+def opened(server: Serving, buffer: int = 1 << 16) -> socket.socket:
+    """A viewer that reads only what the test reads, with so many bytes of the system's buffer."""
+    place = urllib.parse.urlsplit(server.page)
+    connection = socket.socket()
+    connection.settimeout(30)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.connect((place.hostname, place.port))
+    connection.sendall(b"GET /api/events HTTP/1.1\r\nHost: x\r\n\r\n")
+    return connection
+
+
+def test_a_viewer_goes_on_when_the_authority_comes_back(tmp_path: Path) -> None:
+    with Serving(tmp_path / "data") as server, lowwater.connect(server.address) as lw:
+        server.http = urllib.parse.urlsplit(server.page).netloc
+        lw.register("a")
+        lease = lw.worker("a").claim()
+        lease.advance(None, oldest=None, frontier=NOON)
+        with Viewer(server.page) as viewer:
+            viewer.until(lambda seen: seen.low("a") == NOON)
+            server.kill()
+            viewer.until(lambda seen: seen.ends > 0)
+            assert viewer.low("a") == NOON  # what was seen stays
+            server.start()
+            lease.advance(None, oldest=None, frontier=NOON + HOUR)
+            viewer.until(lambda seen: seen.low("a") == NOON + HOUR)
+            assert viewer.lows["a"] == sorted(viewer.lows["a"])
+
+
+def test_a_stop_ends_what_is_open_without_a_warning(tmp_path: Path) -> None:
+    with Serving(tmp_path / "data") as server, lowwater.connect(server.address) as lw:
+        lw.register("a")
+        with Viewer(server.page) as viewer:
+            viewer.until(lambda seen: "a" in seen.shown)
+            began = time.monotonic()
+            assert server.stop() == 0
+            assert time.monotonic() - began < 15
+            viewer.until(lambda seen: seen.ends > 0)
+    log = (tmp_path / "serve.log").read_text()
+    assert not re.search("WARNING|ERROR|CRITICAL|Traceback|warning|error", log), log
+
+
+def test_each_shard_shows_the_whole_deployment(tmp_path: Path) -> None:
+    """Both of two shards show both their computations, and one goes on when the other is killed and comes back."""
+    with Sharded(tmp_path, 2) as deployment, deployment.connect() as lw:
+        one, other = deployment.shards
+        names = ["shown/one", "shown/other"]
+        lw.register(names[0])
+        lw.register(names[1], inputs=[names[0]])
+        move(lw, one, names[0])
+        move(lw, other, names[1])
+        leases = {name: lw.worker(name).claim() for name in names}
+        leases[names[0]].advance(None, oldest=None, frontier=NOON + HOUR)
+        worker = lw.worker(names[1])
+        eventually(lambda: worker.inputs().low.micros == NOON + HOUR)
+        reading = worker.claim()
+        reading.advance(worker.inputs(), oldest=NOON)
+        with Viewer(one.page) as first, Viewer(other.page) as second:
+            for viewer in (first, second):
+                viewer.until(lambda seen: (seen.low(names[0]), seen.low(names[1])) == (NOON + HOUR, NOON))
+                viewer.until(lambda seen: seen.shown[names[1]]["global_lag_seconds"] == 3600.0)
+            for shard in (one, other):
+                eventually(lambda shard=shard: addresses(shard) == {one.address, other.address})  # type: ignore[misc]
+                assert ask(shard.page, "api/why", computation=names[1]).json["guilty"]["computation"] == names[1]
+            other.kill()
+            # The first takes its computations over, and shows them go on.
+            reading.advance(worker.inputs(), oldest=NOON + 1)
+            first.until(lambda seen: seen.low(names[1]) == NOON + 1, 60)
+            eventually(lambda: addresses(one) == {one.address})
+            other.start()
+            eventually(lambda: addresses(one) == {one.address, other.address})
+            reading.advance(worker.inputs(), oldest=NOON + 2)
+            first.until(lambda seen: seen.low(names[1]) == NOON + 2, 60)
+            with Viewer(other.page) as again:
+                again.until(lambda seen: seen.low(names[1]) == NOON + 2, 60)
+            assert first.lows[names[1]] == sorted(first.lows[names[1]])
+
+
+def addresses(shard: Shard) -> set[str]:
+    return {each["address"] for each in ask(shard.page, "api/snapshot").json["shards"]}
+
+
+# -- what fails within ---------------------------------------------------------------------------------------------
+
+
+class Flaky:
+    """Connects, but fails the first times, and what it has made can be broken."""
+
+    def __init__(self, address: str, failures: int) -> None:
+        self.made = 0
+        self._address = address
+        self._failures = failures
+
+    def __call__(self) -> lowwater.Client:
+        self.made += 1
+        if self.made <= self._failures:
+            msg = "it cannot connect, as this test wants it"
+            raise RuntimeError(msg)
+        return lowwater.connect(self._address, timeout=5)
+
+
+@contextlib.contextmanager
+def following(connect: Any, board: Board) -> Iterator[Follower]:
+    follower = Follower(connect, board, clock=lambda: time.time_ns() // 1000, sharded=False)
+    follower.start()
+    try:
+        yield follower
+    finally:
+        follower.close()
+    assert not {"lowwater-follow", "lowwater-look"} & {thread.name for thread in threading.enumerate()}
+
+
+def test_rule11_a_follower_that_fails_begins_anew_and_says_how_old_its_values_are(
+    server: Serving, lw: lowwater.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    lw.register("followed")
+    board, connect = Board(), Flaky(server.address, failures=2)
+    with following(connect, board) as follower:
+        assert follower.stale_for is None
+        eventually(lambda: board.view("followed") is not None)
+        assert connect.made == 3
+        assert "as this test wants it" in caplog.text
+        follower.look()
+        eventually(lambda: (follower.stale_for or 9) < 3)
+        server.signal(signal.SIGSTOP)
+        try:
+            eventually(lambda: (follower.stale_for or 0) > 4)
+        finally:
+            server.signal(signal.SIGCONT)
+        follower.look()
+        eventually(lambda: (follower.stale_for or 9) < 3)
+    with pytest.raises(errors.Closed):
+        follower.client()
+
+
+def test_every_change_is_followed_only_while_somebody_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To be told of every change costs those who report: while nobody looks, the board is filled by a question now and then."""
+    with Serving(tmp_path / "data") as server, lowwater.connect(server.address) as lw:
+        lw.register("looked")
+        lease = lw.worker("looked").claim()
+        lease.advance(None, oldest=None, frontier=NOON)
+        lease.flush(30)
+        board, connect = Board(), Flaky(server.address, failures=0)
+
+        def shows(micros: int) -> bool:
+            view = board.view("looked")
+            return view is not None and view.low.micros == micros
+
+        with following(connect, board) as follower:
+            eventually(lambda: shows(NOON))
+            lease.advance(None, oldest=None, frontier=NOON + 1)
+            eventually(lambda: shows(NOON + 1))
+            assert (connect.made, subscribers(server)) == (1, 0)
+            follower.look()
+            eventually(lambda: subscribers(server) == 1)
+            lease.advance(None, oldest=None, frontier=NOON + 2)
+            eventually(lambda: shows(NOON + 2))
+            monkeypatch.setattr("lowwater_authority.web.follower.LOOKED_SECONDS", 0.0)
+            eventually(lambda: subscribers(server) == 0)  # the worker repeats itself, so there is news to find it by
+            lease.advance(None, oldest=None, frontier=NOON + 3)
+            eventually(lambda: shows(NOON + 3))
+
+
+def subscribers(server: Serving) -> float:
+    found = re.search(r"^lowwater_subscribers (\S+)$", ask(server.page, "metrics").body.decode(), re.MULTILINE)
+    assert found
+    return float(found[1])
+
+
+def test_what_fails_in_a_request_is_told_and_nothing_else_fails(
+    server: Serving, lw: lowwater.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def expose(accept: str) -> tuple[bytes, str]:
+        raise RuntimeError(f"no metrics for {accept}, as this test wants it")
+
+    lw.register("followed")
+    board = Board()
+    with following(lambda: lowwater.connect(server.address), board) as follower:
+        listening = listen("127.0.0.1", 0)
+        page = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        http = HttpServer(listening, board, follower, expose=expose, version="0", clock=lambda: 1)
+        http.start()
+        try:
+            failed = ask(page, "metrics")
+            assert failed.status == 500
+            assert "log" in failed.json["error"]
+            assert "as this test wants it" in caplog.text
+            with Viewer(page) as viewer:
+                viewer.until(lambda seen: "followed" in seen.shown)
+            follower.close()
+            stopped = ask(page, "api/why", computation="followed")
+            assert (stopped.status, stopped.headers["Retry-After"]) == (503, "5")
+            assert ask(page, "api/snapshot").json["computations"]
+        finally:
+            http.close()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", int(page.rpartition(":")[2].rstrip("/"))), 5)

@@ -1,0 +1,157 @@
+"""Traces: a real collector gets the spans of a real process, and without one nothing of OpenTelemetry is imported."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+import lowwater
+from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
+from lowwater_authority.traces import wanted
+from tests.process.serving import Serving
+from tests.process.test_client_end_to_end import eventually
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = "00f067aa0ba902b7"
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """Keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.services: set[str] = set()
+        self.spans: list[Any] = []
+
+    def Export(self, request: Any, context: Any) -> Any:
+        """One batch of spans."""
+        for each in request.resource_spans:
+            self.services |= {
+                pair.value.string_value for pair in each.resource.attributes if pair.key == "service.name"
+            }
+            for scope in each.scope_spans:
+                self.spans.extend(scope.spans)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    def names(self) -> list[str]:
+        """The names of the spans so far."""
+        return [span.name for span in self.spans]
+
+
+@pytest.fixture(name="collector")
+def _collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    made = Collector()
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        add: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
+        add(made, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        yield made
+        server.stop(None)
+
+
+def test_unary_calls_are_spans_of_their_callers_traces_and_streams_are_none(
+    tmp_path: Path, collector: Collector
+) -> None:
+    (tmp_path / "one").mkdir()
+    with Serving(tmp_path / "one" / "data", "--http", "off") as server:
+        with lowwater.connect(server.address) as lw:
+            lw.register("flights")
+            lease = lw.worker("flights").claim()
+            lease.advance(None, oldest=None, frontier=datetime(2013, 1, 9, tzinfo=UTC))
+            lease.flush()
+            with lw.inputs("flights") as reader:
+                reader.read()
+            with pytest.raises(lowwater.UnknownComputation):
+                lw.retire("nothing", b"", b"")
+        with server.channel() as channel:
+            context = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)
+            topology_pb2_grpc.TopologyServiceStub(channel).GetTopology(
+                topology_pb2.GetTopologyRequest(), metadata=context
+            )
+        service = "lowwater.v1"
+        eventually(lambda: any(name.endswith("GetTopology") for name in collector.names()))
+        assert server.stop() == 0
+    names = {name.rpartition("/")[2] for name in collector.names()}
+    assert {"Register", "Claim", "GetTopology", "Retire"} <= names
+    assert not names & {"Report", "Watch", "Check"}
+    assert all(service in name for name in collector.names())
+    assert collector.services == {"lowwater-authority"}
+    [span] = [span for span in collector.spans if span.name.endswith("GetTopology") and span.parent_span_id]
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
+    [refused] = [span for span in collector.spans if span.name.endswith("Retire")]
+    codes = {pair.key: pair.value.int_value for pair in refused.attributes}
+    assert codes["rpc.grpc.status_code"] == grpc.StatusCode.NOT_FOUND.value[0]
+
+
+def test_a_collector_that_is_away_harms_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 11: it degrades; the calls are answered, and the stop does not wait for it."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    (tmp_path / "one").mkdir()
+    with Serving(tmp_path / "one" / "data") as server:
+        with lowwater.connect(server.address) as lw:
+            lw.register("flights")
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "where"),
+    [
+        ({}, ""),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, "otlp"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x:1"}, "otlp"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:1", "OTEL_TRACES_EXPORTER": "none"}, ""),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:1", "OTEL_SDK_DISABLED": "true"}, ""),
+        ({"OTEL_TRACES_EXPORTER": "zipkin"}, "zipkin"),
+    ],
+)
+def test_where_traces_go(variables: dict[str, str], where: str) -> None:
+    assert wanted(variables) == where
+
+
+@pytest.mark.parametrize(
+    ("setup", "says"),
+    [
+        pytest.param(
+            "import os; os.environ['OTEL_TRACES_EXPORTER'] = 'zipkin'", "zipkin is not supported", id="unknown"
+        ),
+        pytest.param(
+            "import os, sys; os.environ['OTEL_TRACES_EXPORTER'] = 'otlp'; sys.modules['opentelemetry.sdk'] = None",
+            r"pip install 'lowwater-authority\[otel\]'",
+            id="extra missing",
+        ),
+        pytest.param(
+            "import os; os.environ.update(OTEL_TRACES_EXPORTER='otlp', OTEL_EXPORTER_OTLP_COMPRESSION='brotli')",
+            "brotli",
+            id="a setting that the SDK cannot follow",
+        ),
+    ],
+)
+def test_traces_that_cannot_be_sent_are_said_and_nothing_stops(setup: str, says: str) -> None:
+    code = f"{setup}; import logging; logging.basicConfig(); from lowwater_authority.traces import begin; assert begin('1').interceptors == ()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert re.search(says, done.stderr)
+
+
+def test_without_the_variables_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start costs what it did."""
+    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER"):
+        monkeypatch.delenv(name, raising=False)
+    code = (
+        "import sys, lowwater_authority.server; from lowwater_authority.traces import begin; begin('1');"
+        "print([name for name in sys.modules if name.startswith(('opentelemetry', 'wrapt'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

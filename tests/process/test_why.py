@@ -1,0 +1,108 @@
+"""``lowwater why`` against real shards: a staged incident, and a store that hangs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import lowwater
+from lowwater._pb.lowwater.v1 import workers_pb2, workers_pb2_grpc
+from tests.process.serving import serving
+from tests.process.sharding import Sharded
+from tests.process.test_client_end_to_end import eventually
+
+EIGHT = datetime(2013, 1, 9, 8, tzinfo=UTC)
+MICROS = int(EIGHT.timestamp() * 1e6)
+
+
+def why(addresses: str, name: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    command = [sys.executable, "-m", "lowwater.cli", "why", name, "--address", addresses, *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_paused_executor_is_named_across_shards(tmp_path: Path) -> None:
+    """A chain flights -> enriched -> hourly on three shards, of which process that owns a key range of enriched is stopped."""
+    with Sharded(tmp_path, 3) as there, there.connect() as lw:
+        lw.register("flights")
+        lw.register("enriched", inputs=["flights"])
+        lw.register("hourly", inputs=["enriched"])
+        source = lw.worker("flights", name="injector").claim()
+        source.advance(None, oldest=None, frontier=EIGHT)
+        healthy = lw.worker("enriched", name="exec-1")
+        leases = {
+            name: healthy.claim(start=start, end=end) for name, start, end in [("a", b"", b"m"), ("z", b"s", b"")]
+        }
+        reader = lw.worker("hourly", name="driver")
+        whole = reader.claim()
+        program = (
+            "import sys, lowwater; lw = lowwater.connect(sys.argv[1]); worker = lw.worker('enriched', name='exec-7');"
+            "lease = worker.claim(start=b'm', end=b's'); lw.wait('flights', int(sys.argv[2]), 60);"
+            "lease.advance(worker.inputs(), oldest=int(sys.argv[2]) - 3_600_000_000); lease.flush(); print('ready', flush=True);"
+            "sys.stdin.read()"
+        )
+        command = [sys.executable, "-c", program, there.addresses, str(MICROS)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as paused:
+            assert paused.stdout is not None
+            assert paused.stdout.readline() == "ready\n"
+            paused.send_signal(signal.SIGSTOP)
+            eventually(lambda: healthy.inputs().low.micros >= MICROS)
+            for lease in leases.values():
+                lease.advance(healthy.inputs(), oldest=None)
+            lw.wait("enriched", MICROS - 3_600_000_000, 60)
+            eventually(lambda: reader.inputs().low.micros == MICROS - 3_600_000_000)
+            whole.advance(reader.inputs(), oldest=None)
+            lw.wait("hourly", MICROS - 3_600_000_000, 60)
+
+            def record() -> dict[str, Any]:
+                answer = why(there.addresses, "hourly", "--json")
+                assert answer.returncode == 0, answer.stderr
+                return json.loads(answer.stdout)  # type: ignore[no-any-return]
+
+            eventually(lambda: record()["root"]["cause"] == "silent")
+            found = lw.why("hourly")
+            [holder] = record()["root"]["holders"]
+            paused.kill()
+        assert (record()["root"]["computation"], record()["root"]["holding"]) == ("enriched", 1)
+        assert (holder["worker"], holder["start"], holder["end"]) == ("exec-7", b"m".hex(), b"s".hex())
+        assert found.sentence.startswith("hourly is at 2013-01-09 07:00 UTC, ")
+        assert "held by enriched [m, s) on exec-7 (" in found.sentence
+        assert ", silent for " in found.sentence
+        assert [hop.computation for hop in found] == ["hourly", "enriched"]
+
+
+def test_why_blames_no_worker_while_the_store_hangs(tmp_path: Path) -> None:
+    """What cannot be confirmed is not said: the command exits with 3 and the reason (rule 11: it says so)."""
+    with Sharded(tmp_path, 1) as there, there.connect() as lw:
+        lw.register("flights")
+        lw.worker("flights", name="exec-7").claim()
+        done = why(there.addresses, "flights")
+        assert done.returncode == 0, done.stderr
+        assert "exec-7" in done.stdout
+        there.redis.pause()
+        done = why(there.addresses, "flights", "--answer-within", "2s")
+        there.redis.resume()
+        assert (done.returncode, done.stdout) == (3, "")
+        assert done.stderr.startswith("lowwater why: ")
+        assert "exec-7" not in done.stderr
+
+
+def test_a_claim_is_a_sign_of_life_and_after_a_restart_nobody_is_accused(tmp_path: Path) -> None:
+    """A worker that claims and says nothing more is silent from its claim on, though its key range never moved."""
+    ask = workers_pb2.ClaimRequest(computation="flights", bounds=[b"", b""], worker="exec-7", request_id=bytes(16))
+    with serving(tmp_path) as server:
+        with lowwater.connect(server.address) as lw, server.channel() as channel:
+            lw.register("flights")
+            workers_pb2_grpc.WorkerServiceStub(channel).Claim(ask)
+            held = "flights is unknown: held by flights all keys on exec-7, "
+            assert lw.why("flights").sentence == f"{held}alive, but it has not moved yet."
+            eventually(lambda: lw.why("flights").sentence.startswith(f"{held}silent for 1"))
+        server.kill()
+        server.start()
+        with lowwater.connect(server.address) as lw:
+            assert lw.why("flights").sentence == f"{held}of which the authority has not heard yet."

@@ -1,0 +1,227 @@
+"""The board of the status page: newest values, lags along the graph, samples, and who has to be told of what."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from lowwater import Watermark, WatermarkView
+from lowwater_authority.web.board import SAMPLES, STEP_SECONDS, Board, _Samples
+
+HOUR = 3_600_000_000
+UNKNOWN = Watermark.UNKNOWN.micros
+FINISHED = Watermark.FINISHED.micros
+
+
+def view(name: str, low: int, *inputs: str, life: int = 1, share: int | None = None) -> WatermarkView:
+    shares = () if share is None else ((990_000, Watermark(share)),)
+    return WatermarkView(name, registered=True, incarnation=life, low=Watermark(low), shares=shares, inputs=inputs)
+
+
+def board(*views: WatermarkView) -> Board:
+    made = Board()
+    for each in views:
+        made.admit(each)
+    return made
+
+
+def test_what_is_behind_its_inputs_lags_by_seconds() -> None:
+    known = board(view("a", 10 * HOUR), view("b", 9 * HOUR, "a"), view("c", 8 * HOUR, "b"))
+    assert (known.local_lag("b"), known.global_lag("b")) == (3600.0, 3600.0)
+    assert (known.local_lag("c"), known.global_lag("c")) == (3600.0, 7200.0)
+    assert known.names() == ["a", "b", "c"]
+
+
+def test_an_injector_has_nothing_to_be_behind_of() -> None:
+    known = board(view("a", HOUR))
+    assert (known.local_lag("a"), known.global_lag("a")) == (None, None)
+
+
+def test_a_diamond_is_held_by_its_slower_side() -> None:
+    known = board(
+        view("bottom", 5 * HOUR, "left", "right"),  # heard of before what it reads
+        view("left", 9 * HOUR, "fast"),
+        view("right", 7 * HOUR, "fast", "slow"),
+        view("fast", 12 * HOUR),
+        view("slow", 8 * HOUR),
+    )
+    assert known.local_lag("bottom") == 2 * 3600
+    assert known.global_lag("bottom") == 3 * 3600
+    assert known.global_lag("left") == 3 * 3600
+    assert known.local_lag("right") == 3600
+
+
+def test_a_lag_is_never_below_nothing() -> None:
+    # Values of two shards come in any order: a consumer may be heard of before the input that let it move.
+    known = board(view("a", HOUR), view("b", 2 * HOUR, "a"))
+    assert (known.local_lag("b"), known.global_lag("b")) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("timeless", [UNKNOWN, FINISHED])
+def test_there_is_no_lag_where_a_side_has_no_time(timeless: int) -> None:
+    known = board(view("a", timeless), view("b", HOUR, "a"), view("c", HOUR), view("d", timeless, "c"))
+    for name in ("b", "d"):
+        assert (known.local_lag(name), known.global_lag(name)) == (None, None)
+
+
+def test_a_finished_input_holds_nobody() -> None:
+    known = board(view("done", FINISHED), view("a", 2 * HOUR), view("b", HOUR, "done", "a"))
+    assert (known.local_lag("b"), known.global_lag("b")) == (3600.0, 3600.0)
+
+
+def test_an_input_that_was_never_heard_of_is_unknown() -> None:
+    known = board(view("a", HOUR), view("b", HOUR, "a", "missing"), view("c", HOUR, "b"))
+    assert known.local_lag("b") is None
+    assert known.local_lag("c") == 0.0
+    assert known.global_lag("c") is None
+    known.admit(view("missing", 2 * HOUR))
+    assert (known.local_lag("b"), known.global_lag("c")) == (0.0, 0.0)
+
+
+def test_an_estimated_input_counts_like_any() -> None:
+    guessed = WatermarkView("a", registered=True, incarnation=1, low=Watermark(2 * HOUR), estimated=True)
+    known = board(guessed, view("b", HOUR, "a"))
+    assert (known.local_lag("b"), known.global_lag("b")) == (3600.0, 3600.0)
+
+
+def test_a_name_that_was_never_heard_of_has_nothing() -> None:
+    known = Board()
+    assert (known.view("a"), known.local_lag("a"), known.global_lag("a")) == (None, None, None)
+    assert (known.recent("a"), known.names(), known.changes()) == ([], [], [])
+
+
+def test_a_circle_that_two_versions_of_the_graph_make_is_survived() -> None:
+    known = board(view("a", HOUR, "b"), view("b", HOUR, "a"), view("c", HOUR, "a"))
+    assert known.global_lag("c") is None
+    known.admit(view("a", HOUR))
+    assert known.global_lag("c") == 0.0
+
+
+def test_changed_inputs_change_the_lags() -> None:
+    known = board(view("a", 3 * HOUR), view("b", 2 * HOUR), view("c", HOUR, "a"))
+    assert known.global_lag("c") == 7200.0
+    known.admit(view("c", HOUR, "b"))
+    assert (known.local_lag("c"), known.global_lag("c")) == (3600.0, 3600.0)
+
+
+def test_rule3_no_value_goes_back_within_a_life() -> None:
+    known = board(view("a", 2 * HOUR, life=2))
+    for older in (view("a", HOUR, life=2), view("a", 3 * HOUR, life=1)):
+        known.admit(older)
+        assert known.view("a") == view("a", 2 * HOUR, life=2)
+    known.admit(view("a", UNKNOWN, life=3))
+    assert known.view("a") == view("a", UNKNOWN, life=3)
+
+
+def test_those_are_told_of_who_stand_or_lag_otherwise() -> None:
+    known = board(
+        view("root", 9 * HOUR), view("near", 8 * HOUR, "root"), view("far", 7 * HOUR, "near"), view("other", HOUR)
+    )
+    assert sorted(known.changes()) == ["far", "near", "other", "root"]
+    assert known.changes() == []
+    known.admit(view("root", 10 * HOUR))  # all behind it lag more
+    assert sorted(known.changes()) == ["far", "near", "root"]
+    known.admit(view("near", 9 * HOUR, "root"))  # its reader does
+    assert sorted(known.changes()) == ["far", "near"]
+    known.admit(view("far", 8 * HOUR, "near"))
+    known.admit(view("far", 9 * HOUR, "near"))
+    assert known.changes() == ["far"]
+
+
+def test_samples_are_kept_for_an_hour() -> None:
+    known = Board()
+    assert SAMPLES * STEP_SECONDS == 3600
+    for step in range(SAMPLES + 10):
+        known.admit(view("a", step, share=step + 1))
+        known.sample(step * STEP_SECONDS)
+    found = known.recent("a")
+    assert len(found) == SAMPLES
+    assert found[0] == (10 * STEP_SECONDS, 10, 11)
+    assert found[-1] == ((SAMPLES + 9) * STEP_SECONDS, SAMPLES + 9, SAMPLES + 10)
+    assert all(later[0] - earlier[0] == STEP_SECONDS for earlier, later in pairwise(found))
+
+
+def test_a_computation_is_sampled_from_when_it_was_heard_of() -> None:
+    known = board(view("a", UNKNOWN))
+    known.sample(1)
+    known.admit(view("b", 7))
+    known.sample(2)
+    known.admit(view("a", FINISHED))
+    known.sample(3)
+    assert known.recent("a") == [(1, None, None), (2, None, None), (3, None, None)]
+    assert known.recent("b") == [(2, 7, 7), (3, 7, 7)]
+
+
+def test_a_new_life_drops_the_samples_of_the_old_one() -> None:
+    known = board(view("a", 5), view("b", 5))
+    known.sample(1)
+    known.admit(view("a", UNKNOWN, life=2))
+    assert known.recent("a") == []
+    known.sample(2)
+    known.admit(view("a", 1, life=2))
+    known.sample(3)
+    assert known.recent("a") == [(2, None, None), (3, 1, 1)]
+    assert known.recent("b") == [(1, 5, 5), (2, 5, 5), (3, 5, 5)]
+
+
+def test_a_life_that_begins_during_a_sample_gets_no_value_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one who samples and the one who follows are two threads."""
+    known = board(view("a", 5))
+    following = threading.Thread(target=known.admit, args=(view("a", UNKNOWN, life=2),))
+    add = _Samples.add
+
+    def meanwhile(samples: _Samples, time_micros: int, views: Sequence[WatermarkView]) -> None:
+        following.start()
+        following.join(0.2)  # it has to wait until the sample is taken
+        add(samples, time_micros, views)
+
+    monkeypatch.setattr(_Samples, "add", meanwhile)
+    known.sample(1)
+    following.join()
+    assert known.recent("a") == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lags_and_changes_are_those_of_the_definition(seed: int) -> None:
+    """Against the definition, word for word, on random graphs with values that move and inputs that come later."""
+    chance = random.Random(seed)
+    names = [f"c{i}" for i in range(12)]
+    inputs = {name: tuple(chance.sample(names[:i], chance.randint(0, min(i, 3)))) for i, name in enumerate(names)}
+    known, lows, told = Board(), dict.fromkeys(names, UNKNOWN), dict[str, tuple[int, float | None, float | None]]()
+
+    def roots(name: str) -> list[str]:
+        return [root for each in inputs[name] for root in roots(each)] if inputs[name] else [name]
+
+    def lag(ahead: Sequence[str], name: str) -> float | None:
+        if not inputs[name]:
+            return None
+        least = min(lows[each] for each in ahead)
+        if {least, lows[name]} & {UNKNOWN, FINISHED}:
+            return None
+        return max(0.0, (least - lows[name]) / 1e6)
+
+    for _ in range(200):
+        name = chance.choice(names)
+        lows[name] = max(lows[name], chance.choice([UNKNOWN, FINISHED, *([chance.randrange(HOUR)] * 20)]))
+        known.admit(view(name, lows[name], *inputs[name]))
+        heard = known.names()
+        if chance.random() < 0.3:
+            changed = known.changes()
+            now = {each: (lows[each], known.local_lag(each), known.global_lag(each)) for each in heard}
+            assert {each for each in heard if now[each] != told.get(each)} <= set(changed)
+            assert len(changed) == len(set(changed))
+            told = now
+        unheard = set(names) - set(heard)
+        for each in heard:
+            if not unheard & set(inputs[each]):
+                assert known.local_lag(each) == lag(inputs[each], each)
+            if not unheard & {above for path in _upstream(each, inputs) for above in path}:
+                assert known.global_lag(each) == lag(roots(each), each)
+
+
+def _upstream(name: str, inputs: dict[str, tuple[str, ...]]) -> list[tuple[str, ...]]:
+    return [inputs[name], *(path for each in inputs[name] for path in _upstream(each, inputs))]

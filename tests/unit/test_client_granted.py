@@ -1,0 +1,207 @@
+"""What a claim takes from the older ones of the same worker, before they have said anything."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent import futures
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lowwater
+from lowwater import aio
+from lowwater._aio.runtime import Runtime as AioRuntime
+from lowwater._aio.worker import Worker as AioWorker
+from lowwater._core.claims import Claimant, Grant
+from lowwater._core.columns import Column
+from lowwater._core.fold import Reading, injector_fold
+from lowwater._core.lease import LeaseState
+from lowwater._core.surroundings import REAL
+from lowwater._sync.lease import Lease
+from lowwater._sync.reporter import Reporter
+from lowwater._sync.runtime import PerProcess, Runtime
+from lowwater._sync.worker import Worker as SyncWorker
+
+KEYS = [bytes([number]) for number in range(12)]
+
+BOUNDS = st.sets(st.sampled_from(KEYS), min_size=2, max_size=6).map(sorted) | st.sets(
+    st.sampled_from(KEYS), min_size=1, max_size=6
+).map(lambda chosen: [*sorted(chosen), b""])
+"""Of claims; an empty last one means no upper bound."""
+
+
+def grant(bounds: list[bytes], sequencer: int) -> Grant:
+    count = len(bounds) - 1
+    state = LeaseState("c", sequencer, Column(count, 0), reference=0)
+    return Grant(state, tuple(bounds), lowwater.Watermarks([0] * count), Reading("c", (), 0, (), ()))
+
+
+class Worker:
+    """Leases over one reporter, which reports nothing."""
+
+    def __init__(self) -> None:
+        self.runtime = Runtime(lowwater.Settings("localhost:1"))
+        self.leases: list[Lease] = []
+
+    @property
+    def reporter(self) -> Reporter:
+        return self.runtime.reporter
+
+    def claim(self, bounds: list[bytes], sequencer: int | None = None) -> Lease:
+        granted = grant(bounds, sequencer or len(self.leases) + 1)
+        lease = Lease(self.runtime, granted)
+        self.reporter.reporting.add(granted.state)
+        for older in self.leases:
+            older.yield_to(lease)
+        self.leases.append(lease)
+        return lease
+
+    @property
+    def reported(self) -> int:
+        return self.reporter.statistics().leases
+
+
+def covered(bounds: tuple[bytes, ...], handle: int) -> set[bytes]:
+    """The keys of a range, and one behind all."""
+    start, end = bounds[handle], bounds[handle + 1]
+    return {key for key in [*KEYS, b"\xff"] if start <= key and (not end or key < end)}
+
+
+@given(claims=st.lists(BOUNDS, min_size=1, max_size=6))
+def test_a_claim_takes_every_range_it_has_a_part_of(claims: list[list[bytes]]) -> None:
+    worker = Worker()
+    for bounds in claims:
+        worker.claim(bounds)
+    for number, lease in enumerate(worker.leases):
+        later = worker.leases[number + 1 :]
+        taken = set().union(*(covered(each.bounds, handle) for each in later for handle in range(len(each))))
+        assert lease.lost == {handle for handle in range(len(lease)) if covered(lease.bounds, handle) & taken}
+        assert lease.over == (len(lease.lost) == len(lease))
+    assert worker.reported == sum(not lease.over for lease in worker.leases)
+
+
+def test_many_claims_that_never_report_leave_one() -> None:
+    worker = Worker()
+    for number in range(100):
+        worker.claim([b"", bytes([number % 5 + 1]), b""])
+    assert worker.reported == 1
+    assert [lease.over for lease in worker.leases[-2:]] == [True, False]
+
+
+def test_a_claim_that_was_answered_late_takes_nothing_from_a_newer_one() -> None:
+    worker = Worker()
+    newer = worker.claim([b"", b""], sequencer=9)
+    worker.claim([b"", b""], sequencer=8)
+    assert not newer.lost
+
+
+def test_what_was_reported_is_left_to_the_authority() -> None:
+    """It tells the stream that spoke for the claim, in the order of the reports."""
+    worker = Worker()
+    spoken = worker.claim([b"", b""])
+    spoken._state.advance(injector_fold(5, ()), 5, now=0.0)
+    worker.claim([b"", b""])
+    assert not spoken.lost
+
+
+# -- claims at one moment -----------------------------------------------------------------------------------------
+
+SETTINGS = lowwater.Settings("localhost:1")
+CLAIMANT = Claimant.here(REAL, "c", None, "", 0, 0)
+
+
+class Granting(Runtime):
+    """A runtime whose claims are answered by what is put in."""
+
+    def __init__(self, grants: Iterable[Grant]) -> None:
+        super().__init__(SETTINGS)
+        self.grants = deque(grants)
+
+    def call(self, call: Any, within: float = math.inf) -> Any:
+        return self.grants.popleft()
+
+
+class GrantingTasks(AioRuntime):
+    """The same on asyncio."""
+
+    def __init__(self, grants: Iterable[Grant]) -> None:
+        super().__init__(SETTINGS, REAL, None)
+        self.grants = deque(grants)
+
+    async def call(self, call: Any, within: float = math.inf) -> Any:
+        return self.grants.popleft()
+
+
+def left_on_threads(grants: list[Grant]) -> tuple[list[int], int]:
+    """What each claim lost, in the order of their answers, and how many are reported."""
+    runtime = Granting(grants)
+    with SyncWorker(PerProcess(lambda: runtime), CLAIMANT, REAL) as worker:
+        leases = [worker.claim() for _ in grants]
+        found = [len(lease.lost) for lease in leases], runtime.reporter.statistics().leases
+    runtime.close()
+    return found
+
+
+def left_on_asyncio(grants: list[Grant]) -> tuple[list[int], int]:
+    """The same on asyncio."""
+
+    async def run() -> tuple[list[int], int]:
+        runtime = GrantingTasks(grants)
+        async with AioWorker(lambda: runtime, CLAIMANT, REAL) as worker:
+            leases: list[aio.Lease] = [await worker.claim() for _ in grants]
+            found = [len(lease.lost) for lease in leases], runtime.reporter.reporting.statistics().leases
+        await runtime.close()
+        return found
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("left", [left_on_threads, left_on_asyncio], ids=["threads", "asyncio"])
+def test_a_claim_that_was_answered_late_yields_to_a_newer_one(
+    left: Callable[[list[Grant]], tuple[list[int], int]],
+) -> None:
+    """What was answered in another order than it was granted in ends the same: the worker reports what it owns, once."""
+    in_part, whole = (
+        grant(
+            [
+                b"",
+                b"k",
+                b"m",
+                b"",
+            ],
+            12,
+        ),
+        grant([b"", b""], 10),
+    )
+    assert left([grant([b"", b""], 11), whole]) == ([0, 1], 1)
+    assert left([grant([b"b", b"m"], 13), in_part, grant([b"", b""], 11)]) == ([0, 2, 1], 2)
+
+
+class Meeting(list[Lease]):
+    """The claims of a worker, each of which waits until as many others as the barrier has parties are in."""
+
+    def __init__(self, parties: int) -> None:
+        super().__init__()
+        self.barrier = threading.Barrier(parties)
+
+    def append(self, lease: Lease) -> None:
+        super().append(lease)
+        self.barrier.wait(30)
+
+
+def test_of_claims_that_are_answered_at_one_moment_the_older_yields() -> None:
+    runtime = Granting(grant([b"", b""], sequencer) for sequencer in (10, 11, 12, 13))
+    with SyncWorker(PerProcess(lambda: runtime), CLAIMANT, REAL) as worker:
+        worker._leases = Meeting(4)
+        with futures.ThreadPoolExecutor(4) as threads:
+            made = [threads.submit(worker.claim) for _ in range(4)]
+            leases = sorted((each.result(60) for each in made), key=lambda lease: lease.sequencer)
+        assert [len(lease.lost) for lease in leases] == [1, 1, 1, 0]
+        assert runtime.reporter.statistics().leases == 1
+    runtime.close()

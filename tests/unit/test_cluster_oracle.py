@@ -1,0 +1,81 @@
+"""The oracle of the chaos finds each kind of wrong that it is there for, and nothing in what is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from lowwater.watermark import MAX, MIN
+from tests.cluster.oracle import HOUR, NEVER, Emitted, Put, Seen, judge_source, judge_windows
+
+PUTS = [Put(1.0, "a", 5), Put(1.0, "a", 7), Put(1.5, "b", HOUR), Put(2.0, "a", HOUR + 1)]
+
+
+@dataclass
+class History:
+    """A right one: the first hour is committed at 3.0 and promised at 3.1, the rest at 5.0 and 5.1."""
+
+    emitted: list[Emitted] = field(
+        default_factory=lambda: [
+            Emitted("a", 0, 2, 3.0),
+            Emitted("b", HOUR, 1, 5.0),
+            Emitted("a", HOUR, 1, 5.0),
+        ]
+    )
+    seen: list[Seen] = field(
+        default_factory=lambda: [Seen(0.5, 1, MIN), Seen(2.0, 1, 0), Seen(3.1, 1, HOUR), Seen(5.1, 1, MAX)]
+    )
+
+    def judged(self) -> list[str]:
+        return judge_windows(PUTS, self.emitted, self.seen, finished=True)
+
+
+def test_a_right_history_is_right() -> None:
+    assert History().judged() == []
+    assert judge_source(PUTS, [Seen(2.5, 1, MIN), Seen(2.6, 1, 5), Seen(2.7, 1, MAX)]) == []
+
+
+def test_a_window_that_is_not_due_may_be_missing() -> None:
+    history = History()
+    assert judge_windows(PUTS, history.emitted[:1], history.seen[:3]) == []
+
+
+@pytest.mark.parametrize(
+    ("bug", "found"),
+    [
+        ("reported before the commit", "was committed 0.010 s later"),
+        ("never committed", "is not committed yet"),
+        ("not written", "is not committed yet"),
+        ("finished without a window", "was never written"),
+        ("written twice", "is written twice"),
+        ("a row lost", "is written with 1 rows, and has 2"),
+        ("a window of nothing", "is written with 1 rows, and has 0"),
+        ("gone back", "was published after"),
+        ("an earlier life", "was published after"),
+    ],
+)
+def test_rule3_and_rule6_each_kind_of_wrong_is_found(bug: str, found: str) -> None:
+    history = History()
+    match bug:
+        case "reported before the commit":
+            history.seen[2] = Seen(2.99, 1, 1)
+        case "never committed":
+            history.emitted[0] = Emitted("a", 0, 2, NEVER)
+        case "not written" | "finished without a window":
+            del history.emitted[0]
+        case "written twice":
+            history.emitted.append(Emitted("a", 0, 2, 3.0))
+        case "a row lost":
+            history.emitted[0] = Emitted("a", 0, 1, 3.0)
+        case "a window of nothing":
+            history.emitted.append(Emitted("c", 0, 1, 3.0))
+        case "gone back":
+            history.seen.insert(3, Seen(3.2, 1, HOUR - 1))
+        case "an earlier life":
+            history.seen[:2] = [Seen(0.5, 2, MIN), Seen(2.0, 2, 0)]
+    assert found in "\n".join(history.judged())
+
+
+def test_a_source_that_promises_too_much_is_found() -> None:
+    assert len(judge_source(PUTS, [Seen(1.7, 1, HOUR + 1), Seen(1.8, 1, HOUR + 2)])) == 1

@@ -1,0 +1,109 @@
+"""What a shard answers while it takes computations over: those that take long do not hide the others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import NamedTuple
+
+import grpc.aio
+import pytest
+
+import lowwater.aio
+from lowwater._core.call import Stubs
+from lowwater._core.locating import TIMEOUT
+from lowwater._pb.lowwater.v1 import cluster_pb2, cluster_pb2_grpc, watermarks_pb2, watermarks_pb2_grpc
+from lowwater_authority.observer import Observer
+from lowwater_authority.service.cluster import ClusterServicer
+from lowwater_authority.service.context import Services
+from lowwater_authority.service.streams import Streams
+from lowwater_authority.service.watermarks import WatermarkServicer
+from lowwater_authority.serving import TOGETHER_SECONDS
+from tests.unit.sharded_memory import NAMES, Deployment, One, held, turns, two
+
+LATEST = TOGETHER_SECONDS + 2.0
+"""Seconds after which an answer is too late, with as much time for the answer itself as a busy machine may need."""
+
+
+class Taking(NamedTuple):
+    """A shard that is taking computations over, and where it is reached."""
+
+    one: One
+    address: str
+    hanging: set[str]
+    """What it cannot read for now."""
+    whole: asyncio.Event
+    """Set when it can."""
+
+
+@pytest.fixture(params=[1, 3])
+async def taking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Taking]:
+    """Another shard has died, and so many of its logs cannot be read for now."""
+    deployment = Deployment()
+    one, other = await two(deployment)
+    await other.stop()
+    hanging = set(sorted(held(other))[: request.param])
+    load, whole = one.shard.journal.load, asyncio.Event()
+
+    async def slowly(log: str, **more: object) -> object:
+        if log in hanging:
+            await whole.wait()
+        return await load(log, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(one.shard.journal, "load", slowly)
+    for _ in range(8):
+        deployment.seconds += 0.3
+        await one.cluster._beat()
+        await one.cluster._look_after_what_is_held()
+        await turns()
+    assert held(one) == set(NAMES) - hanging
+    server, services = grpc.aio.server(), Services(one.shard, Observer(), one.cluster)
+    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(services), server)
+    watches = Streams().admission.watches
+    watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(WatermarkServicer(services, watches), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    yield Taking(one, address, hanging, whole)
+    whole.set()
+    await server.stop(None)
+    await one.stop()
+
+
+async def test_where_the_others_are_is_said_in_time(taking: Taking) -> None:
+    """A client waits ``TIMEOUT`` for the whole answer, and looks for another shard when it does not come."""
+    assert TIMEOUT > LATEST
+    async with grpc.aio.insecure_channel(taking.address) as channel:
+        began = time.perf_counter()
+        found = await Stubs(channel).cluster.Locate(cluster_pb2.LocateRequest(computations=NAMES), timeout=TIMEOUT)
+        assert time.perf_counter() - began < LATEST
+        nowhere = {redirect.computation for redirect in found.redirects if not redirect.address}
+        assert nowhere == taking.hanging
+        taking.whole.set()
+        found = await Stubs(channel).cluster.Locate(cluster_pb2.LocateRequest(computations=NAMES), timeout=TIMEOUT)
+        assert {redirect.address for redirect in found.redirects} == {taking.one.address}
+
+
+async def test_a_single_one_is_said_to_be_nowhere_in_time(taking: Taking) -> None:
+    asked = cluster_pb2.LocateRequest(computations=sorted(taking.hanging)[:1])
+    async with grpc.aio.insecure_channel(taking.address) as channel:
+        [redirect] = (await Stubs(channel).cluster.Locate(asked, timeout=LATEST)).redirects
+    assert redirect.address == ""
+
+
+async def test_the_others_are_read_in_time(taking: Taking) -> None:
+    asked = watermarks_pb2.GetWatermarksRequest(computations=NAMES)
+    async with grpc.aio.insecure_channel(taking.address) as channel:
+        got = await Stubs(channel).watermarks.GetWatermarks(asked, timeout=LATEST)
+    assert {watermark.computation for watermark in got.watermarks} == set(NAMES) - taking.hanging
+    assert {redirect.computation for redirect in got.redirects} == taking.hanging
+
+
+async def test_the_others_are_watched_in_time(taking: Taking) -> None:
+    async with (
+        lowwater.aio.connect(taking.address) as lw,
+        aclosing(lw.watch()) as changes,
+        asyncio.timeout(LATEST),
+    ):
+        assert (await anext(changes)).computation not in taking.hanging

@@ -1,0 +1,417 @@
+"""Taking over what another shard serves: its log is read and checked first, and a damaged one stays with who has it in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from lowwater import errors
+from lowwater_authority.cluster import cluster
+from lowwater_authority.cluster.membership import View
+from lowwater_authority.core import recovery
+from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.topology import Spec
+from lowwater_authority.holdings import _resumed, epoch_base
+from lowwater_authority.journal import LoadedLog, Ownership, framing
+from lowwater_authority.journal.framing import decode, encode
+from lowwater_authority.journal.memory import MemoryJournal, StoredLog
+from lowwater_authority.taking import ORPHAN_SECONDS, TAKEN_AT_ONCE
+from tests.contract.journal_stores import flipped
+from tests.unit.sharded_memory import DEAD_AFTER, SECOND, Deployment, One, held, turns, two
+
+
+@pytest.fixture
+async def deployment() -> AsyncIterator[Deployment]:
+    made = Deployment()
+    yield made
+    for one in made.shards:
+        await one.stop()
+
+
+def flip_a_bit(log: str, stored: StoredLog) -> None:
+    """A byte on the disk is wrong."""
+    stored.records[stored.last] = flipped(stored.records[stored.last])
+
+
+def write_as_a_newer_release(log: str, stored: StoredLog) -> None:
+    """A record has a format that is yet to come."""
+    _, _, payload = decode(log, place := stored.last - 1, stored.records[place])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(framing, "FORMAT", framing.FORMAT + 1)
+        stored.records[place] = encode(log, place, payload, writer=decode(log, place, stored.records[place]).writer)
+
+
+def write_what_does_not_follow(log: str, stored: StoredLog) -> None:
+    """A record is whole, and makes no sense."""
+    place = stored.last - 1
+    stored.records[place] = encode(log, place, b"\xff", writer=decode(log, place, stored.records[place]).writer)
+
+
+class Looks:
+    """Counts how often a shard reads a log."""
+
+    def __init__(self, one: One, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        journal = one.shard.journal
+        load = journal.load
+
+        async def counted(log: str, **more: object) -> object:
+            self.count += log == name
+            return await load(log, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(journal, "load", counted)
+
+
+async def moving(deployment: Deployment) -> tuple[One, One, str]:
+    """Its owner, who has claimed and reported it, the shard that is to have it next, and a computation."""
+    one, other = await two(deployment)
+    name = min(held(one))
+    grant = await one.claim(name)
+    for hour in (10, 11):
+        assert await one.report(name, grant, hour) == []
+    return one, other, name
+
+
+def said(caplog: pytest.LogCaptureFixture, words: str) -> int:
+    """How many lines of the log have some words."""
+    return sum(words in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, write_as_a_newer_release, write_what_does_not_follow])
+async def test_a_damaged_log_stays_with_the_owner_that_has_it_in_memory(
+    deployment: Deployment,
+    damage: Callable[[str, StoredLog], None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, other, name = await moving(deployment)
+    owner, stored = deployment.disk.owners[name], deployment.disk.logs[name]
+    whole = stored.copy()
+    damage(name, stored)
+    looks = Looks(other, name, monkeypatch)
+    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await deployment.settle(one, other, seconds=6)
+    assert deployment.disk.owners[name] == owner, "nobody took it"
+    assert await other.shard.serve(name) is False
+    assert name in held(one)
+    assert 2 <= looks.count <= 4, "after 0, 1, 3 seconds, and not at each of twenty beats"
+    assert said(caplog, f"{name} is not taken over") == 1
+    assert said(caplog, "is not served yet") == 0
+    assert await one.report(name, await one.claim(name), 12) == []
+    assert one.low(name) == 12
+
+    # What is behind it was written meanwhile.
+    stored.records.update(whole.records)
+    with caplog.at_level(logging.INFO):
+        await deployment.settle(one, other, seconds=8.1)
+    assert name in held(other)
+    assert other.low(name) == 12
+    assert said(caplog, "its log is whole again") == 1
+
+
+async def test_a_snapshot_of_its_owner_makes_a_damaged_log_whole(deployment: Deployment) -> None:
+    one, other, name = await moving(deployment)
+    flip_a_bit(name, deployment.disk.logs[name])
+    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await deployment.settle(one, other)
+    assert name in held(one)
+    one.shard.held.logs.snapshot(name, lambda: recovery.snapshot(one.shard.held.computations[name]))
+    await one.shard.held.logs.settle()
+    await deployment.settle(one, other, seconds=1.5)
+    assert name in held(other)
+    assert other.low(name) == 11
+
+
+async def test_a_damaged_log_that_nobody_has_in_memory_is_refused_with_the_reason(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, name = await moving(deployment)
+    await one.stop()
+    flip_a_bit(name, deployment.disk.logs[name])
+    looks = Looks(other, name, monkeypatch)
+    await deployment.settle(other, seconds=6)
+    with pytest.raises(errors.Unavailable, match=rf"log '{name}' at position \d+ is damaged: the checksum differs"):
+        await other.shard.serve(name)
+    assert looks.count <= 4
+    assert said(caplog, f"{name} is not served yet") == 1
+
+
+async def test_a_damaged_log_is_looked_at_sooner_once_its_owner_is_gone(deployment: Deployment) -> None:
+    one, other, name = await moving(deployment)
+    stored = deployment.disk.logs[name]
+    whole = stored.copy()
+    flip_a_bit(name, stored)
+    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await deployment.settle(one, other, seconds=70)
+    await one.stop()
+    stored.records.update(whole.records)
+    await deployment.settle(other, seconds=DEAD_AFTER + ORPHAN_SECONDS + 0.9)
+    assert name in held(other)
+    assert other.low(name) == 11
+
+
+async def ended(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard is stopped, and nobody takes over what it serves in time."""
+    monkeypatch.setattr(cluster, "HAND_OVER_SECONDS", 0.0)
+    await one.cluster.leave()
+    one.shard.stop()
+    await one.rounds
+    one.ended = True
+    await one.shard.close()
+
+
+async def test_a_damaged_log_is_looked_at_at_once_when_its_owner_is_gone(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner has left a snapshot, which replaces what was damaged; nobody waits for the rest of a minute."""
+    one, other, name = await moving(deployment)
+    flip_a_bit(name, deployment.disk.logs[name])
+    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await deployment.settle(one, other, seconds=70)
+    looks = Looks(other, name, monkeypatch)
+    await deployment.settle(one, other)
+    assert not looks.count, "it rests"
+    await ended(one, monkeypatch)
+    await deployment.settle(other, seconds=0.6)
+    assert name in held(other)
+    assert other.low(name) == 11
+
+
+async def test_what_nobody_serves_is_looked_at_at_once_only_when_that_is_new(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, name = await moving(deployment)
+    flip_a_bit(name, deployment.disk.logs[name])
+    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await deployment.settle(one, other, seconds=70)
+    looks = Looks(other, name, monkeypatch)
+    await one.stop()
+    await deployment.settle(other, seconds=DEAD_AFTER + 0.6)
+    assert looks.count == 1
+    await deployment.settle(other, seconds=ORPHAN_SECONDS - 0.6)
+    assert looks.count == 1
+    with pytest.raises(errors.Unavailable, match="is damaged"):
+        await other.shard.serve(name)
+    await deployment.settle(other, seconds=0.9)
+    assert looks.count == 2
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("missing", [False, True])
+async def test_a_shard_that_ends_writes_again_what_it_alone_has_whole(
+    deployment: Deployment,
+    missing: bool,
+    behind: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The only snapshot is damaged, or missing, in the store; so nobody takes it over, and the memory of its owner is about to end."""
+    one, other, name = await moving(deployment)
+    one.shard.held.logs.snapshot(name, lambda: recovery.snapshot(one.shard.held.computations[name]))
+    await one.shard.held.logs.settle()
+    claim = await one.claim(name) if behind else None
+    stored = deployment.disk.logs[name]
+    assert bool(stored.records) is behind
+    assert stored.snapshot is not None
+    stored.snapshot = None if missing else flipped(stored.snapshot)
+    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await deployment.settle(one, other, seconds=3)
+    assert name in held(one)
+    await ended(one, monkeypatch)
+    assert said(caplog, "it is written again from memory") == (0 if behind else 1)
+    await deployment.settle(other, seconds=0.6)
+    assert other.low(name) == 11
+    if claim is not None:
+        assert await other.report(name, claim, 12) == []
+
+
+async def test_a_shard_that_ends_writes_nothing_of_what_is_whole(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, name = await moving(deployment)
+    one.shard.held.logs.snapshot(name, lambda: recovery.snapshot(one.shard.held.computations[name]))
+    await one.shard.held.logs.settle()
+    before, owner = deployment.disk.logs[name].copy(), deployment.disk.owners[name]
+    await ended(one, monkeypatch)
+    assert deployment.disk.logs[name] == before
+    assert deployment.disk.owners[name] == owner
+    await deployment.settle(other, seconds=0.6)
+    assert other.low(name) == 11
+
+
+async def test_rule4_a_shard_that_ends_writes_nothing_of_what_another_serves(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was frozen when it lost the computation, and whoever has that now is the only one to put it right."""
+    one, other, name = await moving(deployment)
+    await deployment.settle(other, seconds=2.1)
+    assert name in held(other)
+    other.shard.held.logs.snapshot(name, lambda: recovery.snapshot(other.shard.held.computations[name]))
+    await other.shard.held.logs.settle()
+    stored, owner = deployment.disk.logs[name], deployment.disk.owners[name]
+    assert stored.snapshot is not None
+    stored.snapshot = flipped(stored.snapshot)
+    before = stored.copy()
+    assert name in held(one)
+    one.shard.held.logs.loaded(name, LoadedLog(stored.last, b"", []))  # nothing behind a snapshot, so that it looks
+    one.shard.stop()
+    await one.rounds
+    one.ended = True
+    await one.shard.close()
+    assert deployment.disk.logs[name] == before
+    assert deployment.disk.owners[name] == owner
+
+
+def pinned(name: str, view: View) -> View:
+    return view.pinned(name, "other:1")
+
+
+async def test_one_that_had_to_wait_for_its_turn_is_not_taken_twice(deployment: Deployment) -> None:
+    """A read has it taken at once while it stands in line behind others: what was reported since is not lost."""
+    one, other, name = await moving(deployment)
+    waiting = {each for each in held(one) if each != name}
+    assert len(waiting) >= TAKEN_AT_ONCE
+    for each in (*sorted(waiting), name):
+        await one.cluster.change(partial(pinned, each))
+    await other.cluster._beat()
+    other.faults.held["take"] = gate = asyncio.Event()
+    takes = [asyncio.ensure_future(other.shard.take_over(each)) for each in (*sorted(waiting), name)]
+    await turns()
+    reading = asyncio.ensure_future(other.shard.serve(name))
+    await turns()
+    gate.set()
+    assert await reading
+    epoch = other.shard.epoch(name)
+    assert await other.report(name, await other.claim(name), 12) == []
+    assert all(await asyncio.gather(*takes))
+    assert (other.shard.epoch(name), other.low(name)) == (epoch, 12)
+
+
+async def test_what_is_written_between_the_look_and_the_take_goes_along(deployment: Deployment) -> None:
+    one, other, name = await moving(deployment)
+    grant = await one.claim(name)
+    other.faults.held["take"] = asyncio.Event()
+    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
+    taking = asyncio.ensure_future(other.shard.take_over(name))
+    await turns()
+    assert await one.report(name, grant, 12) == []
+    other.faults.held.pop("take").set()
+    assert await taking
+    assert other.low(name) == 12
+    assert await other.report(name, grant, 13) == []
+
+
+async def test_what_nobody_has_written_to_meanwhile_is_recovered_once(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, other, name = await moving(deployment)
+    recovered = []
+    recover = recovery.recover
+
+    def counted(spec: Spec, *arguments: object, **more: object) -> object:
+        recovered.append(spec.name)
+        return recover(spec, *arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(recovery, "recover", counted)
+    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
+    assert await other.shard.serve(name)
+    assert recovered == [name]
+    claim = await other.claim(name)
+    assert claim.sequencer >> 40 == other.shard.epoch(name) == deployment.disk.owners[name].epoch
+
+
+async def test_what_came_since_the_look_is_all_that_is_replayed(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner lives and reports, as in every drain and scale-out; between the take and the end of the replay nobody serves it."""
+    one, other, name = await moving(deployment)
+    grant = await one.claim(name)
+    replayed: list[int] = []
+    replay = recovery._replay
+
+    def counted(computation: Computation, record: object) -> None:
+        replayed.append(computation.epoch_base)
+        replay(computation, record)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(recovery, "_replay", counted)
+    load = other.shard.journal.load
+
+    async def then_a_report(log: str, **more: object) -> object:
+        loaded = await load(log, **more)  # type: ignore[arg-type]
+        if log == name and not more:
+            assert await one.report(name, grant, 12) == []
+        return loaded
+
+    monkeypatch.setattr(other.shard.journal, "load", then_a_report)
+    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
+    assert await other.shard.serve(name)
+    assert sum(map(bool, replayed)) == 1, "the rest was replayed before it was taken"
+    assert other.low(name) == 12
+    assert await other.report(name, grant, 13) == []
+
+
+async def test_what_is_recovered_in_two_pieces_is_what_is_recovered_in_one(deployment: Deployment) -> None:
+    """Wherever the look ended, through claims, lowerings, shares, a new life, and what its old owner wrote of the life before."""
+    one = await deployment.start("one:1")
+    before = await one.shard.register(Spec("a", heuristics=(900_000,), history_step=SECOND * 3600))
+    grant = await one.claim("a")
+    for hour in (10, 12, 11, 13):
+        assert await one.report("a", grant, hour) == []
+    middle = (await one.shard.journal.load("a")).last
+    [after] = await one.shard.reset("a")
+    grant = await one.claim("a")
+    for hour in (5, 14):
+        assert await one.report("a", grant, hour) == []
+    log = await one.shard.journal.load("a")
+    ownership = Ownership(epoch=7, nonce=9)
+    for spec, last in ((before, middle), (after, log.last)):
+        whole = replace(log, records=[record for record in log.records if record[0] <= last])
+        expected = one.shard.held.recover(spec, whole).computation
+        for cut in range(len(whole.records) + 1):
+            known = one.shard.held.recover(spec, replace(whole, records=whole.records[:cut]))
+            found = _resumed(spec, ownership, whole, known)
+            if spec is after and cut < middle:
+                assert found is None, "what it was recovered for had ended the life that the log goes on with"
+                continue
+            assert found is not None
+            assert recovery.snapshot(found) == recovery.snapshot(expected)
+            assert (found.published, found.reference) == (expected.published, expected.reference)
+            assert found.epoch_base == epoch_base(ownership)
+            found._check()
+
+
+async def test_a_log_of_a_life_that_is_not_known_yet_is_not_taken_for_damaged(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other, name = await moving(deployment)
+    await one.shard.reset(name)
+    await one.claim(name)
+    assert other.shard.topology.get(name).incarnation == 1
+    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
+    assert await other.shard.serve(name)
+    assert other.shard.topology.get(name).incarnation == 2
+    assert said(caplog, "is not taken over") == 0
+
+
+async def test_a_log_is_read_whole_once_while_it_is_taken(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second read names what the first has found; what it costs then is the store's business."""
+    _, other, name = await moving(deployment)
+    reads = []
+    load = MemoryJournal.load
+
+    async def noted(self: MemoryJournal, log: str, *, known: object = None) -> object:
+        found = await load(self, log)
+        reads.append((log, known == found))
+        return found
+
+    monkeypatch.setattr(MemoryJournal, "load", noted)
+    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
+    assert await other.shard.serve(name)
+    assert [same for log, same in reads if log == name] == [False, True]
