@@ -192,6 +192,8 @@ def test_ranges_are_a_table_that_says_what_it_leaves_out() -> None:
         "0x80   ..    unknown               -    never claimed                  never",
         "and 3 more; --limit shows them",
     ]
+    restarted = replace(HOLDER, last_report_micros=0)
+    assert render.ranges_table(Ranges((restarted,), 1), NOW).endswith("host-3  not since the authority restarted")
 
 
 def test_json_has_texts_for_people_and_numbers_for_programs() -> None:

@@ -1,4 +1,4 @@
-import { LATE_DEFAULT, extent, level, newest, reference, silent } from "/static/model/lag.js";
+import { LATE_DEFAULT, extent, level, newest, reference, silent, unheard } from "/static/model/lag.js";
 import { MINUTE, NOW, computation, equal, mark, ok, range } from "./check.js";
 
 const CLOCK = { name: "clock", micros: NOW };
@@ -30,6 +30,11 @@ export function a_bar_grows_with_the_lag_and_ends() {
 
 export function an_owner_that_was_not_heard_of_is_not_called_silent() {
   equal(silent(range({ last_report_micros: 0, since_micros: NOW - 60 * MINUTE }), NOW), false);
+}
+
+export function only_what_nobody_claimed_has_never_reported() {
+  equal(["never claimed", "owned"].map((state) => unheard(range({ state, last_report_micros: 0 }))),
+    ["never", "not since the authority restarted"]);
 }
 
 export function an_owner_is_silent_after_a_quarter_of_a_minute() {

@@ -9,7 +9,7 @@ from typing import Any
 
 from lowwater._core.text import describe_key, describe_owner, describe_range, duration, lag, on_one_line
 from lowwater._core.why import Why
-from lowwater.views import Completeness, Ranges, RangeView, WatermarkView
+from lowwater.views import Completeness, Ranges, RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
 __all__ = [
@@ -110,11 +110,16 @@ def ranges_table(ranges: Ranges, now_micros: int) -> str:
                 each.state.value,
                 each.worker,
                 each.host,
-                f"{duration(silent)} ago" if each.last_report_micros else "never",
+                f"{duration(silent)} ago" if each.last_report_micros else _unheard(each),
             )
         )
     more = ranges.total - len(ranges)
     return table(rows) + (f"\nand {more} more; --limit shows them" if more > 0 else "")
+
+
+def _unheard(each: RangeView) -> str:
+    """Say of a key range without a last report what that means."""
+    return "never" if each.state is RangeState.NEVER_CLAIMED else "not since the authority restarted"
 
 
 def moment(micros: int) -> str:

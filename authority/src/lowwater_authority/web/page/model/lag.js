@@ -94,6 +94,16 @@ export function extent(seconds, late) {
 }
 
 /**
+ * What stands in the place of the last report when there is none.
+ *
+ * @param {import("./types.js").Range} range
+ * @returns {string}
+ */
+export function unheard(range) {
+  return range.state === "never claimed" ? "never" : "not since the authority restarted";
+}
+
+/**
  * Whether an owner has not been heard of for too long, by the authority's clock. Of one never heard of nobody knows.
  *
  * @param {import("./types.js").Range} range

@@ -2,7 +2,7 @@
 
 import { html } from "../html.js";
 import { useState } from "../vendor/preact-hooks.js";
-import { WORDS, behind, level, silent } from "../model/lag.js";
+import { WORDS, behind, level, silent, unheard } from "../model/lag.js";
 import { same } from "../model/strip.js";
 import { ago, lag } from "../model/time.js";
 import { Mark, Symbol, Time } from "./parts.js";
@@ -47,7 +47,7 @@ export function RangeTable({ ranges, total, guilty, from, late, now }) {
             <td class="number">
               ${range.last_report_micros
                 ? html`<${Time} micros=${range.last_report_micros} now=${now} text=${ago(range.last_report_micros, now)} />`
-                : "never"}
+                : unheard(range)}
             </td>
             <td class="wide">${range.state}${silent(range, now) && html`, <b class="ink-stuck">silent</b>`}</td>
           </tr>`;

@@ -3,7 +3,7 @@
 import { html } from "../html.js";
 import { useRef, useState } from "../vendor/preact-hooks.js";
 import { doing, owner } from "../model/culprit.js";
-import { WORDS, behind, level, silent } from "../model/lag.js";
+import { WORDS, behind, level, silent, unheard } from "../model/lag.js";
 import { cells, moved, same } from "../model/strip.js";
 import { ago, lag } from "../model/time.js";
 import { useWidth } from "./hooks.js";
@@ -122,7 +122,7 @@ export function Facts({ range, seconds, now }) {
     <div><dt>Last report</dt><dd>
       ${range.last_report_micros
         ? html`<${Time} micros=${range.last_report_micros} now=${now} text=${ago(range.last_report_micros, now)} />`
-        : "never"}
+        : unheard(range)}
     </dd></div>
     <div><dt>State</dt><dd>${range.state}${silent(range, now) ? ", silent" : ""}</dd></div>
     <div><dt>Watermark</dt><dd><${Mark} watermark=${range.watermark} now=${now} />${seconds !== null && html`<span class="quiet">, ${lag(seconds)} behind</span>`}</dd></div>
