@@ -7,13 +7,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import grpc
+
+from tests.process.nursery import Nursling, nursery
 
 READY = re.compile(r"lowwater: serving on (\S+) \((?:page (\S+), )?metrics (\S+)\)")
 
@@ -29,7 +30,7 @@ class Serving:
         self.page = ""
         """URL of the status page, with a slash behind it."""
         self.metrics = ""
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | Nursling | None = None
 
     @property
     def address(self) -> str:
@@ -38,10 +39,13 @@ class Serving:
 
     def start(self) -> Self:
         """Start and wait until it serves."""
-        command = [*self.program(), *self.journal(), *self.flags]
-        command += ["--listen", self.address, "--http", self.http]
+        arguments = [*self.journal(), *self.flags, "--listen", self.address, "--http", self.http]
+        program = self.program()
         with (self.data.parent / "serve.log").open("a") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            if program is None:
+                self.process = nursery().start(arguments, log)
+            else:
+                self.process = subprocess.Popen([*program, *arguments], stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         found = READY.match(line)
@@ -50,9 +54,9 @@ class Serving:
         self.page, self.metrics = found[2], found[3]
         return self
 
-    def program(self) -> list[str]:
-        """What is run."""
-        return [sys.executable, "-m", "lowwater_authority"]
+    def program(self) -> list[str] | None:
+        """What is run; None for ``lowwater serve`` from the nursery."""
+        return None
 
     def journal(self) -> list[str]:
         """The flags that say where its journal is."""
@@ -72,6 +76,12 @@ class Serving:
         """Send a signal."""
         assert self.process is not None
         os.kill(self.process.pid, number)
+
+    def freeze(self) -> None:
+        """SIGSTOP; returns when it is stopped."""
+        assert isinstance(self.process, Nursling)
+        self.signal(signal.SIGSTOP)
+        self.process.stopped()
 
     def wait(self) -> int:
         """Wait for its end; returns its exit code."""

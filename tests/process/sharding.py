@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,12 +34,6 @@ class Shard(Serving):
     def log(self) -> str:
         """What it has logged."""
         return (self.data.parent / "serve.log").read_text()
-
-    def freeze(self) -> None:
-        """SIGSTOP; returns when it is stopped."""
-        assert self.process is not None
-        self.signal(signal.SIGSTOP)
-        os.waitpid(self.process.pid, os.WUNTRACED)
 
     def thaw(self) -> None:
         """SIGCONT."""

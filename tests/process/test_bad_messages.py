@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import signal
 import socket
@@ -260,8 +259,7 @@ def test_a_second_server_is_refused_also_while_the_first_is_stopped(
     pid = server.process.pid
     for stopped in (False, True, False):
         if stopped:
-            server.signal(signal.SIGSTOP)
-            assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+            server.freeze()
         try:
             code, said = second(server.data)
         finally:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import resource
 import socket
+import sys
 import threading
 import time
 import urllib.parse
@@ -60,7 +61,7 @@ class Limited(Serving):
     """One that may open few files."""
 
     def program(self) -> list[str]:
-        return ["prlimit", f"--nofile={FILES}", *super().program()]
+        return ["prlimit", f"--nofile={FILES}", sys.executable, "-m", "lowwater_authority"]
 
 
 def test_idle_connections_take_their_places_and_no_more(tmp_path: Path) -> None:

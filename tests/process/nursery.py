@@ -1,0 +1,157 @@
+"""Starts ``lowwater serve`` without its imports: a process that has made them once forks, for each that a test starts.
+
+They are what an authority spends most of its start on, two thirds of a second of a core, and the tests start hundreds. What runs is a
+process of its own, with its own arguments, environment and files; only its command line, in a list of processes, is that of the nursery.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import random
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import IO, Any, NoReturn
+
+MOST = 1 << 20
+"""Bytes of a request, most of them the environment."""
+
+
+class Nursling:
+    """A process that the nursery has forked, with what the tests use of a Popen."""
+
+    def __init__(self, nursery: Nursery, pid: int, stdout: IO[str]) -> None:
+        self.pid = pid
+        self.stdout = stdout
+        self.returncode: int | None = None
+        self._nursery = nursery
+        self._ended = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            status = self._nursery.ask({"poll": self.pid})["status"]
+            if status is not None:
+                self.returncode = os.waitstatus_to_exitcode(status)
+                os.close(self._ended)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            # Readable when it has ended.
+            watched = select.poll()
+            watched.register(self._ended, select.POLLIN)
+            if not watched.poll(timeout * 1000):
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def stopped(self) -> None:
+        """Return when a SIGSTOP has taken effect."""
+        self._nursery.ask({"stopped": self.pid})
+
+
+class Nursery:
+    """The other side of the socket, in the process of the tests."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for each in (self._socket, theirs):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__],
+                stdin=theirs,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        atexit.register(self._close)
+
+    def start(self, arguments: Sequence[str], stderr: IO[Any]) -> Nursling:
+        """Fork one that runs ``lowwater serve`` with these arguments, with the environment and the folder of the caller."""
+        reading, writing = os.pipe()
+        request = {"start": list(arguments), "environment": dict(os.environ), "folder": os.getcwd()}  # noqa: PTH109 - no path is made of it
+        pid = self.ask(request, writing, stderr.fileno())["pid"]
+        os.close(writing)
+        return Nursling(self, pid, os.fdopen(reading, encoding="utf-8"))
+
+    def ask(self, request: dict[str, Any], *files: int) -> dict[str, Any]:
+        """Send a request, and open files; return the answer."""
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], list(files))
+            answer: dict[str, Any] = json.loads(self._socket.recv(MOST))
+        return answer
+
+    def _close(self) -> None:
+        self._socket.close()
+        self._process.wait(30)
+
+
+def serve() -> None:
+    """Be the nursery until the tests are over; returns in no child."""
+    with socket.socket(fileno=os.dup(0)) as tests:
+        while True:
+            data, files, _, _ = socket.recv_fds(tests, MOST, 2)
+            if not data:
+                return
+            request = json.loads(data)
+            if "start" in request:
+                pid = os.fork()
+                if not pid:
+                    tests.close()
+                    become(request, *files)
+                for file in files:
+                    os.close(file)
+                answer = {"pid": pid}
+            elif "poll" in request:
+                ended, status = os.waitpid(request["poll"], os.WNOHANG)
+                answer = {"status": status if ended else None}
+            else:
+                os.waitpid(request["stopped"], os.WUNTRACED)
+                answer = {}
+            tests.send(json.dumps(answer).encode())
+
+
+def become(request: dict[str, Any], stdout: int, stderr: int) -> NoReturn:
+    """Be the process that was asked for."""
+    from lowwater_authority.server import main
+
+    with open(os.devnull) as nothing:  # noqa: PTH123 - no path
+        os.dup2(nothing.fileno(), 0)
+    for file, number in ((stdout, 1), (stderr, 2)):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    random.seed()
+    sys.argv = ["lowwater serve", *request["start"]]
+    raise SystemExit(main(request["start"]))
+
+
+_nurseries: dict[int, Nursery] = {}
+
+
+def nursery() -> Nursery:
+    """The nursery of this process; made when it is first needed."""
+    with _making:
+        if os.getpid() not in _nurseries:
+            _nurseries[os.getpid()] = Nursery()
+    return _nurseries[os.getpid()]
+
+
+_making = threading.Lock()
+
+if __name__ == "__main__":
+    import lowwater_authority.server  # noqa: F401 - what is not to be imported anew
+
+    with contextlib.suppress(KeyboardInterrupt):
+        serve()
