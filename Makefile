@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-year two-partitions test simulate mutants chaos floors lint fmt gen bench soak clean \
+.PHONY: help setup demo demo-year two-partitions test test-long simulate mutants chaos floors lint fmt gen bench soak clean \
 	check-style check-pyright check-mypy check-public check-generated
 
 RUN := . .tools/env &&
@@ -26,7 +26,8 @@ help:
 	@echo "make demo        replay four days of real flights through three Spark jobs (about three minutes)"
 	@echo "make demo-year   the whole year through plain Python workers, every window checked"
 	@echo "make two-partitions   what Spark's own watermark drops, attached and driven (about a minute)"
-	@echo "make test        every check and every test"
+	@echo "make test        every check, and every test but the long ones"
+	@echo "make test-long   the tests that show what shorter ones show, in more ways"
 	@echo "make simulate    simulated worlds under chaos, every value checked; SEED=... STEPS=..."
 	@echo "make mutants     plant bugs in the authority and the client; the simulator must find each"
 	@echo "make chaos       a standalone Spark cluster under counted faults, every window checked; FAULTS=... SEED=..."
@@ -55,6 +56,10 @@ test: lint
 	@scripts/setup.sh --tests
 	$(RUN) pytest -n $(WORKERS) $(ARGS)
 
+test-long: setup
+	@scripts/setup.sh --tests
+	$(RUN) pytest -n $(WORKERS) -m long $(ARGS)
+
 simulate: setup
 	@$(RUN) python -m tests.simulation run $(if $(SEED),--seed $(SEED)) --steps $(STEPS) $(ARGS)
 
@@ -66,7 +71,7 @@ chaos:
 	@$(RUN) python -m tests.cluster.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 floors: setup
-	$(RUN) pytest tests/floors -s $(ARGS)
+	$(RUN) pytest tests/floors -m "long or not long" -s $(ARGS)
 
 # All are needed, and each takes one core.
 CHECKS := check-style check-pyright check-mypy check-public check-generated

@@ -24,6 +24,7 @@ def test_rule3_rule6_under_twenty_counted_faults(tmp_path: Path, shipped: Shippe
     assert set(result["by_kind"]) == set(chaos.NAMES.values()), "each kind took effect"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_rule6_a_report_before_the_commit_is_found(tmp_path: Path, shipped: Shipped) -> None:

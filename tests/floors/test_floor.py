@@ -65,6 +65,7 @@ def test_attach_and_tracked_stages_work_on_their_floor(tmp_path: Path) -> None:
         assert any(line.startswith(what) for line in shown), f"{what} was not shown"
 
 
+@pytest.mark.long
 def test_drive_works_on_its_floor(tmp_path: Path) -> None:
     """With the oldest PySpark that tells a source where it goes on from, and the authority that attach starts."""
     shown = smoke(python_with(DRIVEN, NOTEBOOK), tmp_path, "", [f"pyspark=={DRIVEN}"], ["attach", "driven"])

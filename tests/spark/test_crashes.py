@@ -171,6 +171,7 @@ def plain_world(tmp_path: Path, authority: Serving) -> Iterator[PlainWorld]:
     made.kill()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_rule6_a_driver_of_a_plain_query_killed_before_and_after_its_commit_and_while_idle(

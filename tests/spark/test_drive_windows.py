@@ -111,7 +111,7 @@ def test_duplicates_are_known_until_the_watermark_is_beyond_them(
     assert sorted(key for key, _ in driven.rows) == ["a", "a", "b"]
 
 
-@pytest.mark.parametrize("how", ["inner", "leftOuter"])
+@pytest.mark.parametrize("how", [pytest.param("inner", marks=pytest.mark.long), "leftOuter"])
 def test_a_join_of_two_streams_waits_for_the_slower_one(how: str, driven: Driven, lw: lowwater.Client) -> None:
     """A match comes whenever its other side does; a row without one comes when both sides are beyond its hour."""
     left, right = Upstream(lw, "left"), Upstream(lw, "right")
