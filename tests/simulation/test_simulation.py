@@ -52,7 +52,7 @@ def test_a_world_is_the_same_whatever_the_hash_seed(tmp_path: Path) -> None:
     assert json.loads(first.stdout.splitlines()[-1])["digest"] == json.loads(second.stdout.splitlines()[-1])["digest"]
 
 
-@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_every_planted_bug_is_found(half: int) -> None:
     names = list(mutants.MUTANTS)[half::2]
     done = command("mutants", *names)
