@@ -32,6 +32,8 @@ from tests.process.serving import Serving, serving
 NAMES = [f"c{number:02}" for number in range(50)]
 REPORTS = 2_000
 PUBLISHED = REPORTS * len(NAMES)
+STOPPED = REPORTS // 10
+"""How many of the last reports a subscriber is stopped for. It answers no pings then, and is cut off after 10 s at the earliest."""
 FLAT_BYTES = 4 << 20
 """How much a process may grow over the second half of the storm."""
 
@@ -205,11 +207,8 @@ def storm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storm]:
         feed = Feed(server.address)
         stack.callback(feed.close)
         after = Storm(server)
-        for how in ("prints", "does_not_come_back", "blocks_its_loop"):
+        for how in ("does_not_come_back", "blocks_its_loop"):
             after.stalled[how] = stack.enter_context(Subscriber(how, server.address))
-        # Stopped while it waits: what it says afterwards it has taken afterwards.
-        assert {after.stalled["prints"].line()[0] for _ in NAMES} == set(NAMES)
-        after.stalled["prints"].signal(signal.SIGSTOP)
         assert after.stalled["does_not_come_back"].line() == ["stalled"]
         assert after.stalled["blocks_its_loop"].line() == ["stalled"]
         for kind, options in (("client", OPTIONS), ("grpc", ())):
@@ -220,6 +219,11 @@ def storm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storm]:
         began, rounds, before = time.monotonic(), metric(server, "lowwater_rounds_total"), dict[str, int]()
         for number in range(1, REPORTS + 1):
             feed.report(number)
+            if number == REPORTS - STOPPED:
+                stopped = after.stalled["prints"] = stack.enter_context(Subscriber("prints", server.address))
+                # Stopped while it waits: what it says afterwards it has taken afterwards.
+                assert {stopped.line()[0] for _ in NAMES} == set(NAMES)
+                stopped.signal(signal.SIGSTOP)
             if number == REPORTS // 2:
                 before = {name: resident(pid) for name, pid in measured.items()}
         after.grown = {name: resident(pid) - before[name] for name, pid in measured.items()}
@@ -257,6 +261,6 @@ def test_rule7_the_transport_keeps_little_for_a_client_that_does_not_read(storm:
 
 def test_rule7_memory_stays_flat(storm: Storm) -> None:
     print(f"bytes grown over the second half: {storm.grown}")
-    # Four subscribers took next to nothing: all of it was replaced, nothing was kept.
-    assert storm.conflated > 3 * PUBLISHED
+    # Those that stalled all the time took next to nothing, and gRPC's own buffers a half: all else was replaced, nothing was kept.
+    assert storm.conflated > 2.5 * PUBLISHED
     assert all(grown < FLAT_BYTES for grown in storm.grown.values()), storm.grown

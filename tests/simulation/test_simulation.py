@@ -63,7 +63,7 @@ def test_every_planted_bug_is_found(half: int) -> None:
 def test_a_failing_world_names_its_seed_and_is_shrunk() -> None:
     with mutants.Planted.context() as planted:
         mutants.silence_counts_as_idle(planted)
-        moves, result = shrink(mutants.FIRST, moves_of(mutants.FIRST), lambda line: None, attempts=12)
+        moves, result = shrink(mutants.FIRST, moves_of(mutants.FIRST, 20), lambda line: None, attempts=12)
     assert result.violations
     assert len(moves) <= 10
 
