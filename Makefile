@@ -34,7 +34,7 @@ help:
 	@echo "make floors      attach, tracked stages and drive on the oldest PySpark that each is made for"
 	@echo "make lint        the checks only: ruff, mypy, pyright, buf, generated code"
 	@echo "make fmt         format Python and proto, apply safe lint fixes"
-	@echo "make gen         generate the protobuf code from proto/, dashboards and alerts from monitoring/"
+	@echo "make gen         generate the protobuf code, dashboards and alerts, and the table of the values of the chart"
 	@echo "make bench       the benchmarks, one JSON object a line; NAME=... for one of them"
 	@echo "make soak        two shards under churn, whose memory must not grow; SECONDS=..."
 	@echo "make setup       only install what the others need"
@@ -99,6 +99,7 @@ check-generated:
 	$(RUN) buf format proto --diff --exit-code
 	$(RUN) uv run --quiet --script scripts/generate_protos.py --check
 	$(RUN) python -m monitoring --check
+	$(RUN) python -m scripts.document_values --check
 
 fmt: setup
 	$(RUN) ruff check --fix .
@@ -108,6 +109,7 @@ fmt: setup
 gen: setup
 	$(RUN) uv run --quiet --script scripts/generate_protos.py
 	$(RUN) python -m monitoring
+	$(RUN) python -m scripts.document_values
 
 bench: setup
 	@scripts/setup.sh --bench

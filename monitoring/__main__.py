@@ -7,7 +7,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from monitoring.files import GENERATED, PAGE, generate, page
+from monitoring.files import CHART, GENERATED, PAGE, generate, page
 from monitoring.settings import Settings
 
 ADVICE = "run: make gen"
@@ -50,11 +50,13 @@ def main() -> int:
     if args.out is None and settings != defaults:
         parse.error("settings of your own need --out: what is committed is made with the defaults")
     folder = args.out or GENERATED
-    wanted = {folder / name: text for name, text in generate(settings).items()}
+    generated = generate(settings)
+    wanted = {folder / name: text for name, text in generated.items()}
     extra = []
     if args.out is None:
+        wanted |= {CHART / name: text for name, text in generated.items()}
         wanted[PAGE] = page(PAGE.read_text(), settings)
-        extra = stale(wanted, folder)
+        extra = [*stale(wanted, folder), *stale(wanted, CHART)]
     if args.check:
         wrong = [*different(wanted), *extra]
         for path in wrong:

@@ -24,6 +24,8 @@ from monitoring.settings import Settings
 HERE: Final = Path(__file__).parent
 GENERATED: Final = HERE / "generated"
 PAGE: Final = HERE.parent / "docs" / "monitoring.md"
+CHART: Final = HERE.parent / "helm" / "lowwater" / "files"
+"""A chart takes nothing from outside of its folder, hence copies."""
 LABEL: Final = re.compile(r"{{ \$labels\.(\w+) }}")
 VALUE: Final = re.compile(r"{{ \$value[^}]*}}")
 MARK: Final = "<!-- {} the part that `python -m monitoring` writes -->"

@@ -22,7 +22,14 @@ ADVICE: Final = "run: python scripts/document_metrics.py"
 
 TABLES: Final[dict[str, Sequence[Figure]]] = {
     "computations": tuple(computation_figures.READ),
-    "process": (*metrics.EVENTS, *collecting.PROCESS, collecting.CONFIRMED, collecting.ERRORS, *collecting.GATES),
+    "process": (
+        *metrics.EVENTS,
+        *collecting.PROCESS,
+        collecting.CONFIRMED,
+        collecting.NOT_AFTER,
+        collecting.ERRORS,
+        *collecting.GATES,
+    ),
     "client": lowwater.prometheus.FIGURES,
     "spark": lowwater_spark.prometheus.FIGURES,
 }

@@ -16,7 +16,7 @@ from typing import Any, Final
 import shtab
 
 from lowwater.cli.arguments import SHELLS, parser
-from lowwater_authority import journal_command, server
+from lowwater_authority import access_command, journal_command, server
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "cli.md"
@@ -42,6 +42,7 @@ def whole() -> argparse.ArgumentParser:
     commands = _commands(top)
     commands["serve"] = server.parser()
     commands["journal"] = journal_command.parser()
+    commands["access"] = access_command.parser()
     return top
 
 
@@ -67,7 +68,7 @@ def script(shell: str) -> str:
         for action in _actions(each):
             if action.metavar == "NAME" and not action.option_strings:
                 action.complete = _NAMES  # type: ignore[attr-defined]
-            elif action.metavar == "PEM":
+            elif action.metavar in {"PEM", "FILE"}:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
             elif action.dest in {"data", "source", "target"}:
                 action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]

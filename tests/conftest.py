@@ -19,7 +19,7 @@ pytest_plugins = ["tests.side_by_side"]
 # processes that share the run end together.
 ORDER = (
     *("unit", "property", "contract", "simulation"),
-    *("cluster", "floors", "spark", "compatibility", "browser", "monitoring", "process"),
+    *("cluster", "floors", "spark", "compatibility", "container", "chart", "browser", "monitoring", "process"),
 )
 # It is judged after all others.
 LAST = "test_soak.py"
@@ -29,6 +29,8 @@ MARKED = {
     "browser": "process",
     "monitoring": "process",
     "compatibility": "process",
+    "container": "process",
+    "chart": "process",
     "spark": "spark",
     "floors": "spark",
     "cluster": "spark",

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import socket
+import ssl
 import threading
 import time
 import urllib.error
@@ -35,13 +36,20 @@ class Answer:
 
 
 def ask(
-    page: str, path: str, method: str = "GET", headers: dict[str, str] | None = None, **parameters: object
+    page: str,
+    path: str,
+    method: str = "GET",
+    headers: dict[str, str] | None = None,
+    *,
+    body: bytes | None = None,
+    tls: ssl.SSLContext | None = None,
+    **parameters: object,
 ) -> Answer:
     """Ask for a path below a page's address."""
     query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
-    request = urllib.request.Request(f"{page}{path}{query}", method=method, headers=headers or {})
+    request = urllib.request.Request(f"{page}{path}{query}", data=body, method=method, headers=headers or {})
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=30, context=tls) as response:
             return Answer(response.status, response.headers, response.read())
     except urllib.error.HTTPError as error:
         with error:

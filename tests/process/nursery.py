@@ -70,7 +70,7 @@ class Nursery:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
         atexit.register(self._close)
@@ -97,6 +97,7 @@ class Nursery:
 
 def serve() -> None:
     """Be the nursery until the tests are over; returns in no child."""
+    answer: dict[str, Any]
     with socket.socket(fileno=os.dup(0)) as tests:
         while True:
             data, files, _, _ = socket.recv_fds(tests, MOST, 2)

@@ -38,6 +38,10 @@ NOT_PROVOKED = {
     "traces_off": "tests/process/test_traces.py",
     "page_follower_failed": "as internal_error",
     "page_refused": "hundreds of connections; tests/process/test_connections.py",
+    "certificate_in_force": "tests/process/test_tls.py",
+    "certificate_refused": "tests/process/test_tls.py",
+    "certificate_not_for_clients": "tests/process/test_tls.py",
+    "key_readable": "tests/process/test_tls.py",
     "saturated": "8,192 streams; tests/unit/test_logging.py",
     "not_saturated": "as saturated",
 }

@@ -133,7 +133,7 @@ def test_a_later_process_at_an_address_ends_the_earlier(
             ["--advertise", "here"], 1, "--advertise takes HOST:PORT, for example 127.0.0.1:7420", id="no port"
         ),
         pytest.param(["--store", "postgres://here"], 1, "--store: a Redis URL begins with", id="another database"),
-        pytest.param(["--store", "redis://:a/b@here"], 1, "a password as %2F", id="bare password"),
+        pytest.param(["--store", "redis://:a/b@here"], 1, "--store has a password in it", id="password in sight"),
         pytest.param(["--store", "redis://127.0.0.1:1"], 1, "127.0.0.1:1: Error 111", id="nobody there"),
         pytest.param(["--dead-after", "0.1"], 2, "--dead-after: '0.1' is not from 0.2 to 600 seconds", id="too short"),
         pytest.param(
@@ -156,11 +156,18 @@ def test_a_shard_that_cannot_serve_says_what_to_change(
     assert "a/b" not in said
 
 
-def test_a_wrong_password_is_told_and_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("password", "says"),
+    [("mistaken", "refuses the user or the password"), ("mistaken/x", "in a password as %2F")],
+    ids=["wrong", "bare"],
+)
+def test_a_bad_password_is_told_and_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, password: str, says: str
+) -> None:
     with RedisServer(tmp_path, "--requirepass", "right") as closed:
         closed.start()
-        url = f"redis://:mistaken@127.0.0.1:{closed.port}"
-        assert main(["serve", "--http", "off", "--listen", "127.0.0.1:0", "--store", url, "--advertise", "here:1"]) == 1
+        monkeypatch.setenv("LOWWATER_STORE", f"redis://:{password}@127.0.0.1:{closed.port}")
+        assert main(["serve", "--http", "off", "--listen", "127.0.0.1:0", "--advertise", "here:1"]) == 1
     said = capsys.readouterr().err
-    assert "refuses the user or the password" in said
+    assert says in said
     assert "mistaken" not in said

@@ -76,7 +76,9 @@ def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Fl
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("partitioned", [pytest.param(False, marks=pytest.mark.long), True], ids=["flat", "partitioned"])
+@pytest.mark.parametrize(
+    "partitioned", [pytest.param(False, marks=pytest.mark.long), True], ids=["flat", "partitioned"]
+)
 def test_two_stages_through_sparks_own_file_sink(
     flow: Flow, lw: lowwater.Client, upstream: Upstream, *, partitioned: bool
 ) -> None:

@@ -31,8 +31,8 @@ from lowwater._sync.runtime import Runtime
 NAMES = """
 Client ClientStatistics Closed Completeness Completion Computation Cycle EstimatedInput EventTime FinishRequired Histogram History Hop
 IdentityMismatch IncarnationChanged InputReader InputVersion Inputs InvalidArgument JournalFailed Lease LowwaterError MAX MIN Moved NotPrepared OldStream
-OlderClaim Overloaded OwnedRanges RangeState RangeView Ranges Refusal RegistrationConflict Rewound ServerTokenMismatch Settings
-ShardView Shards ShuttingDown StaleEpoch StaleSequencer TaskAttempt Timeout TooFarAhead Topology Unavailable UnknownComputation Watermark
+OlderClaim Overloaded OwnedRanges PermissionDenied RangeState RangeView Ranges Refusal RegistrationConflict Rewound ServerTokenMismatch Settings
+ShardView Shards ShuttingDown StaleEpoch StaleSequencer TaskAttempt Timeout TooFarAhead Topology Unauthenticated Unavailable UnknownComputation Watermark
 WatermarkView Watermarks Why Worker WouldRegress connect
 """
 

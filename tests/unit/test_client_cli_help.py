@@ -49,15 +49,15 @@ def examples(text: str) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("command", [*ASKING, "completion", "serve", "journal"])
+@pytest.mark.parametrize("command", [*ASKING, "completion", "serve", "journal", "access"])
 def test_every_example_of_a_help_parses(command: str, capsys: pytest.CaptureFixture[str], generate: ModuleType) -> None:
     text = help_of(command, capsys)
     found = examples(text)
-    if command != "journal":  # whose commands have theirs
+    if command not in {"journal", "access"}:  # whose commands have theirs
         assert [words for words in found if words[0] == command], f"no example of {command}"
     whole: argparse.ArgumentParser = generate.whole()
     for words in found:
-        if words[0] in {"serve", "journal"}:
+        if words[0] in {"serve", "journal", "access"}:
             generate._commands(whole)[words[0]].parse_args(words[1:])
         else:
             assert parser().parse_args(words).command == words[0]

@@ -118,7 +118,9 @@ def refusing() -> Iterator[grpc.Channel]:
         ("FAILED_PRECONDITION", errors.StaleSequencer, "STALE_SEQUENCER"),
         ("UNAVAILABLE", errors.Unavailable, "UNAVAILABLE"),
         ("DEADLINE_EXCEEDED", errors.Timeout, "TIMEOUT"),
-        ("PERMISSION_DENIED", errors.LowwaterError, "PERMISSION_DENIED"),
+        ("PERMISSION_DENIED", errors.PermissionDenied, "PERMISSION_DENIED"),
+        ("UNAUTHENTICATED", errors.Unauthenticated, "UNAUTHENTICATED"),
+        ("UNKNOWN", errors.LowwaterError, "UNKNOWN"),
     ],
 )
 def test_failed_calls_become_errors(refusing: grpc.Channel, code: str, cls: type[Exception], reason: str) -> None:

@@ -65,6 +65,21 @@ def test_names_of_files_travel_and_their_contents_do_not(tmp_path: Path) -> None
     assert (here.timeout, here.token, here.namespace) == (1.0, "t", "team")
 
 
+def test_certificates_that_are_renewed_are_another_edition(tmp_path: Path) -> None:
+    """So that channels are made anew with them; while a file is replaced, what was read before is used."""
+    ca = tmp_path / "ca.crt"
+    ca.write_bytes(b"pem")
+    settings = conf(ca=str(ca))
+    first = settings.edition
+    assert settings.edition == first
+    ca.write_bytes(b"another pem")
+    assert settings.edition != first
+    ca.unlink()
+    assert settings.edition != first
+    assert settings.credentials_for("authority:7420") is not None
+    assert conf().credentials_for("authority:7420") is None
+
+
 def test_a_file_that_an_executor_does_not_have_is_a_refusal_and_no_channel_without_tls(tmp_path: Path) -> None:
     """The task's call fails with a reason, which holds the stage."""
     ca = tmp_path / "ca.crt"

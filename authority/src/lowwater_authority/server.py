@@ -10,7 +10,9 @@ import os
 import secrets
 import signal
 import sys
+import tempfile
 import time
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,16 +21,19 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from lowwater.aio import connect
+from lowwater.aio import Client
+from lowwater_authority.access.door import Door, open_door
+from lowwater_authority.access.parsing import BadAccess
 from lowwater_authority.authority import Authority
 from lowwater_authority.cluster.cluster import BEATS, DEAD_AFTER, Cluster, Replaced
 from lowwater_authority.cluster.membership import Member
-from lowwater_authority.cluster.peers import Peers
+from lowwater_authority.cluster.peers import Peers, PeerSettings
 from lowwater_authority.journal import JournalError, JournalUnknown
 from lowwater_authority.journal.sqlite import SqliteJournal
-from lowwater_authority.logging_setup import FORMATS, set_up
+from lowwater_authority.logging_setup import FORMATS, set_up, without_secrets
 from lowwater_authority.service.timing import Timing
 from lowwater_authority.telling import event
+from lowwater_authority.tls import BadCertificate, Certificates, Files
 from lowwater_authority.traces import begin as begin_traces
 from lowwater_authority.web.http import listen
 from lowwater_authority.web.metrics import Metrics
@@ -94,9 +99,9 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument(
         "--store",
         metavar="URL",
-        default=os.environ.get("LOWWATER_STORE", ""),
+        default="",
         help="shared journal for any number of shards instead of --data: redis://, rediss://, redis+sentinel://HOST:PORT,.../NAME or "
-        "redis+cluster://HOST:PORT,...; better in the environment's LOWWATER_STORE when it holds a password",
+        "redis+cluster://HOST:PORT,...; one with a password only in the environment's LOWWATER_STORE",
     )
     parse.add_argument(
         "--deployment", metavar="NAME", default="default", help="which deployment of the store (default: %(default)s)"
@@ -121,6 +126,31 @@ def parser() -> argparse.ArgumentParser:
         "--http",
         default="0.0.0.0:7421",
         help="HOST:PORT for the status page, its API and /metrics, or 'off' (default: %(default)s)",
+    )
+    parse.add_argument(
+        "--tls-cert",
+        metavar="PEM",
+        type=Path,
+        help="certificate, and those between it and the root, for gRPC and the page; turns TLS on",
+    )
+    parse.add_argument("--tls-key", metavar="PEM", type=Path, help="its key, without a passphrase")
+    parse.add_argument(
+        "--tls-client-ca",
+        metavar="PEM",
+        type=Path,
+        help="gRPC takes only clients with a certificate signed by one of these (mutual TLS)",
+    )
+    parse.add_argument(
+        "--peer-ca",
+        metavar="PEM",
+        type=Path,
+        help="what the certificates of other shards are signed by (default: the system's authorities); these files are read again when they change",
+    )
+    parse.add_argument(
+        "--access",
+        metavar="FILE",
+        type=Path,
+        help="who may do what, and how much of it: everything else is refused; read again when it changes (docs/security.md)",
     )
     parse.add_argument("--reflection", action="store_true", help="let tools such as grpcurl list the services")
     parse.add_argument(
@@ -156,14 +186,77 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     set_up(args.log_format, verbose=args.verbose)
     try:
-        return asyncio.run(serve(args))
+        args.store = _store(args.store)
+        with ExitStack() as leaving:
+            return asyncio.run(serve(args, leaving))
     except (JournalError, CannotServe) as error:
         print(f"lowwater serve: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
         return 1
 
 
-def _web(args: argparse.Namespace, own: str, authority: Authority, metrics: Metrics) -> Web:
-    """What is served over HTTP; ``own`` is the address at which this process reaches itself."""
+def _store(given: str) -> str:
+    """Return the URL of the store; on the command line everybody on the machine reads it."""
+    if without_secrets(given) != given:
+        msg = "--store has a password in it, which the list of processes shows to everybody: set LOWWATER_STORE in the environment instead"
+        raise CannotServe(msg)
+    return given or os.environ.get("LOWWATER_STORE", "")
+
+
+def _door(args: argparse.Namespace, host: str) -> Door | None:
+    """Who may come in; None: everybody."""
+    encrypted = args.tls_cert is not None
+    try:
+        return open_door(
+            args.access, args.listen, host, encrypted=encrypted, shared=bool(args.store), environment=os.environ
+        )
+    except BadAccess as error:
+        raise CannotServe(f"--access {error}") from None
+
+
+def _options(door: Door | None) -> Sequence[tuple[str, Any]]:
+    """The options of the server; a limit of the message size is gRPC's to keep, which does not even read what is larger."""
+    most = None if door is None else door.access().limits.message_bytes
+    if most is None:
+        return OPTIONS
+    return [(key, most if key == "grpc.max_receive_message_length" else value) for key, value in OPTIONS]
+
+
+def _certificates(args: argparse.Namespace) -> Certificates | None:
+    """What TLS is served with; None without."""
+    try:
+        files = Files.of(args.tls_cert, args.tls_key, args.tls_client_ca, args.peer_ca)
+        return None if files is None else Certificates(files)
+    except BadCertificate as error:
+        raise CannotServe(str(error)) from error
+
+
+def _listen(server: grpc.aio.Server, args: argparse.Namespace, certificates: Certificates | None) -> int:
+    """Take the address of ``--listen``; returns the port."""
+    try:
+        if certificates is None:
+            return server.add_insecure_port(args.listen)
+        return server.add_secure_port(args.listen, certificates.server_credentials())
+    except RuntimeError as error:
+        msg = f"cannot listen on {args.listen}: is another process using it? Choose another with --listen."
+        raise CannotServe(msg) from error
+
+
+def _own_socket(server: grpc.aio.Server, leaving: ExitStack) -> str:
+    """Listen on a socket that only this process's user reaches, until it leaves; see PeerSettings."""
+    try:
+        folder = leaving.enter_context(tempfile.TemporaryDirectory(prefix="lowwater-", ignore_cleanup_errors=True))
+        own = f"unix:{folder}/own"
+        server.add_insecure_port(own)
+    except (OSError, RuntimeError) as error:
+        msg = f"a socket to reach itself by cannot be made below {tempfile.gettempdir()}: set TMPDIR to a short path that can be written ({error})"
+        raise CannotServe(msg) from error
+    return own
+
+
+def _web(
+    args: argparse.Namespace, reach: PeerSettings, authority: Authority, metrics: Metrics, door: Door | None
+) -> Web:
+    """What is served over HTTP; ``reach`` is how this process reaches itself."""
     if args.http == "off":
         return Web()
     host, port = _address(args.http, "--http")
@@ -174,7 +267,8 @@ def _web(args: argparse.Namespace, own: str, authority: Authority, metrics: Metr
             f"cannot serve the page and metrics on {args.http}: {error.strerror}. Choose another with --http, or 'off'."
         )
         raise CannotServe(msg) from error
-    return WebThreads(listening, own, authority, metrics, version=version("lowwater-authority"))
+    access = None if door is None else door.access
+    return WebThreads(listening, reach, authority, metrics, version=version("lowwater-authority"), access=access)
 
 
 def _own(host: str, bound: int) -> str:
@@ -197,7 +291,9 @@ def _embedded(args: argparse.Namespace, metrics: Metrics) -> Authority:
     return Authority(SqliteJournal(args.data / "journal.sqlite"), clock=_clock, observer=metrics)
 
 
-def _shared(args: argparse.Namespace, bound: int, metrics: Metrics) -> Authority:
+def _shared(
+    args: argparse.Namespace, bound: int, metrics: Metrics, certificates: Certificates | None, token: str | None
+) -> Authority:
     """One shard of a deployment, over Redis."""
     if not args.advertise:
         msg = "--store needs --advertise HOST:PORT, an address of this process that clients and other shards can reach"
@@ -208,6 +304,8 @@ def _shared(args: argparse.Namespace, bound: int, metrics: Metrics) -> Authority
     except ModuleNotFoundError as error:
         msg = "--store needs the Redis client: pip install 'lowwater-authority[redis]'"
         raise CannotServe(msg) from error
+    if certificates is not None:
+        certificates.check_as_client()
     host, port = _address(args.advertise, "--advertise")
     me = Member(secrets.token_hex(8), f"{host}:{port or bound}")
     try:
@@ -221,7 +319,11 @@ def _shared(args: argparse.Namespace, bound: int, metrics: Metrics) -> Authority
     except ValueError as error:
         msg = f"--store: {error}"
         raise CannotServe(msg) from error
-    peers = Peers(lambda: connect(me.address, server_token=journal.server_token))
+    peers = Peers(
+        lambda: Client(
+            PeerSettings(me.address, token=token, server_token=journal.server_token, certificates=certificates)
+        )
+    )
     cluster = Cluster(directory, me, peers=peers, monotonic=time.monotonic, dead_after=args.dead_after)
     return Authority(journal, clock=_clock, observer=metrics, cluster=cluster)
 
@@ -238,18 +340,19 @@ def _tell_recovery(authority: Authority, seconds: float) -> None:
     )
 
 
-async def serve(args: argparse.Namespace) -> int:
+async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     """Start everything, run until SIGTERM or SIGINT, stop in order: clients first, journal last."""
-    host, port = _address(args.listen, "--listen")
+    host, _ = _address(args.listen, "--listen")
+    certificates = _certificates(args)
     metrics = Metrics(version("lowwater-authority"))
     traces = begin_traces(version("lowwater-authority"))
-    server = grpc.aio.server(options=OPTIONS, interceptors=(*traces.interceptors, Timing(metrics)))
-    try:
-        bound = server.add_insecure_port(f"{host}:{port}")
-    except RuntimeError as error:
-        msg = f"cannot listen on {args.listen}: is another process using it? Choose another with --listen."
-        raise CannotServe(msg) from error
-    authority = _shared(args, bound, metrics) if args.store else _embedded(args, metrics)
+    door = _door(args, host)
+    guards = () if door is None else (door.guard(metrics),)
+    server = grpc.aio.server(options=_options(door), interceptors=(*traces.interceptors, *guards, Timing(metrics)))
+    bound = _listen(server, args, certificates)
+    own = "" if certificates is None or args.http == "off" else _own_socket(server, leaving)
+    token = None if door is None else door.token
+    authority = _shared(args, bound, metrics, certificates, token) if args.store else _embedded(args, metrics)
     began = time.monotonic()
     await authority.recover()
     _tell_recovery(authority, time.monotonic() - began)
@@ -260,7 +363,8 @@ async def serve(args: argparse.Namespace) -> int:
         from grpc_reflection.v1alpha import reflection
 
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
-    web = _web(args, _own(host, bound), authority, metrics)
+    reach = PeerSettings(own or _own(host, bound), token=token, certificates=certificates, own=own)
+    web = _web(args, reach, authority, metrics, door)
     await server.start()
     web.start()
     for service in ("", *SERVICES):
@@ -278,6 +382,7 @@ async def serve(args: argparse.Namespace) -> int:
         version("lowwater-authority"),
         extra=event("started", address=f"{host}:{bound}", version=version("lowwater-authority"), pid=os.getpid()),
     )
+    watching = None if door is None else asyncio.create_task(door.watch())
     asked = asyncio.create_task(stopping.wait())
     await asyncio.wait([rounds, asked], return_when=asyncio.FIRST_COMPLETED)
     failed = rounds.done()
@@ -288,6 +393,8 @@ async def serve(args: argparse.Namespace) -> int:
     await health.enter_graceful_shutdown()
     await asyncio.gather(server.stop(GRACE_SECONDS), asyncio.to_thread(web.close), asyncio.to_thread(traces.close))
     asked.cancel()
+    if watching is not None:
+        watching.cancel()
     try:
         await rounds
     except JournalUnknown as error:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from lowwater import errors
+from lowwater_authority.access.caller import anything
 from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.core.times import MAX, MIN
@@ -24,7 +25,7 @@ from lowwater_authority.serving import Serving
 from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from lowwater_authority.core.computation import Computation, View
     from lowwater_authority.core.history import Completion
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
     from lowwater_authority.core.topology import Spec
     from lowwater_authority.placement import Lows
+
+    Permit = Callable[[Iterable[str]], None]
+    """Raises PermissionDenied unless new lives of these computations may begin."""
 
 T = TypeVar("T")
 
@@ -76,7 +80,7 @@ class Shard(Serving):
         await self.serve(spec.name)
         return registered
 
-    async def set_inputs(self, name: str, inputs: Sequence[str]) -> Spec:
+    async def set_inputs(self, name: str, inputs: Sequence[str], *, permit: Permit = anything) -> Spec:
         """Change what a computation reads. Raises as register does, and WouldRegress.
 
         Its claims are revoked first, so that what it has published is frozen when the new inputs are compared with it. Ranges
@@ -89,6 +93,7 @@ class Shard(Serving):
             changed = self.topology.set_inputs(name, inputs)
             computation = self._computation(name)
             if changed.get(name).incarnation > self.topology.get(name).incarnation:
+                permit(changed.downstream(name))
                 round_.topology = changed
                 self._fence_ended_lives(round_)
                 return changed.get(name)
@@ -116,16 +121,18 @@ class Shard(Serving):
             log.info("%s reads %s now", name, ", ".join(changed.inputs) or "nothing", extra=told)
         return changed
 
-    async def reset(self, name: str) -> list[Spec]:
-        """Start a new life of a computation and of all that reads it. Raises UnknownComputation.
+    async def reset(self, name: str, *, permit: Permit = anything) -> list[Spec]:
+        """Start a new life of a computation and of all that reads it. Raises UnknownComputation, and what ``permit`` raises.
 
         Any shard may do it: those that serve them begin the new lives when they read the graph, at the latest before they answer.
         """
 
         def stage(round_: Round) -> list[Spec]:
-            round_.topology, names = self.topology.reset(name)
+            changed, names = self.topology.reset(name)
+            permit(names)
+            round_.topology = changed
             self._fence_ended_lives(round_)
-            return [round_.topology.get(n) for n in names]
+            return [changed.get(n) for n in names]
 
         fresh = await self._write(stage, alone=True)
         for spec in fresh:
@@ -135,8 +142,8 @@ class Shard(Serving):
 
     # -- owners --------------------------------------------------------------------------------------------
 
-    async def claim(self, name: str, asked: ClaimRequest, *, adopt: bool = False) -> Grant:
-        """Grant ranges. With ``adopt``, take the computation over from another identity by a new life."""
+    async def claim(self, name: str, asked: ClaimRequest, *, adopt: bool = False, permit: Permit = anything) -> Grant:
+        """Grant ranges. With ``adopt``, take the computation over from another identity by a new life, as far as ``permit`` lets it."""
         away: Lows = {}
 
         def stage(round_: Round) -> Grant:
@@ -149,7 +156,8 @@ class Shard(Serving):
                 round_.fenced += grant.fenced
                 return grant
             # The new life and its first claim are one record: a repeat of the request finds both, or neither.
-            changed, _ = self.topology.reset(name)
+            changed, names = self.topology.reset(name)
+            permit(names)
             fresh = recovery.restarted(computation, changed.get(name))
             grant = fresh.claim(request, round_.now)
             round_.topology = changed

@@ -10,6 +10,7 @@ Who must react:
   :class:`Cycle`, :class:`EstimatedInput`, :class:`FinishRequired`, :class:`TooFarAhead`, :class:`NotPrepared`, :class:`Closed`;
 * this worker has been replaced and must stop writing: :class:`StaleSequencer`, :class:`OlderClaim`,
   :class:`IdentityMismatch`, :class:`Rewound`, :class:`InputVersion`, :class:`IncarnationChanged`;
+* whoever keeps the access file must look: :class:`Unauthenticated`, :class:`PermissionDenied`;
 * an operator must look: :class:`ServerTokenMismatch`, :class:`StaleEpoch`, :class:`OwnedRanges`, :class:`WouldRegress`,
   :class:`JournalFailed`;
 * later is better: :class:`Unavailable`, :class:`Timeout`, :class:`Overloaded`, :class:`ShuttingDown`, :class:`OldStream`;
@@ -39,6 +40,7 @@ __all__ = [
     "OlderClaim",
     "Overloaded",
     "OwnedRanges",
+    "PermissionDenied",
     "RegistrationConflict",
     "Rewound",
     "ServerTokenMismatch",
@@ -47,6 +49,7 @@ __all__ = [
     "StaleSequencer",
     "Timeout",
     "TooFarAhead",
+    "Unauthenticated",
     "Unavailable",
     "UnknownComputation",
     "WouldRegress",
@@ -175,8 +178,23 @@ class WouldRegress(LowwaterError):
     """A new input is behind what the computation has published; it needs a new life to read it."""
 
 
+class Unauthenticated(LowwaterError):
+    """The authority does not know who calls: the token or the client certificate is missing, wrong, or was removed.
+
+    Calls end with it at once. What goes on in the background tries again every few seconds.
+    """
+
+
+class PermissionDenied(LowwaterError):
+    """The authority knows who calls, and does not allow it; whether the computation exists is not said.
+
+    ``metadata`` has ``principal``, ``permission`` (``report``, ``read`` or ``operate``) and ``computation``. As with
+    :class:`Unauthenticated`, what goes on in the background tries again every few seconds.
+    """
+
+
 class Overloaded(LowwaterError):
-    """The authority's admission bound is reached. Nothing was changed; try later."""
+    """The authority's admission bound, or a limit of its access file, is reached. Nothing was changed; try later."""
 
 
 class JournalFailed(LowwaterError):

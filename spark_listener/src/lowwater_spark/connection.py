@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import lowwater
 from lowwater import errors
+
+if TYPE_CHECKING:
+    import grpc
 
 __all__ = ["SparkSettings", "connection"]
 
@@ -41,6 +44,18 @@ class SparkSettings(lowwater.Settings):
     def encrypted(self) -> bool:
         """Whether the channel uses TLS: also before the files are read, so that nothing ever goes out in the clear instead."""
         return any((self.ca, self.key, self.certificate))
+
+    @property
+    def edition(self) -> object:
+        """Changes when a file does: queries run for longer than certificates count."""
+        return tuple(_stamp(named) for named in (self.ca, self.key, self.certificate) if named)
+
+    def credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
+        """What the channel to an address encrypts with: what stands in the files now, or stood there before while one cannot be read."""
+        try:
+            return self.here().credentials
+        except errors.InvalidArgument:
+            return self.credentials
 
     def here(self) -> SparkSettings:
         """Return the settings with what stands in the files on this machine. Raises InvalidArgument when one cannot be read."""
@@ -102,6 +117,15 @@ def _read(setting: str, named: str) -> bytes | None:
             "mount it at the same absolute path on every machine"
         )
         raise errors.InvalidArgument(msg, metadata={"setting": _CONF + setting, "file": named}) from failure
+
+
+def _stamp(named: str) -> tuple[int, ...]:
+    """Return what tells a file from the one that replaces it; nothing while it is away."""
+    try:
+        state = _locate(named).stat()
+    except OSError:
+        return ()
+    return state.st_ino, state.st_size, state.st_mtime_ns
 
 
 def _locate(named: str) -> Path:

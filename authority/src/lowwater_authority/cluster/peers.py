@@ -1,9 +1,13 @@
-"""What a shard asks of the others: how far computations are that they serve."""
+"""What a shard asks of the others and of itself: how, and how far computations are that they serve."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import grpc
+
+import lowwater
 from lowwater import errors
 
 if TYPE_CHECKING:
@@ -11,6 +15,39 @@ if TYPE_CHECKING:
 
     from lowwater.aio import Client
     from lowwater_authority.placement import Lows
+    from lowwater_authority.tls import Certificates
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings(lowwater.Settings):
+    """How this process reaches other shards, and itself. Not for other processes.
+
+    With certificates it shows its own pair, which mutual TLS wants of whoever connects, and trusts what ``--peer-ca`` names; each new
+    channel takes those in force. Other shards are checked by the names that they advertise, as by any client.
+    """
+
+    certificates: Certificates | None = None
+    own: str = ""
+    """The socket by which only this process reaches itself, if there is one. It never leaves the machine, and lies in a folder that nobody
+    else can enter: who could listen there could read the key as well. TLS would have to be told not to mind the name on a certificate that is
+    not for 127.0.0.1, and that certificate to be one for clients too, which public authorities no longer sign."""
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether channels use TLS."""
+        return self.certificates is not None
+
+    @property
+    def edition(self) -> object:
+        """The pair in force."""
+        return None if self.certificates is None else self.certificates.current()
+
+    def credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
+        """What the channel to an address encrypts with; None without TLS."""
+        if self.certificates is None or (self.own and address == self.own):
+            return None
+        pair = self.certificates.current()
+        return grpc.ssl_channel_credentials(pair.peer_ca, pair.key, pair.chain)
 
 
 class Peers:
@@ -30,6 +67,9 @@ class Peers:
             views = await self._client.get(*names)
         except (errors.Timeout, errors.StaleEpoch) as error:
             msg = f"the shards of {', '.join(names)} cannot be asked how far these are: {error}"
+            raise errors.Unavailable(msg) from error
+        except (errors.Unauthenticated, errors.PermissionDenied) as error:
+            msg = f"the shards of {', '.join(names)} do not know this one: LOWWATER_PEER_TOKEN must name the same token at all of them: {error}"
             raise errors.Unavailable(msg) from error
         return {name: (view.incarnation, view.low.micros) for name, view in views.items()}
 

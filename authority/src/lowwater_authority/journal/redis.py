@@ -128,7 +128,7 @@ class RedisJournal(Journal):
             "the journal is in %s: %s",
             self._address,
             database.describe(),
-            extra=event("journal_opened", store=self._address, durability=database.describe()),
+            extra=event("journal_opened", store=str(self._address), durability=database.describe()),
         )
 
     def describe_durability(self) -> str:

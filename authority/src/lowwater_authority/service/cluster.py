@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import cluster_pb2 as pb
 from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, types_pb2
+from lowwater_authority.access.caller import calling
 from lowwater_authority.journal import JournalError
 from lowwater_authority.service import decode
 from lowwater_authority.service.refusals import bad_field, refusing
@@ -60,14 +61,19 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
     @refusing
     async def ListShards(self, request: pb.ListShardsRequest, context: Context) -> pb.ListShardsResponse:  # noqa: N802
-        """Tell which shards live, and what each serves."""
+        """Tell which shards live, and what each serves of all that the caller may know of."""
         cluster = self._cluster()
         await self.services.shard.confirm(())
         try:
             view, beats = await cluster.look()
         except JournalError as error:
             raise _unreadable(error) from error
+        caller = calling()
         registered = sorted(self.services.shard.topology.computations)
+        pins = sorted(view.pins.items())
+        if caller is not None:
+            registered = [name for name in registered if caller.may_any(name)]
+            pins = [(name, address) for name, address in pins if caller.may_any(name)]
         served: dict[str, list[str]] = {member.address: [] for member in view.members}
         unserved: list[str] = []
         for redirect in await self.services.redirects(registered):
@@ -85,7 +91,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
                 )
                 for member in view.members
             ],
-            pins=[pb.Pinned(computation=name, address=address) for name, address in sorted(view.pins.items())],
+            pins=[pb.Pinned(computation=name, address=address) for name, address in pins],
             unserved=unserved,
         )
 

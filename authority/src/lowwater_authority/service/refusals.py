@@ -13,6 +13,7 @@ import grpc
 
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import errors_pb2
+from lowwater_authority.access.caller import calling
 from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ CODES: Final[dict[str, grpc.StatusCode]] = {
     errors.UnknownComputation.reason: grpc.StatusCode.NOT_FOUND,
     errors.RegistrationConflict.reason: grpc.StatusCode.ALREADY_EXISTS,
     errors.Overloaded.reason: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Unauthenticated.reason: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied.reason: grpc.StatusCode.PERMISSION_DENIED,
     errors.JournalFailed.reason: grpc.StatusCode.UNAVAILABLE,
     errors.ShuttingDown.reason: grpc.StatusCode.UNAVAILABLE,
     errors.Unavailable.reason: grpc.StatusCode.UNAVAILABLE,
@@ -56,6 +59,9 @@ async def refuse(
     context: grpc.aio.ServicerContext[Any, Any], error: errors.LowwaterError, *, again: float = 0.0
 ) -> NoReturn:
     """End a call with an error; ``again`` is after how many seconds to try again, if that helps and the error does not say."""
+    caller = calling()
+    if caller is not None:
+        caller.reason = error.reason
     code = CODES.get(error.reason, grpc.StatusCode.FAILED_PRECONDITION)
     room = MESSAGE_BYTES // max(1, len(error.metadata))
     facts = {key: shortened(value, room) for key, value in error.metadata.items()}
@@ -96,7 +102,10 @@ def refusing(method: Method) -> Method:
         except errors.LowwaterError as error:
             services.observer.refused(method.__name__, error.reason)
             tell_refusal(services, method.__name__, error)
-            await refuse(context, error)
+            caller = calling()
+            await refuse(
+                context, error if caller is None else caller.redacted(error, services.shard.topology.computations)
+            )
 
     return guarded  # type: ignore[return-value]  # the same signature, which a TypeVar bound to a method cannot say
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
+from lowwater_authority.access.caller import calling, permit, visible
 from lowwater_authority.service import decode, encode
 from lowwater_authority.service.refusals import refusing
 
@@ -27,6 +28,9 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """Register a computation."""
         shard, spec = self.services.shard, decode.spec(request)
         await shard.confirm(())  # what another shard knows of it decides whether it conflicts
+        caller = calling()
+        if caller is not None:
+            caller.check_computations(spec.name, shard.topology.computations)
         spec = await shard.register(spec)
         return topology_pb2.RegisterResponse(
             server_token=self.services.token, computation=encode.computation(spec, shard.topology)
@@ -36,14 +40,15 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     async def GetTopology(  # noqa: N802
         self, request: topology_pb2.GetTopologyRequest, context: Context
     ) -> topology_pb2.GetTopologyResponse:
-        """Read the graph, as the store has it."""
+        """Read the graph, as the store has it, as far as the caller may."""
         await self.services.shard.confirm(())
         topology = self.services.shard.topology
         return topology_pb2.GetTopologyResponse(
             server_token=self.services.token,
             version=topology.version,
             computations=[
-                encode.computation(topology.computations[name], topology) for name in sorted(topology.computations)
+                encode.computation(topology.computations[name], topology)
+                for name in visible(sorted(topology.computations))
             ],
         )
 
@@ -54,7 +59,8 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """Change what a computation reads."""
         shard = self.services.shard
         await self.services.reach(request.computation)
-        spec = await shard.set_inputs(request.computation, list(request.inputs))
+        name = request.computation
+        spec = await shard.set_inputs(name, list(request.inputs), permit=permit(name))
         return topology_pb2.SetInputsResponse(computation=encode.computation(spec, shard.topology))
 
     @refusing
@@ -62,7 +68,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """Start a new life of a computation and its readers."""
         shard = self.services.shard
         await shard.confirm(())  # one that was registered at another shard can be reset here too
-        specs = await shard.reset(request.computation)
+        specs = await shard.reset(request.computation, permit=permit(request.computation))
         return topology_pb2.ResetResponse(computations=[encode.computation(spec, shard.topology) for spec in specs])
 
     @refusing

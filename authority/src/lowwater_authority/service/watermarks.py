@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import watermarks_pb2 as pb
 from lowwater._pb.lowwater.v1 import watermarks_pb2_grpc
+from lowwater_authority.access.caller import calling, visible
 from lowwater_authority.placement import moved
 from lowwater_authority.service import decode, encode
 from lowwater_authority.service.refusals import bad_field, check_token, refuse, refusing
@@ -76,9 +77,11 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
                     subscription.put(name, view)
             for name in elsewhere:
                 subscription.put(name, None)
-            yield await self._response(await subscription.take(0), confirmed, unknown)
+            taken = await subscription.take(0)
+            yield await self._response(taken if asked else _readable(taken), confirmed, unknown)
             while not services.leaving.is_set():
                 taken = await subscription.take(BEAT_SECONDS)
+                taken = taken if asked else _readable(taken)
                 yield await self._response(taken, shard.confirmed, waited=subscription.waited if taken else None)
             yield await self._response({}, shard.confirmed, go_away=services.go_away())
         except errors.LowwaterError as error:
@@ -135,12 +138,12 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
     async def _look(self, asked: list[str]) -> tuple[int, list[str], list[str]]:
         """Return when what is published here was the newest, what of the names is here or nowhere, and what other shards serve.
 
-        Without names: all that are registered.
+        Without names: all that are registered and that the caller may read.
         """
         shard = self.services.shard
         if not asked or any(name not in shard.topology.computations for name in asked):
             await shard.confirm(())
-        names = asked or sorted(shard.topology.computations)
+        names = asked or visible(sorted(shard.topology.computations))
         registered = [name for name in names if name in shard.topology.computations]
         if len(registered) == 1:
             with suppress(errors.Unavailable):
@@ -177,6 +180,11 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             clock_micros=shard.now,
             redirects=await self.services.redirects(elsewhere),
         )
+
+
+def _readable(taken: dict[str, View | None]) -> dict[str, View | None]:
+    """Return what the caller may read of what it follows without naming it; what it named was decided before."""
+    return {name: taken[name] for name in visible(list(taken))} if taken and calling() is not None else taken
 
 
 def _page(asked: int) -> int:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater._pb.lowwater.v1 import workers_pb2_grpc
+from lowwater_authority.access.caller import calling, permit
+from lowwater_authority.access.policy import Action
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.placement import moved
 from lowwater_authority.rounds import GivenUp
@@ -19,11 +21,12 @@ from lowwater_authority.service.streams import Outbox, Streams
 from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     import grpc
 
     from lowwater._pb.lowwater.v1.types_pb2 import Redirect
+    from lowwater_authority.core.interval_map import IntervalMap
     from lowwater_authority.core.requests import GroupReport
     from lowwater_authority.service.context import Services
 
@@ -49,7 +52,10 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         """Take ownership of key ranges."""
         shard, name = self.services.shard, request.computation
         await self.services.confirm(name)  # a life that was begun elsewhere begins here first
-        grant = await shard.claim(name, decode.claim(request), adopt=request.adopt)
+        asked, caller = decode.claim(request), calling()
+        if caller is not None and caller.limits.ranges is not None and shard.serves(name):
+            caller.check_ranges(name, _ranges_with(shard.held.computations[name].map, asked.bounds))
+        grant = await shard.claim(name, asked, adopt=request.adopt, permit=permit(name))
         self.services.observer.claimed()
         spec, required = shard.topology.get(name), shard.topology.required(name)
         ownership = shard.held.ownerships.get(name)
@@ -182,7 +188,10 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
 
     async def _redirects(self, report: pb.Report, barred: set[str]) -> dict[str, Redirect]:
         """Return where the computations of a report are that other shards serve, or did since the stream began (``barred``)."""
+        caller = calling()
         names = dict.fromkeys(group.computation for group in report.groups)
+        if caller is not None:
+            names = {name: None for name in names if caller.may(Action.REPORT, name)}
         for name in names:
             try:
                 await self.services.reach(name)
@@ -215,8 +224,8 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             if message.computation in redirects:
                 continue
             try:
-                groups.append((message.computation, decode.group(message)))
-            except errors.InvalidArgument as error:
+                groups.append((message.computation, _permitted(message)))
+            except (errors.InvalidArgument, errors.PermissionDenied) as error:
                 malformed.append((message.computation, Refused(message.sequencer, error.reason, error.message)))
         elsewhere = [
             (group.computation, Refused(group.sequencer, errors.Moved.reason, "another shard serves it"))
@@ -277,6 +286,20 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         shard = self.services.shard
         known = (name for name in names if shard.view(name) is not None)
         return [pb.ReferenceTime(computation=name, micros=shard.reference(name)) for name in known]
+
+
+def _permitted(message: pb.GroupReport) -> GroupReport:
+    """Decode one claim's part of a report. Raises InvalidArgument, and PermissionDenied when the caller may not report for it."""
+    caller = calling()
+    if caller is not None:
+        caller.demand_report(message.computation)
+    return decode.group(message)
+
+
+def _ranges_with(held: IntervalMap, bounds: Sequence[bytes]) -> int:
+    """Return into how many ranges a claim would divide a computation, about: those it cuts in two count once. O(claims it touches)."""
+    covered = sum(high - low for _, low, high in held.overlapping(bounds[0], bounds[-1]))
+    return len(held) - covered + len(bounds) - 1
 
 
 def _follows(number: int, newest: int) -> bool:

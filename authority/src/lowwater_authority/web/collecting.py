@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from lowwater_authority.service.streams import Streams
     from lowwater_authority.shard import Shard
+    from lowwater_authority.tls import Certificates
     from lowwater_authority.web.computation_figures import Board
     from lowwater_authority.web.range_survey import RangeSurvey
 
@@ -76,7 +77,12 @@ CONFIRMED: Final = _gauge(
     "Processing time up to which what this process has heard of all shards is known to be the newest; absent before it has.",
 )
 
-FIGURES: Final[tuple[Figure, ...]] = (*READ, *PROCESS, CONFIRMED, ERRORS, *GATES)
+NOT_AFTER: Final = _gauge(
+    "certificate_not_after_timestamp_seconds",
+    "When the certificate expires that new connections are shown; absent without TLS.",
+)
+
+FIGURES: Final[tuple[Figure, ...]] = (*READ, *PROCESS, CONFIRMED, NOT_AFTER, ERRORS, *GATES)
 """All that is read at a scrape."""
 
 
@@ -84,13 +90,20 @@ class ShardCollector(Collector):
     """Reads a shard. All in all O(computations + streams of a gate); never O(ranges)."""
 
     def __init__(
-        self, shard: Shard, streams: Streams, survey: RangeSurvey, board: Board | None, stale_for: StaleFor
+        self,
+        shard: Shard,
+        streams: Streams,
+        survey: RangeSurvey,
+        board: Board | None,
+        stale_for: StaleFor,
+        certificates: Certificates | None = None,
     ) -> None:
         self._shard = shard
         self._streams = streams
         self._survey = survey
         self._board = board
         self._stale_for = stale_for
+        self._certificates = certificates
 
     def describe(self) -> Iterator[Metric]:
         """Yield the families without samples."""
@@ -120,6 +133,10 @@ class ShardCollector(Collector):
         if stale_for is not None:
             confirmed.add_metric([], time.time() - stale_for)
         yield confirmed
+        not_after = NOT_AFTER.family()
+        if self._certificates is not None:
+            not_after.add_metric([], self._certificates.not_after)
+        yield not_after
         yield self._errors()
         for figure, read_gate in GATES.items():
             family = figure.family()

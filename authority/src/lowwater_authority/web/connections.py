@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from aiohttp import web
     from aiohttp.web_protocol import RequestHandler
 
+    from lowwater_authority.tls import Certificates
+
 MOST_CONNECTIONS: Final = 256
 """Connections that may be open at once; what comes beyond them is closed at once. See :func:`most_connections`."""
 
@@ -32,6 +34,12 @@ IDLE_SECONDS: Final = 20.0
 
 While a request is being answered it does not count; a stream of events has a deadline of its own.
 """
+
+SHAKE_SECONDS: Final = 10.0
+"""How long a TLS handshake may take; until it is done its connection counts as an open one."""
+
+SHUT_SECONDS: Final = 1.0
+"""How long the other side may take to say good-bye."""
 
 SWEEP_SECONDS: Final = 1.0
 """Between two looks at who is over the time."""
@@ -53,8 +61,11 @@ def most_connections() -> int:
 class Connections:
     """Accepts the connections of a server, and cuts off those that wait for nothing. For the one event loop it is used in."""
 
-    def __init__(self, listening: socket.socket) -> None:
+    def __init__(self, listening: socket.socket, certificates: Certificates | None = None) -> None:
         self._listening = listening
+        self._certificates = certificates
+        self._shaking = 0
+        """Handshakes that go on."""
         self._listening.settimeout(0.0)
         self._most = most_connections()
         self._idle_since: dict[RequestHandler, float] = {}
@@ -64,7 +75,7 @@ class Connections:
     async def run(self, server: web.Server) -> None:
         """Accept and cut off until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._accept(server))
+            tasks.create_task(self._accept(server, tasks))
             tasks.create_task(self._sweep(server))
 
     @contextmanager
@@ -76,7 +87,7 @@ class Connections:
         finally:
             self._idle_since[connection] = asyncio.get_running_loop().time()
 
-    async def _accept(self, server: web.Server) -> None:
+    async def _accept(self, server: web.Server, tasks: asyncio.TaskGroup) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -88,15 +99,40 @@ class Connections:
                 self._tell(f"none can be accepted: {error}")
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
-            if len(server.connections) >= self._most:
+            if len(server.connections) + self._shaking >= self._most:
                 connection.close()
                 self._tell(f"{self._most} are open already, as many as may be; the one that came is closed")
                 await asyncio.sleep(0)  # those who are open have their turn
                 continue
-            try:
-                await loop.connect_accepted_socket(server, connection)
-            except OSError:
-                connection.close()
+            if self._certificates is None:
+                await self._serve(server, connection)
+            else:
+                self._shaking += 1
+                tasks.create_task(self._shake_hands(server, connection, self._certificates))
+
+    async def _serve(self, server: web.Server, connection: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(server, connection)
+        except OSError:
+            connection.close()
+
+    async def _shake_hands(self, server: web.Server, connection: socket.socket, certificates: Certificates) -> None:
+        """Serve a connection after its handshake, for which the next ones do not wait."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                server,
+                connection,
+                ssl=certificates.current().context,
+                ssl_handshake_timeout=SHAKE_SECONDS,
+                ssl_shutdown_timeout=SHUT_SECONDS,
+            )
+        except OSError:  # of which those of TLS are some: it speaks none, does not trust the certificate, or has gone
+            connection.close()
+        except Exception:
+            connection.close()
+            log.exception("a TLS handshake failed within the server", extra=event("page_failed"))
+        finally:
+            self._shaking -= 1
 
     async def _sweep(self, server: web.Server) -> None:
         while True:

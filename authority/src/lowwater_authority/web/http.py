@@ -25,13 +25,16 @@ from lowwater_authority.web.board import STEP_SECONDS
 from lowwater_authority.web.connections import Connections
 from lowwater_authority.web.feed import Feed
 from lowwater_authority.web.questions import Questions
+from lowwater_authority.web.visitors import EVERYBODY, Denied
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
     from lowwater import Client
+    from lowwater_authority.tls import Certificates
     from lowwater_authority.web.board import Board
     from lowwater_authority.web.follower import Follower
+    from lowwater_authority.web.visitors import Visitors
 
     Handler = Callable[[web.Request], Any]
     Expose = Callable[[str], tuple[bytes, str]]
@@ -96,7 +99,8 @@ def listen(host: str, port: int) -> socket.socket:
 class HttpServer:
     """Serves a board and the metrics until :meth:`close`.
 
-    ``expose`` returns the metrics for an Accept header as (bytes, content type); it is called in a thread.
+    ``expose`` returns the metrics for an Accept header as (bytes, content type); it is called in a thread. With ``certificates`` it speaks
+    TLS only; it answers those whom ``visitors`` lets in.
     """
 
     def __init__(
@@ -108,7 +112,11 @@ class HttpServer:
         expose: Expose,
         version: str,
         clock: Callable[[], int],
+        certificates: Certificates | None = None,
+        visitors: Visitors = EVERYBODY,
     ) -> None:
+        self._certificates = certificates
+        self._visitors = visitors
         self._listening = listening
         self._board = board
         self._follower = follower
@@ -147,7 +155,7 @@ class HttpServer:
         self._feed = Feed(self._board, self._follower, version=self._version, clock=self._clock)
         self._scrapes = ThreadPoolExecutor(1, "lowwater-scrape")
         self._scraping = 0
-        self._connections = Connections(self._listening)
+        self._connections = Connections(self._listening, self._certificates)
         feeding = asyncio.create_task(self._feed.run())
         runner = web.AppRunner(
             self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=STOP_SECONDS, handle_signals=False
@@ -169,7 +177,7 @@ class HttpServer:
             self._scrapes.shutdown(wait=False, cancel_futures=True)
 
     def _app(self) -> web.Application:
-        app = web.Application(middlewares=[self._answering, _refusing])
+        app = web.Application(middlewares=[self._answering, _refusing, self._visitors.admitting])
         app.on_response_prepare.append(_secure)
         app.add_routes(
             [
@@ -177,6 +185,7 @@ class HttpServer:
                 web.get("/static/{path:.+}", self._page),
                 web.get("/metrics", self._metrics),
                 web.get("/healthz", self._health),
+                *self._visitors.routes(),
                 web.get("/api/snapshot", self._snapshot),
                 web.get("/api/events", self._events),
                 web.get("/api/ranges", self._ranges),
@@ -252,7 +261,8 @@ class HttpServer:
             await response.prepare(request)
             async with aclosing(self._feed.follow()) as events:
                 async for each in events:
-                    if not await _send(request, response, each):
+                    # Who was let in an hour ago may have been removed since, or the sign-in be over.
+                    if not self._visitors.still(request) or not await _send(request, response, each):
                         break
         return response
 
@@ -362,6 +372,8 @@ async def _refusing(request: web.Request, handler: Handler) -> web.StreamRespons
         return _refusal(error.status, error.text or error.reason)
     except _BadParameter as error:
         return _refusal(400, str(error))
+    except Denied as error:
+        return _refusal(error.status, str(error), error.headers)
     except errors.LowwaterError as error:
         status = STATUS.get(type(error), 503)
         return _refusal(status, str(error), AGAIN if status == 503 else None)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from lowwater_authority.service.streams import Streams
     from lowwater_authority.shard import Shard
+    from lowwater_authority.tls import Certificates
     from lowwater_authority.web.collecting import StaleFor
     from lowwater_authority.web.computation_figures import Board
 
@@ -193,14 +194,19 @@ class Metrics(Observer):
     # -- who looks -------------------------------------------------------------------------------------------
 
     def watch(
-        self, shard: Shard, streams: Streams, board: Board | None = None, stale_for: StaleFor = lambda: None
+        self,
+        shard: Shard,
+        streams: Streams,
+        board: Board | None = None,
+        stale_for: StaleFor = lambda: None,
+        certificates: Certificates | None = None,
     ) -> None:
         """Export what a shard stands at, and measure its event loop, in which this is to be called.
 
         Without a ``board``, and while its ``stale_for`` is high, lags are told and holders named only where all inputs are served here.
         """
         self.survey = RangeSurvey(shard)
-        self.registry.register(collecting.ShardCollector(shard, streams, self.survey, board, stale_for))
+        self.registry.register(collecting.ShardCollector(shard, streams, self.survey, board, stale_for, certificates))
         self._surveying = asyncio.get_running_loop().create_task(self.survey.run())
         LoopLag(self._lag.observe)
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import lowwater
 from lowwater_authority.web.board import Board
 from lowwater_authority.web.follower import Follower
 from lowwater_authority.web.http import HttpServer
+from lowwater_authority.web.visitors import EVERYBODY, KnownVisitors
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
+    from lowwater_authority.access.policy import Access
     from lowwater_authority.authority import Authority
+    from lowwater_authority.cluster.peers import PeerSettings
     from lowwater_authority.web.metrics import Metrics
 
 ASK_SECONDS: Final = 5.0
@@ -36,25 +41,50 @@ class Web:
 class WebThreads(Web):
     """The threads beside the one that serves watermarks. They end with the process, or by :meth:`close`.
 
-    ``address`` is this process's own, for its follower.
+    ``reach`` says how this process reaches itself and other shards, for its follower. ``access`` returns the rules in force; None: everybody
+    may see all.
     """
 
     def __init__(
-        self, listening: socket.socket, address: str, authority: Authority, metrics: Metrics, *, version: str
+        self,
+        listening: socket.socket,
+        reach: PeerSettings,
+        authority: Authority,
+        metrics: Metrics,
+        *,
+        version: str,
+        access: Callable[[], Access] | None = None,
     ) -> None:
         host, port = listening.getsockname()[:2]
-        place = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        certificates = reach.certificates
+        scheme = "http" if certificates is None else "https"
+        place = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         self.places = f"page {place}/, metrics {place}/metrics"
-        token = authority.shard.journal.server_token
+        settings = replace(reach, server_token=authority.shard.journal.server_token, timeout=ASK_SECONDS)
         board = Board()
         self._follower = Follower(
-            lambda: lowwater.connect(address, server_token=token, timeout=ASK_SECONDS),
+            lambda: lowwater.Client(settings),
             board,
             clock=_clock,
             sharded=authority.shard.shared,
         )
-        self._http = HttpServer(listening, board, self._follower, expose=metrics.render, version=version, clock=_clock)
-        metrics.watch(authority.shard, authority.streams, board, lambda: self._follower.stale_for)
+        self._http = HttpServer(
+            listening,
+            board,
+            self._follower,
+            expose=metrics.render,
+            version=version,
+            clock=_clock,
+            certificates=certificates,
+            visitors=EVERYBODY
+            if access is None
+            else KnownVisitors(
+                access, secure=certificates is not None, port=port, clock=time.time, monotonic=time.monotonic
+            ),
+        )
+        metrics.watch(
+            authority.shard, authority.streams, board, lambda: self._follower.stale_for, certificates=certificates
+        )
 
     def start(self) -> None:
         """See Web."""

@@ -33,7 +33,7 @@ MakeChannel = Callable[[str], grpc.aio.Channel]
 
 def real_channel(settings: Settings, address: str) -> grpc.aio.Channel:
     """Return a channel over the network."""
-    credentials = settings.credentials
+    credentials = settings.credentials_for(address)
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=OPTIONS)
     return grpc.aio.secure_channel(address, credentials, options=OPTIONS)
@@ -45,6 +45,8 @@ class _Channel:
 
     channel: grpc.aio.Channel
     stubs: Stubs
+    edition: object
+    """Of the credentials it was made with."""
     users: int = 0
 
 
@@ -64,6 +66,8 @@ class Connection(forking.Forked):
         self._loop = asyncio.get_running_loop()
         self._make_channel: MakeChannel = make_channel or partial(real_channel, settings)
         self._channels: dict[str, _Channel] = {}
+        self._outdated: list[_Channel] = []
+        """Channels with credentials that were renewed since; what uses them goes on."""
         forking.register(self)
 
     def after_fork_in_child(self) -> None:
@@ -91,10 +95,14 @@ class Connection(forking.Forked):
     def use(self, address: str) -> Generator[Stubs]:
         """Surround a call or stream; gives the stubs over the channel to an address. Raises Closed after :meth:`close`."""
         self.check_open()
+        edition = self.settings.edition
         used = self._channels.get(address)
+        if used is not None and used.edition != edition:
+            self._outdated.append(self._channels.pop(address))
+            used = None
         if used is None:
             channel = self._make_channel(address)
-            used = self._channels[address] = _Channel(channel, Stubs(channel))
+            used = self._channels[address] = _Channel(channel, Stubs(channel), edition)
         used.users += 1
         try:
             yield used.stubs
@@ -104,8 +112,11 @@ class Connection(forking.Forked):
     async def sweep(self) -> None:
         """Close the channels that nobody uses, to where nothing is asked for any more: shards come and go."""
         over = [each for each, used in self._channels.items() if not used.users and not self.routes.lead_to(each)]
-        for channel in [self._channels.pop(address).channel for address in over]:
-            await channel.close()
+        closing = [self._channels.pop(address) for address in over]
+        closing += [each for each in self._outdated if not each.users]
+        self._outdated = [each for each in self._outdated if each.users]
+        for each in closing:
+            await each.channel.close()
 
     async def call(self, asking: Asking[Result]) -> Result:
         """Make the attempts of a unary call."""
@@ -131,6 +142,8 @@ class Connection(forking.Forked):
                 self.check_open()
                 delay = asking.failed(cancelled_call(attempt.address))
             else:
+                if self._outdated:
+                    await self.sweep()
                 pause = asking.take(answer)
                 if pause is None:
                     return asking.result
@@ -143,5 +156,5 @@ class Connection(forking.Forked):
         """Close the channels; calls on them end."""
         self.closed = True
         self._closing.notify()
-        for used in list(self._channels.values()):
+        for used in [*self._channels.values(), *self._outdated]:
             await used.channel.close()

@@ -11,7 +11,17 @@ from lowwater._core import wire
 from lowwater._core.backoff import PATIENCE, Backoff
 from lowwater._core.surroundings import Surroundings
 
-__all__ = ["AGAIN", "AWAY", "BUSY", "Attempts", "cancelled_call", "closed_client", "error_of_call", "words_of"]
+__all__ = [
+    "AGAIN",
+    "AWAY",
+    "BUSY",
+    "DENIED",
+    "Attempts",
+    "cancelled_call",
+    "closed_client",
+    "error_of_call",
+    "words_of",
+]
 
 BUSY: Final = (errors.Overloaded, errors.JournalFailed)
 """Refusals of a shard that serves on: what it serves is nowhere else, only later."""
@@ -22,8 +32,17 @@ AGAIN: Final = (errors.Unavailable, errors.ShuttingDown, *BUSY)
 AWAY: Final = (errors.Unavailable, errors.ShuttingDown, errors.Timeout)
 """What says that nobody serves under an address any more, or not for now."""
 
+DENIED: Final = (errors.Unauthenticated, errors.PermissionDenied)
+"""Refusals of who calls. No call is repeated for them; streams are, with their backoff, for the rules may change."""
+
 _BROKEN: Final = "Internal error from Core"
 """gRPC's word, on asyncio, for a stream that ended while it was written to, even if the server said why: grpc/grpc#36066."""
+
+_OF_A_PROXY: Final = {
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
+}
+"""Without the authority's own words, said by whatever stands before it."""
 
 _LEAST: Final = 0.001
 """Seconds that an attempt gets, however little is left."""
@@ -88,6 +107,8 @@ def error_of_call(failure: grpc.RpcError, address: str) -> errors.LowwaterError:
     if code is grpc.StatusCode.UNAVAILABLE:
         msg = f"no authority answers at {address}: {details}. Is `lowwater serve` running there?"
         return errors.Unavailable(msg, metadata=metadata)
+    if code in _OF_A_PROXY:
+        return _OF_A_PROXY[code](f"{code.name} from {address}: {details}", metadata=metadata)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.Timeout(f"the authority at {address} did not answer in time", metadata=metadata)
     if code is grpc.StatusCode.UNIMPLEMENTED:

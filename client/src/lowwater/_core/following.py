@@ -28,9 +28,12 @@ class Waiting:
         self._life = 0
 
     def reached(self, known: WatchState, subscription: Subscription) -> bool:
-        """Whether it is there. Raises IncarnationChanged when it was reset meanwhile."""
+        """Whether it is there. Raises IncarnationChanged when it was reset meanwhile; and as long as nothing was heard, why that is not allowed."""
         # What was heard late may be of a life that ended since; the newest stands right behind it.
-        if not subscription.confirmed or known.holding([self.name]):
+        if not subscription.confirmed:
+            _check_allowed(known, [self.name])
+            return False
+        if known.holding([self.name]):
             return False
         view = known.ratchet.get(self.name)
         self._life = self._life or view.incarnation
@@ -80,7 +83,9 @@ class Changes:
         self._unheard: Collection[str] = ()
 
     def come(self, known: WatchState, subscription: Subscription) -> bool:
-        """Whether there is anything to show."""
+        """Whether there is anything to show. Raises, as long as nothing was heard, why that is not allowed."""
+        if not subscription.confirmed and not self._version:
+            _check_allowed(known, self._followed)
         if subscription.unheard is None or known.holding(subscription.names):
             return False
         self._unheard = subscription.unheard
@@ -144,6 +149,13 @@ class FoldChanges:
             return False
         self.newest = new
         return True
+
+
+def _check_allowed(known: WatchState, names: Collection[str]) -> None:
+    """Raise what the authority refuses the caller for, if it does."""
+    denied = known.denied(names)
+    if denied is not None:
+        raise denied
 
 
 def check_followed(names: Sequence[str]) -> None:

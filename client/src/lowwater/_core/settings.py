@@ -93,6 +93,15 @@ class Settings:
             return None
         return grpc.ssl_channel_credentials(self.root_certificates, self.private_key, self.certificate_chain)
 
+    def credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
+        """What the channel to an address encrypts with; None without TLS."""
+        return self.credentials
+
+    @property
+    def edition(self) -> object:
+        """Changes whenever the credentials do, so that channels are made anew with them. Plain values never change."""
+        return None
+
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What goes along with every call."""

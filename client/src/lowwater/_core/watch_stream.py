@@ -11,7 +11,7 @@ import grpc
 from lowwater import errors
 from lowwater._core import wire
 from lowwater._core.ages import Ages
-from lowwater._core.attempts import BUSY, error_of_call
+from lowwater._core.attempts import BUSY, DENIED, error_of_call
 from lowwater._core.backoff import CAP, Backoff
 from lowwater._core.routes import HOME, MOST_NAMES
 from lowwater._pb.lowwater.v1 import types_pb2, watermarks_pb2
@@ -209,7 +209,7 @@ class WatchStream:
         leaving, self._leaving = self._leaving, None
         at_least = failure.retry_after if isinstance(failure, errors.LowwaterError) else leaving or 0.0
         if failure is not None or leaving is not None:
-            busy = isinstance(failure, BUSY)
+            busy = isinstance(failure, (*BUSY, *DENIED))
             if not busy:
                 known.routes.failed(self._opened_at)
             if self.key != HOME:

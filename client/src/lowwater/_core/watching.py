@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from lowwater import errors
 from lowwater._core import checks
 from lowwater._core.ages import BEAT, LATE, SLEW
+from lowwater._core.attempts import DENIED
 from lowwater._core.locating import Locating
 from lowwater._core.ratchet import Ratchet
 from lowwater._core.routes import HOME, MOST_HOPS, MOST_NAMES, Routes
@@ -249,6 +250,14 @@ class WatchState:
     def unserved(self) -> tuple[str, ...]:
         """What is followed and was looked for, but no shard tells of just now. O(names looked for)."""
         return tuple(name for name in self.locating.suspects if self._teller(name) is None)
+
+    def denied(self, names: Collection[str]) -> errors.LowwaterError | None:
+        """Return why the authority tells nothing of names, of none: all, to whoever calls; None when it does, or does not say."""
+        error = self.last_error
+        if not isinstance(error, DENIED):
+            return None
+        about = error.metadata.get("computation", "")
+        return error if not about or not names or about in names else None
 
     # -- for the streams ----------------------------------------------------------------------------------------------
 

@@ -26,9 +26,9 @@ def connect(
         address: ``host:port`` or a gRPC name; the environment's ``LOWWATER_ADDRESS``, else ``localhost:7420``. Several, with
             commas between them, are tried in turn. One is enough to reach every shard of a deployment while it lives: the
             client learns of the others and goes to whichever serves a computation by itself.
-        token: Sent as ``authorization: Bearer`` with every call, for a proxy in front of the authority.
-        root_certificates: PEM; with any of the three, the channel uses TLS.
-        private_key: PEM of this client's key, where the server wants one.
+        token: Sent as ``authorization: Bearer`` with every call: who this is, where the authority or a proxy wants to know.
+        root_certificates: PEM of whom to trust; with any of the three, the channel uses TLS.
+        private_key: PEM of this client's key, where the server wants one. When it is renewed, make another client.
         certificate_chain: PEM of this client's certificates.
         server_token: The deployment that must answer; by default the first that does.
         namespace: Put before names that have none: ``enriched`` becomes ``NAMESPACE/enriched``.

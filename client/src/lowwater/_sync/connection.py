@@ -32,6 +32,8 @@ class _Channel:
 
     channel: grpc.Channel
     stubs: Stubs
+    edition: object
+    """Of the credentials it was made with."""
     users: int = 0
 
 
@@ -53,6 +55,8 @@ class Connection:
         self._users = 0
         self._once = 0
         self._channels: dict[str, _Channel] = {}
+        self._outdated: list[_Channel] = []
+        """Channels with credentials that were renewed since; what uses them goes on."""
 
     @contextlib.contextmanager
     def use(self, address: str, *, repeatable: bool = True) -> Generator[Stubs]:
@@ -64,11 +68,15 @@ class Connection:
             self._changed.wait_for(lambda: not self._forks or self.closed.is_set())
             if self.closed.is_set():
                 raise closed_client()
+            edition = self.settings.edition
             used = self._channels.get(address)
+            if used is not None and used.edition != edition:
+                self._outdated.append(self._channels.pop(address))
+                used = None
             if used is None:
                 forking.anchor()
                 channel = self._make(address)
-                used = self._channels[address] = _Channel(channel, Stubs(channel))
+                used = self._channels[address] = _Channel(channel, Stubs(channel), edition)
             used.users += 1
             self._users += 1
             self._once += not repeatable
@@ -86,6 +94,8 @@ class Connection:
         with self._changed:
             over = [each for each, used in self._channels.items() if not used.users and not self.routes.lead_to(each)]
             closing = [self._channels.pop(address) for address in over]
+            closing += [each for each in self._outdated if not each.users]
+            self._outdated = [each for each in self._outdated if each.users]
             self._users += len(closing)
         self._close(closing)
 
@@ -99,7 +109,7 @@ class Connection:
         """Wait for the calls that may not be repeated, at most for their timeouts, then end all others and close the channels."""
         with self._changed:
             self._changed.wait_for(lambda: not self._once)
-            closing, self._channels = list(self._channels.values()), {}
+            closing, self._channels, self._outdated = [*self._channels.values(), *self._outdated], {}, []
             self._users += len(closing)
         try:
             self._close(closing)
@@ -114,7 +124,7 @@ class Connection:
             self._changed.notify_all()
 
     def _make(self, address: str) -> grpc.Channel:
-        credentials = self.settings.credentials
+        credentials = self.settings.credentials_for(address)
         if credentials is None:
             return grpc.insecure_channel(address, options=OPTIONS)
         return grpc.secure_channel(address, credentials, options=OPTIONS)
@@ -137,6 +147,8 @@ class Connection:
                 if not self.closed.is_set() and self.pauses == pauses:
                     raise
             else:
+                if self._outdated:
+                    self.sweep()
                 pause = take(answer)
                 if pause is None:
                     return asking.result
@@ -149,7 +161,7 @@ class Connection:
         with self._changed:
             self.closed.set()
             self._changed.notify_all()
-            closing = list(self._channels.values())
+            closing = [*self._channels.values(), *self._outdated]
             self._users += len(closing)
         self._close(closing)
 

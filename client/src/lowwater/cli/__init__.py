@@ -18,7 +18,11 @@ from lowwater.cli.commands import COMMANDS, CannotTell, open_client
 
 __all__ = ["main"]
 
-_OF_THE_AUTHORITY: Final = {"journal": "lowwater_authority.journal_command", "serve": "lowwater_authority.server"}
+_OF_THE_AUTHORITY: Final = {
+    "access": "lowwater_authority.access_command",
+    "journal": "lowwater_authority.journal_command",
+    "serve": "lowwater_authority.server",
+}
 """Commands that another distribution has, and the modules whose ``main`` runs them."""
 
 

@@ -95,6 +95,10 @@ def parser() -> argparse.ArgumentParser:
         "journal", help="copy a journal to another store, or list it (needs lowwater-authority)", add_help=False
     )
 
+    commands.add_parser(
+        "access", help="make tokens, and explain what an access file allows (needs lowwater-authority)", add_help=False
+    )
+
     status = _command(commands, "status", "where computations stand, as a table")
     _names(status)
     status.add_argument(
@@ -229,9 +233,11 @@ def _command(
         help="how long an answer may take (default: 5s)",
     )
     server.add_argument("--server-token", default="", metavar="TOKEN", help="the deployment that must answer")
-    server.add_argument("--ca", type=Path, metavar="PEM", help="certificates to trust; turns TLS on")
-    server.add_argument("--cert", type=Path, metavar="PEM", help="this client's certificates")
-    server.add_argument("--key", type=Path, metavar="PEM", help="this client's key")
+    server.add_argument(
+        "--ca", type=Path, metavar="PEM", help="certificates to trust; turns TLS on (default: LOWWATER_CA)"
+    )
+    server.add_argument("--cert", type=Path, metavar="PEM", help="this client's certificates (default: LOWWATER_CERT)")
+    server.add_argument("--key", type=Path, metavar="PEM", help="this client's key (default: LOWWATER_KEY)")
     return made
 
 

@@ -8,16 +8,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, TypeVar
 
 from lowwater import errors
 from lowwater._core.causes import Cause
 from lowwater._core.checks import is_name
+from lowwater._core.settings import address_of
 from lowwater._core.text import duration, on_one_line
 from lowwater._sync.client import Client
-from lowwater._sync.connect import connect
 from lowwater.cli import render
+from lowwater.cli.certificates import FileSettings, files_of
 from lowwater.cli.history import history_record, history_table, why_empty
 from lowwater.cli.render import to_json
 from lowwater.cli.shards import drain_record, handing_over, shards_record, shards_table, taken_by_others
@@ -54,20 +54,18 @@ class CannotTell(Exception):
 
 def open_client(args: argparse.Namespace) -> Client:
     """Return the client that the arguments and the environment describe."""
-    return connect(
-        args.address,
+    files = files_of({"ca": args.ca, "cert": args.cert, "key": args.key})
+    settings = FileSettings(
+        address_of(args.address),
         token=os.environ.get("LOWWATER_TOKEN"),
-        root_certificates=_read(args.ca),
-        private_key=_read(args.key),
-        certificate_chain=_read(args.cert),
         server_token=args.server_token,
         namespace=args.namespace,
         timeout=args.answer_within,
+        ca=files["ca"],
+        certificate=files["cert"],
+        key=files["key"],
     )
-
-
-def _read(path: Path | None) -> bytes | None:
-    return None if path is None else path.read_bytes()
+    return Client(settings.read())
 
 
 def _now_micros() -> int:

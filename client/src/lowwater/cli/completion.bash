@@ -6,12 +6,17 @@
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
 _shtab_lowwater_journal_subparsers=(copy show)
-_shtab_lowwater_subparsers=(serve journal status watch why wait complete ranges history reset retire shards drain pin completion)
+_shtab_lowwater_access_subparsers=(token hash check)
+_shtab_lowwater_subparsers=(serve journal access status watch why wait complete ranges history reset retire shards drain pin completion)
 
-_shtab_lowwater_serve_option_strings=(-h --help --data --store --deployment --advertise --dead-after --listen --http --reflection --log-format --verbose)
+_shtab_lowwater_serve_option_strings=(-h --help --data --store --deployment --advertise --dead-after --listen --http --tls-cert --tls-key --tls-client-ca --peer-ca --access --reflection --log-format --verbose)
 _shtab_lowwater_journal_copy_option_strings=(-h --help --json)
 _shtab_lowwater_journal_show_option_strings=(-h --help --json)
 _shtab_lowwater_journal_option_strings=(-h --help)
+_shtab_lowwater_access_token_option_strings=(-h --help)
+_shtab_lowwater_access_hash_option_strings=(-h --help)
+_shtab_lowwater_access_check_option_strings=(-h --help --as --may)
+_shtab_lowwater_access_option_strings=(-h --help)
 _shtab_lowwater_status_option_strings=(-h --help --json --address --namespace --answer-within --server-token --ca --cert --key --names)
 _shtab_lowwater_watch_option_strings=(-h --help --json --address --namespace --answer-within --server-token --ca --cert --key)
 _shtab_lowwater_why_option_strings=(-h --help --json --address --namespace --answer-within --server-token --ca --cert --key)
@@ -28,9 +33,15 @@ _shtab_lowwater_completion_option_strings=(-h --help)
 _shtab_lowwater_option_strings=(-h --help --version)
 
 _shtab_lowwater_serve___data_COMPGEN=_shtab_compgen_dirs
+_shtab_lowwater_serve___tls_cert_COMPGEN=_shtab_compgen_files
+_shtab_lowwater_serve___tls_key_COMPGEN=_shtab_compgen_files
+_shtab_lowwater_serve___tls_client_ca_COMPGEN=_shtab_compgen_files
+_shtab_lowwater_serve___peer_ca_COMPGEN=_shtab_compgen_files
+_shtab_lowwater_serve___access_COMPGEN=_shtab_compgen_files
 _shtab_lowwater_journal_copy_pos_0_COMPGEN=_shtab_compgen_dirs
 _shtab_lowwater_journal_copy_pos_1_COMPGEN=_shtab_compgen_dirs
 _shtab_lowwater_journal_show_pos_0_COMPGEN=_shtab_compgen_dirs
+_shtab_lowwater_access_check_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_lowwater_status_pos_0_COMPGEN=_lowwater_names
 _shtab_lowwater_status___ca_COMPGEN=_shtab_compgen_files
 _shtab_lowwater_status___cert_COMPGEN=_shtab_compgen_files
@@ -80,8 +91,9 @@ _shtab_lowwater_pin___key_COMPGEN=_shtab_compgen_files
 
 _shtab_lowwater_serve___log_format_choices=(text json)
 _shtab_lowwater_journal_pos_0_choices=(copy show)
+_shtab_lowwater_access_pos_0_choices=(token hash check)
 _shtab_lowwater_completion_pos_0_choices=(bash zsh fish)
-_shtab_lowwater_pos_0_choices=(serve journal status watch why wait complete ranges history reset retire shards drain pin completion)
+_shtab_lowwater_pos_0_choices=(serve journal access status watch why wait complete ranges history reset retire shards drain pin completion)
 
 _shtab_lowwater_serve__h_nargs=0
 _shtab_lowwater_serve___help_nargs=0
@@ -96,6 +108,16 @@ _shtab_lowwater_journal_show___json_nargs=0
 _shtab_lowwater_journal_pos_0_nargs=A...
 _shtab_lowwater_journal__h_nargs=0
 _shtab_lowwater_journal___help_nargs=0
+_shtab_lowwater_access_token__h_nargs=0
+_shtab_lowwater_access_token___help_nargs=0
+_shtab_lowwater_access_hash__h_nargs=0
+_shtab_lowwater_access_hash___help_nargs=0
+_shtab_lowwater_access_check__h_nargs=0
+_shtab_lowwater_access_check___help_nargs=0
+_shtab_lowwater_access_check___may_nargs=2
+_shtab_lowwater_access_pos_0_nargs=A...
+_shtab_lowwater_access__h_nargs=0
+_shtab_lowwater_access___help_nargs=0
 _shtab_lowwater_status_pos_0_nargs='*'
 _shtab_lowwater_status__h_nargs=0
 _shtab_lowwater_status___help_nargs=0

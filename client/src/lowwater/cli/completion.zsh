@@ -10,6 +10,7 @@
 
 _shtab_lowwater_commands() {
   local _commands=(
+    access:'Make tokens, and explain what a file of access rules allows.'
     complete:'Is everything before a time here? exits 0 yes, 1 not yet, 2 error, 3 nobody can tell.'
     completion:'Print a script that completes commands, options and names in a shell.'
     drain:'Have a shard hand over what it serves; exits 0 when it serves nothing any more, 1 when not in time.'
@@ -29,6 +30,15 @@ _shtab_lowwater_commands() {
   _describe 'lowwater commands' _commands
 }
 
+_shtab_lowwater_access_commands() {
+  local _commands=(
+    check:'Read an access file as the server does, and explain it.'
+    hash:'Read a token from standard input, and print its hash.'
+    token:'Make a random token, and print it and its hash.'
+  )
+  _describe 'lowwater access commands' _commands
+}
+
 _shtab_lowwater_journal_commands() {
   local _commands=(
     copy:'Copy a journal into an empty store: to move it, or as a backup.'
@@ -45,6 +55,37 @@ _shtab_lowwater_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_lowwater_defaults_added=0
 
+_shtab_lowwater_access_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_access_defaults_added=0
+
+_shtab_lowwater_access_check_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--as[only this principal]:PRINCIPAL:"
+  "--may[whether it may do this\: report, read, operate, and a full name]:('ACTION', 'COMPUTATION'):"
+  ":the file of lowwater serve --access:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_access_check_defaults_added=0
+
+_shtab_lowwater_access_hash_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_access_hash_defaults_added=0
+
+_shtab_lowwater_access_token_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_access_token_defaults_added=0
+
 _shtab_lowwater_complete_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
@@ -52,9 +93,9 @@ _shtab_lowwater_complete_options=(
   "--namespace[put before names that have none]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--server-token[the deployment that must answer]:TOKEN:"
-  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
-  "--cert[this client\'s certificates]:PEM:_files"
-  "--key[this client\'s key]:PEM:_files"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--until[an event time, exclusive, like 2013-01-09T14\:00Z\; or finished]:TIME:"
   ":the computation:_lowwater_names"
 )
@@ -77,9 +118,9 @@ _shtab_lowwater_drain_options=(
   "--namespace[put before names that have none]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--server-token[the deployment that must answer]:TOKEN:"
-  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
-  "--cert[this client\'s certificates]:PEM:_files"
-  "--key[this client\'s key]:PEM:_files"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--cancel[take it back\: the shard serves again]"
   {--wait,--no-wait}"[until it serves nothing any more (default)\; else say what it serves now]"
   "--timeout[wait no longer, like 90s or 1h (default\: for ever)]:T:"
@@ -96,9 +137,9 @@ _shtab_lowwater_history_options=(
   "--namespace[put before names that have none]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--server-token[the deployment that must answer]:TOKEN:"
-  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
-  "--cert[this client\'s certificates]:PEM:_files"
-  "--key[this client\'s key]:PEM:_files"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--since[only steps that end after an event time, like 2013-01-09T14\:00Z]:TIME:"
   "--last[the newest so many lines (default\: 20)]:N:"
   ":the computation:_lowwater_names"
@@ -140,9 +181,9 @@ _shtab_lowwater_pin_options=(
   "--namespace[put before names that have none]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--server-token[the deployment that must answer]:TOKEN:"
-  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
-  "--cert[this client\'s certificates]:PEM:_files"
-  "--key[this client\'s key]:PEM:_files"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--off[take the pin back\: any shard may serve it]"
   ":the computation:_lowwater_names"
   ":its HOST\:PORT, as \`lowwater shards\` has it:"
@@ -158,9 +199,9 @@ _shtab_lowwater_ranges_options=(
   "--namespace[put before names that have none]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--server-token[the deployment that must answer]:TOKEN:"
-  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
-  "--cert[this client\'s certificates]:PEM:_files"
-  "--key[this client\'s key]:PEM:_files"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--below[only those below an event time]:TIME:"
   "--limit[at most so many (default\: 20)]:N:"
   ":the computation:_lowwater_names"
@@ -176,9 +217,9 @@ _shtab_lowwater_reset_options=(
   "--namespace[put before names that have none]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--server-token[the deployment that must answer]:TOKEN:"
-  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
-  "--cert[this client\'s certificates]:PEM:_files"
-  "--key[this client\'s key]:PEM:_files"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--yes[do not ask]"
   ":the computation:_lowwater_names"
 )
@@ -193,9 +234,9 @@ _shtab_lowwater_retire_options=(
   "--namespace[put before names that have none]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--server-token[the deployment that must answer]:TOKEN:"
-  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
-  "--cert[this client\'s certificates]:PEM:_files"
-  "--key[this client\'s key]:PEM:_files"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--start[first key, as text or 0x..\; \'\' for the first of all]:KEY:"
   "--end[first key after\; \'\' for no upper bound]:KEY:"
   "--force[even ranges that a worker owns]"
@@ -208,12 +249,17 @@ _shtab_lowwater_retire_defaults_added=0
 _shtab_lowwater_serve_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--data[folder of the journal (default\: lowwater-data)]:data:_files -/"
-  "--store[shared journal for any number of shards instead of --data\: redis\:\/\/, rediss\:\/\/, redis\+sentinel\:\/\/HOST\:PORT,...\/NAME or redis\+cluster\:\/\/HOST\:PORT,...\; better in the environment\'s LOWWATER_STORE when it holds a password]:URL:"
+  "--store[shared journal for any number of shards instead of --data\: redis\:\/\/, rediss\:\/\/, redis\+sentinel\:\/\/HOST\:PORT,...\/NAME or redis\+cluster\:\/\/HOST\:PORT,...\; one with a password only in the environment\'s LOWWATER_STORE]:URL:"
   "--deployment[which deployment of the store (default\: default)]:NAME:"
   "--advertise[where clients and shards reach this one\; needed with --store]:HOST:PORT:"
   "--dead-after[a shard that is silent for so long loses what it serves to the others\; the same for all (default\: 1.5)]:SECONDS:"
   "--listen[HOST\:PORT for gRPC\; port 0 picks one (default\: 0.0.0.0\:7420)]:listen:"
   "--http[HOST\:PORT for the status page, its API and \/metrics, or \'off\' (default\: 0.0.0.0\:7421)]:http:"
+  "--tls-cert[certificate, and those between it and the root, for gRPC and the page\; turns TLS on]:PEM:_files"
+  "--tls-key[its key, without a passphrase]:PEM:_files"
+  "--tls-client-ca[gRPC takes only clients with a certificate signed by one of these (mutual TLS)]:PEM:_files"
+  "--peer-ca[what the certificates of other shards are signed by (default\: the system\'s authorities)\; these files are read again when they change]:PEM:_files"
+  "--access[who may do what, and how much of it\: everything else is refused\; read again when it changes (docs\/security.md)]:FILE:_files"
   "--reflection[let tools such as grpcurl list the services]"
   "--log-format[how to log to standard error\: a line of text, or of JSON with the fields of docs\/logs.md (default\: text on a terminal, else json)]:log_format:(text json)"
   "--verbose[log more]"
@@ -229,9 +275,9 @@ _shtab_lowwater_shards_options=(
   "--namespace[put before names that have none]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--server-token[the deployment that must answer]:TOKEN:"
-  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
-  "--cert[this client\'s certificates]:PEM:_files"
-  "--key[this client\'s key]:PEM:_files"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -244,9 +290,9 @@ _shtab_lowwater_status_options=(
   "--namespace[put before names that have none]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--server-token[the deployment that must answer]:TOKEN:"
-  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
-  "--cert[this client\'s certificates]:PEM:_files"
-  "--key[this client\'s key]:PEM:_files"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--names[only the names of what is registered, a line each]"
   "(*)::which computations (default\: all):_lowwater_names"
 )
@@ -261,9 +307,9 @@ _shtab_lowwater_wait_options=(
   "--namespace[put before names that have none]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--server-token[the deployment that must answer]:TOKEN:"
-  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
-  "--cert[this client\'s certificates]:PEM:_files"
-  "--key[this client\'s key]:PEM:_files"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--until[an event time, exclusive, like 2013-01-09T14\:00Z\; or finished]:TIME:"
   "--timeout[how long at most, like 90s or 1h (default\: for ever)]:T:"
   ":the computation:_lowwater_names"
@@ -279,9 +325,9 @@ _shtab_lowwater_watch_options=(
   "--namespace[put before names that have none]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--server-token[the deployment that must answer]:TOKEN:"
-  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
-  "--cert[this client\'s certificates]:PEM:_files"
-  "--key[this client\'s key]:PEM:_files"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "(*)::which computations (default\: all):_lowwater_names"
 )
 
@@ -295,9 +341,9 @@ _shtab_lowwater_why_options=(
   "--namespace[put before names that have none]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--server-token[the deployment that must answer]:TOKEN:"
-  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
-  "--cert[this client\'s certificates]:PEM:_files"
-  "--key[this client\'s key]:PEM:_files"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   ":the computation:_lowwater_names"
 )
 
@@ -323,6 +369,7 @@ _shtab_lowwater() {
       (( CURRENT += 1 ))
       curcontext="${curcontext%:*:*}:_shtab_lowwater-$line[1]:"
       case $line[1] in
+        access) _shtab_lowwater_access ;;
         complete) _arguments -C -s $_shtab_lowwater_complete_options ;;
         completion) _arguments -C -s $_shtab_lowwater_completion_options ;;
         drain) _arguments -C -s $_shtab_lowwater_drain_options ;;
@@ -338,6 +385,31 @@ _shtab_lowwater() {
         wait) _arguments -C -s $_shtab_lowwater_wait_options ;;
         watch) _arguments -C -s $_shtab_lowwater_watch_options ;;
         why) _arguments -C -s $_shtab_lowwater_why_options ;;
+      esac
+  esac
+}
+
+_shtab_lowwater_access() {
+  local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->access'
+
+  # Add default positional/remainder specs only if none exist, and only once per session
+  if (( ! _shtab_lowwater_access_defaults_added )); then
+    if (( ${_shtab_lowwater_access_options[(I)${(q)one_or_more}*]} +          ${_shtab_lowwater_access_options[(I)${(q)remainder}*]} +          ${_shtab_lowwater_access_options[(I)${(q)default}]} == 0 )); then
+      _shtab_lowwater_access_options+=(': :_shtab_lowwater_access_commands' '*::: :->access')
+    fi
+    _shtab_lowwater_access_defaults_added=1
+  fi
+  _arguments -C -s $_shtab_lowwater_access_options
+
+  case $state in
+    access)
+      words=($line[1] "${words[@]}")
+      (( CURRENT += 1 ))
+      curcontext="${curcontext%:*:*}:_shtab_lowwater_access-$line[1]:"
+      case $line[1] in
+        check) _arguments -C -s $_shtab_lowwater_access_check_options ;;
+        hash) _arguments -C -s $_shtab_lowwater_access_hash_options ;;
+        token) _arguments -C -s $_shtab_lowwater_access_token_options ;;
       esac
   esac
 }

@@ -16,14 +16,17 @@ examples:
   lowwater wait hourly --until 2013-01-09T14:00Z --timeout 1h
   lowwater complete hourly --until 2013-01-09T14:00Z && publish-report
   lowwater journal copy /var/lib/lowwater redis://redis:6379#orders
+  lowwater access check access.toml          who may do what
   lowwater shards                            who serves what
   lowwater drain lowwater-2:7420 && stop-it  have a shard hand over what it serves
   lowwater completion bash                   TAB for commands, options and names
 
 The authority's address comes from --address, else from LOWWATER_ADDRESS, else
-it is localhost:7420; of many shards name one or more, with commas between. An access token, if a proxy wants one, comes from
-LOWWATER_TOKEN. Times are ISO 8601 with a time zone. "unknown" means that
-nothing was promised yet, "finished" that nothing will ever come.
+it is localhost:7420; of many shards name one or more, with commas between. An
+access token comes from LOWWATER_TOKEN; certificates from --ca, --cert and --key,
+or from the files that LOWWATER_CA, LOWWATER_CERT and LOWWATER_KEY name. Times are
+ISO 8601 with a time zone. "unknown" means that nothing was promised yet,
+"finished" that nothing will ever come.
 
 Exit codes: 0 done, 1 not yet, 2 error, 3 nobody could tell, because the
 authority is away. Each command has a --help of its own.

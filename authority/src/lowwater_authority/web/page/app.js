@@ -10,6 +10,7 @@ import { render } from "./vendor/preact.js";
 import { useEffect, useRef, useState } from "./vendor/preact-hooks.js";
 import { Banner } from "./view/banner.js";
 import { Computation } from "./view/computation.js";
+import { Door } from "./view/door.js";
 import { useTick } from "./view/hooks.js";
 import { Overview } from "./view/overview.js";
 import { Time } from "./view/parts.js";
@@ -39,17 +40,17 @@ function useRoute() {
 }
 
 /**
- * @returns {import("./live.js").State}
+ * @returns {[import("./live.js").State, Live]}
  */
 function useLive() {
   const [live] = useState(() => new Live((next) => set(next)));
   const [state, set] = useState(live.state);
   useEffect(() => live.start(), []);
-  return state;
+  return [state, live];
 }
 
 function App() {
-  const state = useLive();
+  const [state, live] = useLive();
   const [route, go] = useRoute();
   useTick();
   const search = useRef(/** @type {HTMLInputElement | null} */ (null));
@@ -66,6 +67,7 @@ function App() {
     const found = sorted([...verdicts.values()].filter((each) => matches(each, route.query)), route.sort);
     if (found.length > 0) go({ ...route, name: found[0].computation.name, query: "" });
   };
+  if (state.link === "out") return html`<${Door} signIn=${(/** @type {string} */ token) => live.signIn(token)} />`;
   return html`
     <a class="skip" href="#main" onClick=${skip}>To the content</a>
     <header class="top">
@@ -94,7 +96,7 @@ function App() {
           ? html`<main id="main"><p class="crumbs"><a href=${format({ ...route, name: "" })}>← All computations</a></p>
               <h1>${route.name}</h1><p class="empty">No computation of that name is registered. It appears here when it is.</p></main>`
           : html`<${Computation} key=${route.name} verdict=${verdict} verdicts=${verdicts} from=${from} route=${route} now=${now} changes=${state.board.changes} />`}
-    ${known && html`<${Foot} state=${state} />`}
+    ${known && html`<${Foot} state=${state} signOut=${() => live.signOut()} />`}
   `;
 }
 
@@ -102,15 +104,15 @@ function App() {
  * @param {{state: import("./live.js").State, now: number}} props
  */
 function Link({ state, now }) {
-  const words = { starting: "connecting", live: "live", lost: "not connected" };
+  const words = { starting: "connecting", live: "live", lost: "not connected", out: "signed out" };
   return html`<p class="link link-${state.link}"><i aria-hidden="true"></i><span>${words[state.link]}</span>
     ${state.board.time > 0 && html`<span class="now"><${Time} micros=${now} now=${now} /> UTC</span>`}</p>`;
 }
 
 /**
- * @param {{state: import("./live.js").State}} props
+ * @param {{state: import("./live.js").State, signOut: () => Promise<void>}} props
  */
-function Foot({ state: { board } }) {
+function Foot({ state: { board, name }, signOut }) {
   const shards = board.shards.map(({ address, draining, silent_seconds: silent }) => {
     const more = [draining && "draining", silent > 15 && `silent for ${duration(silent)}`].filter(Boolean).join(", ");
     return `${address}${more && ` (${more})`}`;
@@ -118,6 +120,7 @@ function Foot({ state: { board } }) {
   return html`<footer class="foot quiet">
     <span>lowwater ${board.version}</span>
     ${shards.length > 0 && html`<span>${shards.length === 1 ? "shard" : "shards"} ${shards.join(", ")}</span>`}
+    ${name !== null && html`<span>signed in as ${name} <button class="plain" onClick=${signOut}>Sign out</button></span>`}
     <span class="keys"><kbd>/</kbd> search <kbd>Esc</kbd> back</span>
   </footer>`;
 }

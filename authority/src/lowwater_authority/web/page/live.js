@@ -4,6 +4,8 @@
  * Events come over one stream. When it breaks, or says nothing for longer than its beats allow, it is opened again for as long as the page
  * is open; meanwhile a snapshot is asked for with each try, so that a page that finds no place among the viewers is still kept
  * current, only more slowly. A page that nobody looks at gives its place back.
+ *
+ * Where one has to sign in, nothing is asked before that: see view/door.js.
  */
 
 import { EMPTY, beat, change, replace } from "./model/board.js";
@@ -19,10 +21,11 @@ const ASK_MILLIS = 10_000;
 /**
  * @typedef {object} State
  * @property {import("./model/board.js").Board} board
- * @property {"starting" | "live" | "lost"} link
+ * @property {"starting" | "live" | "lost" | "out"} link "out": one has to sign in.
  * @property {number} heard When the authority was heard last, by `performance.now()`.
  * @property {number} since When the connection was lost, by the same.
  * @property {string} reason Why, if the authority said so.
+ * @property {string | null} name Who has signed in; null: nobody, or nobody has to.
  */
 
 /**
@@ -35,6 +38,9 @@ export function clockOf({ board, heard }) {
   return board.time + Math.max(0, performance.now() - heard) * 1000;
 }
 
+/** The authority wants to know who asks. */
+class SignedOut extends Error {}
+
 /**
  * Ask the authority.
  *
@@ -46,6 +52,7 @@ export async function ask(path, signal) {
   const patience = AbortSignal.timeout(ASK_MILLIS);
   const response = await fetch(path, { signal: signal ? AbortSignal.any([signal, patience]) : patience });
   const answer = await response.json().catch(() => ({}));
+  if (response.status === 401) throw new SignedOut(answer.error);
   if (!response.ok) throw new Error(answer.error ?? `${path} was answered with ${response.status}`);
   return answer;
 }
@@ -55,7 +62,7 @@ export class Live {
   /** @param {(state: State) => void} changed Called with every new state, at most once a frame. */
   constructor(changed) {
     /** @type {State} */
-    this.state = { board: EMPTY, link: "starting", heard: performance.now(), since: performance.now(), reason: "" };
+    this.state = { board: EMPTY, link: "starting", heard: performance.now(), since: performance.now(), reason: "", name: null };
     this.changed = changed;
     /** @type {EventSource | null} */
     this.source = null;
@@ -70,7 +77,51 @@ export class Live {
   start() {
     document.addEventListener("visibilitychange", () => this.#seen());
     window.addEventListener("online", () => this.#again());
-    this.#open();
+    this.#begin();
+  }
+
+  /**
+   * Exchange a token for a cookie, and begin.
+   *
+   * @param {string} token
+   * @returns {Promise<void>} It fails with the sentence that the authority gave.
+   */
+  async signIn(token) {
+    const body = JSON.stringify({ token });
+    await this.#session("POST", { headers: { "Content-Type": "application/json" }, body });
+    await this.#begin();
+  }
+
+  /** Forget the cookie, and what is shown. */
+  async signOut() {
+    await this.#session("DELETE");
+    this.#out();
+  }
+
+  /**
+   * @param {string} method
+   * @param {RequestInit} [request]
+   */
+  async #session(method, request) {
+    const response = await fetch("/session", { method, signal: AbortSignal.timeout(ASK_MILLIS), ...request });
+    if (response.ok) return;
+    const answer = await response.json().catch(() => ({}));
+    throw new Error(answer.error ?? `the authority answered with ${response.status}`);
+  }
+
+  async #begin() {
+    // Who does not answer this does not answer the rest either, and that says why.
+    const { required, name } = await ask("/session").catch(() => ({ required: false, name: null }));
+    if (required && name === null) this.#out();
+    else {
+      this.#tell({ name, link: this.state.link === "out" ? "starting" : this.state.link });
+      this.#open();
+    }
+  }
+
+  #out() {
+    this.#close();
+    this.#tell({ board: EMPTY, link: "out", name: null, reason: "" });
   }
 
   #open() {
@@ -115,13 +166,14 @@ export class Live {
   }
 
   async #again() {
-    if (this.source !== null || document.hidden) return;
+    if (this.source !== null || document.hidden || this.state.link === "out") return;
     clearTimeout(this.retry);
     try {
       const snapshot = await ask("/api/snapshot");
       this.#tell({ board: replace(this.state.board, snapshot), heard: performance.now() });
       if (this.source === null) this.#open();
     } catch (error) {
+      if (error instanceof SignedOut) return this.#out();
       // What the browser says of a connection that failed helps nobody; what the authority says does.
       const reason = error instanceof TypeError || !(error instanceof Error) ? "" : error.message;
       this.#tell({ reason });

@@ -1,0 +1,1 @@
+"""Who may do what: principals, their permissions and limits, and the guard before the services."""

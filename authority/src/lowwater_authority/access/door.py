@@ -1,0 +1,110 @@
+"""The access control of a process, put together: the file, the guard, and the tokens by which the deployment calls itself."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import secrets
+import time
+from typing import TYPE_CHECKING, Final
+
+from lowwater_authority.access.audit import Audit
+from lowwater_authority.access.guard import Guard, insider
+from lowwater_authority.access.parsing import BadAccess
+from lowwater_authority.access.watching import AccessFile
+from lowwater_authority.telling import event
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from lowwater_authority.access.policy import Access
+    from lowwater_authority.observer import Observer
+
+__all__ = ["PEER_TOKEN", "Door", "is_loopback", "open_door"]
+
+PEER_TOKEN: Final = "LOWWATER_PEER_TOKEN"
+"""The variable with the token that shards present to each other: the first of those with commas between them; all are accepted."""
+
+LEAST_TOKEN: Final = 32
+"""Characters; `lowwater access token` makes 43."""
+
+log = logging.getLogger(__name__)
+
+
+class Door:
+    """Who may come in. ``shared``: whether there are other shards. Raises BadAccess for a file, or a peer token, that cannot be used.
+
+    What is asked of oneself, for the page, is asked of all shards in turn, so that the one token of a deployment serves for both. The only
+    process of one makes its own token when it starts, and writes it nowhere.
+    """
+
+    def __init__(self, path: Path, *, shared: bool, environment: Mapping[str, str]) -> None:
+        tokens = _peer_tokens(environment) if shared else [secrets.token_urlsafe(32)]
+        self.token: str = tokens[0]
+        """What this process presents, to itself and to other shards."""
+        self._insiders = (insider("peer" if shared else "self", tokens),)
+        self._file = AccessFile(path)
+
+    def access(self) -> Access:
+        """Return the rules in force."""
+        return self._file.access
+
+    def guard(self, observer: Observer) -> Guard:
+        """Return the guard of a server, which follows the file."""
+        made = Guard(
+            self.access(),
+            observer=observer,
+            audit=Audit(time.monotonic),
+            insiders=self._insiders,
+            monotonic=time.monotonic,
+        )
+        self._file.on_change.append(made.use)
+        return made
+
+    async def watch(self) -> None:
+        """Follow the file, for ever."""
+        await self._file.watch()
+
+
+def open_door(
+    path: Path | None, address: str, host: str, *, encrypted: bool, shared: bool, environment: Mapping[str, str]
+) -> Door | None:
+    """Return who may come in to an address; None: everybody. Says once what is open to others than this machine. Raises BadAccess."""
+    local = is_loopback(host)
+    if path is not None:
+        if not local and not encrypted:
+            log.warning(
+                "tokens go over the network as they are: give --tls-cert and --tls-key, unless something before this process encrypts",
+                extra=event("tokens_in_clear", address=address),
+            )
+        return Door(path, shared=shared, environment=environment)
+    if not local:
+        log.warning(
+            "whoever reaches %s may do everything: give --access to say who may do what (docs/security.md)",
+            address,
+            extra=event("open_to_all", address=address),
+        )
+    return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("[::1]"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, True, False)
+    """
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _peer_tokens(environment: Mapping[str, str]) -> list[str]:
+    tokens = [token for token in (each.strip() for each in environment.get(PEER_TOKEN, "").split(",")) if token]
+    fix = f"set {PEER_TOKEN} in the environment of all shards to what `lowwater access token` prints"
+    if not tokens:
+        raise BadAccess(PEER_TOKEN, "is missing: --access with --store needs it, for shards ask each other", fix)
+    if min(map(len, tokens)) < LEAST_TOKEN:
+        raise BadAccess(PEER_TOKEN, f"has a token of less than {LEAST_TOKEN} characters", fix)
+    return tokens

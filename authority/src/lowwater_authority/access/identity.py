@@ -1,0 +1,85 @@
+"""Who calls: by a bearer token in the metadata of the call, or by the names of a verified client certificate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from lowwater import errors
+from lowwater_authority.access.policy import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from lowwater_authority.access.policy import Access, Principal
+
+__all__ = ["Credentials", "host_of", "presented"]
+
+HEADER: Final = "authorization"
+SCHEME: Final = "bearer"
+
+CERTIFICATE_NAMES: Final = ("peer_uri", "peer_dns", "x509_common_name")
+"""What gRPC says of the certificate that a client has proved to own. It asks for one only under --tls-client-ca, and ends the handshake
+of those that are not signed by it."""
+
+HOW: Final = (
+    "present a token (LOWWATER_TOKEN, or connect(token=...)) or a client certificate that the access file names"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a caller has presented: enough to look it up again, and not the token."""
+
+    token_digest: str | None = field(default=None, repr=False)
+    names: tuple[str, ...] = ()
+
+    def principal(self, access: Access) -> Principal:
+        """Return who presents them. A token counts before a certificate, and a wrong one is not made good by it. Raises Unauthenticated."""
+        if self.token_digest is not None:
+            found = access.whose(self.token_digest)
+            if found is None:
+                raise _unknown("the token is nobody's: it is wrong, or was removed")
+            return found
+        if not self.names:
+            raise _unknown("this authority wants to know who calls")
+        several = access.certified(self.names)
+        if not several:
+            raise _unknown("the client certificate is nobody's")
+        if len(several) > 1:
+            raise _unknown("the names of the client certificate are those of several principals")
+        return several[0]
+
+
+def presented(metadata: Iterable[tuple[str, str | bytes]], auth_context: Mapping[str, Iterable[bytes]]) -> Credentials:
+    """Return what a call presents. Raises Unauthenticated when that is no bearer token, or several."""
+    headers = [value for key, value in metadata if key == HEADER]
+    if headers:
+        if len(headers) > 1:
+            raise _unknown("the call has several authorization headers")
+        scheme, _, token = _text(headers[0]).partition(" ")
+        if scheme.lower() != SCHEME or not token.strip():
+            raise _unknown("the authorization header is not of the form 'Bearer TOKEN'")
+        return Credentials(digest(token.strip()))
+    names = (_text(value) for key in CERTIFICATE_NAMES for value in auth_context.get(key, ()))
+    return Credentials(names=tuple(dict.fromkeys(names)))
+
+
+def host_of(peer: str) -> str:
+    """Return the host of a peer, as gRPC writes it.
+
+    >>> host_of("ipv4:10.0.0.7:40150"), host_of("ipv6:%5B::1%5D:40150"), host_of("unix:")
+    ('10.0.0.7', '::1', 'unix')
+    """
+    kind, _, rest = peer.partition(":")
+    if kind not in {"ipv4", "ipv6"}:
+        return kind
+    return rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
+
+
+def _text(value: Any) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+
+
+def _unknown(what: str) -> errors.Unauthenticated:
+    return errors.Unauthenticated(f"{what}; {HOW}")

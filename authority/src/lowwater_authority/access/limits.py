@@ -1,0 +1,88 @@
+"""What one principal takes of this process: calls a second and open streams. Pure: the time is passed in, in seconds of any clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from lowwater import errors
+
+if TYPE_CHECKING:
+    from lowwater_authority.access.policy import Limits
+
+__all__ = ["Bucket", "Usage"]
+
+_MOST_KEYS: Final = 1000
+"""Callers that are remembered before the idle ones are forgotten: peers without a principal may come from any number of hosts."""
+
+
+class Bucket:
+    """A token bucket: so many a second, and a second's worth, at least one, at once. O(1)."""
+
+    __slots__ = ("_filled", "_left")
+
+    def __init__(self, rate: float, now: float) -> None:
+        self._left = max(1.0, rate)
+        self._filled = now
+
+    def take(self, rate: float, now: float) -> float:
+        """Take one; returns 0.0, or after how many seconds there is one, when there is none. ``rate`` may differ from call to call."""
+        self._left = min(max(1.0, rate), self._left + (now - self._filled) * rate)
+        self._filled = now
+        if self._left >= 1.0:
+            self._left -= 1.0
+            return 0.0
+        return (1.0 - self._left) / rate
+
+    def idle(self, rate: float, now: float) -> bool:
+        """Whether it is full again, and so worth no memory."""
+        return self._left + (now - self._filled) * rate >= max(1.0, rate)
+
+
+class Usage:
+    """What each caller, by any key, takes now. Bounded: callers that take nothing are forgotten when there are many."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, Bucket] = {}
+        self._streams: dict[str, int] = {}
+
+    def call(self, key: str, limits: Limits, now: float) -> None:
+        """Count a call or a stream that begins. Raises Overloaded, with the delay."""
+        rate = limits.calls_per_second
+        if rate is None:
+            return
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            if len(self._buckets) >= _MOST_KEYS:
+                self._buckets = {each: kept for each, kept in self._buckets.items() if not kept.idle(rate, now)}
+            bucket = self._buckets[key] = Bucket(rate, now)
+        delay = bucket.take(rate, now)
+        if delay:
+            raise overloaded(
+                "calls_per_second", f"{rate:g} calls a second are all that {key} may make", f"{rate:g}", delay
+            )
+
+    def open(self, key: str, limits: Limits) -> None:
+        """Count a stream that was opened. Raises Overloaded."""
+        opened = self._streams.get(key, 0)
+        if limits.streams is not None and opened >= limits.streams:
+            msg = f"{limits.streams} streams of {key} are open, the most at once"
+            raise overloaded("streams", msg, str(limits.streams), 1.0)
+        self._streams[key] = opened + 1
+
+    def close(self, key: str) -> None:
+        """Count a stream that has ended."""
+        self._streams[key] -= 1
+        if not self._streams[key]:
+            del self._streams[key]
+
+    def streams(self, key: str) -> int:
+        """Return how many are open."""
+        return self._streams.get(key, 0)
+
+
+def overloaded(limit: str, what: str, value: str, delay: float = 0.0) -> errors.Overloaded:
+    """Return the refusal of what a limit of the access file leaves no room for; ``delay`` is after how many seconds it may, 0.0: not by itself."""
+    fix = f"try again in {delay:.2f} s" if delay else f"use less, or have limits.{limit} raised"
+    error = errors.Overloaded(f"{what}; {fix}", metadata={"bound": limit, "limit": value})
+    error.retry_after = delay
+    return error

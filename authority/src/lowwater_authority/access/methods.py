@@ -1,0 +1,97 @@
+"""What each method needs, and of which computations: one line a method. What has no line is refused.
+
+A report stream is not asked here: each of its reports names computations, see service/workers.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from lowwater_authority.access.policy import Action
+
+if TYPE_CHECKING:
+    from lowwater_authority.access.caller import Caller
+
+__all__ = ["METHODS", "OPEN", "Method"]
+
+Needs = Callable[[Any], Iterable[tuple[Action, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """What the caller of a method must be allowed. Without any need it must be somebody, and sees what it may read."""
+
+    needs: Needs = lambda _: ()
+    """From the request: actions on computations, all of which it needs."""
+    known: Callable[[Any], Iterable[str]] = lambda _: ()
+    """From the request: computations to which it needs any action."""
+    everything: bool = False
+    """Whether it takes operate on the deployment as a whole."""
+    act: Callable[[Any], str] | None = None
+    """From the request: what the audit calls it; None: it changes nothing that is worth a line."""
+
+    def check(self, caller: Caller, request: Any) -> None:
+        """Raise PermissionDenied for the first need that is not met."""
+        if self.everything:
+            caller.demand_everything()
+        for action, name in self.needs(request):
+            caller.demand(action, name)
+        for name in self.known(request):
+            if not caller.may_any(name):
+                raise caller.denied(Action.READ, name)
+
+
+def _own(action: Action) -> Needs:
+    return lambda request: ((action, request.computation),)
+
+
+def _claim(request: Any) -> Iterable[tuple[Action, str]]:
+    yield Action.REPORT, request.computation
+    if request.adopt:
+        yield Action.OPERATE, request.computation
+
+
+def _inputs(action: Action, field: str) -> Needs:
+    """Also to read each input: the answer says whether it exists, and the next step is to follow it."""
+    return lambda request: (
+        (action, getattr(request, field)),
+        *((Action.READ, name) for name in request.inputs),
+    )
+
+
+def _reads(request: Any) -> Iterable[tuple[Action, str]]:
+    return ((Action.READ, name) for name in request.computations)
+
+
+_ANYBODY: Final = Method()
+
+METHODS: Final[dict[str, Method]] = {
+    "/lowwater.v1.WorkerService/Claim": Method(_claim, act=lambda request: "adopt" if request.adopt else "claim"),
+    "/lowwater.v1.WorkerService/Release": Method(_own(Action.REPORT)),
+    "/lowwater.v1.WorkerService/Report": _ANYBODY,
+    "/lowwater.v1.WorkerService/StageTask": Method(_own(Action.REPORT)),
+    "/lowwater.v1.WorkerService/PrepareBatch": Method(_own(Action.REPORT)),
+    "/lowwater.v1.WorkerService/CommitBatch": Method(_own(Action.REPORT)),
+    "/lowwater.v1.WatermarkService/GetWatermarks": Method(_reads),
+    "/lowwater.v1.WatermarkService/Watch": Method(_reads),
+    "/lowwater.v1.WatermarkService/CheckComplete": Method(_own(Action.READ)),
+    "/lowwater.v1.WatermarkService/ListRanges": Method(_own(Action.READ)),
+    "/lowwater.v1.WatermarkService/GetHistory": Method(_own(Action.READ)),
+    "/lowwater.v1.TopologyService/Register": Method(_inputs(Action.REPORT, "name")),
+    "/lowwater.v1.TopologyService/GetTopology": _ANYBODY,
+    "/lowwater.v1.TopologyService/SetInputs": Method(
+        _inputs(Action.OPERATE, "computation"), act=lambda _: "set_inputs"
+    ),
+    "/lowwater.v1.TopologyService/Reset": Method(_own(Action.OPERATE), act=lambda _: "reset"),
+    "/lowwater.v1.TopologyService/Retire": Method(_own(Action.OPERATE), act=lambda _: "retire"),
+    "/lowwater.v1.ClusterService/Locate": Method(known=lambda request: request.computations),
+    "/lowwater.v1.ClusterService/ListShards": _ANYBODY,
+    "/lowwater.v1.ClusterService/Drain": Method(everything=True, act=lambda _: "drain"),
+    "/lowwater.v1.ClusterService/Pin": Method(everything=True, act=lambda _: "pin"),
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _ANYBODY,
+}
+
+OPEN: Final = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/List"})
+"""Methods for anybody: what watches over processes has no token, and learns only whether this one serves."""

@@ -1,0 +1,255 @@
+"""Who may do what, as the file of ``--access`` says: parsed whole or refused, then only asked. No clock, no network.
+
+What no rule allows is refused, and there are no rules that forbid. docs/security.md shows a file.
+"""
+
+from __future__ import annotations
+
+import hmac
+import tomllib
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+
+from lowwater_authority.access import parsing
+from lowwater_authority.access.parsing import BadAccess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+__all__ = ["EVERYTHING", "Access", "Action", "Allowance", "BadAccess", "Limits", "Principal", "digest"]
+
+EVERYTHING: Final = "*"
+"""As a namespace: each of them, and the one without a name. As a name: each within the namespace."""
+
+
+class Action(StrEnum):
+    """What a rule can allow."""
+
+    REPORT = "report"
+    """Register it, claim its ranges, report and commit for them, give them back."""
+    READ = "read"
+    """Its watermarks, ranges, history, and its place in the graph."""
+    OPERATE = "operate"
+    """Set its inputs, reset, adopt and retire. On everything: pin and drain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What is allowed within a namespace: names, of which the last character may be ``*`` for any ending."""
+
+    namespace: str
+    names: dict[Action, tuple[str, ...]]
+
+    def covers(self, action: Action, namespace: str, name: str) -> bool:
+        """Whether it allows an action on a computation."""
+        if self.namespace not in (EVERYTHING, namespace):
+            return False
+        return any(_matches(pattern, name) for pattern in self.names.get(action, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Somebody who may do something. ``name`` stands in logs and refusals, and is no secret."""
+
+    name: str
+    allow: tuple[Allowance, ...] = ()
+    page: bool = False
+    """Whether it may open the status page and its API, which show every namespace."""
+    metrics: bool = False
+    """Whether it may scrape /metrics."""
+    digests: tuple[str, ...] = field(default=(), repr=False)
+    """SHA-256 of its tokens, 64 lower-case hexadecimal digits each."""
+    certificates: tuple[str, ...] = ()
+    """Names of its client certificates: a URI or DNS name, or the common name."""
+
+    def may(self, action: Action, namespace: str, name: str) -> bool:
+        """Whether it may do something to the computation ``[namespace/]name``. O(its rules)."""
+        return any(allowance.covers(action, namespace, name) for allowance in self.allow)
+
+    def may_all(self, action: Action) -> bool:
+        """Whether it may do something to everything, also to what does not exist yet."""
+        return any(
+            allowance.namespace == EVERYTHING and EVERYTHING in allowance.names.get(action, ())
+            for allowance in self.allow
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one principal may have; None: no limit but those of the server."""
+
+    streams: int | None = None
+    """Streams that are open at once, at this process."""
+    calls_per_second: float | None = None
+    """Calls and streams that begin; a second's worth may come at once."""
+    ranges: int | None = None
+    """Key ranges of one computation that it reports for."""
+    computations: int | None = None
+    """Computations of one namespace that it registers in."""
+    message_bytes: int | None = None
+    """Of one message to this process."""
+
+
+class Access:
+    """A file of access rules: who calls, and what each may do. Immutable."""
+
+    def __init__(self, principals: Iterable[Principal] = (), limits: Limits | None = None) -> None:
+        self.principals: tuple[Principal, ...] = tuple(principals)
+        self.limits: Limits = limits or Limits()
+        self._digests: tuple[tuple[bytes, Principal], ...] = tuple(
+            (each.encode(), principal) for principal in self.principals for each in principal.digests
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Access:
+        """Read a file. Raises BadAccess, which names the place in the file and the fix, and quotes no token."""
+        try:
+            data = path.read_bytes()
+            mode = path.stat().st_mode
+        except OSError as error:
+            raise BadAccess(
+                str(path), f"cannot be read: {error.strerror}", "name a file that this user can read"
+            ) from None
+        if mode & WRITABLE_BY_ALL:
+            raise BadAccess(str(path), "can be written by everybody on this machine", f"chmod o-w {path}")
+        return cls.parse(data, str(path))
+
+    @classmethod
+    def parse(cls, data: bytes, source: str) -> Access:
+        """Parse the bytes of a file; ``source`` is what errors call it. Raises BadAccess."""
+        try:
+            table = tomllib.loads(data.decode())
+        except UnicodeDecodeError:
+            raise BadAccess(source, "is not UTF-8", "save it as UTF-8") from None
+        except tomllib.TOMLDecodeError as error:
+            raise BadAccess(source, f"is not TOML: {error}", "correct it there") from None
+        try:
+            top = parsing.Table("", table, ("principal", "limits"))
+            principals = [_principal(each) for each in top.tables("principal", PRINCIPAL)]
+            _check_distinct(principals)
+            limits = top.table("limits", LIMITS)
+            return cls(principals, Limits() if limits is None else _limits(limits))
+        except BadAccess as error:
+            raise error.within(source) from None
+
+    def with_principals(self, more: Iterable[Principal]) -> Access:
+        """Return the same with principals that no file names."""
+        return Access([*self.principals, *more], self.limits)
+
+    def who(self, token: str) -> Principal | None:
+        """Return whose token it is; None: nobody's. As :meth:`whose`."""
+        return self.whose(digest(token))
+
+    def whose(self, token_digest: str) -> Principal | None:
+        """Return whose token has this digest; None: nobody's.
+
+        It is compared with every digest there is, each in constant time, so that the time an answer takes says neither how
+        much of a token is right nor whose it is. O(tokens): some 0.2 us each.
+        """
+        given = token_digest.encode()
+        found: Principal | None = None
+        for each, principal in self._digests:
+            if hmac.compare_digest(each, given):
+                found = principal
+        return found
+
+    def certified(self, names: Sequence[str]) -> list[Principal]:
+        """Return those that a verified certificate with these names stands for. One that stands for several stands for none."""
+        return [principal for principal in self.principals if any(name in principal.certificates for name in names)]
+
+    def named(self, name: str) -> Principal | None:
+        """Return the principal of a name; None: there is none."""
+        return next((principal for principal in self.principals if principal.name == name), None)
+
+
+def digest(token: str) -> str:
+    """Return the SHA-256 of a token, as files have it.
+
+    Tokens are random and long, so that nothing slower is needed: there is nothing to guess.
+
+    >>> digest("not a good one")[:16]
+    'e072c646dfd81bdc'
+    """
+    return sha256(token.encode(errors="surrogateescape")).hexdigest()
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+
+
+PRINCIPAL: Final = ("name", "token_sha256", "certificates", "page", "metrics", "allow")
+ALLOW: Final = ("namespace", *(action.value for action in Action))
+LIMITS: Final = ("streams", "calls_per_second", "ranges", "computations", "message_bytes")
+
+WRITABLE_BY_ALL: Final = 0o002
+
+LEAST_MESSAGE: Final = 65_536
+"""Bytes; what is smaller would end ordinary calls."""
+
+RESERVED: Final = ("self", "peer", "anonymous")
+"""What the log calls this process, other shards, and who is nobody yet."""
+
+EMPTY: Final = digest("")
+
+
+def _principal(table: parsing.Table) -> Principal:
+    name = table.text("name")
+    if name in RESERVED:
+        raise table.bad("name", f"is {name!r}, which the authority uses itself", "choose another")
+    digests = table.texts(
+        "token_sha256", parsing.SHA256, "64 hexadecimal digits, as `lowwater access token` prints them"
+    )
+    if EMPTY in digests:
+        raise table.bad("token_sha256", "has the digest of an empty token", "make one with `lowwater access token`")
+    certificates = table.texts("certificates", parsing.CERTIFICATE, "names of certificates, without wildcards")
+    if not digests and not certificates:
+        fix = "add token_sha256 or certificates, or remove the principal"
+        raise table.bad("", f"{name!r} can be nobody: it has neither tokens nor certificates", fix)
+    return Principal(
+        name,
+        tuple(_allowance(each) for each in table.tables("allow", ALLOW)),
+        page=table.flag("page"),
+        metrics=table.flag("metrics"),
+        digests=digests,
+        certificates=certificates,
+    )
+
+
+def _allowance(table: parsing.Table) -> Allowance:
+    namespace = table.text("namespace", parsing.NAMESPACE, 'a namespace, "" for names without one, or "*" for all')
+    fix = 'names within the namespace, such as "enriched" or "hour*": A-Z a-z 0-9 _ . - and one * at the end'
+    names = {action: table.texts(action.value, parsing.PATTERN, fix) for action in Action}
+    if not any(names.values()):
+        raise table.bad("", "allows nothing", f"add one of {', '.join(action.value for action in Action)}")
+    return Allowance(namespace, names)
+
+
+def _limits(table: parsing.Table) -> Limits:
+    return Limits(
+        streams=table.whole("streams"),
+        calls_per_second=table.number("calls_per_second"),
+        ranges=table.whole("ranges"),
+        computations=table.whole("computations"),
+        message_bytes=table.whole("message_bytes", LEAST_MESSAGE),
+    )
+
+
+def _check_distinct(principals: Sequence[Principal]) -> None:
+    """Refuse what would leave open who calls."""
+    kinds: dict[str, Callable[[Principal], Iterable[str]]] = {
+        "name": lambda each: (each.name,),
+        "token_sha256": lambda each: each.digests,
+        "certificates": lambda each: each.certificates,
+    }
+    for key, values in kinds.items():
+        seen: dict[str, int] = {}
+        for number, principal in enumerate(principals, 1):
+            for value in values(principal):
+                first = seen.setdefault(value, number)
+                if first != number:
+                    shown = f"{value[:8]}..." if key == "token_sha256" else repr(value)
+                    place = f"principal[{number}].{key}"
+                    raise BadAccess(place, f"is {shown}, which principal[{first}] has too", "give each its own")

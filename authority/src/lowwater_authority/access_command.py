@@ -1,0 +1,170 @@
+"""``lowwater access``: makes tokens, hashes them, and explains what a file of access rules allows. Asks no server."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lowwater._core.checks import is_name
+from lowwater.cli.render import table
+from lowwater_authority.access.caller import parted
+from lowwater_authority.access.policy import Access, Action, BadAccess, Principal, digest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_TOKEN_BYTES: Final = 32
+
+_TOKEN: Final = """\
+The first line is for whoever calls, as LOWWATER_TOKEN; keep it where secrets
+are kept. The second is for token_sha256 in the access file, and is no secret.
+"""
+
+_HASH: Final = """\
+examples:
+  lowwater access hash < token.txt
+  printf %s "$LOWWATER_TOKEN" | lowwater access hash
+
+A line break at the end is not part of the token.
+"""
+
+_CHECK: Final = """\
+examples:
+  lowwater access check access.toml
+  lowwater access check access.toml --as etl
+  lowwater access check access.toml --as etl --may report flights/enriched
+
+Exit codes: 0 the file is good, and allows what --may asks; 1 it does not
+allow it; 2 the file is bad, or has no such principal.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the arguments of ``lowwater access``."""
+    top = argparse.ArgumentParser(
+        prog="lowwater access", description="Make tokens, and explain what a file of access rules allows."
+    )
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _command(commands, "token", "make a random token, and print it and its hash", _TOKEN)
+    _command(commands, "hash", "read a token from standard input, and print its hash", _HASH)
+    check = _command(commands, "check", "read an access file as the server does, and explain it", _CHECK)
+    check.add_argument("file", type=Path, metavar="FILE", help="the file of lowwater serve --access")
+    check.add_argument("--as", dest="principal", metavar="PRINCIPAL", help="only this principal")
+    check.add_argument(
+        "--may",
+        nargs=2,
+        metavar=("ACTION", "COMPUTATION"),
+        help=f"whether it may do this: {', '.join(action.value for action in Action)}, and a full name",
+    )
+    return top
+
+
+def _command(commands: Any, name: str, what: str, epilog: str) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=what,
+        description=what[0].upper() + what[1:] + ".",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    args = parser().parse_args(argv)
+    try:
+        return {"token": _token, "hash": _hash, "check": _check}[args.command](args)
+    except (BadAccess, _Refused) as error:
+        print(f"lowwater access {args.command}: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
+        return 2
+
+
+class _Refused(Exception):
+    """The arguments make no sense for this file; the message says what to change."""
+
+
+def _token(args: argparse.Namespace) -> int:
+    del args
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    _say(f"token         {token}\ntoken_sha256  {digest(token)}")
+    return 0
+
+
+def _hash(args: argparse.Namespace) -> int:
+    del args
+    token = sys.stdin.read().rstrip("\r\n")
+    if not token:
+        msg = "standard input is empty: give it a token, such as lowwater access hash < token.txt"
+        raise _Refused(msg)
+    if token != token.strip() or not token.isprintable() or not token.isascii():
+        msg = "standard input is no token: a token is one line of printable ASCII without spaces around it"
+        raise _Refused(msg)
+    _say(digest(token))
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    access = Access.load(args.file)
+    if args.may is not None:
+        return _may(access, args)
+    shown = access.principals if args.principal is None else [_named(access, args)]
+    _say("\n\n".join([*map(_described, shown), *([_limits(access)] if args.principal is None else [])]))
+    return 0
+
+
+def _may(access: Access, args: argparse.Namespace) -> int:
+    if args.principal is None:
+        msg = "--may needs --as PRINCIPAL: who?"
+        raise _Refused(msg)
+    action, name = args.may
+    if action not in {each.value for each in Action}:
+        msg = f"--may: {action!r} is no action; name one of {', '.join(each.value for each in Action)}"
+        raise _Refused(msg)
+    if not is_name(name):
+        msg = f"--may: {name!r} is no computation; write [namespace/]name"
+        raise _Refused(msg)
+    principal = _named(access, args)
+    namespace, plain = parted(name)
+    allowed = principal.may(Action(action), namespace, plain)
+    _say(f"{principal.name} {'may' if allowed else 'may not'} {action} {name}")
+    return 0 if allowed else 1
+
+
+def _named(access: Access, args: argparse.Namespace) -> Principal:
+    found = access.named(args.principal)
+    if found is None:
+        msg = f"--as: {args.file} has no principal {args.principal!r}; it has {', '.join(each.name for each in access.principals) or 'none'}"
+        raise _Refused(msg)
+    return found
+
+
+def _described(principal: Principal) -> str:
+    known_by = [f"{len(principal.digests)} tokens"] if principal.digests else []
+    known_by += [f"the certificate {name}" for name in principal.certificates]
+    also = [what for what, has in (("the status page", principal.page), ("/metrics", principal.metrics)) if has]
+    rows = [("NAMESPACE", *(action.value.upper() for action in Action))]
+    rows += [
+        (_space(each.namespace), *(", ".join(each.names[action]) or "-" for action in Action))
+        for each in principal.allow
+    ]
+    opens = f"; opens {' and '.join(also)}" if also else ""
+    rules = table(rows) if principal.allow else "may do nothing with computations"
+    return f"{principal.name}, known by {', '.join(known_by)}{opens}\n{rules}"
+
+
+def _space(namespace: str) -> str:
+    return {"": "(without)", "*": "(all)"}.get(namespace, namespace)
+
+
+def _limits(access: Access) -> str:
+    found = [f"{name} {value:,}" for name, value in asdict(access.limits).items() if value is not None]
+    return f"limits of each principal: {', '.join(found) or 'none'}"
+
+
+def _say(text: str) -> None:
+    print(text)  # noqa: T201 - the answer to a command

@@ -1,0 +1,90 @@
+"""Writes the table of docs/helm.md from the comments of the chart's values.yaml.
+
+``python -m scripts.document_values`` is run when a value changes; ``--check`` exits with 1 unless the page has it as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import yaml
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+VALUES: Final = ROOT / "helm/lowwater/values.yaml"
+PAGE: Final = ROOT / "docs/helm.md"
+ADVICE: Final = "run: python -m scripts.document_values"
+TABLE: Final = re.compile(r"<!-- table: values -->\n.*?<!-- end -->", re.DOTALL)
+MARK: Final = "# -- "
+
+
+class Value(NamedTuple):
+    """One value that a user can set."""
+
+    path: str
+    """Its keys with dots between them, as for ``helm --set``."""
+    default: Any
+    says: str
+
+
+def values(text: str) -> Iterator[Value]:
+    """Return the values of a values.yaml in its order. Raises ValueError for one that no comment explains."""
+    yield from _below("", yaml.compose(text, yaml.SafeLoader), text.splitlines())
+
+
+def _below(prefix: str, node: Any, lines: list[str]) -> Iterator[Value]:
+    for key, value in node.value:
+        path = f"{prefix}{key.value}"
+        above = lines[key.start_mark.line - 1].strip()
+        if above.startswith(MARK):
+            # A mapping with a comment of its own is one value, however much is in it.
+            default = yaml.SafeLoader("").construct_document(value)
+            yield Value(path, default, above.removeprefix(MARK))
+        elif isinstance(value, yaml.MappingNode) and value.value:
+            yield from _below(f"{path}.", value, lines)
+        else:
+            msg = f"line {key.start_mark.line + 1}: {path} has no comment that begins with {MARK!r} right above it"
+            raise ValueError(msg)
+
+
+def table(text: str) -> str:
+    """Return the values as a table in Markdown."""
+    rows = ["| value | default | what it is |", "|---|---|---|"]
+    for each in values(text):
+        default = json.dumps(each.default).replace("|", "\\|")
+        rows.append(f"| `{each.path}` | `{default}` | {each.says.replace('|', '&#124;')} |")
+    return "\n".join(rows)
+
+
+def filled(page: str, text: str) -> str:
+    """Return the page with its table as it should be. Raises SystemExit unless it has the marks once."""
+    if len(TABLE.findall(page)) != 1:
+        msg = f"{PAGE} does not have the marks of the table of values once"
+        raise SystemExit(msg)
+    return TABLE.sub(lambda _: f"<!-- table: values -->\n{table(text)}\n<!-- end -->", page)
+
+
+def main() -> int:
+    """Write the page, or check it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 when the page is not up to date"
+    )
+    args = parser.parse_args()
+    before = PAGE.read_text(encoding="utf-8")
+    after = filled(before, VALUES.read_text(encoding="utf-8"))
+    if args.check:
+        if before != after:
+            print(f"docs/helm.md is not up to date; {ADVICE}", file=sys.stderr)
+        return int(before != after)
+    PAGE.write_text(after, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The fields of the Prometheus Operator's kinds that the chart writes, and nothing else: kubernetes-validate does not know them.
+
+Of monitoring.coreos.com/v1, where all of these are strings, lists and mappings as here; an unknown field would be dropped silently.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+TEXT: Final = {"type": "string", "minLength": 1}
+TEXTS: Final = {"type": "object", "additionalProperties": {"type": "string"}}
+DURATION: Final = {"type": "string", "pattern": "^([0-9]+(ms|[smhdwy]))+$"}
+
+
+def closed(*required: str, **properties: Any) -> dict[str, Any]:
+    """An object that has these properties and no others."""
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+        "required": list(required),
+    }
+
+
+def several(items: Any) -> dict[str, Any]:
+    """A list that is not empty."""
+    return {"type": "array", "minItems": 1, "items": items}
+
+
+def kind(spec: dict[str, Any], name: str) -> dict[str, Any]:
+    """One kind."""
+    return closed(
+        *("apiVersion", "kind", "metadata", "spec"),
+        apiVersion={"const": "monitoring.coreos.com/v1"},
+        kind={"const": name},
+        metadata=closed("name", "labels", name=TEXT, labels=TEXTS, annotations=TEXTS),
+        spec=spec,
+    )
+
+
+SECRET_KEY: Final = closed("key", "name", name=TEXT, key=TEXT, optional={"type": "boolean"})
+ENDPOINT: Final = closed(
+    "port",
+    port=TEXT,
+    path=TEXT,
+    scheme={"enum": ["http", "https"]},
+    interval=DURATION,
+    scrapeTimeout=DURATION,
+    authorization=closed("credentials", type=TEXT, credentials=SECRET_KEY),
+    tlsConfig=closed(ca=closed(secret=SECRET_KEY), serverName=TEXT),
+    relabelings=several(
+        closed(
+            sourceLabels=several({"type": "string", "pattern": "^[a-zA-Z_][a-zA-Z0-9_]*$"}),
+            separator={"type": "string"},
+            targetLabel=TEXT,
+            regex=TEXT,
+            replacement={"type": "string"},
+            action=TEXT,
+        )
+    ),
+)
+RULE: Final = {
+    **closed("expr", record=TEXT, alert=TEXT, expr=TEXT, labels=TEXTS, annotations=TEXTS, **{"for": DURATION}),
+    "oneOf": [{"required": ["alert"]}, {"required": ["record"]}],
+}
+SCHEMAS: Final = {
+    "ServiceMonitor": kind(
+        closed("endpoints", "selector", endpoints=several(ENDPOINT), selector=closed(matchLabels=TEXTS)),
+        "ServiceMonitor",
+    ),
+    "PrometheusRule": kind(
+        closed("groups", groups=several(closed("name", "rules", name=TEXT, interval=DURATION, rules=several(RULE)))),
+        "PrometheusRule",
+    ),
+}
+"""By kind."""

@@ -1,0 +1,118 @@
+"""The chart as the real helm renders it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Hashable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+ROOT: Final = Path(__file__).parents[2]
+CHART: Final = ROOT / "helm/lowwater"
+SETS: Final = {path.name.removesuffix("-values.yaml"): path for path in sorted((CHART / "ci").glob("*-values.yaml"))}
+"""The sets of values that everything is tried with, by name."""
+RELEASE: Final = "lw"
+NAMESPACE: Final = "prod"
+
+Document = dict[str, Any]
+
+
+class Strict(yaml.SafeLoader):
+    """Refuses a key that is there twice: Kubernetes would take the last one and say nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = {key for key in keys if keys.count(key) > 1}
+        assert not twice, f"{sorted(map(str, twice))} twice, {node.start_mark}"
+        return super().construct_mapping(node, deep)
+
+
+def program(name: str) -> str:
+    """Where a program of this environment is, or else of the system."""
+    found = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert found is not None, f"there is no {name}: run scripts/setup.sh --tests"
+    return found
+
+
+def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run helm and return what it said; it may have failed."""
+    return subprocess.run([program("helm"), *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+@functools.cache
+def rendered(*arguments: str | Path, chart: Path = CHART) -> str:
+    """Return what a release of that name would install. Raises AssertionError with what helm said when it refuses."""
+    said = helm("template", RELEASE, chart, "--namespace", NAMESPACE, *arguments)
+    assert said.returncode == 0, said.stderr
+    return said.stdout
+
+
+def parsed(text: str) -> list[Document]:
+    """Return the documents of a manifest."""
+    return [document for document in yaml.load_all(text, Strict) if document]
+
+
+@functools.cache
+def documents(name: str) -> tuple[Document, ...]:
+    """Return what a set of values makes; each is rendered once, so do not change it."""
+    return tuple(parsed(rendered("--values", SETS[name])))
+
+
+def key(document: Document) -> str:
+    """KIND/NAME."""
+    return f"{document['kind']}/{document['metadata']['name']}"
+
+
+def by_key(found: tuple[Document, ...] | list[Document]) -> dict[str, Document]:
+    """Documents by KIND/NAME. Two of one name are an error."""
+    objects = {key(document): document for document in found}
+    assert len(objects) == len(found), "two objects have one name"
+    return objects
+
+
+def of_kind(name: str, kind: str) -> list[Document]:
+    """The documents of a kind that a set of values makes."""
+    return [document for document in documents(name) if document["kind"] == kind]
+
+
+def stateful_set(name: str) -> Document:
+    """The only StatefulSet."""
+    [found] = of_kind(name, "StatefulSet")
+    return found
+
+
+def container(name: str) -> Document:
+    """The authority's container."""
+    [found] = stateful_set(name)["spec"]["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def expanded(argument: str, environment: Mapping[str, str]) -> str:
+    """An argument as the kubelet hands it over: with the variables of the container's environment."""
+    return re.sub(r"\$\((\w+)\)", lambda found: environment[found[1]], argument)
+
+
+def paths(before: Any, after: Any, path: str = "") -> Iterator[str]:
+    """Where two values differ; lists are compared as a whole."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for each in sorted({*before, *after}):
+            yield from paths(before.get(each), after.get(each), f"{path}.{each}" if path else each)
+    elif before != after:
+        yield path
+
+
+def changes(before: list[Document] | tuple[Document, ...], after: list[Document] | tuple[Document, ...]) -> set[str]:
+    """What an upgrade does: `+ KIND/NAME`, `- KIND/NAME`, and `KIND/NAME PATH` for each value that is not the same."""
+    old, new = by_key(before), by_key(after)
+    found = {f"+ {each}" for each in new.keys() - old.keys()} | {f"- {each}" for each in old.keys() - new.keys()}
+    for each in old.keys() & new.keys():
+        found |= {f"{each} {path}" for path in paths(old[each], new[each])}
+    return found

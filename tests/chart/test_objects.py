@@ -1,0 +1,243 @@
+"""What the objects of a release have to do with each other, with the command and with what is generated elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from lowwater.cli.arguments import parser as client_parser
+from lowwater_authority import server
+from lowwater_authority.cluster.cluster import HAND_OVER_SECONDS
+from lowwater_authority.web.http import JOIN_SECONDS
+from monitoring.files import GENERATED
+from tests.chart.rendering import (
+    NAMESPACE,
+    SETS,
+    Document,
+    by_key,
+    container,
+    documents,
+    expanded,
+    of_kind,
+    stateful_set,
+)
+
+SHARDED = {"redis", "redis-secret", "secured", "everything"}
+
+
+def pods(name: str) -> Iterator[Document]:
+    """Every pod that a set of values makes, as metadata and spec: the authority's, and the test's if there is one."""
+    yield stateful_set(name)["spec"]["template"]
+    yield from of_kind(name, "Pod")
+
+
+def environment(name: str, pod: str) -> dict[str, str]:
+    """What the kubelet puts into the environment of a pod, as far as the chart knows it."""
+    found = {}
+    for each in container(name).get("env", []):
+        source = each.get("valueFrom", {})
+        if "fieldRef" in source:
+            assert source["fieldRef"] == {"fieldPath": "metadata.name"}
+            found[each["name"]] = pod
+        else:
+            found[each["name"]] = each.get("value", "from a Secret")
+    return found
+
+
+def flags(name: str, pod: str = "lw-lowwater-0") -> Any:
+    """What `lowwater serve` makes of the arguments of a container."""
+    command, arguments = container(name)["command"], container(name)["args"]
+    assert command == ["lowwater", "serve"]
+    return server.parser().parse_args([expanded(each, environment(name, pod)) for each in arguments])
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_server_takes_the_flags(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOWWATER_STORE", raising=False)
+    args = flags(name)
+    assert not args.store, "the URL of Redis may hold a password, and arguments can be read by everybody on the node"
+    assert ("LOWWATER_STORE" in environment(name, "x")) == bool(args.advertise) == (name in SHARDED)
+    # The ports are those that the server has by default, and that the container, Services and probes name.
+    ports = {each["name"]: each["containerPort"] for each in container(name)["ports"]}
+    assert {"grpc": int(args.listen.rpartition(":")[2]), "http": int(args.http.rpartition(":")[2])} == ports
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_test_is_a_command_of_the_client(name: str) -> None:
+    for pod in of_kind(name, "Pod"):
+        [test] = pod["spec"]["containers"]
+        args = client_parser().parse_args([*test["command"][1:], *test["args"]])
+        service, space, _ = args.address.partition(":")[0].split(".")
+        assert (f"Service/{service}" in by_key(documents(name)), space) == (True, NAMESPACE)
+        assert test["image"] == container(name)["image"]
+    assert bool(of_kind(name, "Pod")) == (name != "access-secret")
+
+
+@pytest.mark.parametrize("name", sorted(SHARDED))
+def test_each_shard_has_an_address_of_its_own(name: str) -> None:
+    found = stateful_set(name)
+    headless = by_key(documents(name))[f"Service/{found['spec']['serviceName']}"]
+    assert headless["spec"]["clusterIP"] == "None"
+    assert headless["spec"]["publishNotReadyAddresses"] is True, "a shard calls itself before it is ready"
+    names = [f"{found['metadata']['name']}-{number}" for number in range(found["spec"]["replicas"])]
+    addresses = [flags(name, pod).advertise for pod in names]
+    assert addresses == [f"{pod}.{headless['metadata']['name']}.{NAMESPACE}.svc:7420" for pod in names]
+    assert len(found["metadata"]["name"]) <= 52, "it stands in a label with a hash"
+
+
+def test_two_releases_in_one_redis_are_two_deployments() -> None:
+    assert flags("redis").deployment == "prod.lw-lowwater"
+    assert flags("redis-secret").deployment == "orders"
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_whoever_selects_the_authority_selects_nothing_else(name: str) -> None:
+    authority, *others = pods(name)
+    for document in documents(name):
+        spec = document.get("spec", {})
+        for selector in (spec.get("selector"), spec.get("podSelector")):
+            if selector is None or document["kind"] == "ServiceMonitor":
+                continue
+            wanted = selector.get("matchLabels", selector)
+            assert wanted.items() <= authority["metadata"]["labels"].items(), document["kind"]
+            for other in others:
+                assert not wanted.items() <= other["metadata"]["labels"].items(), document["kind"]
+    for monitor in of_kind(name, "ServiceMonitor"):
+        wanted = monitor["spec"]["selector"]["matchLabels"].items()
+        [service] = [each for each in of_kind(name, "Service") if wanted <= each["metadata"]["labels"].items()]
+        assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_all_that_is_mounted_is_there_and_all_that_is_there_is_mounted(name: str) -> None:
+    made = {
+        document["metadata"]["name"]
+        for document in documents(name)
+        if document["kind"] in {"Secret", "PersistentVolumeClaim"}
+    }
+    given = SETS[name].read_text()
+    for pod in pods(name):
+        [only] = pod["spec"]["containers"]
+        volumes = {each["name"]: each for each in pod["spec"].get("volumes", [])}
+        assert {mount["name"] for mount in only.get("volumeMounts", [])} == volumes.keys()
+        sources = [each["secret"]["secretName"] for each in volumes.values() if "secret" in each]
+        sources += [
+            each["persistentVolumeClaim"]["claimName"] for each in volumes.values() if "persistentVolumeClaim" in each
+        ]
+        sources += [
+            each["valueFrom"]["secretKeyRef"]["name"]
+            for each in only.get("env", [])
+            if "secretKeyRef" in each.get("valueFrom", {})
+        ]
+        for source in sources:
+            assert source in made or re.search(rf"\b{source}\b", given), f"{source} is neither made nor given"
+        # Files that flags name lie below a mount; a single file of a Secret (subPath) would never change.
+        folders = {mount["mountPath"] for mount in only.get("volumeMounts", [])}
+        assert not any("subPath" in mount for mount in only.get("volumeMounts", []))
+        for argument in only["args"]:
+            path = argument.partition("=")[2]
+            assert not path.startswith("/") or any(f"{path}/".startswith(f"{folder}/") for folder in folders), argument
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_pod_may_do_as_little_as_it_can(name: str) -> None:
+    for pod in pods(name):
+        spec = pod["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False
+        security = spec["securityContext"]
+        assert (security["runAsNonRoot"], security["runAsUser"], security["fsGroup"]) == (True, 65532, 65532)
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        for each in spec["containers"]:
+            least = {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert least.items() <= each["securityContext"].items()
+            assert each["resources"]["limits"]["memory"]
+            writable = {mount["mountPath"] for mount in each.get("volumeMounts", []) if not mount.get("readOnly")}
+            assert writable <= {"/tmp", "/data"}
+        modes = {volume["secret"]["defaultMode"] for volume in spec.get("volumes", []) if "secret" in volume}
+        assert modes <= {0o440}, "a key that everybody may read"
+
+
+def test_a_password_is_in_the_secret_alone() -> None:
+    found = [document for document in documents("redis") if "in-a-secret" in yaml.safe_dump(document)]
+    assert not found
+    [secret] = of_kind("redis", "Secret")
+    assert base64.b64decode(secret["data"]["url"]) == b"redis://:in-a-secret@redis.data.svc:6379"
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_probes_ask_what_the_server_answers(name: str) -> None:
+    probes = {kind: container(name)[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")}
+    for probe in probes.values():
+        if any(each.startswith("--tls-cert=") for each in container(name)["args"]):
+            assert probe["httpGet"] == {"path": "/healthz", "port": "http", "scheme": "HTTPS"}
+        else:
+            assert probe["grpc"]["port"] == 7420
+            assert probe["grpc"].get("service", "") in {"", *server.SERVICES}
+    replay = probes["startup"]["periodSeconds"] * probes["startup"]["failureThreshold"]
+    assert replay >= 600, "a long journal is replayed before anything answers"
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_stop_has_time_to_hand_over(name: str) -> None:
+    spec = stateful_set(name)["spec"]["template"]["spec"]
+    assert spec["terminationGracePeriodSeconds"] >= 2 * (HAND_OVER_SECONDS + server.GRACE_SECONDS + JOIN_SECONDS)
+    assert "lifecycle" not in container(name), "SIGTERM drains by itself"
+
+
+def test_one_authority_has_one_volume() -> None:
+    spec = stateful_set("default")["spec"]
+    assert spec["replicas"] == 1
+    [claim] = of_kind("default", "PersistentVolumeClaim")
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    volumes = {each["name"]: each for each in spec["template"]["spec"]["volumes"]}
+    assert volumes["data"] == {"name": "data", "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}
+    assert str(flags("default").data) == "/data"
+    assert not any(of_kind(name, "PersistentVolumeClaim") for name in SHARDED | {"off", "claim"})
+
+
+def test_the_dashboards_and_rules_are_the_generated_ones() -> None:
+    shown: dict[str, str] = {}
+    for each in of_kind("monitoring", "ConfigMap"):
+        assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
+        shown |= each["data"]
+    assert shown == {path.name: path.read_text() for path in (GENERATED / "dashboards").iterdir()}
+    rules = {
+        each["metadata"]["name"].removeprefix("lw-"): each["spec"] for each in of_kind("monitoring", "PrometheusRule")
+    }
+    assert rules == {path.stem: yaml.safe_load(path.read_text()) for path in (GENERATED / "rules").iterdir()}
+
+
+def test_a_scrape_of_a_secured_release() -> None:
+    [monitor] = of_kind("secured", "ServiceMonitor")
+    [endpoint] = monitor["spec"]["endpoints"]
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"]["serverName"] == "lw-lowwater.prod.svc"
+    assert endpoint["authorization"]["credentials"] == {"name": "lowwater-scrape", "key": "metrics"}
+    assert "authorization" not in of_kind("monitoring", "ServiceMonitor")[0]["spec"]["endpoints"][0]
+
+
+def test_the_network_policy_lets_in_who_is_named_and_the_shards() -> None:
+    [policy] = of_kind("secured", "NetworkPolicy")
+    grpc, http = policy["spec"]["ingress"]
+    assert [each["ports"] for each in (grpc, http)] == [[{"port": 7420}], [{"port": 7421}]]
+    ours, clients = grpc["from"]
+    for pod in pods("secured"):
+        assert ours["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert clients["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "pipelines"}
+    assert http["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+    names, shards, redis = policy["spec"]["egress"]
+    assert {each["port"] for each in names["ports"]} == {53}
+    assert shards["to"][0]["podSelector"]["matchLabels"].items() <= next(pods("secured"))["metadata"]["labels"].items()
+    assert redis["ports"] == [{"port": 6380}]
+    assert len(redis["to"]) == 1

@@ -1,0 +1,130 @@
+"""The container's command as a real process, and what its probes would hear."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import subprocess
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from hashlib import sha256
+from http.client import HTTPSConnection
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.chart.rendering import container, of_kind, program
+from tests.contract.redis_server import DURABLE, RedisServer, free_port
+from tests.process.serving import Serving
+from tests.process.test_client_end_to_end import eventually
+
+pytestmark = pytest.mark.process
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+
+
+class Contained(Serving):
+    """What the container of a set of values runs, with its folders below one of the test."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        # Below the ports that the system gives to connections: with Redis its address is known before it starts.
+        super().__init__(folder / "data", port=free_port())
+        self.folder = folder
+        self.container = container(name)
+
+    def program(self) -> list[str]:
+        return [program(self.container["command"][0]), *self.container["command"][1:]]
+
+    def journal(self) -> list[str]:
+        return self.mapped(self.container["args"])
+
+    def mapped(self, arguments: Sequence[str]) -> list[str]:
+        """Arguments of a container with the folders, and the address of the authority, that there are here."""
+        address = re.compile(r"^(--(?:advertise|address))=.*:7420$")
+        return [address.sub(rf"\1={self.address}", each).replace("=/", f"={self.folder}/") for each in arguments]
+
+    def got(self, path: str, **headers: str) -> int:
+        """The status of a page over HTTPS, asked as the kubelet does: it does not look at the certificate."""
+        connection = HTTPSConnection(urlsplit(self.page).netloc, timeout=30, context=ssl._create_unverified_context())
+        with closing(connection):
+            connection.request("GET", path, headers=headers)
+            return connection.getresponse().status
+
+
+def healthy(channel: grpc.Channel, probe: Mapping[str, Any]) -> Any:
+    """What the kubelet hears when it asks as a gRPC probe says."""
+    request = health_pb2.HealthCheckRequest(service=probe["grpc"].get("service", ""))
+    health: Any = health_pb2_grpc.HealthStub(channel)
+    return health.Check(request, timeout=30).status
+
+
+def test_the_default_command_serves_and_answers_its_probes(tmp_path: Path) -> None:
+    with Contained(tmp_path, "default") as server, server.channel() as channel:
+        assert {healthy(channel, server.container[probe]) for probe in PROBES} == {SERVING}
+        assert (tmp_path / "data/journal.sqlite").exists(), "the journal is on the volume"
+        assert server.stop() == 0
+
+
+def test_the_secured_command_serves_probes_scrapes_and_its_test_and_minds_no_redis_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS with client certificates, tokens, a shard over Redis: all flags, mounts and Secrets of the set at once."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("lw-lowwater.prod.svc", "127.0.0.1")
+    secrets = tmp_path / "etc/lowwater"
+    (secrets / "tls").mkdir(parents=True)
+    (secrets / "access").mkdir()
+    authority.cert_pem.write_to_path(secrets / "tls/ca.crt")
+    certificate.private_key_pem.write_to_path(secrets / "tls/tls.key")
+    (secrets / "tls/tls.key").chmod(0o440)
+    for pem in certificate.cert_chain_pems:
+        pem.write_to_path(secrets / "tls/tls.crt", append=True)
+    [given] = (each for each in of_kind("secured", "Secret") if "access.toml" in each["data"])
+    config = b64decode(given["data"]["access.toml"]).decode()
+    scraper = sha256(b"scraper").hexdigest()
+    config = config.replace("a" * 64, scraper) + dedent(f"""
+        [[principal]]
+        name = "reader"
+        token_sha256 = ["{sha256(b"reader").hexdigest()}"]
+        [[principal.allow]]
+        namespace = "*"
+        read = ["*"]
+    """)
+    assert scraper in config
+    (secrets / "access/access.toml").write_text(config)
+    with RedisServer(tmp_path / "redis", *DURABLE) as redis:
+        redis.start()
+        monkeypatch.setenv("LOWWATER_STORE", redis.url)
+        monkeypatch.setenv("LOWWATER_PEER_TOKEN", "x" * 43)
+        with Contained(tmp_path, "secured") as server:
+            assert server.page.startswith("https:")
+            probes = [server.container[probe]["httpGet"] for probe in PROBES]
+            assert {server.got(probe["path"]) for probe in probes} == {200}
+            [monitor] = of_kind("secured", "ServiceMonitor")
+            metrics = monitor["spec"]["endpoints"][0]["path"]
+            assert server.got(metrics) == 401
+            assert server.got(metrics, Authorization="Bearer scraper") == 200
+            [pod] = of_kind("secured", "Pod")
+            [test] = pod["spec"]["containers"]
+            command = [program(test["command"][0]), *test["command"][1:], *server.mapped(test["args"])]
+            environment = {**os.environ, "LOWWATER_TOKEN": "reader"}
+            said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+            assert said.returncode == 0, said.stderr
+
+            # Redis goes away. Probes that fail now would restart every shard at once, and take away what they have in memory.
+            redis.kill()
+            eventually(lambda: '"cut_off"' in (tmp_path / "serve.log").read_text())
+            assert server.got("/healthz") == 200
+            root, key = authority.cert_pem.bytes(), certificate.private_key_pem.bytes()
+            chain = b"".join(pem.bytes() for pem in certificate.cert_chain_pems)
+            with grpc.secure_channel(server.address, grpc.ssl_channel_credentials(root, key, chain)) as channel:
+                assert {healthy(channel, container("redis")[probe]) for probe in PROBES} == {SERVING}

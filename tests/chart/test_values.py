@@ -1,0 +1,129 @@
+"""The values: all in the schema, all explained, and the versions those of the project."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.rendering import CHART, ROOT, SETS, parsed, rendered
+
+VALUES = (CHART / "values.yaml").read_text()
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+
+
+def documenting() -> ModuleType:
+    """The script that writes the table."""
+    spec = importlib.util.spec_from_file_location("document_values", ROOT / "scripts/document_values.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Its classes look for their module there.
+    sys.modules["document_values"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = documenting()
+
+
+def explained() -> set[str]:
+    """The paths of all values in values.yaml."""
+    return {each.path for each in SCRIPT.values(VALUES)}
+
+
+def in_the_schema(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """The paths of all properties; raises for a mapping of named values that takes others too."""
+    node = SCHEMA["definitions"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+    if "properties" not in node:
+        yield prefix
+        return
+    assert node.get("additionalProperties") is False, f"{prefix or 'the top'} is open"
+    for name, each in node["properties"].items():
+        yield from in_the_schema(each, f"{prefix}.{name}" if prefix else name)
+
+
+def test_the_schema_is_closed_and_has_exactly_the_values() -> None:
+    documented = explained()
+    # What is one value in the table, and two mappings in the schema.
+    known = {"resources" if path.startswith("resources.") else path for path in in_the_schema(SCHEMA)}
+    assert known - documented == {"global"}, "Helm hands it to every chart; all others stand in values.yaml"
+    assert documented <= known
+
+
+def test_the_table_of_values_is_as_it_would_be_written() -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "scripts.document_values", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+
+
+def test_another_default_makes_the_table_stale() -> None:
+    page = (ROOT / "docs/helm.md").read_text()
+    assert SCRIPT.filled(page, VALUES) == page
+    assert SCRIPT.filled(page, VALUES.replace("replicaCount: 1", "replicaCount: 2")) != page
+
+
+def test_a_value_that_nobody_explained_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"line 3: a\.c has no comment"):
+        list(SCRIPT.values("a:\n\n  c: 1\n"))
+
+
+def test_the_sets_between_them_set_what_there_is() -> None:
+    """A value that no set sets is rendered in one way only, and its template may be wrong unseen."""
+
+    def below(node: Any, prefix: str = "") -> Iterator[str]:
+        yield prefix
+        if isinstance(node, dict):
+            for name, each in node.items():
+                yield from below(each, f"{prefix}.{name}" if prefix else name)
+
+    tried = {path for source in SETS.values() for path in below(yaml.safe_load(source.read_text()))}
+    assert explained() <= tried
+
+
+def test_the_chart_has_the_version_of_the_project() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == version("lowwater-authority")
+
+
+NOTES = {
+    "default": ("helm test lw -n prod", "http://localhost:7421", "everybody who reaches port 7420"),
+    "off": ("WARNING: persistence.enabled is false", "lost with the pod"),
+    "redis": ("3 shard(s) over Redis",),
+    "secured": ("https://localhost:7421", "(TLS; the client trusts ca.crt of the Secret lowwater-tls)"),
+    "access-secret": ("kubectl -n prod logs statefulset/lw-lowwater", "tokens cross the network in clear text"),
+}
+
+
+@pytest.fixture(scope="module")
+def noting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart with its notes as an object: without a cluster helm shows no notes."""
+    chart = shutil.copytree(CHART, tmp_path_factory.mktemp("noting") / "lowwater")
+    shutil.move(chart / "templates/NOTES.txt", chart / "notes.txt")
+    (chart / "templates/notes.yaml").write_text(
+        '{kind: Notes, metadata: {name: x}, text: {{ tpl (.Files.Get "notes.txt") . | toJson }}}'
+    )
+    return chart
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_the_notes_say_what_is_next(name: str, noting: Path) -> None:
+    [found] = parsed(rendered("--show-only", "templates/notes.yaml", "--values", SETS[name], chart=noting))
+    for words in (*NOTES[name], "lw-lowwater.prod.svc:7420", "rollout status statefulset/lw-lowwater"):
+        assert words in found["text"]
+    assert ("WARNING" in found["text"]) == (name == "off")

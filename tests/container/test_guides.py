@@ -1,0 +1,87 @@
+"""docs/operations.md and docs/container.md say what is there: alerts, commands, metrics, tests."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lowwater.cli.arguments import parser
+from lowwater_authority import journal_command, server
+from lowwater_authority.web.metrics import FIGURES
+from monitoring.files import groups
+from monitoring.settings import Settings
+from tests.container.dockerfile import ROOT
+
+GUIDES = [ROOT / "docs/operations.md", ROOT / "docs/container.md"]
+OPERATIONS = GUIDES[0].read_text()
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+IMAGE = re.compile(r"lowwater:\d\S*")
+
+
+def alerts() -> dict[str, list[str]]:
+    """The severities of every alert, in the order of the rules."""
+    found: dict[str, list[str]] = {}
+    for group in groups(Settings())["alerts"]:
+        for alert in group.alerts:
+            found.setdefault(alert.alert, []).append(alert.severity)
+    return found
+
+
+def commands(page: Path) -> list[list[str]]:
+    """What a page has `lowwater` do, by itself and in a container."""
+    found = []
+    for language, block in BLOCK.findall(page.read_text()):
+        if language != "sh":
+            continue
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line)
+            for at, word in enumerate(words):
+                if (word == "lowwater" and at in (0, 1)) or (IMAGE.fullmatch(word) and words[1] == "run"):
+                    found.append(words[at + 1 :])
+    return [each for each in found if each]
+
+
+def test_the_table_of_alerts_has_every_alert_with_its_severity() -> None:
+    _, _, table = OPERATIONS.partition("## What each alert means")
+    rows = re.findall(r"^\| `(Lowwater\w+)` \| ([\w, ]+) \| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE)
+    assert [(name, severity.split(", ")) for name, severity, _, _ in rows] == list(alerts().items())
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_every_command_is_one(page: Path) -> None:
+    found = commands(page)
+    assert len(found) >= 2
+    for command, *arguments in found:
+        if command == "serve":
+            server.parser().parse_args(arguments)
+        elif command == "journal":
+            journal_command.parser().parse_args(arguments)
+        else:
+            parser().parse_args([command, *arguments])
+
+
+def test_the_tests_that_are_named_exist() -> None:
+    named = {path for page in GUIDES for path in re.findall(r"`(tests/[^`]+)`", page.read_text())}
+    assert len(named) > 5
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+def test_the_alarms_of_the_guide_are_rules_about_metrics_that_exist(tmp_path: Path) -> None:
+    (block,) = [block for language, block in BLOCK.findall(OPERATIONS) if language == "yaml"]
+    exported = {figure.name for figure in FIGURES} | {"process_resident_memory_bytes", "process_cpu_seconds_total"}
+    rules = [rule for group in yaml.safe_load(block)["groups"] for rule in group["rules"]]
+    for rule in rules:
+        used = set(re.findall(r"\b(?:lowwater|process)_\w+", rule["expr"]))
+        assert used, rule
+        assert used <= exported, rule
+        assert rule["alert"] not in alerts()
+    (tmp_path / "rules.yaml").write_text(block)
+    command = ["promtool", "check", "rules", str(tmp_path / "rules.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(rules)} rules found" in done.stdout

@@ -1,0 +1,253 @@
+"""The Dockerfile: what it may hold, its steps run in a folder, and the authority as it comes out of them, confined as in a container."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import lowwater
+from lowwater_authority.server import parser
+from tests.compatibility.environments import UV, clean_environ
+from tests.container.confined import USER, confined, ways
+from tests.container.dockerfile import PYTHON, ROOT, Image, ignored, patterns, steps
+from tests.process.serving import Serving
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+DOCKERFILE = steps((ROOT / "Dockerfile").read_text())
+FINAL = [step for step in DOCKERFILE if step.stage == 2]
+
+NOT_RUN = frozenset({("python3.11", "-m", "pip", "install"), ("python3.11", "-m", "pip", "uninstall")})
+"""They bring uv into the base, and take pip out of it; docs/container.md says so."""
+
+INSTALLED = {
+    *("lowwater", "lowwater-authority"),
+    *("aiohttp", "grpcio", "grpcio-health-checking", "grpcio-reflection", "numpy", "prometheus-client", "protobuf"),
+    *("sortedcontainers", "structlog"),
+    # aiohttp's
+    *(
+        "aiohappyeyeballs",
+        "aiosignal",
+        "attrs",
+        "frozenlist",
+        "idna",
+        "multidict",
+        "propcache",
+        "typing-extensions",
+        "yarl",
+    ),
+    # Of the extra redis.
+    *("hiredis", "redis"),
+    # Of the extra otel.
+    *("googleapis-common-protos", "opentelemetry-api", "opentelemetry-exporter-otlp-common", "packaging", "wrapt"),
+    *("opentelemetry-exporter-otlp-proto-common", "opentelemetry-exporter-otlp-proto-grpc", "opentelemetry-sdk"),
+    *("opentelemetry-instrumentation", "opentelemetry-instrumentation-grpc", "opentelemetry-proto"),
+    "opentelemetry-semantic-conventions",
+}
+"""All distributions of the image, and no others: not PySpark, pandas, pyarrow or a compiler's friend."""
+
+MOST_BYTES = 200_000_000
+"""Of /opt/lowwater. It was 126 MB when this was written."""
+
+AT = datetime(2013, 1, 9, 14, tzinfo=UTC)
+
+
+def only(word: str) -> str:
+    """The one instruction of a kind in the final stage."""
+    (found,) = [step for step in FINAL if step.word == word]
+    return found.text
+
+
+def test_the_base_is_pinned_and_the_same_twice() -> None:
+    assert [step.text for step in DOCKERFILE if step.word == "FROM"] == ["${BASE} AS build", "${BASE}"]
+    (base,) = [step.text for step in DOCKERFILE if step.stage == 0]
+    assert re.fullmatch(r"BASE=python:3\.11\.\d+-slim-[a-z]+", base), "a whole version, so that a rebuild is the same"
+
+
+def test_what_the_image_starts_and_as_whom() -> None:
+    assert only("USER") == f"{USER}:{USER}"
+    assert only("EXPOSE") == "7420 7421"
+    assert only("VOLUME") == '["/data"]'
+    commands = {step.word: step.arguments for step in FINAL if step.word in ("ENTRYPOINT", "CMD")}
+    assert commands == {"ENTRYPOINT": ["lowwater"], "CMD": ["serve", "--data", "/data"]}
+    args = parser().parse_args(commands["CMD"][1:])
+    assert args.data == Path("/data")
+    assert [args.listen.rpartition(":")[2], args.http.rpartition(":")[2]] == ["7420", "7421"]
+    (labels,) = [step.settings for step in FINAL if step.word == "LABEL"]
+    assert labels.keys() == {
+        f"org.opencontainers.image.{each}" for each in ("title", "description", "licenses", "version", "revision")
+    }
+
+
+def test_no_step_needs_a_shell_or_fetches_by_itself() -> None:
+    assert {step.word for step in DOCKERFILE} <= {
+        *("ARG", "FROM", "WORKDIR", "ENV", "COPY", "RUN", "LABEL", "USER", "VOLUME", "EXPOSE", "HEALTHCHECK"),
+        *("ENTRYPOINT", "CMD"),
+    }, "no ADD, no SHELL"
+    runs = [step.arguments for step in DOCKERFILE if step.word == "RUN"]
+    assert {arguments[0] for arguments in runs} <= {"python3.11", "uv", "rm", "install", "lowwater"}
+    installs = [arguments for arguments in runs if "install" in arguments[:4] and arguments[0] != "install"]
+    assert len(installs) == 3
+    for arguments in installs:
+        assert "--require-hashes" in arguments or "--no-index" in arguments, arguments
+
+
+def test_the_version_is_that_of_the_wheels_and_uv_that_of_the_setup() -> None:
+    project = (ROOT / "authority/pyproject.toml").read_text()
+    (version,) = re.findall(r'^version = "(.+)"', project, re.MULTILINE)
+    assert [step.text for step in FINAL if step.word == "ARG"] == [f"VERSION={version}", "REVISION=unknown"]
+    (pin,) = re.findall(r"^UV_PIN=(\S+)", (ROOT / "scripts/setup.sh").read_text(), re.MULTILINE)
+    assert f"uv=={pin} " in (ROOT / "container/build.txt").read_text()
+    assert f"uv=={pin}\n" in (ROOT / "container/build.in").read_text()
+
+
+def test_what_the_context_holds() -> None:
+    rules = patterns()
+    assert rules[0] == "*", "what nobody allowed stays out"
+    for path in (
+        ".git/config",
+        ".venv/bin/python",
+        "lowwater-data/journal.sqlite",
+        "client/src/a/__pycache__/b.pyc",
+        "key.pem",
+    ):
+        assert ignored(path, rules), path
+    for path in ("client/src/lowwater/py.typed", "uv.lock", "authority/pyproject.toml", "container/build.txt"):
+        assert not ignored(path, rules), path
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[Image]:
+    """The image's folder, which anybody may read; made once."""
+    with tempfile.TemporaryDirectory(prefix="lowwater-image-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        made = Image(Path(folder).resolve(), NOT_RUN)
+        made.base()
+        # uv of this machine for the image's own; and where a Python with a shared library finds it.
+        outside = {name: value for name, value in clean_environ().items() if not name.startswith("PYTHON")}
+        outside["LD_LIBRARY_PATH"] = made.place("/usr/local/lib")
+        outside["PATH"] = f"{made.place('/usr/local/bin')}:{Path(UV).parent}:/usr/bin:/bin"
+        made.build(DOCKERFILE, outside)
+        made.environment["LD_LIBRARY_PATH"] = made.place("/usr/local/lib")
+        yield made
+
+
+class Contained(Serving):
+    """What the image starts, confined."""
+
+    def __init__(self, image: Image) -> None:
+        super().__init__(Path(image.place("/data")))
+        self.image = image
+
+    def program(self) -> list[str]:
+        entry, arguments = (
+            next(step.arguments for step in FINAL if step.word == word) for word in ("ENTRYPOINT", "CMD")
+        )
+        command = [self.image.place("/opt/lowwater/bin/") + entry[0], *map(self.image.place, arguments)]
+        return confined(command, data=self.data, environment=self.image.environment)
+
+    def journal(self) -> list[str]:
+        return []
+
+
+def test_every_step_was_run_but_those_of_the_base(image: Image) -> None:
+    assert [left.split()[3] for left in image.left] == ["install", "uninstall"]
+    assert not Path(image.place("/usr/local/lib/python3.11/ensurepip")).exists()
+
+
+def test_what_is_installed(image: Image) -> None:
+    folder = Path(image.place("/opt/lowwater"))
+    found = {}
+    for metadata in folder.glob("lib/*/site-packages/*.dist-info/METADATA"):
+        about = Parser().parsestr(metadata.read_text(), headersonly=True)
+        found[about["Name"].lower().replace("_", "-")] = about
+        assert (metadata.parent / "RECORD").exists(), "whoever makes a list of materials reads these"
+        assert about["License-Expression"] or about["License"] or about.get_all("Classifier"), about["Name"]
+    # Before 3.11.3 aiohttp wants one more.
+    assert found.keys() - {"async-timeout"} == INSTALLED
+    size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    print(f"/opt/lowwater: {size / 1e6:.0f} MB")
+    assert size < MOST_BYTES
+    modules = folder.glob("lib/*/site-packages/lowwater_authority/*.py")
+    assert all(list((module.parent / "__pycache__").glob(f"{module.stem}.*.pyc")) for module in modules)
+    library = Path(image.place("/usr/local/lib")) / PYTHON
+    assert list((library / "asyncio/__pycache__").glob("base_events.*.pyc")), "also of what it imports of the library"
+    for name in ("pip", "uv", "cc", "gcc"):
+        assert not (folder / "bin" / name).exists()
+
+
+def test_another_file_under_the_same_name_is_not_installed(image: Image, tmp_path: Path) -> None:
+    requirements = (Path(image.place("/build")) / "requirements.txt").read_text()
+    each = [text for text in re.split(r"\n(?=\S)", requirements) if not text.startswith("#")]
+    assert len(each) >= len(INSTALLED) - 2
+    assert all("--hash=sha256:" in text for text in each)
+    (line,) = re.findall(r"^sortedcontainers==\S+", requirements, re.MULTILINE)
+    (tmp_path / "r.txt").write_text(f"{line} --hash=sha256:{'0' * 64}\n")
+    target = ["--target", str(tmp_path / "target"), "--python", sys.executable]
+    command = [UV, "pip", "install", "--require-hashes", "--no-deps", *target, "--requirement", str(tmp_path / "r.txt")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environ())
+    assert done.returncode != 0
+    assert "ash mismatch" in done.stderr
+
+
+def test_only_data_can_be_written_to(image: Image) -> None:
+    data = Path(image.place("/data"))
+    print(f"confined by: {', '.join(ways()) or 'nothing, for these tests are not run by root'}")
+    if not ways():
+        return
+
+    def touch(path: Path) -> int:
+        command = confined(["touch", str(path)], data=data, environment={"PATH": "/usr/bin:/bin"})
+        return subprocess.run(command, capture_output=True, check=False).returncode
+
+    assert touch(data / "x") == 0
+    (data / "x").unlink()
+    others = [image.folder / "usr/local/x", image.folder / "opt/lowwater/lib/x"]
+    others += [Path("/tmp/x"), Path("/var/tmp/x"), Path("/dev/shm/x")] if "read-only root" in ways() else []
+    assert {path: touch(path) for path in others} == dict.fromkeys(others, 1)
+
+
+def healthy(image: Image, server: Serving) -> bool:
+    """What the image's own check says of a server."""
+    command = next(step.arguments for step in FINAL if step.word == "HEALTHCHECK")
+    assert "7421" in command[-1]
+    port = server.page.rstrip("/").rpartition(":")[2]
+    here = [image.place(f"/usr/local/bin/{command[0]}"), *command[1:-1], command[-1].replace("7421", port)]
+    return subprocess.run(here, env=image.environment, capture_output=True, check=False).returncode == 0
+
+
+def test_it_serves_takes_a_claim_and_has_it_after_a_restart(image: Image) -> None:
+    """With a claim of before, which its owner goes on with."""
+    with Contained(image) as server, lowwater.connect(server.address, timeout=60) as lw:
+        assert server.process is not None
+        status = dict(
+            line.split(":\t", 1) for line in Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
+        )
+        if ways():
+            assert status["Uid"].split() == [str(USER)] * 4
+            assert (int(status["CapEff"], 16), int(status["CapBnd"], 16), status["NoNewPrivs"].strip()) == (0, 0, "1")
+        assert healthy(image, server)
+        lw.register("flights")
+        lease = lw.worker("flights").claim()
+        lease.advance(None, oldest=None, frontier=AT)
+        lease.flush(60)
+        assert server.stop() == 0
+        assert not healthy(image, server)
+        server.start()
+        assert lw.wait("flights", AT, timeout=60).low.datetime() == AT
+        lease.advance(None, oldest=None, frontier=AT.replace(hour=15))
+        lease.flush(60)
+        assert not lease.lost
+        assert server.stop() == 0
+    written = sorted(path.name for path in server.data.iterdir())
+    assert written == ["journal.sqlite", "journal.sqlite.lock"], "no bytecode, no cache, no trace of a home"
+    if ways():
+        assert {(server.data / name).stat().st_uid for name in written} == {USER}

@@ -1,0 +1,191 @@
+"""A ``lowwater serve --access`` for tests: principals with tokens, and every method called as any of them."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from lowwater import errors
+from lowwater._core.attempts import error_of_call
+from lowwater._core.call import Stubs
+from lowwater._core.wire import error_of
+from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
+from lowwater_authority.access.policy import digest
+
+PATIENCE: Final = 60.0
+
+Rules = Sequence[tuple[str, Mapping[str, Sequence[str]]]]
+
+
+def rules_of(name: str, token: str, rules: Rules, more: str = "") -> str:
+    """A principal, as an access file has it."""
+    lines = ["[[principal]]", f'name = "{name}"', f'token_sha256 = ["{digest(token)}"]', more]
+    for namespace, actions in rules:
+        lines += ["[[principal.allow]]", f'namespace = "{namespace}"']
+        lines += [f"{action} = {list(names)}" for action, names in actions.items()]
+    return "\n".join([*lines, ""])
+
+
+class Tokens(dict[str, str]):
+    """A random token for whoever is asked for."""
+
+    def __missing__(self, name: str) -> str:
+        self[name] = secrets.token_urlsafe(32)
+        return self[name]
+
+
+def write(path: Path, text: str) -> None:
+    """Put a file in place in one step, as whoever rotates it does."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    """The metadata of a call with a token."""
+    return (("authorization", f"Bearer {token}"),)
+
+
+class Wire:
+    """Every method of the services over one channel, without the client library: what it would never send as well."""
+
+    def __init__(self, channel: grpc.Channel, address: str) -> None:
+        self.stubs = Stubs(channel)
+        self.reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        self.address = address
+
+    def attempt(
+        self,
+        rpc: str,
+        metadata: tuple[tuple[str, str], ...],
+        name: str = "",
+        *,
+        sequencer: int = 1,
+        server_token: str = "",
+        **fields: Any,
+    ) -> errors.LowwaterError | None:
+        """Call a method about a computation; returns what it is refused with. Of a report also what is refused of it alone."""
+        try:
+            return CALLS[rpc](
+                self, metadata, {"server_token": server_token, **fields}, {"name": name, "sequencer": sequencer}
+            )
+        except grpc.RpcError as failure:
+            return error_of_call(failure, self.address)
+
+
+Call = Callable[[Wire, tuple[tuple[str, str], ...], dict[str, Any], dict[str, Any]], errors.LowwaterError | None]
+
+
+def _unary(service: str, method: str, request: Callable[..., Any], **given: Callable[[dict[str, Any]], Any]) -> Call:
+    def call(wire: Wire, metadata: Any, fields: dict[str, Any], about: dict[str, Any]) -> None:
+        made = request(**{key: value(about) for key, value in given.items()} | fields)
+        getattr(getattr(wire.stubs, service), method)(made, metadata=metadata, timeout=PATIENCE)
+
+    return call
+
+
+def _watch(wire: Wire, metadata: Any, fields: dict[str, Any], about: dict[str, Any]) -> None:
+    filled: dict[str, Any] = {"computations": [about["name"]] if about["name"] else []} | fields
+    request = watermarks_pb2.WatchRequest(**filled)
+    call = wire.stubs.watermarks.Watch(request, metadata=metadata, timeout=PATIENCE)
+    next(iter(call))
+    call.cancel()
+
+
+_streams = itertools.count(1)
+_SENDER: Final = secrets.token_bytes(16)
+
+
+def messages(groups: Sequence[workers_pb2.GroupReport], **fields: Any) -> Iterator[workers_pb2.ReportRequest]:
+    """What a report stream sends: an open, and one report."""
+    opening = workers_pb2.ReportOpen(sender=_SENDER, stream=next(_streams), **fields)
+    yield workers_pb2.ReportRequest(open=opening)
+    yield workers_pb2.ReportRequest(report=workers_pb2.Report(number=1, groups=groups))
+
+
+def _report(wire: Wire, metadata: Any, fields: dict[str, Any], about: dict[str, Any]) -> errors.LowwaterError | None:
+    value = 1_600_000_000_000_000
+    group = workers_pb2.GroupReport(
+        computation=about["name"], sequencer=about["sequencer"], watermarks_micros=[value], input_version=1
+    )
+    call = wire.stubs.workers.Report(messages([group], **fields), metadata=metadata, timeout=PATIENCE)
+    for response in call:
+        if response.HasField("ack"):
+            return next((error_of(each.reason, each.message, {}) for each in response.ack.refused), None)
+    return None
+
+
+def _reflect(wire: Wire, metadata: Any, fields: dict[str, Any], about: dict[str, Any]) -> None:
+    del fields, about
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    list(wire.reflection.ServerReflectionInfo(iter([request]), metadata=metadata, timeout=PATIENCE))
+
+
+def _name(about: dict[str, Any]) -> str:
+    return str(about["name"])
+
+
+def _names(about: dict[str, Any]) -> list[str]:
+    return [about["name"]] if about["name"] else []
+
+
+def _sequencer(about: dict[str, Any]) -> int:
+    return int(about["sequencer"])
+
+
+def _constant(value: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda _: value
+
+
+_TASK: Final = _constant(workers_pb2.TaskAttempt(stage=1, partition=0, attempt=1))
+
+CALLS: Final[dict[str, Call]] = {
+    "Claim": _unary(
+        "workers",
+        "Claim",
+        workers_pb2.ClaimRequest,
+        computation=_name,
+        bounds=_constant([b"", b""]),
+        worker=_constant("thief"),
+        request_id=lambda _: secrets.token_bytes(16),
+    ),
+    "Release": _unary("workers", "Release", workers_pb2.ReleaseRequest, computation=_name, sequencer=_sequencer),
+    "Report": _report,
+    "StageTask": _unary(
+        "workers", "StageTask", workers_pb2.StageTaskRequest, computation=_name, sequencer=_sequencer, task=_TASK
+    ),
+    "PrepareBatch": _unary(
+        "workers", "PrepareBatch", workers_pb2.PrepareBatchRequest, computation=_name, sequencer=_sequencer
+    ),
+    "CommitBatch": _unary(
+        "workers", "CommitBatch", workers_pb2.CommitBatchRequest, computation=_name, sequencer=_sequencer
+    ),
+    "GetWatermarks": _unary("watermarks", "GetWatermarks", watermarks_pb2.GetWatermarksRequest, computations=_names),
+    "Watch": _watch,
+    "CheckComplete": _unary("watermarks", "CheckComplete", watermarks_pb2.CheckCompleteRequest, computation=_name),
+    "ListRanges": _unary("watermarks", "ListRanges", watermarks_pb2.ListRangesRequest, computation=_name),
+    "GetHistory": _unary("watermarks", "GetHistory", watermarks_pb2.GetHistoryRequest, computation=_name),
+    "Register": _unary("graph", "Register", topology_pb2.RegisterRequest, name=_name),
+    "GetTopology": _unary("graph", "GetTopology", topology_pb2.GetTopologyRequest),
+    "SetInputs": _unary("graph", "SetInputs", topology_pb2.SetInputsRequest, computation=_name),
+    "Reset": _unary("graph", "Reset", topology_pb2.ResetRequest, computation=_name),
+    "Retire": _unary(
+        "graph",
+        "Retire",
+        topology_pb2.RetireRequest,
+        computation=_name,
+        force=_constant(True),
+    ),
+    "Locate": _unary("cluster", "Locate", cluster_pb2.LocateRequest, computations=_names),
+    "ListShards": _unary("cluster", "ListShards", cluster_pb2.ListShardsRequest),
+    "Drain": _unary("cluster", "Drain", cluster_pb2.DrainRequest, address=_constant("127.0.0.1:1")),
+    "Pin": _unary("cluster", "Pin", cluster_pb2.PinRequest, computation=_name, address=_constant("127.0.0.1:1")),
+    "ServerReflectionInfo": _reflect,
+}
+"""Every method of the server but the health checks, which are for anybody."""

@@ -1,0 +1,388 @@
+"""Each thing that somebody may not do, tried from a real client at a real server; and that what is allowed still works.
+
+The oracle is ``RIGHTS``: a table by hand of who may do what to each of a few names. Everything beside it is forbidden, and tried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import lowwater
+from lowwater import errors
+from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2
+from lowwater_authority.access.methods import METHODS
+from tests.process.accessing import CALLS, PATIENCE, Rules, Tokens, Wire, bearer, rules_of
+from tests.process.serving import Serving
+
+ROOT = Path(__file__).parents[2]
+
+TOKENS = Tokens()
+
+NAMES = (
+    "flights/enriched",
+    "flights/hourly",
+    "flights/minute",
+    "flights/circle",
+    "flights/absent",
+    "billing/sum",
+    "solo",
+)
+INPUTS = {
+    "flights/hourly": ["flights/enriched"],
+    "flights/circle": ["billing/sum"],
+    "billing/sum": ["flights/hourly"],
+}
+REGISTERED = tuple(name for name in NAMES if name != "flights/absent")
+FLIGHTS = {name for name in NAMES if name.startswith("flights/")}
+
+RULES: dict[str, Rules] = {
+    "admin": [("*", {"report": ["*"], "read": ["*"], "operate": ["*"]})],
+    "reporter": [("flights", {"report": ["enriched", "hour*"]})],
+    "reader": [("flights", {"read": ["*"]})],
+    "operator": [("flights", {"operate": ["*"]})],
+    "stranger": [("other", {"report": ["*"], "read": ["*"], "operate": ["*"]})],
+    "local": [("", {"report": ["sol*"], "read": ["solo"]})],
+    "idle": [],
+    "cyclist": [("flights", {"read": ["*"], "operate": ["*"]})],
+}
+
+RIGHTS: dict[str, dict[str, set[str]]] = {
+    "reporter": {"report": {"flights/enriched", "flights/hourly"}},
+    "reader": {"read": FLIGHTS},
+    "operator": {"operate": FLIGHTS},
+    "stranger": {},
+    "local": {"report": {"solo"}, "read": {"solo"}},
+    "idle": {},
+    "cyclist": {"read": FLIGHTS, "operate": FLIGHTS},
+}
+
+NEEDS = {
+    "report": ("Claim", "Release", "Report", "StageTask", "PrepareBatch", "CommitBatch", "Register"),
+    "read": ("GetWatermarks", "Watch", "CheckComplete", "ListRanges", "GetHistory"),
+    "operate": ("SetInputs", "Reset", "Retire"),
+    "any": ("Locate",),
+    "everything": ("Drain", "Pin"),
+}
+FOR_ANYBODY_KNOWN = ("GetTopology", "ListShards", "ServerReflectionInfo")
+
+UNKNOWN = {
+    "nobody": (),
+    "wrong token": bearer("x" * 43),
+    "empty token": (("authorization", "Bearer "),),
+    "another scheme": (("authorization", f"Basic {TOKENS['admin']}"),),
+    "a bare token": (("authorization", TOKENS["admin"]),),
+    "two tokens": (*bearer(TOKENS["admin"]), *bearer(TOKENS["admin"])),
+    "a token and more": bearer(f"{TOKENS['admin']} {TOKENS['admin']}"),
+    "the hash of a token": bearer("f" * 64),
+    "a removed principal": bearer(TOKENS["removed"]),
+}
+
+
+@dataclass(frozen=True)
+class Thing:
+    """Something that somebody may not do."""
+
+    who: str
+    rpc: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.who}-{self.rpc}-{self.name}".replace("/", ".")
+
+
+def allowed(who: str, action: str, name: str) -> bool:
+    rights = RIGHTS[who]
+    if action == "any":
+        return any(name in names for names in rights.values())
+    return action != "everything" and name in rights.get(action, set())
+
+
+NOT_KNOWN = [Thing(who, rpc, "flights/enriched") for who in UNKNOWN for rpc in CALLS]
+NOT_ALLOWED = [
+    Thing(who, rpc, name)
+    for who in RIGHTS
+    for action, rpcs in NEEDS.items()
+    for rpc in rpcs
+    for name in NAMES
+    if not allowed(who, action, name)
+]
+ALLOWED = [
+    Thing(who, rpc, name)
+    for who in RIGHTS
+    for action, rpcs in NEEDS.items()
+    for rpc in rpcs
+    for name in NAMES
+    if allowed(who, action, name)
+]
+
+tried: set[object] = set()
+
+
+@dataclass
+class World:
+    """A server with everything registered, and every range of it owned by the administrator."""
+
+    server: Serving
+    wire: Wire
+    lw: lowwater.Client
+    leases: dict[str, lowwater.Lease]
+
+    def sequencer(self, name: str) -> int:
+        """What a thief has found out."""
+        return self.leases[name].sequencer if name in self.leases else 1
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("access")
+    path = folder / "access.toml"
+    path.write_text("".join(rules_of(name, TOKENS[name], rules) for name, rules in RULES.items()))
+    with Serving(folder / "data", "--access", str(path), "--reflection") as server, server.channel() as channel:
+        with lowwater.connect(server.address, token=TOKENS["admin"], timeout=PATIENCE) as lw:
+            for name in REGISTERED:
+                lw.register(name, inputs=INPUTS.get(name, []))
+            leases = {name: lw.worker(name).claim() for name in REGISTERED}
+            yield World(server, Wire(channel, server.address), lw, leases)
+
+
+# -- each forbidden thing ------------------------------------------------------------------------------------------------
+
+
+def test_every_method_is_in_the_table() -> None:
+    assert {path.rpartition("/")[2] for path in METHODS} == set(CALLS)
+    assert {rpc for rpcs in NEEDS.values() for rpc in rpcs} | set(FOR_ANYBODY_KNOWN) == set(CALLS)
+
+
+@pytest.mark.parametrize("thing", NOT_KNOWN, ids=str)
+def test_who_is_not_known_may_do_nothing(world: World, thing: Thing) -> None:
+    tried.add(thing)
+    refused = world.wire.attempt(
+        thing.rpc, UNKNOWN[thing.who], thing.name, sequencer=world.sequencer(thing.name), server_token="another"
+    )
+    assert isinstance(refused, errors.Unauthenticated), refused
+    assert "LOWWATER_TOKEN" in refused.message
+    assert thing.name not in refused.message
+
+
+@pytest.mark.parametrize("thing", NOT_ALLOWED, ids=str)
+def test_what_no_rule_allows_is_refused(world: World, thing: Thing) -> None:
+    tried.add(thing)
+    # Also with the numbers of the claim that somebody else holds, and whatever deployment is meant.
+    refused = world.wire.attempt(
+        thing.rpc, bearer(TOKENS[thing.who]), thing.name, sequencer=world.sequencer(thing.name)
+    )
+    assert isinstance(refused, errors.PermissionDenied), refused
+    assert thing.who in refused.message
+    if thing.rpc not in NEEDS["everything"]:
+        [needed] = [action for action, rpcs in NEEDS.items() if thing.rpc in rpcs]
+        needed = "read" if needed == "any" else needed
+        namespace, _, plain = thing.name.rpartition("/")
+        assert f"the permission {needed} on {plain!r} of the namespace {namespace!r}" in refused.message
+
+
+@pytest.mark.parametrize("thing", ALLOWED, ids=str)
+def test_what_a_rule_allows_is_let_through(world: World, thing: Thing) -> None:
+    """Up to the service, which finds that another deployment is meant, and changes nothing."""
+    refused = world.wire.attempt(thing.rpc, bearer(TOKENS[thing.who]), thing.name, server_token="another")
+    expected = {"UNIMPLEMENTED", "SERVER_TOKEN_MISMATCH"} if thing.rpc == "Locate" else {"SERVER_TOKEN_MISMATCH"}
+    assert refused is not None
+    assert refused.reason in expected
+
+
+# -- with more in the request than a name --------------------------------------------------------------------------------
+
+MORE: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
+    "adopt with report alone": ("reporter", "Claim", "flights/enriched", {"adopt": True}, "operate"),
+    "register what reads what one may not": (
+        "reporter",
+        "Register",
+        "flights/hourX",
+        {"inputs": ["flights/enriched"]},
+        "read",
+    ),
+    "register what reads what is not there": ("reporter", "Register", "flights/hourX", {"inputs": ["x/y"]}, "read"),
+    "change inputs by registering": ("reporter", "Register", "flights/hourly", {"inputs": ["solo"]}, "read"),
+    "set inputs one may not read": ("operator", "SetInputs", "flights/minute", {"inputs": ["billing/sum"]}, "read"),
+    "one forbidden name in a read": (
+        "reader",
+        "GetWatermarks",
+        "",
+        {"computations": ["flights/hourly", "solo", "billing/sum"]},
+        "read",
+    ),
+    "one forbidden name in a watch": (
+        "reader",
+        "Watch",
+        "",
+        {"computations": ["flights/hourly", "flights/absent", "solo"]},
+        "read",
+    ),
+    "one forbidden name in a question where": (
+        "reader",
+        "Locate",
+        "",
+        {"computations": ["flights/hourly", "solo"]},
+        "read",
+    ),
+    "reset what others read": ("operator", "Reset", "flights/hourly", {}, "operate"),
+    "reset what is read two hops away": ("operator", "Reset", "flights/enriched", {}, "operate"),
+    "wildcard is no infix": ("reporter", "Register", "flights/anhour", {}, "report"),
+    "wildcard needs its beginning": ("reporter", "Register", "flights/hou", {}, "report"),
+    "wildcard minds case": ("reporter", "Register", "flights/Hourly", {}, "report"),
+    "wildcard of another namespace": ("reporter", "Register", "flights2/hourly", {}, "report"),
+    "wildcard without a namespace": ("reporter", "Register", "hourly", {}, "report"),
+    "an exact name is no prefix": ("reporter", "Register", "flights/enriched2", {}, "report"),
+    "no namespace is not all": ("local", "Register", "flights/solo", {}, "report"),
+    "a namespace called star": ("local", "GetWatermarks", "*/solo", {}, "read"),
+    "an empty namespace": ("local", "Register", "/solo", {}, "report"),
+    "no name at all": ("reporter", "Claim", "", {}, "report"),
+    "a name of a name": ("idle", "GetHistory", "flights/flights/hourly", {}, "read"),
+}
+
+
+@pytest.mark.parametrize("case", MORE)
+def test_what_else_a_request_asks_is_refused_too(world: World, case: str) -> None:
+    tried.add(case)
+    who, rpc, name, fields, permission = MORE[case]
+    refused = world.wire.attempt(rpc, bearer(TOKENS[who]), name, **fields)
+    assert isinstance(refused, errors.PermissionDenied), refused
+    assert refused.metadata["permission"] == permission
+    assert refused.metadata["principal"] == who
+
+
+@pytest.mark.parametrize("rpc", [rpc for action in ("report", "read", "operate") for rpc in NEEDS[action]])
+def test_whether_something_exists_is_not_said(world: World, rpc: str) -> None:
+    """To somebody who may do nothing with it, what exists and what does not differ in nothing but the name."""
+    told = []
+    for name in ("flights/minute", "flights/absent"):
+        refused = world.wire.attempt(rpc, bearer(TOKENS["idle"]), name)
+        assert refused is not None
+        told.append((type(refused), refused.message.replace(name.partition("/")[2], "X"), refused.metadata.keys()))
+    assert told[0] == told[1]
+
+
+def test_a_list_of_all_has_what_one_may_read_and_nothing_else(world: World) -> None:
+    stubs, patience = world.wire.stubs, {"timeout": PATIENCE}
+    for who, rights in RIGHTS.items():
+        metadata, seen = bearer(TOKENS[who]), rights.get("read", set()) & set(REGISTERED)
+        graph = stubs.graph.GetTopology(topology_pb2.GetTopologyRequest(), metadata=metadata, **patience)
+        assert {each.name for each in graph.computations} == seen
+        got = stubs.watermarks.GetWatermarks(watermarks_pb2.GetWatermarksRequest(), metadata=metadata, **patience)
+        assert {each.computation for each in got.watermarks} == seen
+        watch = stubs.watermarks.Watch(watermarks_pb2.WatchRequest(), metadata=metadata, **patience)
+        assert {each.computation for each in next(iter(watch)).watermarks} == seen
+        watch.cancel()
+
+
+def test_a_watch_of_all_never_tells_of_what_one_may_not_read(world: World) -> None:
+    request = watermarks_pb2.WatchRequest()
+    watch = world.wire.stubs.watermarks.Watch(request, metadata=bearer(TOKENS["local"]), timeout=PATIENCE)
+    messages = iter(watch)
+    next(messages)
+    low = 1_500_000_000_000_000
+    for name in ("flights/minute", "flights/enriched", "solo"):
+        world.leases[name].advance(None, oldest=None, frontier=low)
+        world.leases[name].flush(timeout=PATIENCE)
+    seen = set()
+    while "solo" not in seen:
+        seen |= {each.computation for each in next(messages).watermarks}
+    watch.cancel()
+    assert seen == {"solo"}
+
+
+def test_an_error_does_not_name_what_one_may_not_know(world: World) -> None:
+    """The circle goes through billing/sum, of which one of the two may know nothing."""
+    told: dict[str, errors.Cycle] = {}
+    fields: dict[str, Any] = {"inputs": ["flights/circle"]}
+    for who in ("admin", "cyclist"):
+        refused = world.wire.attempt("SetInputs", bearer(TOKENS[who]), "flights/enriched", **fields)
+        assert isinstance(refused, errors.Cycle), refused
+        told[who] = refused
+    assert "billing/sum" in told["admin"].message
+    assert "billing/sum" in told["admin"].metadata["cycle"]
+    assert "sum" not in f"{told['cyclist'].message} {told['cyclist'].metadata}"
+    assert "flights/hourly" in told["cyclist"].message
+
+
+# -- from the client library ---------------------------------------------------------------------------------------------
+
+
+def test_calls_of_the_client_end_at_once(world: World) -> None:
+    with lowwater.connect(world.server.address, token="wrong", timeout=10 * PATIENCE) as lw:
+        for call in (
+            lambda: lw.register("solo"),
+            lambda: lw.get("solo"),
+            lambda: lw.wait("solo", until=lowwater.Watermark.FINISHED),
+            lambda: next(iter(lw.watch("solo"))),
+            lambda: lw.complete("solo", lowwater.Watermark(0)),
+            lambda: lw.why("solo"),
+            lambda: lw.reset("solo"),
+            lambda: lw.worker("solo").claim(),
+        ):
+            with pytest.raises(errors.Unauthenticated, match="is nobody's"):
+                call()
+
+
+def test_one_may_wait_for_what_one_may_read_beside_what_one_may_not(world: World) -> None:
+    with lowwater.connect(world.server.address, token=TOKENS["reader"], timeout=PATIENCE) as lw:
+        with pytest.raises(errors.PermissionDenied, match="read on 'solo'"):
+            lw.wait("solo", until=lowwater.Watermark(0))
+        with pytest.raises(errors.PermissionDenied, match="operate on 'minute'"):
+            lw.reset("flights/minute")
+        low = 1_500_000_000_000_001
+        world.leases["flights/minute"].advance(None, oldest=None, frontier=low)
+        assert lw.wait("flights/minute", until=lowwater.Watermark(low), timeout=PATIENCE).low.micros == low
+
+
+def test_a_stolen_claim_moves_nothing(world: World) -> None:
+    """After all that was tried: every claim is whose it was, and reports of its owner count."""
+    before = world.lw.get(*REGISTERED)
+    for number, name in enumerate(REGISTERED):
+        assert before[name].incarnation == 1
+        if not before[name].inputs:
+            low = 1_600_000_000_000_000 + number
+            world.leases[name].advance(None, oldest=None, frontier=low)
+            world.leases[name].flush(timeout=PATIENCE)
+            assert world.lw.get(name)[name].low.micros == low
+    assert set(world.lw.topology().computations) == set(REGISTERED)
+
+
+def test_health_is_for_anybody(world: World) -> None:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    with grpc.insecure_channel(world.server.address) as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        answer = health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_moving_computations_takes_everything(world: World) -> None:
+    """The administrator gets as far as the service, which has no other shards."""
+    request = cluster_pb2.DrainRequest(address="127.0.0.1:1")
+    with pytest.raises(grpc.RpcError, match="this authority is alone"):
+        world.wire.stubs.cluster.Drain(request, metadata=bearer(TOKENS["admin"]), timeout=PATIENCE)
+
+
+def test_the_number_of_forbidden_things_is_that_of_the_documentation(request: pytest.FixtureRequest) -> None:
+    things: set[object] = {*NOT_KNOWN, *NOT_ALLOWED, *MORE}
+    page = (ROOT / "docs" / "security.md").read_text()
+    found = re.search(r"(\d+) forbidden things", page)
+    assert found is not None
+    print(
+        f"{len(things)} forbidden things: {len(NOT_KNOWN)} by nobody, {len(NOT_ALLOWED)} by somebody, {len(MORE)} more"
+    )
+    assert int(found[1]) == len(things) == len(NOT_KNOWN) + len(NOT_ALLOWED) + len(MORE)
+    here: list[Any] = [item for item in request.session.items if item.path == request.path]
+    selected = {
+        item.callspec.params.get("thing", item.callspec.params.get("case"))
+        for item in here
+        if hasattr(item, "callspec")
+    }
+    assert tried == things & selected

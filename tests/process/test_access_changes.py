@@ -1,0 +1,423 @@
+"""The access file while it is served: read again, refused when it is bad, its limits; and that no secret is ever shown."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+
+import lowwater
+from lowwater import errors
+from lowwater._core.attempts import error_of_call
+from lowwater._pb.lowwater.v1 import watermarks_pb2, workers_pb2
+from lowwater.cli import main
+from lowwater_authority.access.policy import digest
+from tests.contract.redis_server import DURABLE, RedisServer
+from tests.process.accessing import CALLS, PATIENCE, Rules, Tokens, Wire, bearer, messages, rules_of, write
+from tests.process.serving import Serving
+from tests.process.sharding import Shard
+from tests.process.test_client_end_to_end import eventually
+
+EVERYTHING: Rules = [("*", {"report": ["*"], "read": ["*"], "operate": ["*"]})]
+FLIGHTS: Rules = [("flights", {"report": ["*"], "read": ["*"]})]
+
+
+class Changing:
+    """A server whose access file a test changes."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.path = folder / "access.toml"
+        self.tokens = Tokens()
+        self.server = Serving(folder / "data", "--access", str(self.path), "--log-format", "json", *flags)
+
+    def allow(self, limits: str = "", **rules: Rules) -> None:
+        """Let these principals do these things, and nobody else anything."""
+        each = [rules_of(name, self.tokens[name], allowed) for name, allowed in rules.items()]
+        write(self.path, "".join([*each, limits]))
+
+    def connect(self, name: str, **options: Any) -> lowwater.Client:
+        return lowwater.connect(self.server.address, token=self.tokens[name], timeout=PATIENCE, **options)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What was logged under a name."""
+        lines = (self.server.data.parent / "serve.log").read_text().splitlines()
+        return [each for each in map(json.loads, lines) if each["event"] == name]
+
+
+@pytest.fixture
+def changing(tmp_path: Path) -> Iterator[Changing]:
+    made = Changing(tmp_path)
+    made.allow(admin=EVERYTHING, leaver=FLIGHTS)
+    with made.server:
+        yield made
+
+
+def ended(call: Any) -> list[errors.LowwaterError]:
+    """Follow a stream in a thread; the list gets what ended it."""
+    found: list[errors.LowwaterError] = []
+
+    def follow() -> None:
+        try:
+            for _ in call:
+                pass
+        except grpc.RpcError as failure:
+            found.append(error_of_call(failure, "here"))
+
+    threading.Thread(target=follow, daemon=True).start()
+    return found
+
+
+def test_who_is_removed_is_cut_off_and_who_is_not_goes_on(changing: Changing) -> None:
+    with changing.connect("admin") as lw, changing.server.channel() as channel:
+        for name in ("flights/a", "flights/b"):
+            lw.register(name)
+        lease, kept = lw.worker("flights/a").claim(), lw.worker("flights/b").claim()
+        wire, metadata = Wire(channel, changing.server.address), bearer(changing.tokens["leaver"])
+        request = watermarks_pb2.WatchRequest(computations=["flights/a"])
+        watch = ended(wire.stubs.watermarks.Watch(request, metadata=metadata))
+        everything = ended(wire.stubs.watermarks.Watch(watermarks_pb2.WatchRequest(), metadata=metadata))
+        open_end = threading.Event()
+
+        def reports() -> Iterator[workers_pb2.ReportRequest]:
+            yield next(messages([]))
+            open_end.wait(PATIENCE)
+
+        report = ended(wire.stubs.workers.Report(reports(), metadata=metadata))
+        others = ended(wire.stubs.watermarks.Watch(request, metadata=bearer(changing.tokens["admin"])))
+        eventually(lambda: lw.get("flights/a")["flights/a"].registered)
+
+        # Still there, with fewer rights: what follows a name by its name ends, what follows all does not.
+        changing.allow(admin=EVERYTHING, leaver=[("flights", {"read": ["b"]})])
+        eventually(lambda: bool(watch))
+        assert isinstance(watch[0], errors.PermissionDenied)
+        assert not everything
+        assert not report
+
+        changing.allow(admin=EVERYTHING)
+        eventually(lambda: bool(everything) and bool(report))
+        open_end.set()
+        for cut in (everything, report):
+            assert isinstance(cut[0], errors.Unauthenticated)
+        assert isinstance(wire.attempt("GetWatermarks", metadata, "flights/b"), errors.Unauthenticated)
+
+        assert not others
+        for each, low in ((lease, 3), (kept, 4)):
+            each.advance(None, oldest=None, frontier=low)
+            each.flush(timeout=PATIENCE)
+        assert [view.low.micros for view in lw.get("flights/a", "flights/b").values()] == [3, 4]
+
+
+def test_a_worker_that_loses_its_right_holds_and_goes_on_when_it_has_it_again(changing: Changing) -> None:
+    """One forbidden claim does not stop that beside it on the same stream."""
+    with changing.connect("admin") as lw, changing.connect("leaver") as worker:
+        for name in ("flights/a", "flights/b"):
+            lw.register(name)
+        lost, kept = worker.worker("flights/a").claim(), worker.worker("flights/b").claim()
+        for lease in (lost, kept):
+            lease.advance(None, oldest=None, frontier=1)
+            lease.flush(timeout=PATIENCE)
+        changing.allow(admin=EVERYTHING, leaver=[("flights", {"report": ["b"]})])
+        eventually(lambda: len(changing.events("access_read")) == 1)
+        for lease in (lost, kept):
+            lease.advance(None, oldest=None, frontier=2)
+        with pytest.raises(errors.PermissionDenied, match="report on 'a'"):
+            lost.flush(timeout=PATIENCE)
+        kept.flush(timeout=PATIENCE)
+        assert [view.low.micros for view in lw.get("flights/a", "flights/b").values()] == [1, 2]
+        changing.allow(admin=EVERYTHING, leaver=FLIGHTS)
+        eventually(lambda: lw.get("flights/a")["flights/a"].low.micros == 2)
+
+
+def test_a_token_is_rotated_without_a_gap(changing: Changing) -> None:
+    old, new = changing.tokens["admin"], "n" * 43
+    with changing.server.channel() as channel:
+        wire = Wire(channel, changing.server.address)
+        both = rules_of("admin", old, EVERYTHING).replace(f'"{digest(old)}"', f'"{digest(old)}", "{digest(new)}"')
+        write(changing.path, both)
+        eventually(lambda: wire.attempt("GetWatermarks", bearer(new)) is None)
+        assert wire.attempt("GetWatermarks", bearer(old)) is None
+        write(changing.path, rules_of("admin", new, EVERYTHING))
+        eventually(lambda: wire.attempt("GetWatermarks", bearer(old)) is not None)
+        assert wire.attempt("GetWatermarks", bearer(new)) is None
+
+
+@pytest.mark.parametrize("bad", ["[[principal", "", None], ids=["half", "empty", "gone"])
+def test_a_bad_file_changes_nothing_and_is_told_once(changing: Changing, bad: str | None) -> None:
+    with changing.connect("admin") as lw:
+        if bad is None:
+            changing.path.unlink()
+        elif bad:
+            write(changing.path, bad)
+        else:
+            write(changing.path, bad)
+            # An empty file is a good one, by which nobody may do anything.
+            eventually(lambda: [each["principals"] for each in changing.events("access_read")] == [0])
+            with pytest.raises(errors.Unauthenticated):
+                lw.get()
+            return
+        eventually(lambda: bool(changing.events("access_refused")))
+        [told] = changing.events("access_refused")
+        assert told["level"] == "error"
+        assert str(changing.path) in told["error"]
+        assert lw.get() == {}
+        changing.allow(admin=EVERYTHING, another=FLIGHTS)
+        eventually(lambda: len(changing.events("access_read")) == 1)
+        assert len(changing.events("access_refused")) == 1
+
+
+# -- at the start --------------------------------------------------------------------------------------------------------
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused_start(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Start ``lowwater serve``, which it does not; returns what it says."""
+
+    def start(*flags: str) -> str:
+        assert main(["serve", "--listen", "127.0.0.1:0", "--http", "off", *flags]) == 1
+        return capsys.readouterr().err
+
+    return start
+
+
+def test_a_bad_file_at_the_start_is_refused(tmp_path: Path, refused_start: Refused) -> None:
+    path = tmp_path / "access.toml"
+    said = refused_start("--access", str(path))
+    assert f"--access {path} cannot be read: No such file or directory; name a file" in said
+    path.write_text(rules_of("etl", "x", [("flights", {"reed": ["*"]})]))
+    said = refused_start("--access", str(path))
+    assert f"--access {path}: principal[1].allow[1].reed is unknown; write one of namespace, report" in said
+
+
+def test_shards_need_a_token_for_each_other(
+    tmp_path: Path, refused_start: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "access.toml"
+    path.write_text("")
+    flags = ("--access", str(path), "--store", "redis://127.0.0.1:1", "--advertise", "here:1")
+    monkeypatch.delenv("LOWWATER_PEER_TOKEN", raising=False)
+    assert "LOWWATER_PEER_TOKEN is missing" in refused_start(*flags)
+    monkeypatch.setenv("LOWWATER_PEER_TOKEN", "hush-hush")
+    said = refused_start(*flags)
+    assert "LOWWATER_PEER_TOKEN has a token of less than 32 characters; set" in said
+    assert "hush" not in said
+
+
+def test_a_password_on_the_command_line_is_refused(refused_start: Refused) -> None:
+    said = refused_start("--store", "redis://:hush-hush@127.0.0.1:1", "--advertise", "here:1")
+    assert "--store has a password in it" in said
+    assert "set LOWWATER_STORE in the environment" in said
+    assert "hush" not in said
+
+
+def test_a_port_that_is_open_to_all_is_told_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lowwater_authority", "--http", "off", "--log-format", "json", "--data"]
+    with (tmp_path / "open.log").open("w") as log:
+        opened = subprocess.Popen(
+            [*command, str(tmp_path / "data"), "--listen", "0.0.0.0:0"], stdout=subprocess.PIPE, stderr=log, text=True
+        )
+        assert opened.stdout is not None
+        with opened.stdout as said:
+            assert "serving on" in said.readline()
+            opened.kill()
+            opened.wait(PATIENCE)
+    told = [json.loads(line) for line in (tmp_path / "open.log").read_text().splitlines()]
+    [warned] = [each for each in told if each["event"] == "open_to_all"]
+    assert "whoever reaches 0.0.0.0:0 may do everything: give --access" in warned["message"]
+
+
+# -- limits --------------------------------------------------------------------------------------------------------------
+
+
+def overloaded(refused: errors.LowwaterError | None, bound: str) -> errors.Overloaded:
+    assert isinstance(refused, errors.Overloaded), refused
+    assert refused.metadata["bound"] == bound
+    return refused
+
+
+def test_what_one_principal_may_take_is_limited(tmp_path: Path) -> None:
+    changing = Changing(tmp_path)
+    limits = "[limits]\nstreams = 2\nranges = 4\ncomputations = 2\nmessage_bytes = 100000\n"
+    changing.allow(limits, admin=EVERYTHING, other=EVERYTHING)
+    with changing.server, changing.server.channel() as channel:
+        wire, metadata = Wire(channel, changing.server.address), bearer(changing.tokens["admin"])
+        for name in ("n/a", "n/b", "m/a"):
+            assert wire.attempt("Register", metadata, name) is None
+        overloaded(wire.attempt("Register", metadata, "n/c"), "computations")
+        assert wire.attempt("Register", metadata, "n/a") is None  # is there already
+        assert wire.attempt("Register", metadata, "c") is None  # another namespace
+
+        four = [b"", b"1", b"2", b"3", b""]
+        assert wire.attempt("Claim", metadata, "n/a", bounds=four) is None
+        assert wire.attempt("Claim", metadata, "n/a", bounds=four) is None  # the same again
+        overloaded(wire.attempt("Claim", metadata, "n/a", bounds=[b"", b"1", b"2", b"3", b"4", b""]), "ranges")
+        overloaded(wire.attempt("Claim", metadata, "n/a", bounds=[b"3", b"4", b""]), "ranges")
+        assert wire.attempt("Claim", metadata, "n/a", bounds=[b"2", b"4", b""]) is None
+
+        large = wire.attempt("Claim", metadata, "n/a", worker="x" * 200_000)
+        assert large is not None
+        assert large.reason == "RESOURCE_EXHAUSTED"
+        assert "larger than max" in large.message
+
+        request = watermarks_pb2.WatchRequest()
+        watches = [wire.stubs.watermarks.Watch(request, metadata=metadata) for _ in range(2)]
+        for each in watches:
+            next(iter(each))
+        for rpc in ("Watch", "Report"):
+            assert overloaded(wire.attempt(rpc, metadata, "n/a"), "streams").retry_after == 1.0
+        assert wire.attempt("GetWatermarks", metadata, "n/a") is None
+        assert wire.attempt("Watch", bearer(changing.tokens["other"]), "n/a") is None
+        watches[0].cancel()
+        eventually(lambda: wire.attempt("Watch", metadata, "n/a") is None)
+
+
+def test_calls_a_second_are_limited_and_the_client_comes_again(tmp_path: Path) -> None:
+    changing = Changing(tmp_path)
+    changing.allow("[limits]\ncalls_per_second = 20\n", admin=EVERYTHING, other=EVERYTHING)
+    with changing.server, changing.server.channel() as channel:
+        wire = Wire(channel, changing.server.address)
+        for metadata, key in ((bearer(changing.tokens["admin"]), "admin"), ((), "127.0.0.1 without a principal")):
+            with ThreadPoolExecutor(16) as pool:
+                told = list(pool.map(lambda _, metadata=metadata: wire.attempt("GetWatermarks", metadata), range(400)))
+            refused = [overloaded(each, "calls_per_second") for each in told if isinstance(each, errors.Overloaded)]
+            assert refused
+            assert 0 < refused[0].retry_after <= 0.05
+            assert key in refused[0].message
+            assert len(refused) < 400
+        with changing.connect("other") as lw:
+            for _ in range(30):
+                lw.get()
+
+
+def peak(server: Serving) -> int:
+    """The most memory that a server ever had, in bytes."""
+    assert server.process is not None
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def test_a_request_of_nobody_is_not_even_read(changing: Changing) -> None:
+    """Else whoever reaches the port could fill the memory."""
+    options = (("grpc.max_send_message_length", -1),)
+    with grpc.insecure_channel(changing.server.address, options=options) as channel:
+        wire, huge = Wire(channel, changing.server.address), "x" * (48 << 20)
+        assert isinstance(wire.attempt("Register", (), "x"), errors.Unauthenticated)
+        before = peak(changing.server)
+        for rpc in ("Register", "Claim", "CheckComplete", "Watch"):
+            assert isinstance(wire.attempt(rpc, (), huge), errors.Unauthenticated)
+        assert peak(changing.server) - before < 32 << 20
+
+
+# -- no secrets ----------------------------------------------------------------------------------------------------------
+
+
+def fetch(url: str, trust: Path, token: str = "") -> str:
+    """A page over HTTPS, or what it is refused with."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    context = ssl.create_default_context(cafile=str(trust))
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE, context=context) as answer:
+            return str(answer.read())
+    except urllib.error.HTTPError as error:
+        return f"{error} {error.headers} {error.read()!r}"
+
+
+def test_no_secret_is_shown_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server as talkative as it gets, over a store with a password, refuses everything that it can."""
+    password, peers = "pass-word-of-the-store", "peer-token-of-all-the-shards-together"
+    tokens = Tokens()
+    ca = trustme.CA()
+    pair = ca.issue_cert("127.0.0.1", "localhost")
+    trust, cert, key = tmp_path / "ca.pem", tmp_path / "cert.pem", tmp_path / "key.pem"
+    ca.cert_pem.write_to_path(trust)
+    pair.private_key_pem.write_to_path(key)
+    key.chmod(0o600)
+    for each in pair.cert_chain_pems:
+        each.write_to_path(cert, append=True)
+    path = tmp_path / "access.toml"
+    write(
+        path,
+        rules_of("admin", tokens["admin"], EVERYTHING, "page = true\nmetrics = true")
+        + rules_of("idle", tokens["idle"], []),
+    )
+    redis = RedisServer(tmp_path / "redis", *DURABLE, "--requirepass", password)
+    redis.start()
+    monkeypatch.setenv("LOWWATER_STORE", f"redis://:{password}@127.0.0.1:{redis.port}")
+    monkeypatch.setenv("LOWWATER_PEER_TOKEN", peers)
+    seen: list[str] = []
+
+    class Talkative(Shard):
+        def journal(self) -> list[str]:
+            return super().journal()[2:]
+
+    flags = (
+        "--access",
+        str(path),
+        "--verbose",
+        "--reflection",
+        "--tls-cert",
+        str(cert),
+        "--tls-key",
+        str(key),
+        "--peer-ca",
+        str(trust),
+    )
+    try:
+        with Talkative(tmp_path / "shard", "", *flags) as server:
+            assert server.process is not None
+            seen += Path(f"/proc/{server.process.pid}/cmdline").read_text().split("\0")
+            with lowwater.connect(
+                server.address, token=tokens["admin"], root_certificates=trust.read_bytes(), timeout=PATIENCE
+            ) as lw:
+                lw.register("a")
+                eventually(lambda: len(lw.get("a")) == 1)
+                seen += [repr(lw.shards()), repr(lw.topology()), repr(lw.get())]
+                with pytest.raises(errors.UnknownComputation) as told:
+                    lw.ranges("b")
+                seen.append(str(told.value))
+            credentials = grpc.ssl_channel_credentials(trust.read_bytes())
+            with grpc.secure_channel(server.address, credentials) as channel:
+                wire = Wire(channel, server.address)
+                for token in (tokens["admin"], tokens["idle"], tokens["wrong"], peers, ""):
+                    for rpc in CALLS:
+                        for name in ("a", "n/absent"):
+                            refused = wire.attempt(rpc, bearer(token), name, server_token="another")
+                            seen.append(f"{refused} {getattr(refused, 'metadata', '')}")
+            for page in ("", "api/snapshot", "metrics", "nothing"):
+                for token in ("", tokens["wrong"], tokens["idle"], tokens["admin"]):
+                    seen.append(fetch(f"{server.page}{page}", trust, token))
+            write(path, f"[[principal]]\nname = '{'x' * 65}'\ntoken_sha256 = ['{tokens['wrong']}']")
+            eventually(lambda: "access_refused" in server.log)
+            redis.kill()  # its errors name the store
+            eventually(lambda: "cannot" in server.log or "refused" in server.log)
+            assert server.stop() in {0, 1}
+            seen.append(server.log)
+    finally:
+        redis.kill()
+    assert len(seen) > 200
+    for proof in (
+        '"event": "audit"',
+        "lowwater_watermark_state",
+        "computations",
+        "is nobody's",
+        "lacks the permission",
+    ):
+        assert any(proof in each for each in seen), proof
+    everything = "\n".join(seen)
+    hidden = {"the password": password, "the peers' token": peers, **tokens, "the key": key.read_text().splitlines()[1]}
+    assert not [what for what, secret in hidden.items() if secret in everything]
+    assert not [what for what in tokens if digest(tokens[what]) in everything]

@@ -1,0 +1,96 @@
+"""Shards that know each other by a token: what one asks of another, and of all of them for the page."""
+
+from __future__ import annotations
+
+import contextlib
+import urllib.request
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import lowwater
+from lowwater import errors
+from tests.contract.redis_server import DURABLE, RedisServer
+from tests.process.accessing import PATIENCE, Rules, Tokens, rules_of, write
+from tests.process.sharding import Shard, move
+from tests.process.test_client_end_to_end import eventually
+
+OLD, NEW = "o" * 43, "n" * 43
+
+EVERYTHING: Rules = [("*", {"report": ["*"], "read": ["*"], "operate": ["*"]})]
+
+TOKENS = Tokens()
+
+
+@contextlib.contextmanager
+def deployment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *peers: str
+) -> Iterator[tuple[lowwater.Client, list[Shard]]]:
+    """Shards over one Redis, each with its own idea of the tokens that they know each other by, and a client that may do everything."""
+    path = folder / "access.toml"
+    write(path, rules_of("admin", TOKENS["admin"], EVERYTHING, "page = true"))
+    with RedisServer(folder / "redis", *DURABLE) as redis, contextlib.ExitStack() as running:
+        redis.start()
+        shards = []
+        for number, tokens in enumerate(peers):
+            monkeypatch.setenv("LOWWATER_PEER_TOKEN", tokens)
+            shards.append(running.enter_context(Shard(folder / f"shard-{number}", redis.url, "--access", str(path))))
+        addresses = ",".join(each.address for each in shards)
+        with lowwater.connect(addresses, token=TOKENS["admin"], timeout=PATIENCE) as lw:
+            eventually(lambda: len(lw.shards()) == len(shards))
+            yield lw, shards
+
+
+def spread(lw: lowwater.Client, one: Shard, two: Shard) -> None:
+    """The source at one, and what reads it at two."""
+    lw.register("source")
+    lw.register("reader", inputs=["source"])
+    move(lw, one, "source")
+    move(lw, two, "reader")
+    lease = lw.worker("source").claim()
+    lease.advance(None, oldest=None, frontier=5)
+    lease.flush(timeout=PATIENCE)
+
+
+def snapshot(shard: Shard, token: str) -> str:
+    """What the page of a shard knows."""
+    request = urllib.request.Request(f"{shard.page}api/snapshot", headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        return str(answer.read())
+
+
+def shows(shard: Shard, *names: str) -> bool:
+    """Whether the page of a shard has some computations."""
+    found = snapshot(shard, TOKENS["admin"])
+    return all(f'"{name}"' in found for name in names)
+
+
+def test_shards_ask_each_other_while_their_token_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound of a claim is compared with how far an input is, and the page shows all: both are asked of the other shard."""
+    with deployment(tmp_path, monkeypatch, OLD, f"{OLD},{NEW}") as (lw, [one, two]):
+        spread(lw, one, two)
+        lw.worker("reader").claim(bound=3)
+        for shard in (one, two):
+            eventually(partial(shows, shard, "source", "reader"))
+
+
+def test_a_shard_with_another_token_is_told_apart_and_the_mistake_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with deployment(tmp_path, monkeypatch, OLD, NEW) as (lw, [one, two]):
+        spread(lw, one, two)
+        with lowwater.connect(two.address, token=TOKENS["admin"], timeout=3) as hasty:
+            with pytest.raises(errors.Unavailable, match="LOWWATER_PEER_TOKEN must name the same token"):
+                hasty.worker("reader").claim(bound=3)
+            # A token of shards reads, and does nothing else.
+            with lowwater.connect(two.address, token=NEW, timeout=PATIENCE) as peer:
+                assert peer.get("reader")["reader"].registered
+                for act in (
+                    lambda: peer.reset("reader"),
+                    lambda: peer.worker("reader").claim(),
+                    lambda: peer.drain(one.address),
+                ):
+                    with pytest.raises(errors.PermissionDenied, match="peer"):
+                        act()

@@ -1,0 +1,382 @@
+"""Who may see the page, its API and /metrics: every forbidden thing is tried over HTTP, against the server that the authority runs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+import lowwater
+from lowwater_authority.access.policy import Access
+from lowwater_authority.tls import Certificates, Files
+from lowwater_authority.web import feed, visitors
+from lowwater_authority.web.board import Board
+from lowwater_authority.web.follower import Follower
+from lowwater_authority.web.http import HttpServer, listen
+from lowwater_authority.web.visitors import EVERYBODY, SESSION_SECONDS, TRIES, KnownVisitors, WrongTokens
+from tests.process.browsing import Answer, ask
+from tests.process.test_tls import OURS, put, trusting
+
+pytestmark = pytest.mark.process
+
+TOKENS = {"oncall": "tok-oncall-1", "oncall again": "tok-oncall-2", "scraper": "tok-scraper", "etl": "tok-etl"}
+WRONG = "tok-nobodys"
+API = (
+    "api/snapshot",
+    "api/events",
+    "api/ranges?computation=flights",
+    "api/recent?computation=flights",
+    "api/history?computation=flights",
+    "api/why?computation=flights",
+    "api/whatever-comes",
+    "api",
+)
+
+
+def rules(*oncall: str, page: bool = True) -> Access:
+    """The rules, where somebody on call has some tokens; nobody is without any."""
+    made = {name: sha256(token.encode()).hexdigest() for name, token in TOKENS.items()}
+    given = [made[each] for each in oncall]
+    first = (
+        f'[[principal]]\nname = "oncall"\npage = {str(page).lower()}\ntoken_sha256 = {json.dumps(given)}\n'
+        if given
+        else ""
+    )
+    return Access.parse(
+        (
+            f"{first}"
+            f'[[principal]]\nname = "scraper"\nmetrics = true\ntoken_sha256 = ["{made["scraper"]}"]\n'
+            f'[[principal]]\nname = "etl"\ntoken_sha256 = ["{made["etl"]}"]\n'
+            '[[principal.allow]]\nnamespace = "*"\nread = ["*"]\nreport = ["*"]\noperate = ["*"]\n'
+        ).encode(),
+        "access.toml",
+    )
+
+
+class Guarded:
+    """A page with a guard, in this process; its rules and its clocks are the test's."""
+
+    def __init__(self, port: int, certificates: Certificates | None = None) -> None:
+        self.access = rules("oncall", "oncall again")
+        self.now = 1_800_000_000.0
+        self.ticks = 0.0
+        self.page = f"{'http' if certificates is None else 'https'}://127.0.0.1:{port}/"
+        self.visitors = KnownVisitors(
+            lambda: self.access,
+            secure=certificates is not None,
+            port=port,
+            clock=lambda: self.now,
+            monotonic=lambda: self.ticks,
+        )
+
+    def ask(self, path: str, token: str = "", cookie: str = "", **headers: str) -> Answer:
+        """Ask with what is given."""
+        return ask(self.page, path, headers=presented(token, cookie) | headers)
+
+    def sign_in(self, token: str, **headers: str) -> Answer:
+        """Post a token, as the page does."""
+        given = {"Content-Type": "application/json"} | {name.replace("_", "-"): each for name, each in headers.items()}
+        return ask(self.page, "session", "POST", given, body=json.dumps({"token": token}).encode())
+
+    def cookie(self, name: str = "oncall") -> str:
+        """The cookie of somebody who has just signed in."""
+        answer = self.sign_in(TOKENS[name])
+        assert answer.status == 204, answer.body
+        return set_cookie(answer).partition(";")[0]
+
+
+def presented(token: str, cookie: str) -> dict[str, str]:
+    return ({"Authorization": f"Bearer {token}"} if token else {}) | ({"Cookie": cookie} if cookie else {})
+
+
+def set_cookie(answer: Answer) -> str:
+    found = answer.headers["Set-Cookie"]
+    assert found is not None
+    return str(found)
+
+
+@contextmanager
+def opened(certificates: Certificates | None = None) -> Iterator[Guarded]:
+    listening = listen("127.0.0.1", 0)
+    guarded = Guarded(listening.getsockname()[1], certificates)
+    board = Board()
+    # Nothing is asked of an authority here: what is refused is refused before that.
+    follower = Follower(lambda: lowwater.connect("127.0.0.1:1"), board, clock=lambda: 1, sharded=False)
+    server = HttpServer(
+        listening,
+        board,
+        follower,
+        expose=lambda _: (b"figures", "text/plain"),
+        version="0",
+        clock=lambda: 1,
+        certificates=certificates,
+        visitors=guarded.visitors,
+    )
+    server.start()
+    try:
+        yield guarded
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def guarded() -> Iterator[Guarded]:
+    with opened() as one:
+        yield one
+
+
+def refused(answer: Answer, status: int) -> bool:
+    """Whether an answer is a refusal that says what to do and shows nothing."""
+    assert answer.status == status, (answer.status, answer.body)
+    assert set(answer.json) == {"error"}
+    assert not any(token in answer.json["error"] for token in (*TOKENS.values(), WRONG))
+    assert (answer.headers["WWW-Authenticate"] is not None) == (status == 401)
+    return answer.headers["Set-Cookie"] is None
+
+
+def test_whoever_presents_nothing_or_nonsense_sees_nothing(guarded: Guarded) -> None:
+    for path in (*API, "metrics"):
+        assert refused(guarded.ask(path), 401)
+    headers = ("Bearer", "Bearer ", "Basic b25jYWxsOnRvay1vbmNhbGwtMQ==", TOKENS["oncall"], f"Token {TOKENS['oncall']}")
+    for header in headers:
+        assert refused(guarded.ask("api/snapshot", Authorization=header), 401)
+    assert refused(guarded.ask("api/snapshot", cookie=f"lowwater={TOKENS['oncall']}"), 401)
+    assert refused(ask(guarded.page, f"api/snapshot?token={TOKENS['oncall']}"), 401), "not where proxies log it"
+
+
+def test_the_shell_of_the_page_is_for_everybody_and_shows_nothing(guarded: Guarded) -> None:
+    for path in ("", "static/app.js", "static/view/door.js", "healthz"):
+        assert guarded.ask(path).status == 200
+    assert guarded.ask("session").json == {"required": True, "name": None}
+    for path in ("static/../api/snapshot", "static/%2e%2e/api/snapshot", "%61pi/snapshot", "//api/snapshot"):
+        assert guarded.ask(path).status in {401, 404}
+
+
+def test_a_wrong_token_is_refused_wherever_it_is_tried(guarded: Guarded) -> None:
+    for path in ("api/snapshot", "metrics"):
+        assert refused(guarded.ask(path, WRONG), 401)
+        assert refused(guarded.ask(path, TOKENS["oncall"][:-1]), 401)
+    assert refused(guarded.sign_in(WRONG), 401)
+    assert refused(guarded.sign_in(sha256(TOKENS["oncall"].encode()).hexdigest()), 401), (
+        "what stands in the file is no token"
+    )
+
+
+@pytest.mark.parametrize(("who", "page", "metrics"), [("oncall", 200, 403), ("scraper", 403, 200), ("etl", 403, 403)])
+def test_each_sees_what_the_file_allows(guarded: Guarded, who: str, page: int, metrics: int) -> None:
+    """Rights to computations are none to the page: it shows every namespace."""
+    seen = guarded.ask("api/snapshot", TOKENS[who])
+    scraped = guarded.ask("metrics", TOKENS[who])
+    assert (seen.status, scraped.status) == (page, metrics)
+    for answer, right in ((seen, "page = true"), (scraped, "metrics = true")):
+        if answer.status == 403:
+            assert refused(answer, 403)
+            assert right in answer.json["error"]
+            assert who in answer.json["error"]
+    if page == 403:
+        assert refused(guarded.sign_in(TOKENS[who]), 403)
+
+
+def test_a_browser_signs_in_once_and_out_again(guarded: Guarded) -> None:
+    answer = guarded.sign_in(TOKENS["oncall"], Sec_Fetch_Site="same-origin", Origin=guarded.page.rstrip("/"))
+    assert answer.status == 204
+    cookie, *attributes = set_cookie(answer).split("; ")
+    assert set(attributes) == {"HttpOnly", "SameSite=Strict", "Path=/", f"Max-Age={SESSION_SECONDS}"}
+    assert not any(token in cookie for token in TOKENS.values())
+    assert guarded.ask("session", cookie=cookie).json == {"required": True, "name": "oncall"}
+    assert guarded.ask("api/snapshot", cookie=cookie).status == 200
+    assert refused(guarded.ask("metrics", cookie=cookie), 403)
+    assert refused(guarded.ask("api/snapshot", WRONG, cookie), 401), "a wrong token is not made good by a cookie"
+    ended = ask(guarded.page, "session", "DELETE", {"Cookie": cookie})
+    assert ended.status == 204
+    assert {"Max-Age=0", "HttpOnly", "SameSite=Strict"} <= set(set_cookie(ended).split("; "))
+
+
+def test_a_cookie_is_for_one_person_one_process_and_a_working_day(guarded: Guarded) -> None:
+    cookie = guarded.cookie()
+    name, _, value = cookie.partition("=")
+    until, seal, who = value.split(".")
+    assert guarded.ask("api/snapshot", cookie=cookie).status == 200
+    flipped = seal[:-1] + ("0" if seal[-1] != "0" else "1")
+    forged = [
+        f"{int(until) + 1}.{seal}.{who}",
+        f"{until}.{flipped}.{who}",
+        f"{until}.{seal}.etl",
+        f"{until}..{who}",
+        f"{until}.{'0' * 64}.{who}",
+        f"{until}.é.{who}",
+        f"{'9' * 5000}.{seal}.{who}",
+        f"-{until}.{seal}.{who}",
+        who,
+        "",
+    ]
+    for each in forged:
+        assert refused(guarded.ask("api/snapshot", cookie=f"{name}={each}"), 401), each
+    with opened() as other:
+        foreign = other.cookie().partition("=")[2]
+        assert refused(guarded.ask("api/snapshot", cookie=f"{name}={foreign}"), 401)
+    guarded.now = int(until) - 1
+    assert guarded.ask("api/snapshot", cookie=cookie).status == 200
+    guarded.now = int(until)
+    assert refused(guarded.ask("api/snapshot", cookie=cookie), 401)
+    assert guarded.ask("session", cookie=cookie).json["name"] is None
+
+
+def test_a_cookie_ends_when_the_file_no_longer_names_its_token(guarded: Guarded) -> None:
+    cookie, later = guarded.cookie(), guarded.cookie("oncall again")
+    guarded.access = rules("oncall again")
+    assert refused(guarded.ask("api/snapshot", cookie=cookie), 401), "its token was removed"
+    assert guarded.ask("api/snapshot", cookie=later).status == 200
+    guarded.access = rules("oncall again", page=False)
+    assert refused(guarded.ask("api/snapshot", cookie=later), 403), "the right was taken"
+    guarded.access = rules()
+    assert refused(guarded.ask("api/snapshot", cookie=later), 401), "the principal was removed"
+
+
+def test_a_stream_ends_when_its_viewer_is_removed(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "BEAT", 0.2)
+    connection = http.client.HTTPConnection(urlsplit(guarded.page).netloc, timeout=60)
+    with ExitStack() as leaving:
+        leaving.callback(connection.close)
+        connection.request("GET", "/api/events", headers={"Cookie": guarded.cookie()})
+        stream = leaving.enter_context(connection.getresponse())
+        assert stream.status == 200
+        while not stream.readline().startswith(b"event: beat"):
+            pass
+        guarded.access = rules()
+        told = stream.read()
+    assert told.count(b"event:") <= 2, "what was on its way"
+    assert b"HTTP/1.1" not in told
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Sec_Fetch_Site": "cross-site"}, 403),
+        ({"Sec_Fetch_Site": "same-site"}, 403),
+        ({"Origin": "https://elsewhere.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Content_Type": "text/plain"}, 400),
+        ({"Content_Type": "application/x-www-form-urlencoded"}, 400),
+    ],
+)
+def test_another_site_can_sign_nobody_in_or_out(guarded: Guarded, headers: dict[str, str], status: int) -> None:
+    assert refused(guarded.sign_in(TOKENS["oncall"], **headers), status)
+    if status == 403:
+        given = {name.replace("_", "-"): each for name, each in headers.items()}
+        answer = ask(guarded.page, "session", "DELETE", {**given, "Cookie": guarded.cookie()})
+        assert refused(answer, 403)
+
+
+@pytest.mark.parametrize("body", [b"", b"tok", b"[]", b"{}", b'{"token": 7}', b'{"token": " "}', b'{"token": "\xff"}'])
+def test_a_sign_in_that_makes_no_sense_is_refused(guarded: Guarded, body: bytes) -> None:
+    json_type = {"Content-Type": "application/json"}
+    assert refused(ask(guarded.page, "session", "POST", json_type, body=body), 400)
+
+
+def test_a_token_of_any_length_costs_little(guarded: Guarded) -> None:
+    assert refused(guarded.sign_in("x" * 10_000), 413)
+
+
+def test_a_sign_in_that_never_comes_is_not_waited_for(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visitors, "TOKEN_SECONDS", 0.2)
+    connection = http.client.HTTPConnection(urlsplit(guarded.page).netloc, timeout=60)
+    with ExitStack() as leaving:
+        leaving.callback(connection.close)
+        connection.putrequest("POST", "/session")
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Content-Length", "40")
+        connection.endheaders()
+        assert leaving.enter_context(connection.getresponse()).status == 408
+
+
+def test_wrong_tokens_are_limited_by_address(guarded: Guarded) -> None:
+    cookie = guarded.cookie()
+    for _ in range(TRIES):
+        assert refused(guarded.ask("api/snapshot", WRONG), 401)
+    limited = guarded.sign_in(TOKENS["oncall"])
+    assert refused(limited, 429), "not even a right one is looked at: else one could go on guessing"
+    assert 1 <= int(limited.headers["Retry-After"]) <= 2
+    assert guarded.ask("api/snapshot", cookie=cookie).status == 200, "who has signed in is not cut off by it"
+    assert refused(guarded.ask("api/snapshot"), 401), "nor is a missing token a wrong one"
+    guarded.ticks += 1
+    assert guarded.ask("api/snapshot", TOKENS["oncall"]).status == 200
+    assert refused(guarded.ask("api/snapshot", WRONG), 401)
+    assert refused(guarded.ask("api/snapshot", WRONG), 429)
+
+
+def test_addresses_are_told_apart_as_far_as_memory_goes() -> None:
+    wrong = WrongTokens()
+    for _ in range(TRIES):
+        wrong.count("10.0.0.1", 0.0)
+    assert wrong.wait("10.0.0.1", 0.0) == pytest.approx(1.0)
+    assert wrong.wait("10.0.0.2", 0.0) == 0.0
+    for number in range(3000):
+        wrong.count(f"host-{number}", 0.0)
+    assert wrong.wait("one more", 0.0) > 0.0, "those beyond it share a bound"
+    assert wrong.wait("10.0.0.1", 0.0) == pytest.approx(1.0)
+    assert wrong.wait("one more", 5000.0) == 0.0
+
+
+def test_no_secret_is_logged(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    cookie = guarded.cookie()
+    guarded.ask("api/snapshot", WRONG)
+    guarded.ask("metrics", TOKENS["etl"])
+    guarded.ask("api/snapshot", cookie=f"{cookie}x")
+    guarded.sign_in(WRONG)
+    ask(guarded.page, "session", "DELETE", {"Cookie": cookie})
+    logged = "\n".join(str(vars(record)) for record in caplog.records)
+    acts = re.findall(r"'act': '(\w+)', 'principal': '(\w+)', 'peer': '127.0.0.1', 'outcome': '(\w+)'", logged)
+    assert set(acts) == {
+        ("sign_in", "oncall", "done"),
+        ("page", "anonymous", "refused"),
+        ("metrics", "etl", "refused"),
+        ("sign_in", "anonymous", "refused"),
+        ("sign_out", "oncall", "done"),
+    }
+    for secret in (
+        *TOKENS.values(),
+        WRONG,
+        cookie.partition("=")[2],
+        *(sha256(each.encode()).hexdigest() for each in TOKENS.values()),
+    ):
+        assert secret not in logged
+
+
+def test_over_tls_the_cookie_never_goes_out_in_the_clear(tmp_path: Path) -> None:
+    made = OURS.pair("127.0.0.1")
+    certificates = Certificates(Files(put(tmp_path / "chain.pem", made[0]), put(tmp_path / "key.pem", made[1])))
+    with opened(certificates) as guarded:
+        body = json.dumps({"token": TOKENS["oncall"]}).encode()
+        answer = ask(
+            guarded.page, "session", "POST", {"Content-Type": "application/json"}, body=body, tls=trusting(OURS)
+        )
+        assert answer.status == 204
+        assert "Secure" in set_cookie(answer).split("; ")
+
+
+def test_without_access_rules_nobody_signs_in() -> None:
+    assert EVERYBODY.routes()[0].method == "GET"
+    listening = listen("127.0.0.1", 0)
+    board = Board()
+    follower = Follower(lambda: lowwater.connect("127.0.0.1:1"), board, clock=lambda: 1, sharded=False)
+    server = HttpServer(
+        listening, board, follower, expose=lambda _: (b"figures", "text/plain"), version="0", clock=time.time_ns
+    )
+    page = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    server.start()
+    try:
+        assert ask(page, "session").json == {"required": False, "name": None}
+        assert ask(page, "api/snapshot").status == ask(page, "metrics").status == 200
+        assert ask(page, "session", "POST", body=b"{}").status == 405
+    finally:
+        server.close()

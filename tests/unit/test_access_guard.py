@@ -1,0 +1,379 @@
+"""The parts of the guard: who calls, limits by virtual time, the audit, the rules while they change, and methods that no table has."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from lowwater import errors
+from lowwater._core.attempts import error_of_call
+from lowwater_authority.access.audit import Audit
+from lowwater_authority.access.caller import CALLER, Caller, permit, visible
+from lowwater_authority.access.guard import Guard, _Stream, insider
+from lowwater_authority.access.identity import Credentials, host_of, presented
+from lowwater_authority.access.limits import Bucket, Usage
+from lowwater_authority.access.methods import Method
+from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal, digest
+from lowwater_authority.access.watching import AccessFile
+from lowwater_authority.observer import Observer
+from lowwater_authority.telling import ATTRIBUTE
+
+READER = Principal(
+    "reader", (Allowance("n", {Action.READ: ("a*",)}),), digests=(digest("right"),), certificates=("reader.example",)
+)
+TWIN = Principal("twin", digests=(digest("other"),), certificates=("twin.example",))
+ACCESS = Access([READER, TWIN])
+
+
+# -- who calls -----------------------------------------------------------------------------------------------------------
+
+
+def who(*headers: str | bytes, names: tuple[str, ...] = ()) -> str:
+    metadata = [("user-agent", "x"), *(("authorization", each) for each in headers)]
+    context = {
+        "peer_dns": [each.encode() for each in names],
+        "peer_email": [b"twin.example"],
+        "x509_subject": [b"CN=x"],
+    }
+    return presented(metadata, context).principal(ACCESS).name
+
+
+@pytest.mark.parametrize("header", ["Bearer right", "bearer right", "BEARER  right ", b"BEARER right"])
+def test_a_token_says_who_calls(header: str | bytes) -> None:
+    assert who(header) == "reader"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (),
+        ("Bearer wrong",),
+        ("Bearer",),
+        ("Bearer ",),
+        ("right",),
+        ("Basic right",),
+        ("Bearer right",) * 2,
+        ("",),
+        ("Bearer\tright",),
+    ],
+)
+def test_what_is_no_token_is_refused_and_not_quoted(headers: tuple[str, ...]) -> None:
+    with pytest.raises(errors.Unauthenticated) as refused:
+        who(*headers)
+    assert "wrong" not in refused.value.message.replace("it is wrong", "")
+    assert "right" not in refused.value.message
+
+
+def test_a_certificate_says_who_calls() -> None:
+    assert who(names=("x", "reader.example")) == "reader"
+    assert who("Bearer other", names=("reader.example",)) == "twin", "a token counts before a certificate"
+    for headers, names in (
+        ((), ("x",)),
+        ((), ("reader.example", "twin.example")),
+        (("Bearer wrong",), ("reader.example",)),
+    ):
+        with pytest.raises(errors.Unauthenticated):
+            who(*headers, names=names)
+
+
+def test_credentials_do_not_keep_the_token() -> None:
+    kept = presented([("authorization", "Bearer right")], {})
+    assert kept == Credentials(digest("right"))
+    assert digest("right") not in repr(kept)
+
+
+def test_a_host_is_found_in_what_grpc_calls_a_peer() -> None:
+    assert [host_of(each) for each in ("ipv4:1.2.3.4:5", "ipv6:[::1]:5", "ipv6:%5B::1%5D:5", "unix:/x", "unix:")] == [
+        "1.2.3.4",
+        "::1",
+        "::1",
+        "unix",
+        "unix",
+    ]
+
+
+# -- limits --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_bucket_gives_a_second_at_once_and_then_the_rate() -> None:
+    bucket = Bucket(4.0, 100.0)
+    assert [bucket.take(4.0, 100.0) for _ in range(4)] == [0.0] * 4
+    assert bucket.take(4.0, 100.0) == 0.25
+    assert bucket.take(4.0, 100.2) == pytest.approx(0.05)
+    assert bucket.take(4.0, 100.25) == 0.0
+    assert [bucket.take(4.0, 200.0) for _ in range(5)] == [0.0] * 4 + [0.25]
+
+
+def test_a_slow_bucket_gives_one() -> None:
+    bucket = Bucket(0.1, 0.0)
+    assert bucket.take(0.1, 0.0) == 0.0
+    assert bucket.take(0.1, 5.0) == pytest.approx(5.0)
+    assert bucket.take(0.1, 10.0) == 0.0
+
+
+def test_one_caller_does_not_use_up_what_is_another_s() -> None:
+    usage, limits = Usage(), Limits(streams=1, calls_per_second=1.0)
+    usage.call("a", limits, 0.0)
+    with pytest.raises(errors.Overloaded, match="all that a may make") as refused:
+        usage.call("a", limits, 0.0)
+    assert refused.value.retry_after == 1.0
+    usage.call("b", limits, 0.0)
+    usage.open("a", limits)
+    with pytest.raises(errors.Overloaded, match="1 streams of a are open"):
+        usage.open("a", limits)
+    usage.open("b", limits)
+    usage.close("a")
+    usage.open("a", limits)
+
+
+def test_callers_that_take_nothing_are_forgotten() -> None:
+    usage, limits = Usage(), Limits(calls_per_second=1.0)
+    for number in range(5000):
+        usage.call(f"peer {number}", limits, float(number))
+    assert len(usage._buckets) <= 1000
+
+
+def test_without_limits_nothing_is_counted() -> None:
+    usage = Usage()
+    for _ in range(1000):
+        usage.call("a", Limits(), 0.0)
+    assert not usage._buckets
+
+
+# -- what a service asks -------------------------------------------------------------------------------------------------
+
+
+def caller(principal: Principal = READER, limits: Limits | None = None) -> Caller:
+    return Caller(principal, limits or Limits(), "here", Audit(lambda: 0.0))
+
+
+def test_without_access_control_everything_is_visible_and_permitted() -> None:
+    assert visible(["a", "n/b"]) == ["a", "n/b"]
+    permit("a")(["a", "n/b"])
+
+
+def test_a_caller_sees_what_it_may_read() -> None:
+    token = CALLER.set(caller())
+    try:
+        assert visible(["a", "n/a", "n/b", "n/ab"]) == ["n/a", "n/ab"]
+        permitted = permit("n/a")
+    finally:
+        CALLER.reset(token)
+    with pytest.raises(errors.PermissionDenied, match="all that reads n/a") as refused:
+        permitted(["n/a", "n/secret"])
+    assert "secret" not in refused.value.message
+
+
+def test_decisions_are_bounded_and_follow_the_rules() -> None:
+    one = caller()
+    for number in range(25_000):
+        assert not one.may(Action.REPORT, f"n/{number}")
+    assert len(one._decided) <= 10_000
+    assert one.may(Action.READ, "n/a")
+    one.become(TWIN, Limits())
+    assert not one.may(Action.READ, "n/a")
+
+
+def test_an_error_is_told_without_names_that_the_caller_may_not_know() -> None:
+    known = dict.fromkeys(["n/a", "n/secret", "m/hidden.", "solo"], None)
+    error = errors.Cycle(
+        "n/a -> n/secret -> m/hidden. -> solo. Not others, not n/made-up.", metadata={"cycle": "n/a -> solo", "n": "1"}
+    )
+    error.retry_after = 2.0
+    told = caller().redacted(error, known)
+    assert told.message == "n/a -> (hidden) -> (hidden) -> (hidden) Not others, not n/made-up."
+    assert told.metadata == {"cycle": "n/a -> (hidden)", "n": "1"}
+    assert (type(told), told.retry_after) == (errors.Cycle, 2.0)
+    innocent = errors.Cycle("n/a reads n/ab", metadata={"cycle": "n/a"})
+    assert caller().redacted(innocent, known) is innocent
+
+
+def test_refusals_that_repeat_are_one_line_and_acts_are_all_told(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    audit = Audit(lambda: now[0])
+    with caplog.at_level(logging.INFO, "lowwater_authority.audit"):
+        for number in range(50):
+            audit.refused("reset", "reader", "here", f"n/{number}", "PERMISSION_DENIED")
+            audit.done("claim", "reader", "here", "n/a")
+        now[0] = 11.0
+        audit.refused("reset", "reader", "here", "n/a", "PERMISSION_DENIED")
+    told = [getattr(record, ATTRIBUTE) for record in caplog.records]
+    assert all(each["event"] == "audit" for each in told)
+    assert [each["count"] for each in told if each["outcome"] == "refused"] == [1, 50]
+    assert sum(each["outcome"] == "done" for each in told) == 50
+
+
+# -- the file ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_file_is_read_again_when_it_changes_and_only_then(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "access.toml"
+    path.write_text("[limits]\nstreams = 1\n")
+    file = AccessFile(path)
+    seen: list[int | None] = []
+    file.on_change.append(lambda access: seen.append(access.limits.streams))
+    await file.look()
+    assert not seen
+    path.write_text("[limits]\nstreams = 22\n")
+    await file.look()
+    for bad in ("[limits]\nstreams = 0\n", "[[["):
+        path.write_text(bad)
+        await file.look()
+        await file.look()
+    path.unlink()
+    await file.look()
+    await file.look()
+    assert file.access.limits.streams == 22
+    refused = [each for each in caplog.records if getattr(each, ATTRIBUTE)["event"] == "access_refused"]
+    assert len(refused) == 3, "each bad one once"
+    path.write_text("[limits]\nstreams = 333\n")
+    await file.look()
+    assert seen == [22, 333]
+
+
+# -- around a server -----------------------------------------------------------------------------------------------------
+
+
+class Extra(grpc.GenericRpcHandler):
+    """Methods that no table has, one of each kind."""
+
+    def __init__(self) -> None:
+        self.reached = 0
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        kind = handler_call_details.method.rpartition("/")[2]
+
+        async def one(request: Any, context: Any) -> bytes:
+            self.reached += 1
+            return b""
+
+        async def many(request: Any, context: Any) -> AsyncIterator[bytes]:
+            self.reached += 1
+            yield b""
+
+        made: dict[str, Callable[[], Any]] = {
+            "UnaryUnary": lambda: grpc.unary_unary_rpc_method_handler(one),
+            "UnaryStream": lambda: grpc.unary_stream_rpc_method_handler(many),
+            "StreamUnary": lambda: grpc.stream_unary_rpc_method_handler(one),
+            "StreamStream": lambda: grpc.stream_stream_rpc_method_handler(many),
+        }
+        return made[kind]() if kind in made else None
+
+
+def guard(access: Access = ACCESS) -> Guard:
+    return Guard(
+        access,
+        observer=Observer(),
+        audit=Audit(lambda: 0.0),
+        insiders=[insider("self", ["own"])],
+        monotonic=lambda: 0.0,
+    )
+
+
+@asynccontextmanager
+async def guarded(extra: Extra, credentials: grpc.ServerCredentials | None = None) -> AsyncIterator[int]:
+    server = grpc.aio.server(interceptors=[guard()])
+    server.add_generic_rpc_handlers((extra,))
+    health = HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    await health.set("", health_pb2.HealthCheckResponse.SERVING)
+    address = "127.0.0.1:0"
+    port = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(0)
+
+
+async def refusal(call: Any) -> errors.LowwaterError | None:
+    try:
+        if hasattr(call, "__aiter__"):
+            async for _ in call:
+                pass
+        else:
+            await call
+    except grpc.aio.AioRpcError as failure:
+        return error_of_call(failure, "here")
+    return None
+
+
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream", "stream_unary", "stream_stream"])
+async def test_a_method_that_no_table_has_is_refused(kind: str) -> None:
+    extra, method = Extra(), "/x.Extra/" + "".join(part.title() for part in kind.split("_"))
+    async with guarded(extra) as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = getattr(channel, kind)(method)
+        request = b"" if kind.startswith("unary") else [b""]
+        for token, expected in (
+            ("right", errors.PermissionDenied),
+            ("own", errors.PermissionDenied),
+            ("x", errors.Unauthenticated),
+        ):
+            found = await refusal(call(request, metadata=(("authorization", f"Bearer {token}"),)))
+            assert type(found) is expected, found
+        unknown: Any = channel.unary_unary("/x.Extra/Nothing")
+        missing = await refusal(unknown(b""))
+        assert missing is not None
+        assert missing.reason == "UNIMPLEMENTED"
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        answer = await health.Check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    assert not extra.reached
+
+
+async def test_a_client_certificate_is_an_identity() -> None:
+    """By a real handshake: what a common name, a DNS name and a URI of a verified certificate are called by gRPC."""
+    ca = trustme.CA()
+    own = ca.issue_cert("localhost")
+    credentials = grpc.ssl_server_credentials(
+        [(own.private_key_pem.bytes(), b"".join(each.bytes() for each in own.cert_chain_pems))],
+        ca.cert_pem.bytes(),
+        True,
+    )
+    cases = (
+        (ca.issue_cert("reader.example"), errors.PermissionDenied),  # known, and the method is not
+        (ca.issue_cert("else.example", common_name="reader.example"), errors.PermissionDenied),
+        (ca.issue_cert("else.example"), errors.Unauthenticated),
+        (ca.issue_cert("x@reader.example"), errors.Unauthenticated),
+        (ca.issue_cert("sub.reader.example"), errors.Unauthenticated),
+        (ca.issue_cert("reader.example", "twin.example"), errors.Unauthenticated),
+    )
+    async with guarded(Extra(), credentials) as port:
+        for pair, expected in cases:
+            shown = grpc.ssl_channel_credentials(
+                ca.cert_pem.bytes(),
+                pair.private_key_pem.bytes(),
+                b"".join(each.bytes() for each in pair.cert_chain_pems),
+            )
+            async with grpc.aio.secure_channel(f"localhost:{port}", shown) as channel:
+                call: Any = channel.unary_unary("/x.Extra/UnaryUnary")
+                assert type(await refusal(call(b""))) is expected
+
+
+async def test_a_removal_does_not_wait_for_a_slow_reader() -> None:
+    """A stream whose service is at work is ended at once, one that is written to after that message; nothing that it sends counts any more."""
+    made = guard()
+    for inside in (True, False):
+        task = asyncio.create_task(asyncio.Event().wait())
+        await asyncio.sleep(0)
+        stream = _Stream(caller(), Credentials(digest("right")), Method(), None, task, inside=inside)
+        made._streams = {stream}
+        made.use(ACCESS)
+        assert stream.caller.may(Action.READ, "n/a")
+        made.use(Access([TWIN]))
+        assert isinstance(stream.revoked, errors.Unauthenticated)
+        assert not stream.caller.may(Action.READ, "n/a")
+        assert task.cancelling() == inside
+        task.cancel()

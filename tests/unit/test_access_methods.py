@@ -1,0 +1,89 @@
+"""Every method that a server has stands in the table of what it needs, and nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
+from lowwater_authority.access.methods import METHODS, OPEN
+from lowwater_authority.access.policy import Action
+from lowwater_authority.server import SERVICES
+
+FILES = (workers_pb2, watermarks_pb2, topology_pb2, cluster_pb2)
+
+DESCRIBED = {
+    f"/{service.full_name}/{method.name}": method
+    for file in (*FILES, health_pb2, reflection_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+
+NEEDS = {
+    "Claim": [("report", "computation")],
+    "Release": [("report", "computation")],
+    "Report": [],
+    "StageTask": [("report", "computation")],
+    "PrepareBatch": [("report", "computation")],
+    "CommitBatch": [("report", "computation")],
+    "GetWatermarks": [("read", "computations")],
+    "Watch": [("read", "computations")],
+    "CheckComplete": [("read", "computation")],
+    "ListRanges": [("read", "computation")],
+    "GetHistory": [("read", "computation")],
+    "Register": [("report", "name"), ("read", "inputs")],
+    "GetTopology": [],
+    "SetInputs": [("operate", "computation"), ("read", "inputs")],
+    "Reset": [("operate", "computation")],
+    "Retire": [("operate", "computation")],
+    "Locate": [],
+    "ListShards": [],
+    "Drain": [],
+    "Pin": [],
+}
+
+
+def test_each_method_is_either_open_or_guarded() -> None:
+    services = {
+        service for file in FILES for service in (s.full_name for s in file.DESCRIPTOR.services_by_name.values())
+    }
+    assert services == set(SERVICES)
+    assert METHODS.keys() | OPEN == DESCRIBED.keys() | OPEN
+    assert not METHODS.keys() & OPEN
+    assert {name for name in OPEN if name in DESCRIBED} == {name for name in DESCRIBED if "/grpc.health." in name}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_each_method_needs_what_is_written_here(name: str) -> None:
+    [(path, rule)] = [(path, rule) for path, rule in METHODS.items() if path.endswith(f"/{name}")]
+    request = DESCRIBED[path].input_type._concrete_class()
+    expected = []
+    for action, field in NEEDS[name]:
+        if field in {"computations", "inputs"}:
+            getattr(request, field).extend(["n/a", "n/b"])
+            expected += [(Action(action), "n/a"), (Action(action), "n/b")]
+        else:
+            setattr(request, field, "n/own")
+            expected.append((Action(action), "n/own"))
+    assert list(rule.needs(request)) == expected
+    assert rule.everything is (name in {"Drain", "Pin"})
+
+
+def test_every_field_that_names_computations_is_asked_for() -> None:
+    """A new field with a name in it must not slip past the table."""
+    named = {
+        (path.rpartition("/")[2], field.name)
+        for path, method in DESCRIBED.items()
+        if path in METHODS
+        for field in method.input_type.fields
+        if field.name in {"computation", "computations", "inputs"} or (field.name == "name" and "Register" in path)
+    }
+    asked = {(name, field) for name, needs in NEEDS.items() for _, field in needs}
+    assert named - asked == {("Locate", "computations"), ("Pin", "computation")}
+
+
+def test_an_adoption_needs_to_operate_too() -> None:
+    rule = METHODS["/lowwater.v1.WorkerService/Claim"]
+    request = workers_pb2.ClaimRequest(computation="n/own", adopt=True)
+    assert list(rule.needs(request)) == [(Action.REPORT, "n/own"), (Action.OPERATE, "n/own")]

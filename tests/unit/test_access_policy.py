@@ -1,0 +1,223 @@
+"""What an access file allows, against a table of its own; and every mistake in one, with the place and the fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lowwater_authority.access.policy import Access, Action, BadAccess, Limits, digest
+
+ETL = digest("etl-token")
+OPS = digest("ops-token")
+
+GOOD = f"""
+[[principal]]
+name = "etl"
+token_sha256 = ["{ETL}", "{digest("etl-next")}"]
+certificates = ["spiffe://prod/etl", "etl.example"]
+metrics = true
+[[principal.allow]]
+namespace = "flights"
+report = ["enriched", "hour*"]
+read = ["*"]
+[[principal.allow]]
+namespace = ""
+read = ["plain"]
+
+[[principal]]
+name = "ops"
+token_sha256 = ["{OPS}"]
+page = true
+[[principal.allow]]
+namespace = "*"
+operate = ["*"]
+
+[limits]
+streams = 10
+calls_per_second = 2.5
+ranges = 1_000_000
+computations = 7
+message_bytes = 67108864
+"""
+
+NAMES = [
+    (namespace, name)
+    for namespace in ("", "flights", "flight", "flightsx", "*", "other")
+    for name in (
+        "enriched",
+        "enrichedx",
+        "enriche",
+        "hour",
+        "hourly",
+        "hou",
+        "Hourly",
+        "minute",
+        "plain",
+        "*",
+        "hour*",
+        "",
+    )
+]
+
+ALLOWED = {
+    (Action.REPORT, "flights", "enriched"),
+    (Action.REPORT, "flights", "hour"),
+    (Action.REPORT, "flights", "hourly"),
+    (Action.REPORT, "flights", "hour*"),  # which nobody can register
+    (Action.READ, "", "plain"),
+} | {(Action.READ, "flights", name) for _, name in NAMES}
+
+
+def access(text: str = GOOD) -> Access:
+    return Access.parse(text.encode(), "access.toml")
+
+
+@pytest.mark.parametrize("action", list(Action))
+def test_a_principal_may_do_what_a_rule_names_and_nothing_else(action: Action) -> None:
+    etl = access().named("etl")
+    assert etl is not None
+    assert {(action, *each) for each in NAMES if etl.may(action, *each)} == {
+        each for each in ALLOWED if each[0] is action
+    }
+
+
+def test_everything_means_every_namespace_and_the_one_without_a_name() -> None:
+    ops = access().named("ops")
+    assert ops is not None
+    assert all(ops.may(Action.OPERATE, *each) for each in NAMES)
+    assert not any(ops.may(action, *each) for each in NAMES for action in (Action.READ, Action.REPORT))
+    assert ops.may_all(Action.OPERATE)
+    assert not ops.may_all(Action.READ)
+
+
+def test_everything_of_a_namespace_is_not_everything() -> None:
+    text = GOOD.replace('namespace = "*"', 'namespace = "flights"')
+    ops = access(text).named("ops")
+    assert ops is not None
+    assert not ops.may_all(Action.OPERATE)
+
+
+def test_a_token_is_known_by_its_hash_alone() -> None:
+    known = access()
+    names = {token: getattr(known.who(token), "name", None) for token in ("etl-token", "etl-next", "ops-token")}
+    assert names == {"etl-token": "etl", "etl-next": "etl", "ops-token": "ops"}
+    for token in ("", " ", "etl-toke", "etl-token ", "ETL-TOKEN", ETL, OPS, "\udcff", "é"):
+        assert known.who(token) is None, token
+
+
+def test_a_certificate_is_known_by_one_of_its_names_exactly() -> None:
+    known = access()
+    assert [each.name for each in known.certified(["else", "etl.example"])] == ["etl"]
+    for names in ([], ["etl"], ["x.etl.example"], ["ETL.example"], ["spiffe://prod/etl/x"], ["spiffe://prod"]):
+        assert known.certified(names) == [], names
+
+
+def test_flags_and_limits_are_what_was_written() -> None:
+    known = access()
+    etl, ops = known.principals
+    assert (etl.page, etl.metrics, ops.page, ops.metrics) == (False, True, True, False)
+    assert known.limits == Limits(10, 2.5, 1_000_000, 7, 67108864)
+    assert access("").limits == Limits()
+
+
+def test_nothing_shows_a_digest() -> None:
+    known = access()
+    assert not any(each in repr(known.principals) for each in (ETL, OPS))
+
+
+def principal(more: str = "", name: str = '"etl"', tokens: str = f'["{ETL}"]', top: str = "") -> str:
+    return f"{top}\n[[principal]]\nname = {name}\ntoken_sha256 = {tokens}\n{more}"
+
+
+def allow(lines: str) -> str:
+    return principal(f"[[principal.allow]]\n{lines}")
+
+
+BAD = {
+    "no TOML": ("[[principal", "access.toml is not TOML", "correct it there"),
+    "no UTF-8": ("\udcff", "access.toml is not UTF-8", "save it as UTF-8"),
+    "unknown table": ("[principals]", "access.toml: principals is unknown", "principal, limits"),
+    "one principal": ("[principal]\nname='etl'", "access.toml: principal is not a list of tables", "[[principal]]"),
+    "no name": ("[[principal]]", "access.toml: principal[1].name is missing", "1 to 64 of"),
+    "name of another kind": (principal(name="3"), "access.toml: principal[1].name is 3", "1 to 64 of"),
+    "name with a space": (principal(name='"a b"'), "access.toml: principal[1].name is 'a b'", "1 to 64 of"),
+    "reserved name": (principal(name='"peer"'), "principal[1].name is 'peer', which the authority", "choose another"),
+    "misspelt key": (principal("reed = true"), "principal[1].reed is unknown", "write one of name, token_sha256"),
+    "the token itself": (principal("token = 'hush-hush'"), "principal[1].token is unknown", "token_sha256"),
+    "a token for its digest": (
+        principal(tokens="['hush-hush']"),
+        "principal[1].token_sha256[1] is malformed",
+        "64 hex",
+    ),
+    "an upper-case digest": (principal(tokens=f"['{'A' * 64}']"), "token_sha256[1] is malformed", "64 hexadecimal"),
+    "no list": (principal(tokens=f"'{ETL}'"), "principal[1].token_sha256 is not a list", "in brackets"),
+    "digest of nothing": (principal(tokens=f"['{digest('')}']"), "has the digest of an empty token", "access token"),
+    "nobody": (principal(tokens="[]"), "principal[1] 'etl' can be nobody", "token_sha256 or certificates"),
+    "wildcard certificate": (principal("certificates = ['*.example']"), "certificates[1] is '*.example'", "without"),
+    "page of another kind": (principal("page = 'yes'"), "principal[1].page is 'yes'", "write true or false"),
+    "one rule": (
+        principal("[principal.allow]\nnamespace=''"),
+        "principal[1].allow is not a list",
+        "[[principal.allow]]",
+    ),
+    "no namespace": (allow("read = ['*']"), "principal[1].allow[1].namespace is missing", '"" for names without one'),
+    "namespace pattern": (allow("namespace = 'f*'"), "allow[1].namespace is 'f*'", '"*" for all'),
+    "misspelt action": (allow("namespace=''\nwrite=['*']"), "allow[1].write is unknown", "report, read, operate"),
+    "an empty rule": (allow("namespace = ''"), "principal[1].allow[1] allows nothing", "report, read, operate"),
+    "star in the middle": (allow("namespace=''\nread=['a*b']"), "allow[1].read[1] is 'a*b'", "one * at the end"),
+    "two stars": (allow("namespace=''\nread=['ok', 'a**']"), "allow[1].read[2] is 'a**'", "one * at the end"),
+    "question mark": (allow("namespace=''\nread=['a?']"), "allow[1].read[1] is 'a?'", "one * at the end"),
+    "namespace in a name": (allow("namespace=''\nread=['f/a']"), "allow[1].read[1] is 'f/a'", "within the namespace"),
+    "no name at all": (allow("namespace=''\nread=['']"), "allow[1].read[1] is ''", "within the namespace"),
+    "same name twice": (
+        principal() + principal(tokens=f"['{OPS}']"),
+        "principal[2].name is 'etl', which principal[1]",
+        "its own",
+    ),
+    "same token twice": (
+        principal() + principal(name="'b'"),
+        f"principal[2].token_sha256 is {ETL[:8]}..., which principal[1]",
+        "give each its own",
+    ),
+    "same certificate twice": (
+        principal("certificates=['x']") + principal("certificates=['x']", "'b'", f"['{OPS}']"),
+        "principal[2].certificates is 'x', which principal[1] has too",
+        "give each its own",
+    ),
+    "limits as a list": ("[[limits]]", "access.toml: limits is not a table", "[limits]"),
+    "unknown limit": ("[limits]\nrate = 3", "access.toml: limits.rate is unknown", "streams, calls_per_second"),
+    "no streams": ("[limits]\nstreams = 0", "access.toml: limits.streams is 0", "1 or more"),
+    "true streams": ("[limits]\nstreams = true", "access.toml: limits.streams is True", "whole number"),
+    "half a range": ("[limits]\nranges = 1.5", "access.toml: limits.ranges is 1.5", "whole number"),
+    "no computations": ("[limits]\ncomputations = -1", "access.toml: limits.computations is -1", "1 or more"),
+    "endless calls": ("[limits]\ncalls_per_second = inf", "access.toml: limits.calls_per_second is inf", "above 0"),
+    "a limit in words": ("[limits]\ncalls_per_second = 'x'", "access.toml: limits.calls_per_second is 'x'", "above 0"),
+    "small messages": ("[limits]\nmessage_bytes = 1000", "access.toml: limits.message_bytes is 1000", "65536 or more"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_mistake_is_refused_with_the_place_and_the_fix(case: str) -> None:
+    text, place, fix = BAD[case]
+    with pytest.raises(BadAccess) as refused:
+        Access.parse(text.encode(errors="surrogateescape"), "access.toml")
+    assert place in str(refused.value)
+    assert fix in str(refused.value)
+    assert "hush-hush" not in str(refused.value)
+    assert ETL not in str(refused.value)
+
+
+def test_a_file_that_everybody_can_change_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "access.toml"
+    path.write_text(GOOD)
+    path.chmod(0o646)
+    with pytest.raises(BadAccess, match=r"can be written by everybody on this machine; chmod o-w /.*access\.toml"):
+        Access.load(path)
+    path.chmod(0o664)
+    assert Access.load(path).named("etl")
+
+
+def test_a_file_that_is_not_there_is_refused_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(BadAccess, match=r"nowhere\.toml cannot be read: No such file"):
+        Access.load(tmp_path / "nowhere.toml")
