@@ -51,7 +51,8 @@ USER 65532:65532
 WORKDIR /data
 VOLUME ["/data"]
 EXPOSE 7420 7421
-# The page's port is opened when the journal was replayed. It speaks TLS or not, and asks for a token or not: so only whether it is open.
-HEALTHCHECK --interval=30s --timeout=5s --start-period=60s CMD ["python3.11", "-c", "import socket; socket.create_connection(('127.0.0.1', 7421), 3)"]
+# The page's port is opened when the journal was replayed, which may take a quarter of an hour, as on Kubernetes. It speaks TLS or not, and
+# asks for a token or not: so only whether it is open.
+HEALTHCHECK --interval=30s --timeout=5s --start-period=15m CMD ["python3.11", "-c", "import socket; socket.create_connection(('127.0.0.1', 7421), 3)"]
 ENTRYPOINT ["lowwater"]
 CMD ["serve", "--data", "/data"]

@@ -16,7 +16,7 @@ from typing import Any, Final
 import shtab
 
 from lowwater.cli.arguments import SHELLS, parser
-from lowwater_authority import access_command, journal_command, server
+from lowwater_authority import access_command, journal_command, serve_arguments
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "cli.md"
@@ -40,7 +40,7 @@ def whole() -> argparse.ArgumentParser:
     """Return the parser of the command with the commands of the other distribution in it."""
     top = parser()
     commands = _commands(top)
-    commands["serve"] = server.parser()
+    commands["serve"] = serve_arguments.parser()
     commands["journal"] = journal_command.parser()
     commands["access"] = access_command.parser()
     return top

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from lowwater.cli.arguments import parser as client_parser
-from lowwater_authority import server
+from lowwater_authority import serve_arguments, server
 from lowwater_authority.cluster.cluster import HAND_OVER_SECONDS
 from lowwater_authority.web.http import JOIN_SECONDS
 from monitoring.files import GENERATED
 from tests.chart.rendering import (
+    CHART,
     NAMESPACE,
     SETS,
     Document,
@@ -23,9 +26,13 @@ from tests.chart.rendering import (
     container,
     documents,
     expanded,
+    helm,
     of_kind,
+    parsed,
+    rendered,
     stateful_set,
 )
+from tests.chart.test_rendered import FLOOR, valid
 
 SHARDED = {"redis", "redis-secret", "secured", "everything"}
 
@@ -53,7 +60,7 @@ def flags(name: str, pod: str = "lw-lowwater-0") -> Any:
     """What `lowwater serve` makes of the arguments of a container."""
     command, arguments = container(name)["command"], container(name)["args"]
     assert command == ["lowwater", "serve"]
-    return server.parser().parse_args([expanded(each, environment(name, pod)) for each in arguments])
+    return serve_arguments.parser().parse_args([expanded(each, environment(name, pod)) for each in arguments])
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -177,10 +184,15 @@ def test_a_password_is_in_the_secret_alone() -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_the_probes_ask_what_the_server_answers(name: str) -> None:
     probes = {kind: container(name)[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")}
-    for probe in probes.values():
-        if any(each.startswith("--tls-cert=") for each in container(name)["args"]):
-            assert probe["httpGet"] == {"path": "/healthz", "port": "http", "scheme": "HTTPS"}
-        else:
+    if any(each.startswith("--tls-cert=") for each in container(name)["args"]):
+        # Whoever opens all the connections that the page takes must not have the shards restarted.
+        assert {kind: probe.get("httpGet") or probe["tcpSocket"] for kind, probe in probes.items()} == {
+            "startup": {"path": "/healthz", "port": "http", "scheme": "HTTPS"},
+            "readiness": {"path": "/healthz", "port": "http", "scheme": "HTTPS"},
+            "liveness": {"port": "grpc"},
+        }
+    else:
+        for probe in probes.values():
             assert probe["grpc"]["port"] == 7420
             assert probe["grpc"].get("service", "") in {"", *server.SERVICES}
     replay = probes["startup"]["periodSeconds"] * probes["startup"]["failureThreshold"]
@@ -225,6 +237,45 @@ def test_a_scrape_of_a_secured_release() -> None:
     assert endpoint["tlsConfig"]["serverName"] == "lw-lowwater.prod.svc"
     assert endpoint["authorization"]["credentials"] == {"name": "lowwater-scrape", "key": "metrics"}
     assert "authorization" not in of_kind("monitoring", "ServiceMonitor")[0]["spec"]["endpoints"][0]
+
+
+def test_of_two_labels_of_one_name_the_more_special_one_counts(tmp_path: Path) -> None:
+    """The loader of the tests refuses a key that is there twice."""
+    labels = {each: {"team": each} for each in ("serviceMonitor", "prometheusRule", "dashboards")}
+    values = {part: {"enabled": True, "labels": each} for part, each in labels.items()}
+    path = tmp_path / "values.yaml"
+    path.write_text(yaml.safe_dump({**values, "commonLabels": {"team": "all"}, "podLabels": {"team": "pods"}}))
+    found = parsed(rendered("--values", path))
+    shown = {each["kind"]: each["metadata"]["labels"]["team"] for each in found}
+    assert (shown["ServiceMonitor"], shown["PrometheusRule"], shown["ConfigMap"]) == tuple(labels)
+    [served] = [each for each in found if each["kind"] == "StatefulSet"]
+    assert (shown["StatefulSet"], served["spec"]["template"]["metadata"]["labels"]["team"]) == ("all", "pods")
+
+
+def test_a_name_that_looks_like_a_number_stays_a_name(tmp_path: Path) -> None:
+    """kubernetes_validate says of each whether it is a string."""
+    path = tmp_path / "values.yaml"
+    given: dict[str, Any] = {
+        "fullnameOverride": "y",
+        "priorityClassName": "1e3",
+        "image": {"tag": "20261122"},
+        "redis": {"existingSecret": "0x1", "existingSecretKey": "1", "deployment": "1"},
+        "tls": {"existingSecret": "1e3"},
+        "access": {"existingSecret": "12"},
+        "peerToken": {"existingSecret": "12", "key": "1"},
+        "test": {"tokenSecret": {"name": "1", "key": "2"}},
+        "serviceMonitor": {"enabled": True, "tokenSecret": {"name": "1", "key": "2"}},
+        "serviceAccount": {"create": False, "name": "7"},
+        "commonLabels": {"cost-centre": "0815"},
+    }
+    alone = {**given, "redis": {}, "persistence": {"existingClaim": "1", "size": "1073741824"}}
+    made = {**alone, "persistence": {"storageClass": "1", "size": "1073741824"}}
+    for values in (given, alone, made):
+        path.write_text(json.dumps(values))
+        said = helm("template", "1e3", CHART, "--namespace", "1", "--values", path)
+        assert said.returncode == 0, said.stderr
+        for document in parsed(said.stdout):
+            valid(document, FLOOR)
 
 
 def test_the_network_policy_lets_in_who_is_named_and_the_shards() -> None:

@@ -16,40 +16,56 @@ from tests.chart.test_rendered import FLOOR, valid
 
 PAGE = (ROOT / "docs/helm.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+LINES = [line for language, block in BLOCKS if language == "sh" for line in block.replace("\\\n", " ").splitlines()]
 COMMANDS = [
-    line
-    for language, block in BLOCKS
-    if language == "sh"
-    for line in block.replace("\\\n", " ").splitlines()
-    if line.startswith("helm ")
+    line for line in (*LINES, *re.findall(r"`([^`\n]+)`", PAGE)) if re.search(r"\b(helm|kubectl) -*\w+ .", line)
 ]
+"""Those of helm and kubectl, in blocks and in sentences."""
+FILE = "lowwater.yaml"
+"""What the page calls the file with the values."""
 WRITTEN = [yaml.safe_load(block) for language, block in BLOCKS if language == "yaml"]
 
 
-def settings(command: str) -> list[str]:
-    """The values that a command sets, as arguments of helm."""
-    words = shlex.split(command)
-    return [each for at, word in enumerate(words) if word.startswith("--set") for each in (word, words[at + 1])]
+@pytest.mark.parametrize("command", dict.fromkeys(COMMANDS))
+def test_a_command_names_the_namespace_and_forgets_no_value(command: str) -> None:
+    """An upgrade with --set alone would drop the image, TLS and Redis."""
+    words = shlex.split(command, comments=True)
+    at = next(at for at, word in enumerate(words) if word in {"helm", "kubectl"})
+    assert "-n lowwater" in command or words[at + 1 : at + 4] == ["create", "namespace", "lowwater"]
+    if words[at] == "helm" and words[at + 1] in {"install", "upgrade"}:
+        assert [word for word in words if word[0] != "-"][2:4] == ["lowwater", "helm/lowwater"]
+        assert f"-f {FILE}" in command
+        assert "--set" not in command, "the next one would not know it"
 
 
-@pytest.mark.parametrize("command", [each for each in COMMANDS if "--set" in each])
-def test_a_command_sets_values_that_there_are(command: str) -> None:
-    assert by_key(parsed(rendered(*settings(command))))
+def test_the_commands_were_found() -> None:
+    found = [[word for word in shlex.split(each, comments=True) if word[0] != "-"][:2] for each in COMMANDS]
+    for words in (["helm", "install"], ["helm", "upgrade"], ["helm", "uninstall"], ["kubectl", "create"]):
+        assert words in found
 
 
 def test_the_values_are_taken(tmp_path: Path) -> None:
+    """Each by itself, and each with those before it in one file, as the page has it grow."""
     values = [each for each in WRITTEN if "kind" not in each]
-    assert values
+    assert len(values) >= 5
+    arguments: list[str | Path] = []
     for number, each in enumerate(values):
         path = tmp_path / f"{number}.yaml"
         path.write_text(yaml.safe_dump(each))
         assert by_key(parsed(rendered("--values", path)))
+        arguments += ["--values", path]
+        assert by_key(parsed(rendered(*arguments)))
 
 
 def test_the_pod_that_copies_a_journal() -> None:
     [pod] = [each for each in WRITTEN if each.get("kind") == "Pod"]
     valid(pod, FLOOR)
     [copy] = pod["spec"]["containers"]
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert copy["securityContext"]["allowPrivilegeEscalation"] is False
+    assert copy["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     program, group, *arguments = copy["command"]
     assert (program, group) == ("lowwater", "journal")
     args = journal_command.parser().parse_args(arguments)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+
 import pytest
 
+from lowwater_authority import serve_arguments
 from tests.chart.rendering import CHART, helm
 
 REDIS = "redis.url=redis://redis:6379"
+
+NONE_OF = "is none of --listen=HOST:7420, --http=HOST:7421, --dead-after=SECONDS, --reflection and --verbose"
 
 REFUSED = {
     "several without Redis": (
@@ -44,7 +50,49 @@ REFUSED = {
         [r"podLabels.app\.kubernetes\.io/component=x"],
         "podLabels has app.kubernetes.io/component, by which the Services find the pods",
     ),
+    "a label of every object": (
+        [r"podLabels.helm\.sh/chart=x"],
+        "podLabels has helm.sh/chart, which the chart sets itself",
+    ),
+    "the same, of rules": (
+        [r"prometheusRule.labels.app\.kubernetes\.io/version=x"],
+        "prometheusRule.labels has app.kubernetes.io/version, which the chart sets itself: use another label",
+    ),
+    "a claim that goes with the release": (
+        [r"persistence.annotations.helm\.sh/resource-policy=delete"],
+        "persistence.annotations has helm.sh/resource-policy, which the chart sets itself, to keep: leave it out",
+    ),
+    "the checksum": (
+        ["podAnnotations.checksum/redis=x"],
+        "podAnnotations has checksum/redis, which the chart sets itself",
+    ),
+    "an abbreviation": (["extraArgs[0]=--verbose", "extraArgs[1]=--dat=/elsewhere"], f"extraArgs[1] {NONE_OF}"),
+    "an abbreviation of what may be": (["extraArgs[0]=--lis=[::]:7420"], f"extraArgs[0] {NONE_OF}"),
+    "another port": (["extraArgs[0]=--listen=[::]:17420"], f"extraArgs[0] {NONE_OF}"),
+    "another port of the page": (["extraArgs[0]=--http=[::]:8080"], f"extraArgs[0] {NONE_OF}"),
+    "no page": (["extraArgs[0]=--http=off"], f"extraArgs[0] {NONE_OF}"),
+    "two words": (["extraArgs[0]=--listen", "extraArgs[1]=[::]:7420"], f"extraArgs[0] {NONE_OF}"),
+    "a word alone": (["extraArgs[0]=redis://:secret@redis"], f"extraArgs[0] {NONE_OF}"),
+    "the store in the environment": (
+        ["extraEnv[0].name=LOWWATER_STORE"],
+        "extraEnv has LOWWATER_STORE, which the chart sets itself",
+    ),
+    "a token in the environment": (["extraEnv[0].name=LOWWATER_PEER_TOKEN"], "extraEnv has LOWWATER_PEER_TOKEN"),
+    "the name of the pod": (["extraEnv[0].name=A", "extraEnv[1].name=POD_NAME"], "extraEnv has POD_NAME"),
+    **{
+        f"the volume {name}": (
+            [f"extraVolumes[0].name={name}"],
+            f"extraVolumes has {name}, which is a volume of the chart: give it another name",
+        )
+        for name in ("tmp", "data", "tls", "access")
+    },
     # And what the schema refuses.
+    "a value that is taken away": (["redis=null"], "redis is required"),
+    "the same, below": (["redis.url=null"], "redis: url is required"),
+    "the same, of a probe": (["probes.liveness.periodSeconds=null"], "probes.liveness: periodSeconds is required"),
+    "no volume at all": (["persistence.size=0Gi"], "persistence.size: Does not match pattern"),
+    "a unit that is none": (["persistence.size=10K"], "persistence.size: Does not match pattern"),
+    "scrapes without a pause": (["serviceMonitor.interval=0s"], "serviceMonitor.interval: Does not match pattern"),
     "an unknown value": (["replicas=3"], "Additional property replicas is not allowed"),
     "an unknown value below": (["redis.host=redis"], "redis: Additional property host is not allowed"),
     "another scheme": (["redis.url=http://redis"], "redis.url: Does not match pattern"),
@@ -76,6 +124,25 @@ def test_a_kubernetes_without_grpc_probes() -> None:
     assert "chart requires kubeVersion: >=1.27.0-0" in said.stderr
 
 
+@pytest.mark.parametrize("name", ["1day", "day.one"])
+def test_a_release_that_makes_names_no_service_can_have(name: str) -> None:
+    said = helm("template", name, CHART)
+    assert said.returncode != 0
+    assert f"{name}-lowwater is no name for a Service" in said.stderr
+    assert "set fullnameOverride" in said.stderr
+    said = helm("template", name, CHART, "--set", "fullnameOverride=one")
+    assert said.returncode == 0, said.stderr
+
+
+def test_every_flag_is_the_charts_or_may_be_given() -> None:
+    """A flag that is new in the server belongs into one of the two lists of _refusals.tpl."""
+    text = (CHART / "templates/_refusals.tpl").read_text()
+    [own] = re.findall(r"has \$flag \(list ([^)]+)\)", text)
+    [given] = re.findall(r'regexMatch "\^--\(([^)]+)\)\$"', text)
+    listed = [*shlex.split(own), *(f"--{each.partition('=')[0]}" for each in given.split("|"))]
+    assert sorted(listed) == sorted(re.findall(r"--[a-z-]+", serve_arguments.parser().format_usage()))
+
+
 def test_what_is_near_a_refusal_is_not_refused() -> None:
     for values in (
         [REDIS, "replicaCount=3"],
@@ -84,7 +151,16 @@ def test_what_is_near_a_refusal_is_not_refused() -> None:
         ["tls.existingSecret=there", "tls.clientAuth=true"],
         [REDIS, "access.config=x", "peerToken.existingSecret=there"],
         ["access.config=x", "serviceMonitor.enabled=true", "serviceMonitor.tokenSecret.name=there"],
-        ["extraArgs[0]=--verbose"],
+        [
+            "extraArgs[0]=--verbose",
+            "extraArgs[1]=--listen=[::]:7420",
+            "extraArgs[2]=--http=[::]:7421",
+            "extraArgs[3]=--dead-after=3",
+        ],
+        ["extraEnv[0].name=LOWWATER_STORED", "extraVolumes[0].name=more-data"],
+        ["resources.limits=null"],
+        ["persistence.size=0.5Gi", "serviceMonitor.interval=10s"],
+        ["persistence.size=10k"],
         ["global.of.a.parent=x"],
     ):
         said = helm("template", "lw", CHART, *(part for value in values for part in ("--set", value)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import ssl
 import subprocess
 from base64 import b64decode
@@ -107,8 +108,12 @@ def test_the_secured_command_serves_probes_scrapes_and_its_test_and_minds_no_red
         monkeypatch.setenv("LOWWATER_PEER_TOKEN", "x" * 43)
         with Contained(tmp_path, "secured") as server:
             assert server.page.startswith("https:")
-            probes = [server.container[probe]["httpGet"] for probe in PROBES]
-            assert {server.got(probe["path"]) for probe in probes} == {200}
+            startup, readiness, liveness = (server.container[probe] for probe in PROBES)
+            assert {server.got(probe["httpGet"]["path"]) for probe in (startup, readiness)} == {200}
+            ports = {each["name"]: each["containerPort"] for each in server.container["ports"]}
+            assert ports[liveness["tcpSocket"]["port"]] == 7420
+            host, port = server.address.rsplit(":", 1)
+            socket.create_connection((host, int(port)), timeout=30).close()
             [monitor] = of_kind("secured", "ServiceMonitor")
             metrics = monitor["spec"]["endpoints"][0]["path"]
             assert server.got(metrics) == 401

@@ -61,6 +61,22 @@ def test_the_schema_is_closed_and_has_exactly_the_values() -> None:
     assert documented <= known
 
 
+def test_no_value_can_be_taken_away() -> None:
+    """One that is null is none: a template would stop with where it is, or leave out what it guards."""
+
+    def closed(node: Any) -> Iterator[dict[str, Any]]:
+        if isinstance(node, dict):
+            if node.get("additionalProperties") is False:
+                yield node
+            for each in node.values():
+                yield from closed(each)
+
+    for node in closed(SCHEMA):
+        optional = node["properties"].keys() - set(node.get("required", []))
+        # What a parent chart gives, and a pod without limits.
+        assert optional in (set(), {"global"}, {"requests", "limits"})
+
+
 def test_the_table_of_values_is_as_it_would_be_written() -> None:
     said = subprocess.run(
         [sys.executable, "-m", "scripts.document_values", "--check"],

@@ -64,7 +64,7 @@ class Standalone:
         before = self.registrations(host)
         sizes = ["--cores", "2", "--memory", "1g", "--work-dir", str(self.folder / "work")]
         self._start(host, WORKER, "--host", host, "--port", "0", "--webui-port", "0", *sizes, self.url)
-        until(lambda: self.registrations(host) > before, f"the worker of {host} is registered", 90)
+        until(lambda: self.registrations(host) > before, f"the worker of {host} is registered")
 
     def kill_worker(self, host: str) -> int:
         """Kill -9 the worker of a host; its executors notice and end. Returns its exit code."""

@@ -57,7 +57,7 @@ def test_executors_have_the_shipped_code_and_the_settings(tmp_path: Path, shippe
     assert "s3cret" not in log.read_text(encoding="utf-8"), "Spark hides what is called a token"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_py_files_carry_our_wheels_and_not_grpc(tmp_path: Path, shipped: Shipped) -> None:
     """The pure wheels import from zips as --py-files ships them, where gRPC is installed; gRPC from a zip does not."""
     zips = []

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from lowwater.cli.arguments import parser
-from lowwater_authority import journal_command, server
+from lowwater_authority import journal_command, serve_arguments
 from lowwater_authority.web.metrics import FIGURES
 from monitoring.files import groups
 from monitoring.settings import Settings
@@ -58,7 +58,7 @@ def test_every_command_is_one(page: Path) -> None:
     assert len(found) >= 2
     for command, *arguments in found:
         if command == "serve":
-            server.parser().parse_args(arguments)
+            serve_arguments.parser().parse_args(arguments)
         elif command == "journal":
             journal_command.parser().parse_args(arguments)
         else:

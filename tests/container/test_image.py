@@ -12,9 +12,10 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+import yaml
 
 import lowwater
-from lowwater_authority.server import parser
+from lowwater_authority.serve_arguments import parser
 from tests.compatibility.environments import UV, clean_environ
 from tests.container.confined import USER, confined, ways
 from tests.container.dockerfile import PYTHON, ROOT, Image, ignored, patterns, steps
@@ -85,6 +86,12 @@ def test_what_the_image_starts_and_as_whom() -> None:
     assert labels.keys() == {
         f"org.opencontainers.image.{each}" for each in ("title", "description", "licenses", "version", "revision")
     }
+
+
+def test_a_replay_has_as_long_as_on_kubernetes() -> None:
+    startup = yaml.safe_load((ROOT / "helm/lowwater/values.yaml").read_text())["probes"]["startup"]
+    (minutes,) = re.findall(r"--start-period=(\d+)m ", only("HEALTHCHECK"))
+    assert int(minutes) * 60 == startup["periodSeconds"] * startup["failureThreshold"]
 
 
 def test_no_step_needs_a_shell_or_fetches_by_itself() -> None:

@@ -36,7 +36,7 @@ def mark(hour: int, minute: int = 0) -> Watermark:
     return Watermark.of(at(hour, minute))
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     """Poll a condition that the other process brings about."""
     deadline = time.monotonic() + seconds
     while not condition():

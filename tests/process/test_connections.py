@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import resource
 import socket
@@ -83,6 +84,27 @@ def test_idle_connections_take_their_places_and_no_more(tmp_path: Path) -> None:
         assert 1 <= len(refused) <= 6
         assert str(FILES // OF_FILES) in refused[0]["reason"]
         assert not any(line["event"] == "log" and line["level"] == "error" for line in told)
+
+
+def answered(server: Serving, source: str, path: str = "/healthz") -> int:
+    """The status of an answer to an address of this machine; 0: it is not taken."""
+    place = urllib.parse.urlsplit(server.page)
+    connection = http.client.HTTPConnection(str(place.hostname), place.port, 30, (source, 0))
+    with contextlib.closing(connection):
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return 0
+
+
+def test_one_address_cannot_take_the_places_of_all(tmp_path: Path) -> None:
+    """Else whoever reaches the page has the process restarted, whose health is asked there."""
+    with Limited(tmp_path / "data", "--log-format", "json") as server, contextlib.ExitStack() as stack:
+        for _ in range(FILES):
+            stack.enter_context(connected(server.page))
+        assert answered(server, "127.0.0.1") == 0, "it is full for who fills it"
+        assert answered(server, "127.0.0.2") == 200
 
 
 def answers(server: Serving) -> bool:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import lowwater
+from lowwater import errors
 from lowwater_authority.access.policy import Access
 from lowwater_authority.tls import Certificates, Files
 from lowwater_authority.web import feed, visitors
@@ -145,7 +146,14 @@ def refused(answer: Answer, status: int) -> bool:
 def test_whoever_presents_nothing_or_nonsense_sees_nothing(guarded: Guarded) -> None:
     for path in (*API, "metrics"):
         assert refused(guarded.ask(path), 401)
-    headers = ("Bearer", "Bearer ", "Basic b25jYWxsOnRvay1vbmNhbGwtMQ==", TOKENS["oncall"], f"Token {TOKENS['oncall']}")
+    headers = (
+        "Bearer",
+        "Bearer ",
+        "Basic b25jYWxsOnRvay1vbmNhbGwtMQ==",
+        TOKENS["oncall"],
+        f"Token {TOKENS['oncall']}",
+        "Bearer t\xf6k",
+    )
     for header in headers:
         assert refused(guarded.ask("api/snapshot", Authorization=header), 401)
     assert refused(guarded.ask("api/snapshot", cookie=f"lowwater={TOKENS['oncall']}"), 401)
@@ -264,6 +272,7 @@ def test_a_stream_ends_when_its_viewer_is_removed(guarded: Guarded, monkeypatch:
         ({"Sec_Fetch_Site": "same-site"}, 403),
         ({"Origin": "https://elsewhere.example"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Origin": "http://["}, 403),
         ({"Content_Type": "text/plain"}, 400),
         ({"Content_Type": "application/x-www-form-urlencoded"}, 400),
     ],
@@ -276,7 +285,55 @@ def test_another_site_can_sign_nobody_in_or_out(guarded: Guarded, headers: dict[
         assert refused(answer, 403)
 
 
-@pytest.mark.parametrize("body", [b"", b"tok", b"[]", b"{}", b'{"token": 7}', b'{"token": " "}', b'{"token": "\xff"}'])
+def test_a_stream_of_a_right_token_does_not_end_by_the_wrong_ones_of_others(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "BEAT", 0.2)
+    connection = http.client.HTTPConnection(urlsplit(guarded.page).netloc, timeout=60)
+    with ExitStack() as leaving:
+        leaving.callback(connection.close)
+        connection.request("GET", "/api/events", headers={"Authorization": f"Bearer {TOKENS['oncall']}"})
+        stream = leaving.enter_context(connection.getresponse())
+        assert stream.status == 200
+        while guarded.ask("metrics", WRONG).status != 429:
+            pass
+        beats = 0
+        while beats < 5:  # at each it is looked at again who may see it
+            line = stream.readline()
+            assert line, "it has ended"
+            beats += line.startswith(b"event: beat")
+
+
+def test_of_several_tokens_none_counts(guarded: Guarded) -> None:
+    for first, second in (("oncall", "etl"), ("etl", "oncall"), ("oncall", "oncall")):
+        connection = http.client.HTTPConnection(urlsplit(guarded.page).netloc, timeout=60)
+        with ExitStack() as leaving:
+            leaving.callback(connection.close)
+            connection.putrequest("GET", "/api/snapshot")
+            for name in (first, second):
+                connection.putheader("Authorization", f"Bearer {TOKENS[name]}")
+            connection.endheaders()
+            answer = leaving.enter_context(connection.getresponse())
+            assert answer.status == 401
+            assert b"several Authorization headers" in answer.read()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"tok",
+        b"[]",
+        b"{}",
+        b'{"token": 7}',
+        b'{"token": " "}',
+        b'{"token": "\xff"}',
+        b'{"token": "\\ud800"}',
+        b'{"token": "tok\\u0000"}',
+        '{"token": "tök"}'.encode(),
+        b"[" * 4000,
+    ],
+)
 def test_a_sign_in_that_makes_no_sense_is_refused(guarded: Guarded, body: bytes) -> None:
     json_type = {"Content-Type": "application/json"}
     assert refused(ask(guarded.page, "session", "POST", json_type, body=body), 400)
@@ -284,6 +341,8 @@ def test_a_sign_in_that_makes_no_sense_is_refused(guarded: Guarded, body: bytes)
 
 def test_a_token_of_any_length_costs_little(guarded: Guarded) -> None:
     assert refused(guarded.sign_in("x" * 10_000), 413)
+    nested = ask(guarded.page, "session", "POST", {"Content-Type": "application/json"}, body=b"[" * 100_000)
+    assert refused(nested, 413)
 
 
 def test_a_sign_in_that_never_comes_is_not_waited_for(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,13 +361,17 @@ def test_wrong_tokens_are_limited_by_address(guarded: Guarded) -> None:
     cookie = guarded.cookie()
     for _ in range(TRIES):
         assert refused(guarded.ask("api/snapshot", WRONG), 401)
-    limited = guarded.sign_in(TOKENS["oncall"])
-    assert refused(limited, 429), "not even a right one is looked at: else one could go on guessing"
-    assert 1 <= int(limited.headers["Retry-After"]) <= 2
-    assert guarded.ask("api/snapshot", cookie=cookie).status == 200, "who has signed in is not cut off by it"
+    for limited in (guarded.sign_in(WRONG), guarded.ask("api/snapshot", WRONG), guarded.ask("metrics", WRONG)):
+        assert refused(limited, 429)
+        assert 1 <= int(limited.headers["Retry-After"]) <= 2
+    assert guarded.ask("api/snapshot", cookie=cookie).status == 200
+    assert guarded.sign_in(TOKENS["oncall"]).status == 204, (
+        "whose is right is not locked out by others behind the same proxy"
+    )
+    assert guarded.ask("api/snapshot", TOKENS["oncall"]).status == 200
+    assert guarded.ask("metrics", TOKENS["scraper"]).status == 200
     assert refused(guarded.ask("api/snapshot"), 401), "nor is a missing token a wrong one"
     guarded.ticks += 1
-    assert guarded.ask("api/snapshot", TOKENS["oncall"]).status == 200
     assert refused(guarded.ask("api/snapshot", WRONG), 401)
     assert refused(guarded.ask("api/snapshot", WRONG), 429)
 
@@ -343,6 +406,8 @@ def test_no_secret_is_logged(guarded: Guarded, caplog: pytest.LogCaptureFixture)
         ("sign_in", "anonymous", "refused"),
         ("sign_out", "oncall", "done"),
     }
+    reasons = set(re.findall(r"'outcome': 'refused', 'reason': '(\w+)'", logged))
+    assert reasons == {errors.Unauthenticated.reason, errors.PermissionDenied.reason}, "as those of gRPC"
     for secret in (
         *TOKENS.values(),
         WRONG,

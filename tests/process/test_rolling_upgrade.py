@@ -15,8 +15,11 @@ from tests.process.following import Following, Work
 from tests.process.sharding import Shard, Sharded, balanced, served, spread
 from tests.process.test_client_end_to_end import eventually
 
-DEAD_AFTER = 3.0
+DEAD_AFTER = 10.0
 """Seconds; so long that whoever waits for it is seen, and that nobody is thought dead on a busy machine."""
+
+KILLED_DEAD_AFTER = 3.0
+"""Seconds, where a shard is killed and waited for; also long enough for a busy machine."""
 
 NEXT_RELEASE = """
 import sys
@@ -102,9 +105,9 @@ def test_two_shards_are_restarted_one_after_the_other(tmp_path: Path) -> None:
 
 def test_what_a_later_release_has_written_is_not_misread_by_the_shard_beside_it(tmp_path: Path) -> None:
     """The older shard leaves it alone and says why; what it has itself goes over to the later one."""
-    with Sharded(tmp_path, 1, dead_after=DEAD_AFTER) as d, d.connect() as lw, Following() as following:
+    with Sharded(tmp_path, 1, dead_after=KILLED_DEAD_AFTER) as d, d.connect() as lw, Following() as following:
         (old,) = d.shards
-        new = Next(tmp_path / "next", d.redis.url, dead_after=DEAD_AFTER)
+        new = Next(tmp_path / "next", d.redis.url, dead_after=KILLED_DEAD_AFTER)
         names = balanced("c", 1, old, new)
         for name in names:
             lw.register(name)

@@ -26,8 +26,10 @@ from lowwater import errors
 from lowwater.cli import main as command
 from lowwater.cli.arguments import parser as arguments
 from lowwater.cli.commands import open_client
-from lowwater_authority.server import CannotServe, parser, serve
-from lowwater_authority.tls import BadCertificate, Certificates, Files
+from lowwater_authority import tls
+from lowwater_authority.serve_arguments import parser
+from lowwater_authority.server import CannotServe, serve
+from lowwater_authority.tls import BadCertificate, Certificates, Files, Pair, read
 from tests.process.browsing import Answer, ask
 from tests.process.serving import Serving, serving
 from tests.process.sharding import Shard, Sharded, balanced, spread
@@ -332,6 +334,54 @@ def test_a_file_that_changes_twice_within_its_time_of_change_is_read_again(tmp_p
         opened.write(other)
     os.utime(where.client_ca, ns=(state.st_atime_ns, state.st_mtime_ns))
     assert certificates.current().client_ca == other
+
+
+def test_a_file_whose_time_is_to_come_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a machine whose clock is ahead, as a rule: it shall not cost every handshake a read and a handshake in memory."""
+    where = files(tmp_path, GOOD)
+    certificates = Certificates(where)
+    reads: list[Files] = []
+
+    def counted(files: Files) -> Pair:
+        reads.append(files)
+        return read(files)
+
+    monkeypatch.setattr(tls, "read", counted)
+    for path in (where.chain, where.key):
+        os.utime(path, (2**33, 2**33))
+    for _ in range(3):
+        certificates.current()
+    assert len(reads) == 1
+    other = written(tmp_path, OURS.pair("localhost"))
+    os.utime(other[1], (2**33, 2**33))
+    os.utime(other[3], (2**33, 2**33))
+    assert leaf((certificates.current().chain, b"")) != leaf(GOOD)
+
+
+class Vanishing(type(Path())):  # type: ignore[misc]
+    """A file that is removed while it is read."""
+
+    left = 1000
+
+    def read_bytes(self) -> bytes:
+        Vanishing.left -= 1
+        if Vanishing.left < 0:
+            self.unlink(missing_ok=True)
+        return bytes(super().read_bytes())
+
+
+def test_a_file_that_vanishes_while_it_is_read_cuts_nobody_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = files(tmp_path, GOOD)
+    certificates = Certificates(replace(where, chain=Vanishing(where.chain)))
+    before = certificates.current()
+    written(tmp_path, OURS.pair("localhost"))
+    monkeypatch.setattr(Vanishing, "left", 1)
+    for _ in range(3):
+        assert certificates.current() is before
+    assert not where.chain.exists(), "it vanished between the two reads of it"
+    assert caplog.text.count(f"--tls-cert {where.chain} cannot be read: No such file or directory") == 1
 
 
 def test_a_key_that_everybody_can_read_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from tests.simulation.shrink import shrink
 ROOT = Path(__file__).parents[2]
 
 
-pytestmark = pytest.mark.timeout(300)  # forty seconds of processor time, beside whatever else runs
+pytestmark = pytest.mark.timeout(400)  # forty seconds of processor time, beside whatever else runs
 
 
 def command(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProcess[str]:
@@ -29,7 +29,7 @@ def command(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedP
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=380,
     )
 
 

@@ -80,8 +80,8 @@ def low(lw: lowwater.Client, name: str) -> lowwater.Watermark:
     return lw.get(name)[name].low
 
 
-def until(condition: Callable[[], T], what: str, seconds: float = 40.0) -> T:
-    """Poll a real condition until it is true and return its value."""
+def until(condition: Callable[[], T], what: str, seconds: float = 180.0) -> T:
+    """Poll a real condition until it is true and return its value. A busy machine may need long; only a defect needs all of it."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()

@@ -24,7 +24,7 @@ from tests.spark.proxy import Proxy
 from tests.spark.support import Feed, at, row, until
 
 # The first test also waits for the JVM, which on a busy machine takes half of the usual time.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 
 class Windows:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("end", [pytest.param([], marks=pytest.mark.long), ["--leave"]], ids=["stopped", "left"])
 def test_watermarks_arrive_from_a_connect_client(end: list[str], authority: Serving, tmp_path: Path) -> None:
     """Events come to the client, so its process is the one that reports. It ends also without having stopped its session."""

@@ -125,7 +125,7 @@ def world(tmp_path: Path, authority: Serving) -> Iterator[World]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_rule6_a_driver_killed_at_every_step_of_a_batch(world: World, lw: lowwater.Client, upstream: Upstream) -> None:
     lw.register("hourly", inputs=["source"], key_hash="xxhash64")
     reader = lowwater.connect(world.address)
@@ -154,7 +154,7 @@ def test_rule6_a_driver_killed_at_every_step_of_a_batch(world: World, lw: lowwat
     assert low(lw, "hourly").unknown
     # The next run takes batch 0 as committed, without a word from the old one.
     world.run()
-    until(lambda: low(lw, "hourly") == lowwater.Watermark.of(at(12)), "everything is written", 90)
+    until(lambda: low(lw, "hourly") == lowwater.Watermark.of(at(12)), "everything is written")
     world.kill()
     reader.close()
     follower.join()

@@ -28,7 +28,7 @@ from lowwater_spark.sourcelog import CheckpointLog, Plan
 from tests.process.serving import Serving
 from tests.spark.support import Upstream, at, until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 VALUE = int(at(12).timestamp() * 1_000) - 1
 """Milliseconds: what a query without windows may be given while its input stands at twelve."""

@@ -21,7 +21,7 @@ from lowwater_spark.sourcelog import CheckpointLog
 from tests.process.serving import Serving
 from tests.spark.support import Feed, Upstream, at, low, row, until
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 
 def mark(hour: int, minute: int = 0) -> lowwater.Watermark:

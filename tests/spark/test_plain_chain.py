@@ -75,7 +75,7 @@ def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Fl
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "partitioned", [pytest.param(False, marks=pytest.mark.long), True], ids=["flat", "partitioned"]
 )

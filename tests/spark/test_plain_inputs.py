@@ -19,7 +19,7 @@ from tests.spark.support import Feed, Upstream, low, row, until
 from tests.spark.test_plain import Flow, mark
 from tests.spark.updates import HOURLY, hourly
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.process.serving import Serving
 from tests.spark.support import Feed, Upstream, at, low, row, until
 
 # The first test also waits for the JVM.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 
 def write(rows: DataFrame, _: lws.Batch) -> None:

@@ -22,7 +22,7 @@ from tests.spark.retained import DELAY, HOUR, KINDS, Oracle
 from tests.spark.support import Feed, Upstream, at, low, until
 from tests.spark.test_plain import Flow, mark
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 

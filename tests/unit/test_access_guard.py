@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,7 +25,8 @@ from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Bucket, Usage
 from lowwater_authority.access.methods import Method
 from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal, digest
-from lowwater_authority.access.watching import AccessFile
+from lowwater_authority.access.watching import LOOK_SECONDS, MOST_SECONDS, SETTLED_SECONDS, AccessFile
+from lowwater_authority.core.topology import Spec
 from lowwater_authority.observer import Observer
 from lowwater_authority.telling import ATTRIBUTE
 
@@ -185,7 +187,7 @@ def test_decisions_are_bounded_and_follow_the_rules() -> None:
 
 
 def test_an_error_is_told_without_names_that_the_caller_may_not_know() -> None:
-    known = dict.fromkeys(["n/a", "n/secret", "m/hidden.", "solo"], None)
+    known = {name: Spec(name) for name in ("n/a", "n/secret", "m/hidden.", "solo")}
     error = errors.Cycle(
         "n/a -> n/secret -> m/hidden. -> solo. Not others, not n/made-up.", metadata={"cycle": "n/a -> solo", "n": "1"}
     )
@@ -216,31 +218,70 @@ def test_refusals_that_repeat_are_one_line_and_acts_are_all_told(caplog: pytest.
 # -- the file ------------------------------------------------------------------------------------------------------------
 
 
+SOMEBODY = f'[[principal]]\nname = "etl"\ntoken_sha256 = ["{"0" * 64}"]\n'
+
+
+class Watched:
+    """An access file that is looked at, on a made-up clock."""
+
+    def __init__(self, path: Path, streams: int) -> None:
+        self.path = path
+        self.now = 0.0
+        self.seen: list[int | None] = []
+        self.write(streams)
+        self.file = AccessFile(path, monotonic=lambda: self.now)
+        self.file.on_change.append(lambda access: self.seen.append(access.limits.streams))
+
+    def write(self, streams: int) -> None:
+        self.path.write_text(f"{SOMEBODY}[limits]\nstreams = {streams}\n")
+
+    async def look(self, seconds: float = 0.0) -> list[int | None]:
+        """Look as often as is usual in a time; returns what has been read so far."""
+        await self.file.look()
+        for _ in range(round(seconds / LOOK_SECONDS)):
+            self.now += LOOK_SECONDS
+            await self.file.look()
+        return self.seen
+
+
 async def test_a_file_is_read_again_when_it_changes_and_only_then(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "access.toml"
-    path.write_text("[limits]\nstreams = 1\n")
-    file = AccessFile(path)
-    seen: list[int | None] = []
-    file.on_change.append(lambda access: seen.append(access.limits.streams))
-    await file.look()
-    assert not seen
-    path.write_text("[limits]\nstreams = 22\n")
-    await file.look()
-    for bad in ("[limits]\nstreams = 0\n", "[[["):
-        path.write_text(bad)
-        await file.look()
-        await file.look()
-    path.unlink()
-    await file.look()
-    await file.look()
-    assert file.access.limits.streams == 22
-    refused = [each for each in caplog.records if getattr(each, ATTRIBUTE)["event"] == "access_refused"]
-    assert len(refused) == 3, "each bad one once"
-    path.write_text("[limits]\nstreams = 333\n")
-    await file.look()
-    assert seen == [22, 333]
+    watched = Watched(tmp_path / "access.toml", 1)
+    assert not await watched.look(10.0)
+    watched.write(22)
+    assert await watched.look(SETTLED_SECONDS) == [22]
+    # An empty one is about to be written, as a rule; nobody could do anything by it.
+    for bad in ("[limits]\nstreams = 0\n", "[[[", "", "[limits]\nstreams = 5\n"):
+        watched.path.write_text(bad)
+        await watched.look(10.0)
+    watched.path.unlink()
+    await watched.look(10.0)
+    assert watched.file.access.limits.streams == 22
+    refused = [each.getMessage() for each in caplog.records if getattr(each, ATTRIBUTE)["event"] == "access_refused"]
+    assert len(refused) == 5, "each bad one once"
+    assert all("principal is missing: nobody could do anything; write a [[principal]]" in each for each in refused[2:4])
+    watched.write(333)
+    assert await watched.look(SETTLED_SECONDS) == [22, 333]
+
+
+async def test_a_file_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+    """Its first half is a good file, which leaves out whom the second half names."""
+    watched = Watched(tmp_path / "access.toml", 1)
+    for half in range(2, 12):
+        watched.write(half)
+        assert not await watched.look(SETTLED_SECONDS - LOOK_SECONDS)
+    os.utime(watched.path, (2**33, 2**33))  # a clock that is ahead
+    assert await watched.look(SETTLED_SECONDS) == [11]
+    assert await watched.look(10.0) == [11]
+
+
+async def test_a_file_that_never_rests_is_read_once_in_a_while(tmp_path: Path) -> None:
+    watched = Watched(tmp_path / "access.toml", 1)
+    for number in range(1000, 1000 + round(2.5 * MOST_SECONDS)):
+        watched.write(number)
+        await watched.look(2 * LOOK_SECONDS)
+    assert len(watched.seen) == 2
 
 
 # -- around a server -----------------------------------------------------------------------------------------------------
@@ -344,7 +385,11 @@ async def test_a_client_certificate_is_an_identity() -> None:
     )
     cases = (
         (ca.issue_cert("reader.example"), errors.PermissionDenied),  # known, and the method is not
-        (ca.issue_cert("else.example", common_name="reader.example"), errors.PermissionDenied),
+        (ca.issue_cert("x@else.example", common_name="reader.example"), errors.PermissionDenied),
+        (
+            ca.issue_cert("else.example", common_name="reader.example"),
+            errors.Unauthenticated,
+        ),  # it has names that were checked
         (ca.issue_cert("else.example"), errors.Unauthenticated),
         (ca.issue_cert("x@reader.example"), errors.Unauthenticated),
         (ca.issue_cert("sub.reader.example"), errors.Unauthenticated),

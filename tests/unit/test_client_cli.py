@@ -400,7 +400,7 @@ def test_serve_belongs_to_the_other_package(
     assert caught.value.code == 0
     assert "--data" in capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "lowwater_authority", None)
-    monkeypatch.delitem(sys.modules, "lowwater_authority.server")
+    monkeypatch.delitem(sys.modules, "lowwater_authority.serve_command")
     assert main(["serve"]) == 2
     assert "pip install lowwater-authority" in capsys.readouterr().err
 

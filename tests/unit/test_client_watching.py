@@ -425,3 +425,90 @@ def test_an_answer_that_is_older_than_a_reset_changes_nothing() -> None:
     assert world.state.ratchet.get("c").incarnation == 2
     assert world.state.ratchet.get("c").low.unknown
     assert world.state.statistics().held_back == 1
+
+
+# -- what the caller may not read ---------------------------------------------------------------------------------
+
+
+def forbidden(name: str) -> errors.PermissionDenied:
+    return errors.PermissionDenied(f"no right to {name}", metadata={"computation": name})
+
+
+def test_rule11_one_forbidden_name_does_not_stop_the_others_of_its_stream(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(("c", "secret"))
+    asking = world.state.forbidden
+    assert world.stream.ended(forbidden("secret")) == 0.1
+    assert list(world.stream.open("there:1").computations) == ["c"]
+    mine, its = world.state.subscribe(["c"]), world.state.subscribe(["secret"])
+    world.hears(1)
+    assert confirmed(mine, its) == [True, False]
+    assert world.state.denied(["c"]) is None
+    assert world.state.denied([]) is None
+
+    pauses = []
+    assert asking in world.state.tend()
+    asking.first_pause  # noqa: B018 - as the shells do
+    for _ in range(8):
+        assert asking.wanted
+        assert list(asking.open(asking.address).computations) == ["secret"]
+        pauses.append(asking.ended(forbidden("secret")))
+        denied = world.state.denied(["c", "secret"])
+        assert denied is not None
+        assert denied.metadata["computation"] == "secret"
+        world.now += pauses[-1]
+    assert pauses == [20.0, 40.0, 60.0, 60.0, 60.0, 60.0, 60.0, 60.0]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING], "once in a while"
+    world.now += 600.0
+    asking.open(asking.address)
+    asking.ended(forbidden("secret"))
+    assert len(caplog.records) == 2
+
+    asking.open(asking.address)
+    assert asking.take(world.sent(5, name="secret"))
+    asking.ended(None)
+    assert not asking.wanted
+    assert world.state.denied(["secret"]) is None
+    assert world.stream.renewing, "the stream of its shard follows it from now on"
+    assert list(world.stream.open("there:1").computations) == ["c", "secret"]
+
+
+def test_who_follows_what_was_forbidden_is_told_what_is_said_now() -> None:
+    """And stops the others as little, however often."""
+    world = World(("c", "secret"))
+    asking = world.state.forbidden
+    world.stream.ended(forbidden("secret"))
+    world.stream.open("there:1")
+    world.hears(1)
+    assert asking.first_pause == 10.0
+    world.state.unsubscribe(world.subscription)
+    world.state.subscribe(["c"])
+    assert (asking.wanted, asking.hurried) == (False, True), "nobody waits for it, so nobody drives it"
+    for _ in range(3):
+        again = world.state.subscribe(["secret"])
+        assert not world.stream.renewing
+        assert world.state.denied(["secret"]) is None, "an old answer is none"
+        assert (asking.wanted, asking.hurried) == (True, True)
+        assert asking.first_pause == 0.5
+        asking.open(asking.address)
+        asking.ended(forbidden("secret"))
+        assert world.state.denied(["secret"]) is not None
+        world.state.unsubscribe(again)
+
+
+@pytest.mark.parametrize(
+    "failure", [Failed(grpc.StatusCode.UNAVAILABLE), errors.Overloaded("later"), ZeroDivisionError(), None]
+)
+def test_what_may_not_be_asked_stays_forbidden_and_is_asked_again(failure: Exception | None) -> None:
+    world = World(("c", "secret"))
+    asking = world.state.forbidden
+    world.stream.ended(forbidden("secret"))
+    asking.open(asking.address)
+    assert asking.ended(failure) == 10.0
+    assert asking.wanted
+    assert world.state.denied(["secret"]) is not None
+
+
+def test_a_refusal_of_what_the_stream_does_not_follow_is_waited_out() -> None:
+    world = World()
+    assert [world.stream.ended(each) for each in (forbidden("d"), errors.PermissionDenied("all"))] == [0.1, 0.2]
+    assert list(world.stream.open("there:1").computations) == ["c"]

@@ -2,6 +2,6 @@
 
 import sys
 
-from lowwater_authority.server import main
+from lowwater_authority.serve_command import main
 
 sys.exit(main())

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
-import math
 import os
 import secrets
 import signal
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -25,12 +22,13 @@ from lowwater.aio import Client
 from lowwater_authority.access.door import Door, open_door
 from lowwater_authority.access.parsing import BadAccess
 from lowwater_authority.authority import Authority
-from lowwater_authority.cluster.cluster import BEATS, DEAD_AFTER, Cluster, Replaced
+from lowwater_authority.cluster.cluster import BEATS, Cluster, Replaced
 from lowwater_authority.cluster.membership import Member
 from lowwater_authority.cluster.peers import Peers, PeerSettings
 from lowwater_authority.journal import JournalError, JournalUnknown
 from lowwater_authority.journal.sqlite import SqliteJournal
-from lowwater_authority.logging_setup import FORMATS, set_up, without_secrets
+from lowwater_authority.logging_setup import set_up, without_secrets
+from lowwater_authority.serve_arguments import parser
 from lowwater_authority.service.timing import Timing
 from lowwater_authority.telling import event
 from lowwater_authority.tls import BadCertificate, Certificates, Files
@@ -40,6 +38,7 @@ from lowwater_authority.web.metrics import Metrics
 from lowwater_authority.web.serving import Web, WebThreads
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 MESSAGE_BYTES: Final = 64 << 20
@@ -63,9 +62,6 @@ OPTIONS: Final[Sequence[tuple[str, Any]]] = (
     ("grpc.so_reuseport", 0),
 )
 
-LEAST_DEAD_AFTER: Final = 0.2
-MOST_DEAD_AFTER: Final = 600.0
-
 GRACE_SECONDS: Final = 5.0
 """How long running calls may take after a stop was asked for."""
 
@@ -81,96 +77,6 @@ log = logging.getLogger("lowwater_authority")
 
 class CannotServe(Exception):
     """The process cannot start as it was asked to; the message says what to change."""
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the arguments of ``lowwater serve``."""
-    parse = argparse.ArgumentParser(
-        prog="lowwater serve",
-        description="Serve low watermarks: take reports over gRPC, journal them, broadcast what is complete.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="examples:\n"
-        "  lowwater serve --data /var/lib/lowwater\n"
-        "  lowwater serve --store redis://redis:6379 --advertise lowwater-0.lowwater:7420      (as often as you like)",
-    )
-    parse.add_argument(
-        "--data", type=Path, default=Path("lowwater-data"), help="folder of the journal (default: %(default)s)"
-    )
-    parse.add_argument(
-        "--store",
-        metavar="URL",
-        default="",
-        help="shared journal for any number of shards instead of --data: redis://, rediss://, redis+sentinel://HOST:PORT,.../NAME or "
-        "redis+cluster://HOST:PORT,...; one with a password only in the environment's LOWWATER_STORE",
-    )
-    parse.add_argument(
-        "--deployment", metavar="NAME", default="default", help="which deployment of the store (default: %(default)s)"
-    )
-    parse.add_argument(
-        "--advertise",
-        metavar="HOST:PORT",
-        default="",
-        help="where clients and shards reach this one; needed with --store",
-    )
-    parse.add_argument(
-        "--dead-after",
-        metavar="SECONDS",
-        type=_seconds,
-        default=DEAD_AFTER,
-        help="a shard that is silent for so long loses what it serves to the others; the same for all (default: %(default)s)",
-    )
-    parse.add_argument(
-        "--listen", default="0.0.0.0:7420", help="HOST:PORT for gRPC; port 0 picks one (default: %(default)s)"
-    )
-    parse.add_argument(
-        "--http",
-        default="0.0.0.0:7421",
-        help="HOST:PORT for the status page, its API and /metrics, or 'off' (default: %(default)s)",
-    )
-    parse.add_argument(
-        "--tls-cert",
-        metavar="PEM",
-        type=Path,
-        help="certificate, and those between it and the root, for gRPC and the page; turns TLS on",
-    )
-    parse.add_argument("--tls-key", metavar="PEM", type=Path, help="its key, without a passphrase")
-    parse.add_argument(
-        "--tls-client-ca",
-        metavar="PEM",
-        type=Path,
-        help="gRPC takes only clients with a certificate signed by one of these (mutual TLS)",
-    )
-    parse.add_argument(
-        "--peer-ca",
-        metavar="PEM",
-        type=Path,
-        help="what the certificates of other shards are signed by (default: the system's authorities); these files are read again when they change",
-    )
-    parse.add_argument(
-        "--access",
-        metavar="FILE",
-        type=Path,
-        help="who may do what, and how much of it: everything else is refused; read again when it changes (docs/security.md)",
-    )
-    parse.add_argument("--reflection", action="store_true", help="let tools such as grpcurl list the services")
-    parse.add_argument(
-        "--log-format",
-        choices=FORMATS,
-        help="how to log to standard error: a line of text, or of JSON with the fields of docs/logs.md (default: text on a terminal, else json)",
-    )
-    parse.add_argument("--verbose", action="store_true", help="log more")
-    return parse
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not LEAST_DEAD_AFTER <= value <= MOST_DEAD_AFTER:
-        msg = f"{text!r} is not from {LEAST_DEAD_AFTER:g} to {MOST_DEAD_AFTER:g} seconds"
-        raise argparse.ArgumentTypeError(msg)
-    return value
 
 
 def _address(text: str, flag: str) -> tuple[str, int]:
@@ -243,12 +149,15 @@ def _listen(server: grpc.aio.Server, args: argparse.Namespace, certificates: Cer
 
 def _own_socket(server: grpc.aio.Server, leaving: ExitStack) -> str:
     """Listen on a socket that only this process's user reaches, until it leaves; see PeerSettings."""
+    # Not tempfile's choice, which would be the working folder where neither can be written.
+    below = os.environ.get("TMPDIR") or "/tmp"
     try:
-        folder = leaving.enter_context(tempfile.TemporaryDirectory(prefix="lowwater-", ignore_cleanup_errors=True))
+        made = tempfile.TemporaryDirectory(prefix="lowwater-", dir=below, ignore_cleanup_errors=True)
+        folder = leaving.enter_context(made)
         own = f"unix:{folder}/own"
         server.add_insecure_port(own)
     except (OSError, RuntimeError) as error:
-        msg = f"a socket to reach itself by cannot be made below {tempfile.gettempdir()}: set TMPDIR to a short path that can be written ({error})"
+        msg = f"a socket to reach itself by cannot be made below {below}: set TMPDIR to a short path that can be written ({error})"
         raise CannotServe(msg) from error
     return own
 
@@ -340,22 +249,49 @@ def _tell_recovery(authority: Authority, seconds: float) -> None:
     )
 
 
+async def _recover(authority: Authority, stopping: asyncio.Event) -> bool:
+    """Replay the journal; False when this process was told to stop meanwhile.
+
+    Then the journal is closed as it is. Nothing is lost: until now this process has only read it, and taken logs, as the next start does.
+    """
+    began = time.monotonic()
+    recovering = asyncio.create_task(authority.recover())
+    asked = asyncio.create_task(stopping.wait())
+    await asyncio.wait([recovering, asked], return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if not stopping.is_set():
+        await recovering
+        _tell_recovery(authority, time.monotonic() - began)
+        return True
+    log.info("stopping before the journal was replayed", extra=event("stopping", reason="asked to"))
+    recovering.cancel()
+    # A store that does not answer is not waited for.
+    with suppress(TimeoutError, JournalError):
+        async with asyncio.timeout(GRACE_SECONDS):
+            await asyncio.gather(recovering, return_exceptions=True)
+            await authority.shard.journal.close()
+    log.info("stopped", extra=event("stopped"))
+    return False
+
+
 async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     """Start everything, run until SIGTERM or SIGINT, stop in order: clients first, journal last."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     host, _ = _address(args.listen, "--listen")
     certificates = _certificates(args)
     metrics = Metrics(version("lowwater-authority"))
     traces = begin_traces(version("lowwater-authority"))
     door = _door(args, host)
-    guards = () if door is None else (door.guard(metrics),)
+    guards = () if door is None else (door.guard(metrics, lambda name: name in authority.shard.topology.computations),)
     server = grpc.aio.server(options=_options(door), interceptors=(*traces.interceptors, *guards, Timing(metrics)))
     bound = _listen(server, args, certificates)
     own = "" if certificates is None or args.http == "off" else _own_socket(server, leaving)
     token = None if door is None else door.token
     authority = _shared(args, bound, metrics, certificates, token) if args.store else _embedded(args, metrics)
-    began = time.monotonic()
-    await authority.recover()
-    _tell_recovery(authority, time.monotonic() - began)
+    if not await _recover(authority, stopping):
+        return 0
     authority.add_to(server)
     health = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -369,10 +305,6 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     web.start()
     for service in ("", *SERVICES):
         await health.set(service, health_pb2.HealthCheckResponse.SERVING)
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
     rounds = asyncio.create_task(authority.run())
     print(f"lowwater: serving on {host}:{bound} ({web.places})", flush=True)  # noqa: T201 - what callers wait for
     log.info(

@@ -25,17 +25,23 @@ from lowwater_authority.serving import Serving
 from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from lowwater_authority.core.computation import Computation, View
     from lowwater_authority.core.history import Completion
-    from lowwater_authority.core.interval_map import Range
+    from lowwater_authority.core.interval_map import IntervalMap, Range
     from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
     from lowwater_authority.core.topology import Spec
     from lowwater_authority.placement import Lows
 
     Permit = Callable[[Iterable[str]], None]
     """Raises PermissionDenied unless new lives of these computations may begin."""
+
+    Room = Callable[[Collection[str]], None]
+    """Raises Overloaded unless there may be one more beside these computations."""
+
+    RoomForRanges = Callable[[int], None]
+    """Raises Overloaded unless there may be so many ranges."""
 
 T = TypeVar("T")
 
@@ -52,14 +58,15 @@ class Shard(Serving):
 
     # -- the graph -----------------------------------------------------------------------------------------
 
-    async def register(self, spec: Spec) -> Spec:
-        """Register a computation. Raises InvalidArgument, RegistrationConflict, Cycle, EstimatedInput."""
+    async def register(self, spec: Spec, *, room: Room = anything) -> Spec:
+        """Register a computation. Raises InvalidArgument, RegistrationConflict, Cycle, EstimatedInput, and what ``room`` raises."""
 
         def stage(round_: Round) -> Spec:
             computation = self.held.computations.get(spec.name)
             unused = computation is not None and not computation.last_sequencer
             changed = self.topology.register(spec, unused=unused)
             if changed is not self.topology:
+                room(self.topology.computations)
                 round_.topology = changed
                 if computation is not None:
                     # Another shard may have taken it over, and granted it, meanwhile: then this is refused.
@@ -142,8 +149,19 @@ class Shard(Serving):
 
     # -- owners --------------------------------------------------------------------------------------------
 
-    async def claim(self, name: str, asked: ClaimRequest, *, adopt: bool = False, permit: Permit = anything) -> Grant:
-        """Grant ranges. With ``adopt``, take the computation over from another identity by a new life, as far as ``permit`` lets it."""
+    async def claim(
+        self,
+        name: str,
+        asked: ClaimRequest,
+        *,
+        adopt: bool = False,
+        permit: Permit = anything,
+        room: RoomForRanges = anything,
+    ) -> Grant:
+        """Grant ranges, as far as there is ``room``.
+
+        With ``adopt``, take the computation over from another identity by a new life, as far as ``permit`` lets it.
+        """
         away: Lows = {}
 
         def stage(round_: Round) -> Grant:
@@ -151,6 +169,7 @@ class Shard(Serving):
             request = self._bounded(name, asked, away)
             adopts = adopt and computation.identity not in (None, request.identity)
             if not adopts or request.request_id in computation.granted:
+                room(_ranges_with(computation.map, request.bounds))
                 round_.touched[name] = computation
                 grant = computation.claim(request, round_.now)
                 round_.fenced += grant.fenced
@@ -159,6 +178,7 @@ class Shard(Serving):
             changed, names = self.topology.reset(name)
             permit(names)
             fresh = recovery.restarted(computation, changed.get(name))
+            room(_ranges_with(fresh.map, request.bounds))
             grant = fresh.claim(request, round_.now)
             round_.topology = changed
             self._fence_ended_lives(round_)
@@ -337,6 +357,15 @@ class Shard(Serving):
     async def history(self, name: str, *, since: int | None, limit: int) -> tuple[list[Completion], int]:
         """Return when steps became complete, newest ones, as of the last durable round. See History.newest."""
         return await self._read(lambda _: self._computation(name).history.newest(since, limit))
+
+
+def _ranges_with(held: IntervalMap, bounds: Sequence[bytes]) -> int:
+    """Return into how many ranges a claim would divide a computation. O(claims it touches)."""
+    touched = list(held.overlapping(bounds[0], bounds[-1]))
+    covered = sum(high - low for _, low, high in touched)
+    (first, low, _), (last, _, high) = touched[0], touched[-1]
+    cut = (first.bounds[low] != bounds[0]) + (last.bounds[high] != bounds[-1])
+    return len(held) - covered + cut + len(bounds) - 1
 
 
 def _elsewhere(name: str) -> errors.Moved:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["ATTRIBUTE", "Limited", "event"]
+__all__ = ["ATTRIBUTE", "NAME_BYTES", "Limited", "event", "shortened"]
 
 ATTRIBUTE: Final = "lowwater"
 """Under which name a log record has them."""
+
+NAME_BYTES: Final = 257
+"""Of the longest name that a computation can have; what is longer is nobody's, and is told by its beginning and its end."""
 
 QUIET_SECONDS: Final = 10.0
 """What happens again and again is one line in that time."""
@@ -31,6 +34,15 @@ def event(name: str, /, **fields: Any) -> dict[str, Any]:
     {'lowwater': {'event': 'reset', 'computation': 'hourly'}}
     """
     return {ATTRIBUTE: {"event": name, **{key: value for key, value in fields.items() if value not in (None, "")}}}
+
+
+def shortened(text: str, limit: int = NAME_BYTES) -> str:
+    """Return a text of at most so many bytes of UTF-8: its beginning, and its end, which says what to do."""
+    data = text.encode()
+    if len(data) <= limit:
+        return text
+    kept = (limit - len(b" ... ")) // 2
+    return f"{data[:kept].decode(errors='ignore')} ... {data[-kept:].decode(errors='ignore')}"
 
 
 class Limited:

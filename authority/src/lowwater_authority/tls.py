@@ -237,7 +237,8 @@ def read(files: Files) -> Pair:
         if flag in found:
             _trusted(flag, found[flag])
     context = _context(files)
-    if (found["--tls-cert"], found["--tls-key"]) != (files.chain.read_bytes(), files.key.read_bytes()):
+    again = _content("--tls-cert", files.chain), _content("--tls-key", files.key)
+    if (found["--tls-cert"], found["--tls-key"]) != again:
         raise _Changing("--tls-cert and --tls-key were replaced while they were read: start again")
     not_before, not_after = _dates(context, found["--tls-cert"])
     return Pair(
@@ -329,14 +330,17 @@ def _shake_hands(asking: ssl.SSLContext, asked: ssl.SSLContext) -> ssl.SSLObject
 
 
 def _stamp(files: Files, now: float) -> object:
-    """Return what tells the files as they are from any others; None while one has just changed, and may again within its time of change."""
+    """Return what tells the files as they are from any others; None while one has just changed, and may again within its time of change.
+
+    One that bears a time to come says nothing of when it changed, and is taken as it is: else it would be read at every handshake until then.
+    """
     try:
         states = [path.stat() for _, path in files.given]
     except OSError as error:
         return type(error), error.filename
-    if now - max(each.st_mtime for each in states) < SETTLED_SECONDS:
+    if any(0.0 <= now - each.st_mtime < SETTLED_SECONDS for each in states):
         return None
-    return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in states)
+    return tuple((each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in states)
 
 
 def _same(one: Pair, other: Pair) -> bool:

@@ -17,8 +17,8 @@
 
 {{/* What never changes, because a StatefulSet's selector cannot. */}}
 {{- define "lowwater.selectorLabels" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{/* The pods of the authority: not those of the test. */}}
@@ -27,14 +27,25 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: authority
 {{- end -}}
 
+{{/* Several mappings as one, of which a later one counts more: a key that stands there twice is an error to some, and silence to others. */}}
+{{- define "lowwater.merged" -}}
+{{- $all := dict -}}
+{{- range . -}}
+{{- range $key, $value := . -}}
+{{- $_ := set $all $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $all -}}
+{{- end -}}
+
+{{/* The labels of an object: (list ROOT LABELS), where LABELS are those that this object has besides. */}}
 {{- define "lowwater.labels" -}}
-{{- with .Values.commonLabels }}
-{{- toYaml . }}
-{{ end -}}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
-{{ include "lowwater.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- $root := first . -}}
+{{- $own := dict
+    "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-")
+    "app.kubernetes.io/version" $root.Chart.AppVersion
+    "app.kubernetes.io/managed-by" $root.Release.Service -}}
+{{- include "lowwater.merged" (list $root.Values.commonLabels (last .) (include "lowwater.selectorLabels" $root | fromYaml) $own) -}}
 {{- end -}}
 
 {{- define "lowwater.image" -}}
@@ -77,9 +88,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{/*
-Who is asked whether the authority serves. Its health service does not look at Redis, so that a Redis that is away for a moment
-neither takes the shards out of the Service nor restarts them. The kubelet's gRPC probes speak no TLS; over HTTPS it asks without
-looking at the certificate, and /healthz wants no token. A look at the port alone would not do: it is open before the replay ends.
+Who is asked whether the authority has started and is ready. Its health service does not look at Redis, so that a Redis that is away for
+a moment neither takes the shards out of the Service nor restarts them. The kubelet's gRPC probes speak no TLS; over HTTPS it asks without
+looking at the certificate, and /healthz wants no token. A look at the port alone would not do for these: it is open before the replay ends.
 */}}
 {{- define "lowwater.probe" -}}
 {{- if .Values.tls.existingSecret -}}
@@ -90,5 +101,18 @@ httpGet:
 {{- else -}}
 grpc:
   port: 7420
+{{- end -}}
+{{- end -}}
+
+{{/*
+Who is asked whether it still runs. With TLS only the port: the page takes so many connections and no more, and whoever holds them all
+would have every shard restarted by way of /healthz. That the replay has ended is known by then: liveness is asked after the start.
+*/}}
+{{- define "lowwater.liveness" -}}
+{{- if .Values.tls.existingSecret -}}
+tcpSocket:
+  port: grpc
+{{- else -}}
+{{ include "lowwater.probe" . }}
 {{- end -}}
 {{- end -}}

@@ -20,16 +20,59 @@
 {{- if and $access .Values.serviceMonitor.enabled (not .Values.serviceMonitor.tokenSecret.name) -}}
 {{- fail "with access a scrape needs a token: set serviceMonitor.tokenSecret.name, a Secret with the token of a principal that has metrics = true" -}}
 {{- end -}}
-{{- range .Values.extraArgs -}}
-{{- $flag := first (splitList "=" .) -}}
+{{- range $at, $each := .Values.extraArgs -}}
+{{- $flag := first (splitList "=" $each) -}}
 {{- if has $flag (list "--store" "--data" "--deployment" "--advertise" "--log-format" "--tls-cert" "--tls-key" "--tls-client-ca" "--peer-ca" "--access") -}}
 {{- fail (printf "extraArgs has %s, which the chart sets itself: use the values redis, persistence, tls, access and logFormat" $flag) -}}
 {{- end -}}
+{{- /* Abbreviations, and words that do not begin with a flag, may be any of those. A word may be a password, so it is not repeated. */ -}}
+{{- if not (regexMatch "^--(listen=\\S+:7420|http=\\S+:7421|dead-after=\\S+|reflection|verbose)$" $each) -}}
+{{- fail (printf "extraArgs[%d] is none of --listen=HOST:7420, --http=HOST:7421, --dead-after=SECONDS, --reflection and --verbose: write flags in full, and their value behind = in the same string; probes and Services have the ports 7420 and 7421" $at) -}}
 {{- end -}}
-{{- range $value, $labels := dict "commonLabels" .Values.commonLabels "podLabels" .Values.podLabels -}}
+{{- end -}}
+{{- range .Values.extraEnv -}}
+{{- if has .name (list "LOWWATER_STORE" "LOWWATER_PEER_TOKEN" "POD_NAME") -}}
+{{- fail (printf "extraEnv has %s, which the chart sets itself: use redis.url or redis.existingSecret for the store, and peerToken.existingSecret" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.extraVolumes -}}
+{{- if has .name (list "tmp" "data" "tls" "access") -}}
+{{- fail (printf "extraVolumes has %s, which is a volume of the chart: give it another name" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- range $value, $labels := dict
+    "commonLabels" .Values.commonLabels
+    "podLabels" .Values.podLabels
+    "serviceMonitor.labels" .Values.serviceMonitor.labels
+    "prometheusRule.labels" .Values.prometheusRule.labels
+    "dashboards.labels" .Values.dashboards.labels -}}
 {{- range $label, $_ := $labels -}}
 {{- if has $label (list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component") -}}
 {{- fail (printf "%s has %s, by which the Services find the pods: use nameOverride, or another label" $value $label) -}}
+{{- end -}}
+{{- if has $label (list "helm.sh/chart" "app.kubernetes.io/version" "app.kubernetes.io/managed-by") -}}
+{{- fail (printf "%s has %s, which the chart sets itself: use another label" $value $label) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey .Values.persistence.annotations "helm.sh/resource-policy" -}}
+{{- fail "persistence.annotations has helm.sh/resource-policy, which the chart sets itself, to keep: leave it out" -}}
+{{- end -}}
+{{- if hasKey .Values.podAnnotations "checksum/redis" -}}
+{{- fail "podAnnotations has checksum/redis, which the chart sets itself: use another annotation" -}}
+{{- end -}}
+{{- $name := include "lowwater.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "%s is no name for a Service, which begins with a letter and has letters, digits and - alone: set fullnameOverride, or call the release otherwise" $name) -}}
+{{- end -}}
+{{- /* Where there is no cluster, as in `helm template`, nothing is found. */ -}}
+{{- if .Release.IsUpgrade -}}
+{{- $running := lookup "apps/v1" "StatefulSet" .Release.Namespace $name -}}
+{{- if and $running (gt (int (dig "spec" "replicas" 1 $running)) 0) -}}
+{{- range dig "spec" "template" "spec" "containers" list $running -}}
+{{- if and (eq .name "authority") (ne (empty $sharded) (has "--data=/data" .args)) -}}
+{{- fail (printf "%s runs over %s, and would begin an empty journal in the other place, beside that one: scale to 0 and copy the journal first: docs/helm.md, From a volume to Redis" $name (empty $sharded | ternary "Redis" "a volume")) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -13,19 +13,26 @@ from typing import TYPE_CHECKING, Final
 from lowwater import errors
 from lowwater_authority.access.limits import overloaded
 from lowwater_authority.access.policy import Action
+from lowwater_authority.core.topology import NAME
+from lowwater_authority.telling import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from lowwater_authority.access.audit import Audit
     from lowwater_authority.access.policy import Limits, Principal
+    from lowwater_authority.core.topology import Spec
 
-__all__ = ["CALLER", "Caller", "anything", "calling", "permit", "visible"]
+__all__ = ["CALLER", "Caller", "anything", "calling", "permit", "room", "room_for_ranges", "visible"]
 
 _MOST_DECISIONS: Final = 10_000
 """Decisions that are kept: names are the caller's to make up."""
 
 _NAMES: Final = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)?")
+
+_NAMING: Final = (errors.Cycle, errors.EstimatedInput, errors.WouldRegress, errors.Unavailable)
+"""What names computations that the caller did not name. Other errors repeat what the caller has sent, and to hide there what is registered
+would say what is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,10 +54,15 @@ class Caller:
         self._decided.clear()
 
     def may(self, action: Action, name: str) -> bool:
-        """Whether it may do something to ``[namespace/]name``. O(1) but for the first time, then O(rules)."""
+        """Whether it may do something to ``[namespace/]name``. O(1) but for the first time, then O(rules).
+
+        Nobody may do anything to what can be nobody's name, and that is not kept.
+        """
         known = self._decided.get((action, name))
         if known is not None:
             return known
+        if NAME.fullmatch(name) is None:
+            return False
         if len(self._decided) >= _MOST_DECISIONS:
             self._decided.clear()
         namespace, plain = parted(name)
@@ -68,6 +80,7 @@ class Caller:
 
     def denied(self, action: Action, name: str) -> errors.PermissionDenied:
         """Return the refusal."""
+        name = shortened(name)
         namespace, plain = parted(name)
         msg = (
             f"{self.principal.name} lacks the permission {action.value} on {plain!r} of the namespace {namespace!r}; "
@@ -77,13 +90,22 @@ class Caller:
         return errors.PermissionDenied(msg, metadata=facts)
 
     def demand_downstream(self, name: str, names: Iterable[str]) -> None:
-        """Raise PermissionDenied unless it may operate on all that begin a new life with one; does not say which those are."""
-        if not all(self.may(Action.OPERATE, each) for each in names):
+        """Raise PermissionDenied unless it may operate on all that begin a new life with one; names one of those that it may know of."""
+        forbidden = [each for each in names if not self.may(Action.OPERATE, each)]
+        if forbidden:
+            known = next((f", such as {each}" for each in forbidden if self.may_any(each)), "")
             msg = (
-                f"{self.principal.name} may not operate on all that reads {name}, directly or not, and a new life of it is one of them all; "
-                "somebody who may has to do it"
+                f"{self.principal.name} may not operate on all that reads {name}, directly or not{known}, and a new life of it is one of them "
+                "all; somebody who may has to do it"
             )
             facts = {"principal": self.principal.name, "permission": Action.OPERATE.value, "computation": name}
+            raise errors.PermissionDenied(msg, metadata=facts)
+
+    def demand_some(self, action: Action) -> None:
+        """Raise PermissionDenied unless it may do something to any computation at all."""
+        if not self.principal.may_some(action):
+            msg = f"{self.principal.name} lacks the permission {action.value} on anything; whoever keeps the access file can add it there"
+            facts = {"principal": self.principal.name, "permission": action.value}
             raise errors.PermissionDenied(msg, metadata=facts)
 
     def demand_everything(self) -> None:
@@ -115,8 +137,12 @@ class Caller:
             msg = f"the namespace {namespace!r} has {most} computations, the most it may have"
             raise overloaded("computations", msg, str(most))
 
-    def redacted(self, error: errors.LowwaterError, known: Mapping[str, object]) -> errors.LowwaterError:
-        """Return an error without the names of computations that it may know nothing of. O(words)."""
+    def redacted(self, error: errors.LowwaterError, known: Mapping[str, Spec]) -> errors.LowwaterError:
+        """Return an error without the names of computations that it may know nothing of. O(words), of those that do not repeat the request."""
+        if isinstance(error, errors.RegistrationConflict):
+            return self._without_inputs(error, known.get(error.metadata.get("computation", "")))
+        if not isinstance(error, _NAMING):
+            return error
 
         def shown(found: re.Match[str]) -> str:
             named = [word for word in (found[0], found[0].rstrip(".")) if word in known]
@@ -129,6 +155,16 @@ class Caller:
         changed = type(error)(message, reason=error.reason, metadata=facts)
         changed.retry_after = error.retry_after
         return changed
+
+    def _without_inputs(self, error: errors.RegistrationConflict, spec: Spec | None) -> errors.LowwaterError:
+        """Return a conflict whole to who may know of all inputs, else without what it conflicts with: free text is among that."""
+        if spec is not None and all(map(self.may_any, spec.inputs)):
+            return error
+        msg = (
+            f"{error.metadata.get('computation', 'it')} is registered with other inputs or options, of which you may not know all. Register the "
+            "same, or use another name."
+        )
+        return errors.RegistrationConflict(msg, metadata=error.metadata)
 
 
 CALLER: Final[ContextVar[Caller | None]] = ContextVar("lowwater_caller", default=None)
@@ -149,9 +185,21 @@ def permit(name: str) -> Callable[[Iterable[str]], None]:
     return anything if caller is None else lambda names: caller.demand_downstream(name, names)
 
 
-def anything(names: Iterable[str]) -> None:
+def anything(*asked: object) -> None:
     """Permit what nobody asks about."""
-    del names
+    del asked
+
+
+def room(name: str) -> Callable[[Collection[str]], None]:
+    """Return what refuses a new computation, once it is known which others there are. Raises Overloaded. Who calls is looked up now."""
+    caller = CALLER.get()
+    return anything if caller is None else lambda known: caller.check_computations(name, known)
+
+
+def room_for_ranges(name: str) -> Callable[[int], None]:
+    """Return what refuses a claim, once it is known into how many ranges it would divide a computation. Raises Overloaded. As :func:`room`."""
+    caller = CALLER.get()
+    return anything if caller is None else lambda ranges: caller.check_ranges(name, ranges)
 
 
 def visible(names: Sequence[str]) -> Sequence[str]:

@@ -15,7 +15,7 @@ from lowwater_authority.access.watching import AccessFile
 from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from lowwater_authority.access.policy import Access
@@ -50,12 +50,12 @@ class Door:
         """Return the rules in force."""
         return self._file.access
 
-    def guard(self, observer: Observer) -> Guard:
-        """Return the guard of a server, which follows the file."""
+    def guard(self, observer: Observer, registered: Callable[[str], bool]) -> Guard:
+        """Return the guard of a server, which follows the file; ``registered`` says whether there is a computation of a name."""
         made = Guard(
             self.access(),
             observer=observer,
-            audit=Audit(time.monotonic),
+            audit=Audit(time.monotonic, registered),
             insiders=self._insiders,
             monotonic=time.monotonic,
         )

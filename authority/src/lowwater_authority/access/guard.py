@@ -4,7 +4,8 @@ It surrounds every method that the server has. A unary call is decided whole, fr
 whenever the rules change; a report stream too, and besides by each claim of each message, in service/workers.py.
 
 Who calls is decided before the request is read: gRPC is told of every method that it takes a stream of requests, of which one is read. Otherwise
-it would hold and parse a request before anything is asked, and whoever reaches the port could fill the memory with a thousand of 64 MB.
+it would hold and parse a request before anything is asked, and whoever reaches the port could fill the memory with a thousand of 64 MB. A
+request may come long after its call, so that who calls is asked again when it is there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from lowwater import errors
 from lowwater_authority.access.audit import ANONYMOUS
@@ -23,7 +25,7 @@ from lowwater_authority.access.caller import CALLER, Caller
 from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Usage
 from lowwater_authority.access.methods import METHODS, OPEN, Method
-from lowwater_authority.access.policy import EVERYTHING, Access, Action, Allowance, Principal, digest
+from lowwater_authority.access.policy import EVERYTHING, Access, Action, Allowance, Limits, Principal, digest
 from lowwater_authority.service.refusals import refuse
 
 if TYPE_CHECKING:
@@ -43,6 +45,21 @@ _BUILT_IN: Final = frozenset({"self", "peer"})
 """Not limited: a shard that may not ask another holds up both."""
 
 
+REQUEST_SECONDS: Final = 10.0
+"""How long after its beginning a call may have no request."""
+
+HEALTH_SECONDS: Final = 2.0
+"""The same of health checks, which are small. Anybody may call them, and what is being sent is held meanwhile."""
+
+HEALTH_BYTES: Final = 1024
+"""Of the request of a health check: the name of a service."""
+
+HEALTH_CALLS: Final = Limits(streams=64)
+HEALTH_CALLS_OF_ONE: Final = Limits(streams=16)
+"""Health checks at once, by anybody, of all hosts and of one: one host does not take all places, with which something may watch over this
+process."""
+
+
 def insider(name: str, tokens: Iterable[str]) -> Principal:
     """Return a principal of the deployment itself, which reads everything and changes nothing."""
     return Principal(name, READ_EVERYTHING, digests=tuple(map(digest, tokens)))
@@ -56,7 +73,7 @@ class _Stream:
     credentials: Credentials
     rule: Method
     request: Any
-    """None: of a stream whose messages are decided one by one."""
+    """None: it has not come yet, or the messages of the stream are decided one by one."""
     task: asyncio.Task[Any]
     inside: bool = True
     """Whether the service is at work, rather than gRPC at writing what it said: a task that is cancelled there ends without a status."""
@@ -91,6 +108,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._audit = audit
         self._monotonic = monotonic
         self._usage = Usage()
+        self._health = Usage()
         self._streams: set[_Stream] = set()
 
     def use(self, access: Access) -> None:
@@ -114,13 +132,18 @@ class Guard(grpc.aio.ServerInterceptor):
         """See grpc.aio.ServerInterceptor. Nothing serves an unknown method, so there is nothing to guard."""
         handler: Any = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or method in OPEN:
-            return handler  # type: ignore[no-any-return]
+        if handler is None:
+            return None
         name, rule = method.rpartition("/")[2], METHODS.get(method)
+        most = HEALTH_BYTES if method in OPEN else None
         codecs = {
-            "request_deserializer": handler.request_deserializer,
+            "request_deserializer": _reading(handler.request_deserializer, most),
             "response_serializer": handler.response_serializer,
         }
+        if method in OPEN:
+            if handler.response_streaming:
+                return grpc.stream_stream_rpc_method_handler(self._open(name, handler.unary_stream), **codecs)
+            return grpc.stream_unary_rpc_method_handler(self._open(name, handler.unary_unary), **codecs)
         if handler.response_streaming:
             serve = handler.stream_stream if handler.request_streaming else handler.unary_stream
             guarded = self._stream(name, rule, serve, one=not handler.request_streaming)
@@ -175,9 +198,10 @@ class Guard(grpc.aio.ServerInterceptor):
             who: list[Caller] = []
             request: Any = None
             try:
-                rule, _ = self._enter(known, context, who)
+                rule, credentials = self._enter(known, context, who)
                 [caller] = who
-                request = await _first(requests)
+                request = await _first(requests, REQUEST_SECONDS)
+                caller.become(credentials.principal(self._access), self._access.limits)
                 rule.check(caller, request)
             except errors.LowwaterError as error:
                 await self._refuse(name, known, request, who, context, error)
@@ -214,13 +238,13 @@ class Guard(grpc.aio.ServerInterceptor):
             try:
                 rule, credentials = self._enter(known, context, who)
                 [caller] = who
-                if one:
-                    asked = await _first(requests)
-                    rule.check(caller, asked)
                 task = asyncio.current_task()
                 assert task is not None
-                stream = _Stream(caller, credentials, rule, asked, task)
+                stream = _Stream(caller, credentials, rule, None, task)
                 with self._counted(stream):
+                    if one:
+                        asked = stream.request = await _first(requests, REQUEST_SECONDS)
+                    rule.check(caller, asked)
                     CALLER.set(caller)
                     async with contextlib.aclosing(serve(asked if one else requests, context)) as responses:
                         async for response in responses:
@@ -239,6 +263,34 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return guarded
 
+    def _open(
+        self, name: str, serve: Callable[[Any, Context], Awaitable[Any]]
+    ) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
+        """Guard a health check, which is for anybody: few at once, and small ones."""
+
+        async def opened(requests: AsyncIterator[Any], context: Context) -> Any:
+            peer = host_of(context.peer())
+            try:
+                with (
+                    self._place(f"health checks from {peer}", HEALTH_CALLS_OF_ONE),
+                    self._place("health checks", HEALTH_CALLS),
+                ):
+                    return await serve(await _first(requests, HEALTH_SECONDS), context)
+            except errors.LowwaterError as error:
+                self._observer.refused(name, error.reason)
+                await refuse(context, error)
+
+        return opened
+
+    @contextlib.contextmanager
+    def _place(self, key: str, limits: Limits) -> Iterator[None]:
+        """Count a health check. Raises Overloaded."""
+        self._health.open(key, limits)
+        try:
+            yield
+        finally:
+            self._health.close(key)
+
     @contextlib.contextmanager
     def _counted(self, stream: _Stream) -> Iterator[None]:
         """Know of an open stream. Raises Overloaded."""
@@ -255,9 +307,36 @@ class Guard(grpc.aio.ServerInterceptor):
                 self._usage.close(name)
 
 
-async def _first(requests: AsyncIterator[Any]) -> Any:
-    """Read the one request of a call."""
-    async for request in requests:
-        return request
+async def _first(requests: AsyncIterator[Any], seconds: float) -> Any:
+    """Read the one request of a call. Raises InvalidArgument for none, and Unavailable when it takes too long."""
+    try:
+        async with asyncio.timeout(seconds):
+            async for request in requests:
+                return request
+    except TimeoutError:
+        msg = f"no request has come within {seconds:g} s of the call; send it at once"
+        raise errors.Unavailable(msg) from None
     msg = "the call has no request; send one"
     raise errors.InvalidArgument(msg, metadata={"field": "", "fix": "send one request"})
+
+
+def _reading(deserialize: Callable[[bytes], Any] | None, most: int | None) -> Callable[[bytes], Any] | None:
+    """Return what reads a request, or raises InvalidArgument: of more than so many bytes, unread, and for what is no such message."""
+    if deserialize is None:
+        return None
+
+    def read(data: bytes) -> Any:
+        if most is not None and len(data) > most:
+            raise _malformed(f"has {len(data)} bytes", f"send at most {most}")
+        try:
+            return deserialize(data)
+        except DecodeError:
+            raise _malformed(
+                "is not a message of this method", "generate the client from the .proto files of this version"
+            ) from None
+
+    return read
+
+
+def _malformed(problem: str, fix: str) -> errors.InvalidArgument:
+    return errors.InvalidArgument(f"the request {problem}; {fix}", metadata={"field": "", "fix": fix})

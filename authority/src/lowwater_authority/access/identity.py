@@ -18,9 +18,10 @@ __all__ = ["Credentials", "host_of", "presented"]
 HEADER: Final = "authorization"
 SCHEME: Final = "bearer"
 
-CERTIFICATE_NAMES: Final = ("peer_uri", "peer_dns", "x509_common_name")
+ALTERNATIVE_NAMES: Final = ("peer_uri", "peer_dns")
+COMMON_NAME: Final = ("x509_common_name",)
 """What gRPC says of the certificate that a client has proved to own. It asks for one only under --tls-client-ca, and ends the handshake
-of those that are not signed by it."""
+of those that are not signed by it. Authorities check the alternative names; the common name may be what the owner has asked for."""
 
 HOW: Final = (
     "present a token (LOWWATER_TOKEN, or connect(token=...)) or a client certificate that the access file names"
@@ -52,7 +53,10 @@ class Credentials:
 
 
 def presented(metadata: Iterable[tuple[str, str | bytes]], auth_context: Mapping[str, Iterable[bytes]]) -> Credentials:
-    """Return what a call presents. Raises Unauthenticated when that is no bearer token, or several."""
+    """Return what a call presents: a token, or the names of a certificate, the common name only when it has no others.
+
+    Raises Unauthenticated when there is something else than a bearer token, or several.
+    """
     headers = [value for key, value in metadata if key == HEADER]
     if headers:
         if len(headers) > 1:
@@ -61,8 +65,7 @@ def presented(metadata: Iterable[tuple[str, str | bytes]], auth_context: Mapping
         if scheme.lower() != SCHEME or not token.strip():
             raise _unknown("the authorization header is not of the form 'Bearer TOKEN'")
         return Credentials(digest(token.strip()))
-    names = (_text(value) for key in CERTIFICATE_NAMES for value in auth_context.get(key, ()))
-    return Credentials(names=tuple(dict.fromkeys(names)))
+    return Credentials(names=_names(auth_context, ALTERNATIVE_NAMES) or _names(auth_context, COMMON_NAME))
 
 
 def host_of(peer: str) -> str:
@@ -75,6 +78,10 @@ def host_of(peer: str) -> str:
     if kind not in {"ipv4", "ipv6"}:
         return kind
     return rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
+
+
+def _names(auth_context: Mapping[str, Iterable[bytes]], keys: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_text(value) for key in keys for value in auth_context.get(key, ())))
 
 
 def _text(value: Any) -> str:

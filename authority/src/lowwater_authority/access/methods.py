@@ -1,6 +1,6 @@
 """What each method needs, and of which computations: one line a method. What has no line is refused.
 
-A report stream is not asked here: each of its reports names computations, see service/workers.py.
+A report stream is asked here only whether it can report for anything: each of its reports names computations, see service/workers.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_authority.access.policy import Action
+from lowwater_authority.core.topology import MAX_INPUTS
+from lowwater_authority.service.decode import MAX_NAMES
+from lowwater_authority.service.refusals import bad_field
 
 if TYPE_CHECKING:
     from lowwater_authority.access.caller import Caller
@@ -27,15 +30,26 @@ class Method:
     """From the request: actions on computations, all of which it needs."""
     known: Callable[[Any], Iterable[str]] = lambda _: ()
     """From the request: computations to which it needs any action."""
+    some: Action | None = None
+    """What it needs on any computation at all; None: nothing."""
+    most: tuple[str, int] | None = None
+    """The field with names in it, and how many it may have: each takes some time to decide."""
     everything: bool = False
     """Whether it takes operate on the deployment as a whole."""
     act: Callable[[Any], str] | None = None
     """From the request: what the audit calls it; None: it changes nothing that is worth a line."""
 
     def check(self, caller: Caller, request: Any) -> None:
-        """Raise PermissionDenied for the first need that is not met."""
+        """Raise PermissionDenied for the first need that is not met, and InvalidArgument for more names than a request may have."""
         if self.everything:
             caller.demand_everything()
+        if self.some is not None:
+            caller.demand_some(self.some)
+        if self.most is not None:
+            field, most = self.most
+            found = len(getattr(request, field))
+            if found > most:
+                raise bad_field(field, f"has {found} names", f"name at most {most}")
         for action, name in self.needs(request):
             caller.demand(action, name)
         for name in self.known(request):
@@ -67,26 +81,30 @@ def _reads(request: Any) -> Iterable[tuple[Action, str]]:
 
 _ANYBODY: Final = Method()
 
+_NAMED: Final = ("computations", MAX_NAMES)
+
+_READ: Final = ("inputs", MAX_INPUTS)
+
 METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.WorkerService/Claim": Method(_claim, act=lambda request: "adopt" if request.adopt else "claim"),
     "/lowwater.v1.WorkerService/Release": Method(_own(Action.REPORT)),
-    "/lowwater.v1.WorkerService/Report": _ANYBODY,
+    "/lowwater.v1.WorkerService/Report": Method(some=Action.REPORT),
     "/lowwater.v1.WorkerService/StageTask": Method(_own(Action.REPORT)),
     "/lowwater.v1.WorkerService/PrepareBatch": Method(_own(Action.REPORT)),
     "/lowwater.v1.WorkerService/CommitBatch": Method(_own(Action.REPORT)),
-    "/lowwater.v1.WatermarkService/GetWatermarks": Method(_reads),
-    "/lowwater.v1.WatermarkService/Watch": Method(_reads),
+    "/lowwater.v1.WatermarkService/GetWatermarks": Method(_reads, most=_NAMED),
+    "/lowwater.v1.WatermarkService/Watch": Method(_reads, most=_NAMED),
     "/lowwater.v1.WatermarkService/CheckComplete": Method(_own(Action.READ)),
     "/lowwater.v1.WatermarkService/ListRanges": Method(_own(Action.READ)),
     "/lowwater.v1.WatermarkService/GetHistory": Method(_own(Action.READ)),
-    "/lowwater.v1.TopologyService/Register": Method(_inputs(Action.REPORT, "name")),
+    "/lowwater.v1.TopologyService/Register": Method(_inputs(Action.REPORT, "name"), most=_READ),
     "/lowwater.v1.TopologyService/GetTopology": _ANYBODY,
     "/lowwater.v1.TopologyService/SetInputs": Method(
-        _inputs(Action.OPERATE, "computation"), act=lambda _: "set_inputs"
+        _inputs(Action.OPERATE, "computation"), most=_READ, act=lambda _: "set_inputs"
     ),
     "/lowwater.v1.TopologyService/Reset": Method(_own(Action.OPERATE), act=lambda _: "reset"),
     "/lowwater.v1.TopologyService/Retire": Method(_own(Action.OPERATE), act=lambda _: "retire"),
-    "/lowwater.v1.ClusterService/Locate": Method(known=lambda request: request.computations),
+    "/lowwater.v1.ClusterService/Locate": Method(known=lambda request: request.computations, most=_NAMED),
     "/lowwater.v1.ClusterService/ListShards": _ANYBODY,
     "/lowwater.v1.ClusterService/Drain": Method(everything=True, act=lambda _: "drain"),
     "/lowwater.v1.ClusterService/Pin": Method(everything=True, act=lambda _: "pin"),

@@ -63,11 +63,15 @@ class Principal:
     digests: tuple[str, ...] = field(default=(), repr=False)
     """SHA-256 of its tokens, 64 lower-case hexadecimal digits each."""
     certificates: tuple[str, ...] = ()
-    """Names of its client certificates: a URI or DNS name, or the common name."""
+    """Names of its client certificates: a URI or DNS name, or the common name of one without these."""
 
     def may(self, action: Action, namespace: str, name: str) -> bool:
         """Whether it may do something to the computation ``[namespace/]name``. O(its rules)."""
         return any(allowance.covers(action, namespace, name) for allowance in self.allow)
+
+    def may_some(self, action: Action) -> bool:
+        """Whether it may do something to any computation at all."""
+        return any(allowance.names.get(action) for allowance in self.allow)
 
     def may_all(self, action: Action) -> bool:
         """Whether it may do something to everything, also to what does not exist yet."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING, Final
 
 from lowwater_authority.access.policy import Access, BadAccess
@@ -13,27 +14,42 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["LOOK_SECONDS", "AccessFile"]
+__all__ = ["LOOK_SECONDS", "MOST_SECONDS", "SETTLED_SECONDS", "AccessFile"]
 
-LOOK_SECONDS: Final = 1.0
-"""Between two looks at the file. Who is removed is cut off this long after, at the latest."""
+LOOK_SECONDS: Final = 0.5
+"""Between two looks at the file."""
+
+SETTLED_SECONDS: Final = 2.0
+"""How long a file must have stayed as it is before it is read: one that is being written may be good TOML and name half of the principals.
+
+Who is removed is cut off this long and two looks after, which is three seconds, at the latest.
+"""
+
+MOST_SECONDS: Final = 30.0
+"""After which one is read that changes all the time: else whoever was removed would stay for as long as it does."""
 
 log = logging.getLogger(__name__)
 
-Mark = tuple[int, int, int]
+Mark = tuple[int, int, int, int]
 
 
 class AccessFile:
     """The rules of a file as they stand. ``access`` is replaced on the event loop; whoever keeps something of it gives ``on_change``.
 
-    A file is told from its successor by its time, its size and its inode, so that one that is put in place by a rename, as
-    Kubernetes does, is noticed too. Raises BadAccess when the first cannot be used.
+    A file is told from its successor by its times, its size and its inode, so that one that is put in place by a rename, as
+    Kubernetes does, is noticed too. ``monotonic`` gives seconds of any clock: by that it is known how long a file has stayed as it is,
+    whatever time it bears itself. Raises BadAccess when the first cannot be used.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.path = path
+        self._monotonic = monotonic
         self._mark = self._look()
-        self.access: Access = Access.load(path)
+        """Of the file that was read last."""
+        self._newest = self._mark
+        """Of the file as it was seen last, and since when it was seen so."""
+        self._newest_since = self._changing_since = monotonic()
+        self.access: Access = _load(path)
         self.on_change: list[Callable[[Access], None]] = []
 
     async def watch(self) -> None:
@@ -43,14 +59,20 @@ class AccessFile:
             await self.look()
 
     async def look(self) -> None:
-        """Read the file if it has changed; a bad one is told once, and changes nothing."""
-        mark = await asyncio.to_thread(self._look)
-        if mark == self._mark:
+        """Read the file if it has changed, and has stayed so for a while; a bad one is told once, and changes nothing."""
+        mark, now = await asyncio.to_thread(self._look), self._monotonic()
+        if mark != self._newest:
+            if self._newest == self._mark:
+                self._changing_since = now
+            self._newest, self._newest_since = mark, now
+        settled = now - self._newest_since >= SETTLED_SECONDS or now - self._changing_since >= MOST_SECONDS
+        if mark == self._mark or not settled:
             return
+        access, error = await asyncio.to_thread(self._read)
+        if await asyncio.to_thread(self._look) != mark:
+            return  # it was replaced meanwhile: the next look sees that
         self._mark = mark
-        try:
-            access = await asyncio.to_thread(Access.load, self.path)
-        except BadAccess as error:
+        if access is None:
             log.error(
                 "the access file is bad, and what it said before stays in force: %s",
                 error,
@@ -63,9 +85,24 @@ class AccessFile:
         told = event("access_read", file=str(self.path), principals=len(access.principals))
         log.info("the access file was read again: %d principals", len(access.principals), extra=told)
 
+    def _read(self) -> tuple[Access | None, BadAccess | None]:
+        try:
+            return _load(self.path), None
+        except BadAccess as error:
+            return None, error
+
     def _look(self) -> Mark | None:
         try:
             found = self.path.stat()
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+
+
+def _load(path: Path) -> Access:
+    """Read a file, which must name somebody: an empty one is as a rule one that is about to be written. Raises BadAccess."""
+    access = Access.load(path)
+    if not access.principals:
+        fix = "write a [[principal]] with a name and token_sha256 or certificates"
+        raise BadAccess(f"{path}: principal", "is missing: nobody could do anything", fix)
+    return access

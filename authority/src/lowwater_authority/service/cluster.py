@@ -8,6 +8,7 @@ from lowwater import errors
 from lowwater._pb.lowwater.v1 import cluster_pb2 as pb
 from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, types_pb2
 from lowwater_authority.access.caller import calling
+from lowwater_authority.access.policy import Action
 from lowwater_authority.journal import JournalError
 from lowwater_authority.service import decode
 from lowwater_authority.service.refusals import bad_field, refusing
@@ -51,7 +52,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         await shard.confirm(())
         await shard.serve_those(name for name in names if name in shard.topology.computations)
         for name, seen in zip(names, request.epochs or [0] * len(names), strict=True):
-            if shard.serves(name):
+            if shard.serves(name) and _may_raise(name):
                 await shard.rise(name, seen)
         await shard.confirm(name for name in names if shard.serves(name))
         registered = [name for name in names if name in shard.topology.computations]
@@ -135,6 +136,12 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             msg = "this authority is alone: it has an embedded journal. Many shards need `lowwater serve --store redis://...`"
             raise errors.InvalidArgument(msg, metadata={"field": "", "fix": "serve with a shared store"})
         return cluster
+
+
+def _may_raise(name: str) -> bool:
+    """Whether the caller may have a computation owned anew: who only reads it could use up its numbers, and stop its worker each time."""
+    caller = calling()
+    return caller is None or caller.may(Action.REPORT, name) or caller.may(Action.OPERATE, name)
 
 
 def _unreadable(error: JournalError) -> errors.Unavailable:

@@ -14,7 +14,7 @@ import grpc
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import errors_pb2
 from lowwater_authority.access.caller import calling
-from lowwater_authority.telling import event
+from lowwater_authority.telling import event, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -77,15 +77,6 @@ async def refuse(
     await context.abort(code, message, ((DETAILS, status.SerializeToString()),))
 
 
-def shortened(text: str, limit: int) -> str:
-    """Return a text of at most so many bytes of UTF-8: its beginning, and its end, which says what to do."""
-    data = text.encode()
-    if len(data) <= limit:
-        return text
-    kept = (limit - len(b" ... ")) // 2
-    return f"{data[:kept].decode(errors='ignore')} ... {data[-kept:].decode(errors='ignore')}"
-
-
 def refusing(method: Method) -> Method:
     """Turn errors of a unary method of a servicer with ``services`` into statuses. Who is cut off refuses all of them."""
 
@@ -120,20 +111,24 @@ def tell_refusal(services: Services, method: str, error: errors.LowwaterError) -
     name = error.metadata.get("computation", "")
     known = name if name in services.shard.topology.computations else ""
     if count := services.quiet.count((method, error.reason, known), services.shard.now / 1e6):
+        message, computation = shortened(error.message, MESSAGE_BYTES), shortened(name)
         fields = event(
-            "call_refused", method=method, reason=error.reason, computation=name, count=count, error=error.message
+            "call_refused", method=method, reason=error.reason, computation=computation, count=count, error=message
         )
-        log.warning("%s refused, %s: %s", method, error.reason, shortened(error.message, MESSAGE_BYTES), extra=fields)
+        log.warning("%s refused, %s: %s", method, error.reason, message, extra=fields)
 
 
 def check_token(expected: str, given: str) -> None:
-    """Refuse a caller that means another deployment (rule 9). An empty token accepts any."""
+    """Refuse a caller that means another deployment (rule 9). An empty token accepts any.
+
+    What was given is not repeated: it can be any text of any length, and whoever sent it knows it.
+    """
     if given and given != expected:
         msg = (
-            f"this is the deployment {expected}, not {given}: the address leads elsewhere than before, or its journal was "
+            f"this is the deployment {expected}, not the one that is meant: the address leads elsewhere than before, or its journal was "
             "replaced. Restart the client if that is meant."
         )
-        raise errors.ServerTokenMismatch(msg, metadata={"server_token": expected, "expected": given})
+        raise errors.ServerTokenMismatch(msg, metadata={"server_token": expected})
 
 
 def bad_field(path: str, problem: str, fix: str) -> errors.InvalidArgument:

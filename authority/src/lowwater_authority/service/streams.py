@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater_authority.admission import Admission
+from lowwater_authority.core.topology import NAME
 from lowwater_authority.service import encode
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ SENDERS_KEPT: Final = 4096
 FENCED_BOUND: Final = 4096
 """Notices of lost ranges waiting for one stream; the oldest go first, since every later report repeats them."""
 
+
+DENIED_BOUND: Final = 10_000
+"""Computations that a stream may be refused one by one; with one more it ends."""
 
 SILENCE: Final = 2.0
 """Seconds after which a stream that has not begun to report keeps no other from starting: it may have nothing to say for long."""
@@ -76,6 +80,8 @@ class Outbox:
         self.barred: set[str] = set()
         """Computations of which the stream may not report any more: another shard served them in between, and may have been told what
         this one was not."""
+        self.denied: set[str] = set()
+        """Computations that its caller was not allowed to report for."""
         self.permits = asyncio.Semaphore(IN_FLIGHT)
         self.closed: errors.LowwaterError | None = None
         self.finished = False
@@ -109,6 +115,17 @@ class Outbox:
         """Ranges were lost."""
         self._fenced = [*self._fenced[-(FENCED_BOUND - 1) :], encode.fenced(fenced)]
         self._changed.set()
+
+    def deny(self, name: str) -> None:
+        """Remember that a report of a computation was refused for who sent it. Raises Overloaded when that are too many."""
+        if name in self.denied or NAME.fullmatch(name) is None:  # no rule ever allows what is no name
+            return
+        if len(self.denied) >= DENIED_BOUND:
+            msg = (
+                f"this stream was refused the reports of {DENIED_BOUND} computations; report for those that are allowed"
+            )
+            raise errors.Overloaded(msg, metadata={"bound": "denied", "limit": str(DENIED_BOUND)})
+        self.denied.add(name)
 
     def close(self, error: errors.LowwaterError) -> None:
         """End the stream with an error: the first one."""

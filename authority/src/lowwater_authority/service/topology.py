@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
-from lowwater_authority.access.caller import calling, permit, visible
+from lowwater_authority.access.caller import permit, room, visible
 from lowwater_authority.service import decode, encode
 from lowwater_authority.service.refusals import refusing
 
@@ -28,10 +28,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """Register a computation."""
         shard, spec = self.services.shard, decode.spec(request)
         await shard.confirm(())  # what another shard knows of it decides whether it conflicts
-        caller = calling()
-        if caller is not None:
-            caller.check_computations(spec.name, shard.topology.computations)
-        spec = await shard.register(spec)
+        spec = await shard.register(spec, room=room(spec.name))
         return topology_pb2.RegisterResponse(
             server_token=self.services.token, computation=encode.computation(spec, shard.topology)
         )

@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING, Any
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater._pb.lowwater.v1 import workers_pb2_grpc
-from lowwater_authority.access.caller import calling, permit
+from lowwater_authority.access.caller import calling, permit, room_for_ranges
 from lowwater_authority.access.policy import Action
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.placement import moved
 from lowwater_authority.rounds import GivenUp
 from lowwater_authority.service import decode, encode
-from lowwater_authority.service.refusals import MESSAGE_BYTES, bad_field, check_token, refuse, refusing, shortened
+from lowwater_authority.service.refusals import MESSAGE_BYTES, bad_field, check_token, refuse, refusing
 from lowwater_authority.service.streams import Outbox, Streams
-from lowwater_authority.telling import event
+from lowwater_authority.telling import event, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
 
     import grpc
 
     from lowwater._pb.lowwater.v1.types_pb2 import Redirect
-    from lowwater_authority.core.interval_map import IntervalMap
     from lowwater_authority.core.requests import GroupReport
     from lowwater_authority.service.context import Services
 
@@ -52,10 +51,8 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         """Take ownership of key ranges."""
         shard, name = self.services.shard, request.computation
         await self.services.confirm(name)  # a life that was begun elsewhere begins here first
-        asked, caller = decode.claim(request), calling()
-        if caller is not None and caller.limits.ranges is not None and shard.serves(name):
-            caller.check_ranges(name, _ranges_with(shard.held.computations[name].map, asked.bounds))
-        grant = await shard.claim(name, asked, adopt=request.adopt, permit=permit(name))
+        asked = decode.claim(request)
+        grant = await shard.claim(name, asked, adopt=request.adopt, permit=permit(name), room=room_for_ranges(name))
         self.services.observer.claimed()
         spec, required = shard.topology.get(name), shard.topology.required(name)
         ownership = shard.held.ownerships.get(name)
@@ -217,6 +214,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             raise bad_field(
                 "report.groups", "names a claim twice", "send one entry a claim, and the rest in the next report"
             )
+        _check_rights(report, outbox)
         groups: list[tuple[str, GroupReport]] = []
         malformed: list[tuple[str, Refused]] = []
         for message in report.groups:
@@ -262,23 +260,28 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         return durable
 
     def _tell_refused(self, refused: list[tuple[str, Refused]]) -> None:
-        """Log which reports do not count and why, once in a while for each computation and reason; not those of a computation that moved."""
+        """Log which reports do not count and why, once in a while for each computation and reason; not those of a computation that moved.
+
+        Names that nobody registered are the caller's own invention: they count as one.
+        """
         for name, value in refused:
             if value.reason == errors.Moved.reason:
                 continue
-            if count := self.services.quiet.count(("Report", name, value.reason), self.services.shard.now / 1e6):
+            known = name if name in self.services.shard.topology.computations else ""
+            if count := self.services.quiet.count(("Report", known, value.reason), self.services.shard.now / 1e6):
+                computation, message = shortened(name), shortened(value.message, MESSAGE_BYTES)
                 log.warning(
                     "reports of %s refused, %s: %s",
-                    name,
+                    computation,
                     value.reason,
-                    shortened(value.message, MESSAGE_BYTES),
+                    message,
                     extra=event(
                         "report_refused",
-                        computation=name,
+                        computation=computation,
                         reason=value.reason,
                         sequencer=value.sequencer,
                         count=count,
-                        error=value.message,
+                        error=message,
                     ),
                 )
 
@@ -296,10 +299,21 @@ def _permitted(message: pb.GroupReport) -> GroupReport:
     return decode.group(message)
 
 
-def _ranges_with(held: IntervalMap, bounds: Sequence[bytes]) -> int:
-    """Return into how many ranges a claim would divide a computation, about: those it cuts in two count once. O(claims it touches)."""
-    covered = sum(high - low for _, low, high in held.overlapping(bounds[0], bounds[-1]))
-    return len(held) - covered + len(bounds) - 1
+def _check_rights(report: pb.Report, outbox: Outbox) -> None:
+    """Remember what the caller may not report for. Raises ShuttingDown when it may again what it was refused on this stream.
+
+    Reports carry only what changed. One that was refused may have lowered a range, so what comes after it on the same stream would lead
+    (rules 1 and 8): the client is to send its full state on a new one.
+    """
+    caller = calling()
+    if caller is None:
+        return
+    for name in dict.fromkeys(group.computation for group in report.groups):
+        if not caller.may(Action.REPORT, name):
+            outbox.deny(name)
+        elif name in outbox.denied:
+            msg = f"{caller.principal.name} may report for {name} again; connect again and send the full state"
+            raise errors.ShuttingDown(msg)
 
 
 def _follows(number: int, newest: int) -> bool:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 import resource
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 MOST_CONNECTIONS: Final = 256
 """Connections that may be open at once; what comes beyond them is closed at once. See :func:`most_connections`."""
+
+MOST_KEPT: Final = 16
+"""Places, or a quarter of them all when that is less, for addresses that hold fewer than so many: one that fills the others keeps no probe out."""
 
 OF_FILES: Final = 4
 """At most one in so many of the files that the process may open is a connection here."""
@@ -64,10 +68,11 @@ class Connections:
     def __init__(self, listening: socket.socket, certificates: Certificates | None = None) -> None:
         self._listening = listening
         self._certificates = certificates
-        self._shaking = 0
-        """Handshakes that go on."""
+        self._shaking: Counter[str] = Counter()
+        """Handshakes that go on, by address."""
         self._listening.settimeout(0.0)
         self._most = most_connections()
+        self._kept = min(MOST_KEPT, self._most // 4)
         self._idle_since: dict[RequestHandler, float] = {}
         """By connection, on the loop's clock; never, while a request is being answered."""
         self._quiet = Limited()
@@ -91,7 +96,7 @@ class Connections:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(self._listening)
+                connection, peer = await loop.sock_accept(self._listening)
             except ConnectionError:
                 continue  # it has gone again
             except OSError as error:
@@ -99,16 +104,29 @@ class Connections:
                 self._tell(f"none can be accepted: {error}")
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
-            if len(server.connections) + self._shaking >= self._most:
+            host = str(peer[0])
+            if self._full(server, host):
                 connection.close()
-                self._tell(f"{self._most} are open already, as many as may be; the one that came is closed")
+                self._tell(
+                    f"of the {self._most} that may be open all are, or all but the last {self._kept}, "
+                    f"and {host} has as many of its own; the one that came is closed"
+                )
                 await asyncio.sleep(0)  # those who are open have their turn
                 continue
             if self._certificates is None:
                 await self._serve(server, connection)
             else:
-                self._shaking += 1
-                tasks.create_task(self._shake_hands(server, connection, self._certificates))
+                self._shaking[host] += 1
+                tasks.create_task(self._shake_hands(server, connection, host, self._certificates))
+
+    def _full(self, server: web.Server, host: str) -> bool:
+        """Whether there is no place for one more of an address. O(1), but O(connections) when few places are left."""
+        left = self._most - len(server.connections) - self._shaking.total()
+        if left <= 0 or left > self._kept:
+            return left <= 0
+        peers = (each.transport.get_extra_info("peername") for each in server.connections if each.transport is not None)
+        held = self._shaking[host] + len([peer for peer in peers if peer is not None and peer[0] == host])
+        return held >= self._kept
 
     async def _serve(self, server: web.Server, connection: socket.socket) -> None:
         try:
@@ -116,7 +134,9 @@ class Connections:
         except OSError:
             connection.close()
 
-    async def _shake_hands(self, server: web.Server, connection: socket.socket, certificates: Certificates) -> None:
+    async def _shake_hands(
+        self, server: web.Server, connection: socket.socket, host: str, certificates: Certificates
+    ) -> None:
         """Serve a connection after its handshake, for which the next ones do not wait."""
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -132,7 +152,8 @@ class Connections:
             connection.close()
             log.exception("a TLS handshake failed within the server", extra=event("page_failed"))
         finally:
-            self._shaking -= 1
+            self._shaking[host] -= 1
+            self._shaking = +self._shaking
 
     async def _sweep(self, server: web.Server) -> None:
         while True:

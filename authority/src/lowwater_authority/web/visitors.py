@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 
+from lowwater import errors
 from lowwater_authority.access.audit import ANONYMOUS, Audit
 from lowwater_authority.access.policy import digest
 
@@ -43,7 +44,10 @@ TOKEN_SECONDS: Final = 10.0
 
 TRIES: Final = 10
 AGAIN_SECONDS: Final = 1.0
-"""So many wrong tokens may come from one address at once, then one in this time; meanwhile none of its tokens is looked at."""
+"""So many wrong tokens may come from one address at once, then one in this time; what is wrong meanwhile is told to come later.
+
+A right one is let in all the same. Tokens are random and long, so there is nothing to guess; and everybody behind one proxy has its address.
+"""
 
 MOST_ADDRESSES: Final = 1000
 """Addresses that are told apart; what is beyond them counts as one more."""
@@ -153,7 +157,7 @@ class KnownVisitors(Visitors):
         act = "metrics" if route == METRICS else "page"
         principal = self._who(request, act)
         if not (principal.metrics if act == "metrics" else principal.page):
-            self._audit.refused(act, principal.name, _peer(request), "", "PermissionDenied")
+            self._audit.refused(act, principal.name, _peer(request), "", errors.PermissionDenied.reason)
             raise Denied(403, _lacks(principal, act))
 
     def routes(self) -> list[web.RouteDef]:
@@ -171,7 +175,7 @@ class KnownVisitors(Visitors):
         _check_site(request)
         principal, token_digest = self._by_token(await _token(request), request, "sign_in")
         if not principal.page:
-            self._audit.refused("sign_in", principal.name, _peer(request), "", "PermissionDenied")
+            self._audit.refused("sign_in", principal.name, _peer(request), "", errors.PermissionDenied.reason)
             raise Denied(403, _lacks(principal, "page"))
         until = int(self._clock()) + SESSION_SECONDS
         value = f"{until}.{self._seal(until, principal.name, token_digest)}.{principal.name}"
@@ -199,10 +203,12 @@ class KnownVisitors(Visitors):
         return response
 
     def _who(self, request: web.Request, act: str) -> Principal:
-        header = request.headers.get(hdrs.AUTHORIZATION)
-        if header is not None:
-            scheme, _, token = header.partition(" ")
-            if scheme.lower() != "bearer" or not token.strip():
+        headers = request.headers.getall(hdrs.AUTHORIZATION, ())
+        if headers:
+            if len(headers) > 1:
+                raise self._unknown(request, act, "the request has several Authorization headers")
+            scheme, _, token = headers[0].partition(" ")
+            if scheme.lower() != "bearer" or not _is_token(token.strip()):
                 raise self._unknown(request, act, "the Authorization header is not of the form 'Bearer TOKEN'")
             return self._by_token(token.strip(), request, act)[0]
         principal = self._signed_in(request)
@@ -212,14 +218,16 @@ class KnownVisitors(Visitors):
 
     def _by_token(self, token: str, request: web.Request, act: str) -> tuple[Principal, str]:
         """Return whose token it is, and its digest. Raises Denied."""
-        peer, now = _peer(request), self._monotonic()
-        wait = self._wrong.wait(peer, now)
-        if wait:
-            self._audit.refused(act, ANONYMOUS, peer, "", "Overloaded")
-            again: dict[str, str] = {hdrs.RETRY_AFTER: str(int(wait) + 1)}
-            raise Denied(429, "too many wrong tokens came from your address; try again in a few seconds", again)
         principal = self._access().who(token)  # in constant time
         if principal is None:
+            peer, now = _peer(request), self._monotonic()
+            wait = self._wrong.wait(peer, now)
+            if wait:
+                self._audit.refused(act, ANONYMOUS, peer, "", errors.Overloaded.reason)
+                again: dict[str, str] = {hdrs.RETRY_AFTER: str(int(wait) + 1)}
+                raise Denied(
+                    429, "this token is nobody's, and too many such came from your address: try again later", again
+                )
             self._wrong.count(peer, now)
             raise self._unknown(request, act, "this token is nobody's: it is wrong, or was removed")
         return principal, digest(token)
@@ -239,12 +247,17 @@ class KnownVisitors(Visitors):
         return hmac.digest(self._key, f"{until} {name} {token_digest}".encode(), "sha256").hex()
 
     def _unknown(self, request: web.Request, act: str, sentence: str) -> Denied:
-        self._audit.refused(act, ANONYMOUS, _peer(request), "", "Unauthenticated")
+        self._audit.refused(act, ANONYMOUS, _peer(request), "", errors.Unauthenticated.reason)
         return Denied(401, sentence, {hdrs.WWW_AUTHENTICATE: 'Bearer realm="lowwater"'})
 
 
 def _peer(request: web.Request) -> str:
     return request.remote or "unknown"
+
+
+def _is_token(given: str) -> bool:
+    """Whether it can be a token at all: those are of printable ASCII."""
+    return bool(given) and given.isascii() and given.isprintable()
 
 
 def _lacks(principal: Principal, right: str) -> str:
@@ -259,9 +272,17 @@ def _check_site(request: web.Request) -> None:
     if site is not None:
         same = site in {"same-origin", "none"}
     else:
-        same = origin is None or urlsplit(origin).netloc == request.host
+        same = origin is None or _host(origin) == request.host
     if not same:
         raise Denied(403, "another site may not sign anybody in or out here: open the page itself")
+
+
+def _host(origin: str) -> str | None:
+    """Return whose page an origin is; None when it is none at all."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 async def _token(request: web.Request) -> str:
@@ -277,10 +298,10 @@ async def _token(request: web.Request) -> str:
             found = json.loads(await request.content.readexactly(request.content_length or 0))
     except TimeoutError:
         raise Denied(408, f"the token did not arrive within {TOKEN_SECONDS:g} s") from None
-    except (ValueError, EOFError):
+    except (ValueError, EOFError, RecursionError):  # the last of [[[[...
         raise refused from None
     token = found.get("token") if isinstance(found, dict) else None
-    if not isinstance(token, str) or not token.strip():
+    if not isinstance(token, str) or not _is_token(token.strip()):
         raise refused
     return token.strip()
 

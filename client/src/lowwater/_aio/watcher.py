@@ -8,6 +8,7 @@ from typing import Any
 from lowwater._aio.connection import Connection
 from lowwater._aio.streaming import Streaming
 from lowwater._core.call import Stubs
+from lowwater._core.forbidden import Forbidden
 from lowwater._core.watch_stream import WatchStream
 from lowwater._core.watching import Subscription, WatchState
 
@@ -48,7 +49,7 @@ class Watcher(Streaming):
             await self.changed.wait(left)
         return True
 
-    def _open(self, machine: WatchStream, address: str, stubs: Stubs) -> Any:
+    def _open(self, machine: WatchStream | Forbidden, address: str, stubs: Stubs) -> Any:
         return stubs.watermarks.Watch(machine.open(address), metadata=self._connection.settings.metadata)
 
     @property

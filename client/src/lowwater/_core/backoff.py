@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["CAP", "PATIENCE", "Backoff"]
+__all__ = ["CAP", "FIRST", "PATIENCE", "Backoff"]
 
 FIRST: Final = 0.1
 """Upper bound of the first delay, in seconds."""

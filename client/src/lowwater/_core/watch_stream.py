@@ -12,7 +12,7 @@ from lowwater import errors
 from lowwater._core import wire
 from lowwater._core.ages import Ages
 from lowwater._core.attempts import BUSY, DENIED, error_of_call
-from lowwater._core.backoff import CAP, Backoff
+from lowwater._core.backoff import CAP, FIRST, Backoff
 from lowwater._core.routes import HOME, MOST_NAMES
 from lowwater._pb.lowwater.v1 import types_pb2, watermarks_pb2
 
@@ -185,7 +185,8 @@ class WatchStream:
         """Take the end of a stream, and what ended it if something did; returns the seconds to wait before the next.
 
         Another deployment at a home that was given ends the watching. Whatever else it is, watching must go on: a
-        stage whose inputs are never heard again holds all behind it. A shard that is only busy is asked again when it said.
+        stage whose inputs are never heard again holds all behind it. A shard that is only busy is asked again when it said, and
+        one that refuses a computation is asked for the others at once.
         """
         known = self._known
         if self._ages is not None and self._ages.heard_at is not None:
@@ -194,7 +195,7 @@ class WatchStream:
             if self._ages.lasted > CAP:
                 self._backoff.reset()
         renewed, self.renewing = self.renewing, False
-        self._ages, self.covers_all, self._covered = None, False, {}
+        covered, self._ages, self.covers_all, self._covered = self._covered, None, False, {}
         if renewed and (failure is None or isinstance(failure, grpc.RpcError)):
             return 0.0
         if isinstance(failure, grpc.RpcError):
@@ -204,6 +205,9 @@ class WatchStream:
             logger.error("stopped watching: %s", failure)
             known.failure = failure
             return 0.0
+        if isinstance(failure, errors.PermissionDenied) and failure.metadata.get("computation") in covered:
+            known.forbid(self, failure.metadata["computation"], failure)
+            return FIRST * known.surroundings.random()  # each refusal leaves out another, so there is an end to them
         self._log(failure)
         known.last_error = failure or known.last_error
         leaving, self._leaving = self._leaving, None

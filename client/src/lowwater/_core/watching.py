@@ -10,6 +10,7 @@ from lowwater import errors
 from lowwater._core import checks
 from lowwater._core.ages import BEAT, LATE, SLEW
 from lowwater._core.attempts import DENIED
+from lowwater._core.forbidden import Forbidden
 from lowwater._core.locating import Locating
 from lowwater._core.ratchet import Ratchet
 from lowwater._core.routes import HOME, MOST_HOPS, MOST_NAMES, Routes
@@ -59,7 +60,7 @@ class WatchState:
     """The newest watermarks of all that is followed, over one stream at a time to each shard that is needed.
 
     Each computation is placed at one stream: of its shard where that is known, else at home, whose redirects tell. Those of a shard that
-    fails are looked for. Who follows everything follows home without names, and by name what home redirects. What was
+    fails are looked for, and what a stream is refused for is asked for on its own. Who follows everything follows home without names, and by name what home redirects. What was
     seen stays; it only gets stale.
 
     **The newest first.** While the newest message of a stream is late, newer ones stand right behind it. Its values pass the ratchet, but
@@ -80,6 +81,9 @@ class WatchState:
         self.routes: Routes = routes
         self.surroundings: Surroundings = surroundings
         self.locating: Locating = Locating(routes, surroundings, self._found)
+        self.forbidden: Forbidden = Forbidden(
+            routes, surroundings, self.ratchet, followed=self._is_followed, allowed=self._found
+        )
         self._streams: dict[str, WatchStream] = {HOME: WatchStream(self, HOME)}
         self._untended: dict[Streamed, None] = {}
         self._names: Counter[str] = Counter()
@@ -117,6 +121,8 @@ class WatchState:
             self._untended[home] = None
         for name in subscription.names or self._elsewhere:
             self._follow(name)
+        for name in filter(self.forbidden.__contains__, subscription.names):
+            self.forbidden.hurry(name)
         self._unconfirmed[subscription] = None
         self.confirm()
         return subscription
@@ -253,6 +259,10 @@ class WatchState:
 
     def denied(self, names: Collection[str]) -> errors.LowwaterError | None:
         """Return why the authority tells nothing of names, of none: all, to whoever calls; None when it does, or does not say."""
+        for name in names:
+            refusal = self.forbidden.error(name)
+            if refusal is not None:
+                return refusal
         error = self.last_error
         if not isinstance(error, DENIED):
             return None
@@ -267,8 +277,8 @@ class WatchState:
         return self._everything > 0
 
     def at(self, name: str) -> str | None:
-        """Return whose stream a computation is placed at; None while it is looked for."""
-        return None if self.locating.lost(name) else self._at.get(name, HOME)
+        """Return whose stream a computation is placed at; None while it is looked for, or forbidden."""
+        return None if self.locating.lost(name) or name in self.forbidden else self._at.get(name, HOME)
 
     def placed(self, key: str) -> list[str]:
         """Return what somebody follows by name at a stream."""
@@ -321,6 +331,7 @@ class WatchState:
         if not self.routes.redirected(name, address, epoch):
             return False
         self.locating.forget(name)
+        self.forbidden.forget(name)
         teller = self._teller(name)
         if teller is not None:
             self._keep_age(teller, name)
@@ -344,6 +355,13 @@ class WatchState:
         if self._is_followed(name):
             self.locating.lose(name, at_least)
             self._untended[self.locating] = None
+
+    def forbid(self, stream: WatchStream, name: str, error: errors.LowwaterError) -> None:
+        """A stream that has ended was refused for a computation: ask for it on its own, so that the next stream is not."""
+        if self.at(name) == stream.key:
+            self._at.pop(name, None)
+            self.forbidden.add(name, error)
+            self._untended[self.forbidden] = None
 
     def lose_all(self, stream: WatchStream, at_least: float) -> None:
         """A stream serves nothing of what was placed there."""
@@ -390,6 +408,9 @@ class WatchState:
     def _place(self, name: str, key: str) -> None:
         if self.locating.lost(name):
             self._untended[self.locating] = None
+            return
+        if name in self.forbidden:
+            self._untended[self.forbidden] = None
             return
         self._at[name] = key
         stream = self.stream(key)

@@ -7,6 +7,7 @@ from typing import Any
 
 from lowwater._core.attempts import closed_client
 from lowwater._core.call import Stubs
+from lowwater._core.forbidden import Forbidden
 from lowwater._core.watch_stream import WatchStream
 from lowwater._core.watching import Subscription, WatchState
 from lowwater._sync.connection import Connection
@@ -52,7 +53,7 @@ class Watcher(Streaming):
             self.changed.wait(left)
         return True
 
-    def _open(self, machine: WatchStream, address: str, stubs: Stubs) -> Any:
+    def _open(self, machine: WatchStream | Forbidden, address: str, stubs: Stubs) -> Any:
         return stubs.watermarks.Watch(machine.open(address), metadata=self._connection.settings.metadata)
 
     @property

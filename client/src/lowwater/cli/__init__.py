@@ -21,7 +21,7 @@ __all__ = ["main"]
 _OF_THE_AUTHORITY: Final = {
     "access": "lowwater_authority.access_command",
     "journal": "lowwater_authority.journal_command",
-    "serve": "lowwater_authority.server",
+    "serve": "lowwater_authority.serve_command",
 }
 """Commands that another distribution has, and the modules whose ``main`` runs them."""
 

@@ -87,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
         description="Low watermarks across jobs: what is complete, and who holds up the rest.",
         epilog=TOP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"lowwater {version('lowwater')}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -198,6 +199,7 @@ def parser() -> argparse.ArgumentParser:
         description="Print a script that completes commands, options and names in a shell.",
         epilog=EXAMPLES["completion"],
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     completion.add_argument("shell", choices=SHELLS, help="which shell")
     return top
@@ -214,6 +216,7 @@ def _command(
         description=what[0].upper() + what[1:] + ".",
         epilog=EXAMPLES[name],
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     made.add_argument(
         "--json", action="store_true", help="answer in JSON, for programs; see docs/cli.md for the fields"

@@ -1,0 +1,311 @@
+"""The guard around calls as an attacker makes them: opened early and asked late, malformed, with names by the million, and health checks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from lowwater import errors
+from lowwater._core.attempts import error_of_call
+from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2
+from lowwater_authority.access import guard as guarding
+from lowwater_authority.access.audit import Audit
+from lowwater_authority.access.caller import Caller
+from lowwater_authority.access.guard import Guard
+from lowwater_authority.access.methods import METHODS
+from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal, digest
+from lowwater_authority.core.topology import Spec
+from lowwater_authority.observer import Observer
+from lowwater_authority.service.streams import DENIED_BOUND, Outbox
+from lowwater_authority.telling import ATTRIBUTE
+
+PATIENCE = 60.0
+
+OPERATOR = Principal("op", (Allowance("n", dict.fromkeys(Action, ("*",))),), digests=(digest("right"),))
+EVERYBODY = Principal("all", (Allowance("*", dict.fromkeys(Action, ("*",))),))
+RIGHT = (("authorization", "Bearer right"),)
+
+RESET = "/lowwater.v1.TopologyService/Reset"
+WATCH = "/lowwater.v1.WatermarkService/Watch"
+
+
+class Served(grpc.GenericRpcHandler):
+    """A reset that only remembers what it was asked, and a watch without an end."""
+
+    def __init__(self) -> None:
+        self.reached: list[str] = []
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        async def reset(request: topology_pb2.ResetRequest, context: Any) -> topology_pb2.ResetResponse:
+            self.reached.append(request.computation)
+            return topology_pb2.ResetResponse()
+
+        async def watch(request: watermarks_pb2.WatchRequest, context: Any) -> AsyncIterator[Any]:
+            self.reached.extend(request.computations)
+            yield watermarks_pb2.WatchResponse()
+            await asyncio.Event().wait()
+
+        if handler_call_details.method == RESET:
+            return grpc.unary_unary_rpc_method_handler(
+                reset, topology_pb2.ResetRequest.FromString, topology_pb2.ResetResponse.SerializeToString
+            )
+        if handler_call_details.method == WATCH:
+            return grpc.unary_stream_rpc_method_handler(
+                watch, watermarks_pb2.WatchRequest.FromString, watermarks_pb2.WatchResponse.SerializeToString
+            )
+        return None
+
+
+class World:
+    """A server with a guard, and a channel to it."""
+
+    def __init__(self, made: Guard, served: Served, channel: grpc.aio.Channel) -> None:
+        self.guard = made
+        self.reached = served.reached
+        self.channel = channel
+        self.health: Any = health_pb2_grpc.HealthStub(channel)
+
+    def reset(self) -> Any:
+        """A reset whose request is still to come."""
+        write = topology_pb2.ResetRequest.SerializeToString
+        opened: Any = self.channel.stream_unary(RESET, write, topology_pb2.ResetResponse.FromString)
+        return opened(metadata=RIGHT)
+
+    def watch(self) -> Any:
+        """A watch whose request is still to come."""
+        write = watermarks_pb2.WatchRequest.SerializeToString
+        opened: Any = self.channel.stream_stream(WATCH, write, watermarks_pb2.WatchResponse.FromString)
+        return opened(metadata=RIGHT)
+
+    async def arrived(self) -> None:
+        """All calls that were opened before have come to the guard: they share a connection."""
+        await self.health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+
+
+@asynccontextmanager
+async def world(limits: Limits | None = None) -> AsyncIterator[World]:
+    access, served = Access([OPERATOR], limits), Served()
+    made = Guard(access, observer=Observer(), audit=Audit(lambda: 0.0), insiders=[], monotonic=lambda: 0.0)
+    server = grpc.aio.server(interceptors=[made])
+    server.add_generic_rpc_handlers((served,))
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield World(made, served, channel)
+    finally:
+        await server.stop(0)
+
+
+async def ending(call: Any) -> errors.LowwaterError | None:
+    """What a call is refused with; None: it was answered."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            if hasattr(call, "read"):
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+            else:
+                await call
+    except grpc.aio.AioRpcError as failure:
+        return error_of_call(failure, "here")
+    return None
+
+
+# -- opened early --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_that_was_opened_before_a_removal_does_nothing() -> None:
+    async with world() as one:
+        allowed, late = one.reset(), one.reset()
+        watch = one.watch()
+        await one.arrived()
+        await allowed.write(topology_pb2.ResetRequest(computation="n/before"))
+        await allowed.done_writing()
+        assert await ending(allowed) is None
+        one.guard.use(Access([]))
+        await late.write(topology_pb2.ResetRequest(computation="n/after"))
+        await late.done_writing()
+        assert isinstance(await ending(late), errors.Unauthenticated)
+        assert isinstance(await ending(watch), errors.Unauthenticated)
+        assert one.reached == ["n/before"]
+
+
+async def test_a_call_that_was_opened_before_a_right_went_does_nothing() -> None:
+    async with world() as one:
+        reset, watch = one.reset(), one.watch()
+        await one.arrived()
+        less = Principal("op", (Allowance("m", {Action.READ: ("*",)}),), digests=OPERATOR.digests)
+        one.guard.use(Access([less]))
+        await reset.write(topology_pb2.ResetRequest(computation="n/a"))
+        await watch.write(watermarks_pb2.WatchRequest(computations=["n/a"]))
+        assert isinstance(await ending(reset), errors.PermissionDenied)
+        assert isinstance(await ending(watch), errors.PermissionDenied)
+        assert not one.reached
+
+
+async def test_a_watch_without_a_request_counts() -> None:
+    async with world(Limits(streams=2)) as one:
+        opened = [one.watch(), one.watch()]
+        await one.arrived()
+        third = await ending(one.watch())
+        assert isinstance(third, errors.Overloaded)
+        assert "2 streams of op are open" in third.message
+        for each in opened:
+            each.cancel()
+
+
+async def test_a_request_has_a_time_to_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarding, "REQUEST_SECONDS", 0.05)
+    async with world() as one:
+        for call in (one.reset(), one.watch()):
+            refused = await ending(call)
+            assert isinstance(refused, errors.Unavailable)
+            assert "no request has come within 0.05 s" in refused.message
+
+
+async def test_what_is_no_message_is_refused() -> None:
+    async with world() as one:
+        raw: Any = one.channel.unary_unary(RESET)
+        refused = await ending(raw(b"\xff\xff\xff", metadata=RIGHT))
+        assert isinstance(refused, errors.InvalidArgument)
+        assert "is not a message of this method" in refused.message
+
+
+# -- health checks -------------------------------------------------------------------------------------------------------
+
+
+async def test_health_checks_of_one_host_are_few() -> None:
+    most = guarding.HEALTH_CALLS_OF_ONE.streams
+    assert most is not None
+    async with world() as one:
+        watches = [one.health.Watch(health_pb2.HealthCheckRequest()) for _ in range(most)]
+        for each in watches:
+            assert (await each.read()).status == health_pb2.HealthCheckResponse.SERVING
+        for call in (one.health.Watch, one.health.Check):
+            refused = await ending(call(health_pb2.HealthCheckRequest()))
+            assert isinstance(refused, errors.Overloaded)
+            assert f"{most} streams of health checks from 127.0.0.1 are open" in refused.message
+        watches[0].cancel()
+        async with asyncio.timeout(PATIENCE):
+            while await ending(one.health.Check(health_pb2.HealthCheckRequest())) is not None:
+                pass  # each is an answer of the server, which hears of the end beside it
+        for each in watches:
+            each.cancel()
+
+
+async def test_health_checks_of_all_hosts_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarding, "HEALTH_CALLS", Limits(streams=1))
+    async with world() as one:
+        watch = one.health.Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+        refused = await ending(one.health.Check(health_pb2.HealthCheckRequest()))
+        assert isinstance(refused, errors.Overloaded)
+        assert "1 streams of health checks are open" in refused.message
+        watch.cancel()
+
+
+async def test_health_checks_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world() as one:
+        refused = await ending(one.health.Check(health_pb2.HealthCheckRequest(service="x" * 2000)))
+        assert isinstance(refused, errors.InvalidArgument)
+        assert "send at most 1024" in refused.message
+        monkeypatch.setattr(guarding, "HEALTH_SECONDS", 0.05)
+        silent: Any = one.channel.stream_unary("/grpc.health.v1.Health/Check")
+        assert isinstance(await ending(silent()), errors.Unavailable)
+
+
+# -- names by the million ------------------------------------------------------------------------------------------------
+
+
+def caller(principal: Principal = OPERATOR, audit: Audit | None = None) -> Caller:
+    return Caller(principal, Limits(), "here", audit or Audit(lambda: 0.0))
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("WatermarkService/GetWatermarks", watermarks_pb2.GetWatermarksRequest(computations=["n/a"] * 10_001)),
+        ("WatermarkService/Watch", watermarks_pb2.WatchRequest(computations=["n/a"] * 10_001)),
+        ("ClusterService/Locate", cluster_pb2.LocateRequest(computations=["n/a"] * 10_001)),
+        ("TopologyService/Register", topology_pb2.RegisterRequest(name="n/a", inputs=["n/b"] * 1001)),
+        ("TopologyService/SetInputs", topology_pb2.SetInputsRequest(computation="n/a", inputs=["n/b"] * 1001)),
+    ],
+)
+def test_too_many_names_are_refused_before_they_are_looked_at(method: str, request_: Any) -> None:
+    one = caller()
+    with pytest.raises(errors.InvalidArgument, match=r"has (10001|1001) names; name at most (10000|1000)"):
+        METHODS[f"/lowwater.v1.{method}"].check(one, request_)
+    assert not one._decided
+
+
+def test_what_is_no_name_is_nobody_s_and_is_not_kept() -> None:
+    one = caller(EVERYBODY)
+    for name in ("n/" + "x" * 129, "x" * 1_000_000, "n/a/b", "", "n/", "/n", "a b", "n/ä"):
+        assert not one.may(Action.READ, name)
+        refused = one.denied(Action.READ, name)
+        assert len(refused.message) + sum(map(len, refused.metadata.values())) < 1000
+    assert not one._decided
+    assert one.may(Action.READ, "n/" + "x" * 128)
+
+
+def test_the_audit_tells_registered_computations_apart_and_counts_made_up_ones_as_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    audit = Audit(lambda: 0.0, {"n/a", "n/b"}.__contains__)
+    with caplog.at_level(logging.INFO, "lowwater_authority.audit"):
+        for name in ("x" * 1_000_000, *(f"n/made-up-{number}" for number in range(50)), "n/a", "n/b", "n/a"):
+            audit.refused("reset", "op", "here", name, "PERMISSION_DENIED")
+        audit.failed("reset", "op", "here", "x" * 1_000_000, "UNKNOWN_COMPUTATION")
+    told = [getattr(record, ATTRIBUTE)["computation"] for record in caplog.records]
+    assert [each for each in told if len(each) < 10] == ["n/a", "n/b"]
+    assert len(told) == 4
+    assert max(len(record.getMessage()) for record in caplog.records) < 400
+    assert max(map(len, told)) < 300
+
+
+def test_a_stream_remembers_only_so_many_denials() -> None:
+    outbox = Outbox()
+    for number in range(DENIED_BOUND):
+        outbox.deny(f"n/{number}")
+        outbox.deny(f"no name {number}")
+    outbox.deny("n/0")
+    assert len(outbox.denied) == DENIED_BOUND
+    with pytest.raises(errors.Overloaded, match="refused the reports of 10000 computations"):
+        outbox.deny("n/one-more")
+
+
+# -- names in errors -----------------------------------------------------------------------------------------------------
+
+
+def test_an_error_that_repeats_a_request_says_nothing_of_what_is_registered() -> None:
+    """Else one would ask with a name where any text may stand, and see whether it is hidden."""
+    error = errors.InvalidArgument("name: 'm/secret' is refused", metadata={"field": "name"})
+    assert caller().redacted(error, {"m/secret": Spec("m/secret")}) is error
+
+
+@pytest.mark.parametrize("inputs", [("m/secret",), ("n/open", "m/not-registered")])
+def test_a_conflict_is_told_without_what_it_conflicts_with(inputs: tuple[str, ...]) -> None:
+    error = errors.RegistrationConflict("n/a: inputs ['m/secret'], key hash 'x'", metadata={"computation": "n/a"})
+    told = caller().redacted(error, {"n/a": Spec("n/a", inputs), "m/secret": Spec("m/secret")})
+    assert told.message.startswith("n/a is registered with other inputs or options")
+    assert "secret" not in told.message
+    innocent = {"n/a": Spec("n/a", ("n/b",), key_hash="m/secret"), "m/secret": Spec("m/secret")}
+    assert caller().redacted(error, innocent) is error, "what is registered beside does not change it"
+
+
+def test_a_refusal_names_what_reads_a_computation_to_who_may_know() -> None:
+    one = caller(Principal("op", (Allowance("n", {Action.OPERATE: ("*",)}), Allowance("m", {Action.READ: ("open",)}))))
+    with pytest.raises(errors.PermissionDenied, match=r"directly or not, such as m/open, and") as refused:
+        one.demand_downstream("n/a", ["n/a", "m/secret", "m/open"])
+    assert "secret" not in refused.value.message
+    with pytest.raises(errors.PermissionDenied, match=r"directly or not, and"):
+        one.demand_downstream("n/a", ["n/a", "m/secret"])
