@@ -16,6 +16,7 @@ import lowwater
 from lowwater import errors
 from lowwater._core.attempts import error_of_call
 from lowwater._pb.lowwater.v1 import cluster_pb2, workers_pb2
+from lowwater_authority.service.streams import DENIED_BOUND
 from tests.process.accessing import PATIENCE, Rules, Wire, bearer, rules_of, write
 from tests.process.test_access_changes import EVERYTHING, FLIGHTS, Changing
 from tests.process.test_access_shards import OLD, TOKENS, deployment
@@ -45,14 +46,18 @@ class Stream:
 
     def report(self, name: str, sequencer: int, values: dict[int, int]) -> list[str]:
         """Report some handles; returns what is refused of it. Raises what ends the stream."""
-        self._number += 1
         group = workers_pb2.GroupReport(
             computation=name,
             sequencer=sequencer,
             handles=list(values),
             watermarks_micros=list(values.values()),
         )
-        report = workers_pb2.Report(number=self._number, groups=[group])
+        return self.send([group])
+
+    def send(self, groups: list[workers_pb2.GroupReport]) -> list[str]:
+        """Send one report; returns what is refused of it. Raises what ends the stream."""
+        self._number += 1
+        report = workers_pb2.Report(number=self._number, groups=groups)
         self._sent.put(workers_pb2.ReportRequest(report=report))
         try:
             for answer in self._answers:
@@ -93,6 +98,17 @@ def test_rule1_a_denied_lowering_is_not_followed_by_an_advance(changing: Changin
             stream.report("flights/a", sequencer, {1: 90})
         assert low(lw) == 60
         stream.close()
+
+
+def test_a_stream_ends_when_it_was_refused_more_computations_than_are_remembered(changing: Changing) -> None:
+    """To forget one of them would let it lead when its right comes back."""
+    with changing.server.channel() as channel:
+        stream = Stream(Wire(channel, changing.server.address), bearer(changing.tokens["leaver"]))
+        groups = [workers_pb2.GroupReport(computation=f"n/{n}", sequencer=1) for n in range(DENIED_BOUND)]
+        for _ in range(2):  # the same ones count once
+            assert set(stream.send(groups)) == {"PERMISSION_DENIED"}
+        with pytest.raises(errors.Overloaded, match=f"refused the reports of {DENIED_BOUND} computations"):
+            stream.report("n/more", 1, {0: 1})
 
 
 def test_rule8_the_client_sends_its_full_state_when_its_right_is_back(changing: Changing) -> None:

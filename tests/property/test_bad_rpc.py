@@ -92,6 +92,8 @@ OTHERWISE = {
     "raise bad_field 'epochs' in Locate",  # tests/process/test_shards_operations.py
     "raise errors.Unavailable in check",  # a shard that lost its store: the same
     "raise errors.StaleSequencer in _granted_before",  # a repeat of an older claim: tests/unit/test_core_requests.py
+    "raise errors.Overloaded in deny",  # rights that are missing, and that come back: tests/process/test_access_attacks.py
+    "raise errors.ShuttingDown in _check_rights",  # the same
 }  # fmt: skip
 """Refusals that take more than one bad request, and where they are tested."""
 
