@@ -700,7 +700,7 @@ def test_the_command(server: Serving, lw: lowwater.Client, capsys: pytest.Captur
     assert "[0x40, 0x80), owned by exec-7" in out
     assert json.loads(command("complete", "enriched", "--until", "finished", "--json")[1])["holding"] == 3
     assert command("wait", "enriched", "--until", "2013-01-09T13:00Z")[0] == 0
-    assert command("wait", "enriched", "--until", "2013-01-09T15:00Z", "--timeout", "50ms")[0] == 1
+    assert command("wait", "enriched", "--until", "2013-01-09T15:00Z", "--timeout", "5s")[0] == 1
     code, out = command("ranges", "enriched", "--limit", "1")
     assert (code, out.splitlines()[-1]) == (0, "and 2 more; --limit shows them")
     assert command("ranges", "nothing")[0] == 2

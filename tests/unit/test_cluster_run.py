@@ -14,6 +14,7 @@ from lowwater_authority.cluster.membership import Member
 from lowwater_authority.cluster.memory import MemoryDirectory, MemoryMembers
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.journal import JournalFailed, LoadedLog, MemoryDisk, MemoryJournal
+from lowwater_authority.journal.faults import FaultPlan, Outcome
 from lowwater_authority.observer import Observer
 from lowwater_authority.serving import WAIT_SECONDS
 from lowwater_authority.shard import Shard
@@ -67,9 +68,9 @@ class World:
         """Microseconds."""
         return int(self.sim.now * 1e6) + 10**15
 
-    async def start(self, address: str) -> One:
-        """Start a shard; returns when it is a member."""
-        one = One(self, address)
+    async def start(self, address: str, faults: FaultPlan | None = None) -> One:
+        """Start a shard, with these faults on its way to the members; returns when it is one of them."""
+        one = One(self, address, faults)
         one.process.start(one.live)
         await one.joined.wait()
         return one
@@ -78,14 +79,14 @@ class World:
 class One:
     """A shard in a process of its own."""
 
-    def __init__(self, world: World, address: str) -> None:
+    def __init__(self, world: World, address: str, faults: FaultPlan | None) -> None:
         self.process = world.sim.process(address)
         self.joined = asyncio.Event()
         self.told: list[bool] = []
         """What was said of being cut off."""
         self.journal = SlowJournal(world.disk, shared=True)
         self.cluster = Cluster(
-            MemoryDirectory(world.members),
+            MemoryDirectory(world.members, faults=faults),
             Member(f"id-{address}", address),
             peers=NobodyToAsk(),  # type: ignore[arg-type]  # without a network
             monotonic=lambda: world.sim.now,
@@ -108,6 +109,19 @@ def run(world: Callable[[World], Coroutine[Any, Any, None]]) -> None:
     """Run a story."""
     sim = Simulation(1)
     sim.run(world(World(sim)), limit=120)
+
+
+@pytest.mark.parametrize("fate", [Outcome.LOST, Outcome.WRITTEN])
+@pytest.mark.parametrize("done", [0, 1], ids=["beat", "propose"])
+def test_a_shard_joins_though_the_store_is_slow_to_answer(fate: Outcome, done: int) -> None:
+    """Nobody knows whether a call was done that timed out: the next beat tells."""
+
+    async def story(world: World) -> None:
+        await world.start("one:1")
+        await world.start("other:1", FaultPlan().then(*[Outcome.DONE] * done, fate, fate))
+        assert {member.address for member in world.members.view.members} == {"one:1", "other:1"}
+
+    run(story)
 
 
 def test_a_shard_that_recovers_for_long_is_not_cut_off() -> None:

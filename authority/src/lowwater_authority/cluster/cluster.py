@@ -103,7 +103,10 @@ class Cluster:
         shard.held.address = self.me.address
         await self._directory.open()
         while self.view.member(self.me.id) is None:
-            await self._beat()
+            try:
+                await self._beat()
+            except JournalUnknown as error:  # the next beat tells
+                self._unreadable(str(error))
 
     async def run(self) -> None:
         """Beat until :meth:`leave`. Raises Replaced, and JournalReplaced and its like: this process must not go on."""
