@@ -34,7 +34,7 @@ help:
 	@echo "make floors      attach, tracked stages and drive on the oldest PySpark that each is made for"
 	@echo "make lint        the checks only: ruff, mypy, pyright, buf, generated code"
 	@echo "make fmt         format Python and proto, apply safe lint fixes"
-	@echo "make gen         generate the protobuf code, dashboards and alerts, and the table of the values of the chart"
+	@echo "make gen         generate the protobuf code, dashboards, alerts, completion, and what the documentation takes from the code"
 	@echo "make bench       the benchmarks, one JSON object a line; NAME=... for one of them"
 	@echo "make soak        two shards under churn, whose memory must not grow; SECONDS=..."
 	@echo "make setup       only install what the others need"
@@ -100,6 +100,8 @@ check-generated:
 	$(RUN) uv run --quiet --script scripts/generate_protos.py --check
 	$(RUN) python -m monitoring --check
 	$(RUN) python -m scripts.document_values --check
+	$(RUN) python -m scripts.document_metrics --check
+	$(RUN) python -m scripts.generate_cli --check
 
 fmt: setup
 	$(RUN) ruff check --fix .
@@ -110,6 +112,8 @@ gen: setup
 	$(RUN) uv run --quiet --script scripts/generate_protos.py
 	$(RUN) python -m monitoring
 	$(RUN) python -m scripts.document_values
+	$(RUN) python -m scripts.document_metrics
+	$(RUN) python -m scripts.generate_cli
 
 bench: setup
 	@scripts/setup.sh --bench

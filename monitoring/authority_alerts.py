@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from monitoring.recordings import APPEND, CONFLATION, EPOCH, LOOP, PUSH, UNSERVED
-from monitoring.rules import COMPUTATION, Alert, Group
+from monitoring.rules import COMPUTATION, Alert, Group, Severity
+from monitoring.settings import Settings
+
+URGENT: Final = 7
+"""A certificate is urgent when a seventh is left of the time in which it should have been renewed: of a week the last day."""
 
 
-def alerts() -> Group:
+def expires(seconds: int, severity: Severity) -> Alert:
+    """Tell of a certificate that was not renewed in time. Without TLS there is none, and no series."""
+    return Alert(
+        "LowwaterCertificateExpires",
+        f"min by (job, instance) (lowwater_certificate_not_after_timestamp_seconds) - time() < {seconds}",
+        "5m",
+        severity,
+        "The certificate of {{ $labels.instance }} expires in {{ $value | humanizeDuration }}",
+        "From then on clients and other shards refuse new connections to it. A renewed one is taken from its files without a restart:"
+        " either nobody has put it there, or what is there cannot be used.",
+    )
+
+
+def alerts(settings: Settings) -> Group:
     """What somebody who runs the authority wants to be told."""
     return Group(
         "lowwater-authority",
@@ -44,6 +63,19 @@ def alerts() -> Group:
                 "critical",
                 "{{ $value }} computations are served by no shard",
                 "Their watermarks stand. A fail-over takes seconds; this one does not come to an end.",
+            ),
+            Alert(
+                "LowwaterDeploymentNotConfirmed",
+                # One that never heard of all shards has no such figure: it counts from its start.
+                "time() - (\n"
+                "  max by (job, instance) (lowwater_deployment_confirmed_timestamp_seconds)\n"
+                "  or max by (job, instance) (process_start_time_seconds and on (job, instance) lowwater_build_info)\n"
+                ") > 60",
+                "5m",
+                "warning",
+                "{{ $labels.instance }} does not hear of all shards",
+                "It has not for {{ $value | humanizeDuration }}. Watermarks go on, but its status page is old, and lags and"
+                " holders that need what another shard serves are absent: alerts about them are silent.",
             ),
             Alert(
                 "LowwaterJournalErrors",
@@ -111,5 +143,7 @@ def alerts() -> Group:
                 "Watermarks reach subscribers of {{ $labels.instance }} after {{ $value | humanizeDuration }} (p99)",
                 "They are published and wait for the stream: a subscriber that does not read, or a process without CPU.",
             ),
+            expires(settings.renewal_seconds // URGENT, "critical"),
+            expires(settings.renewal_seconds, "warning"),
         ),
     )

@@ -40,7 +40,7 @@ def groups(settings: Settings) -> dict[str, tuple[Group, ...]]:
     """Return all groups of rules by the file they go to."""
     return {
         "recording": (recordings.watermarks(settings), recordings.processes()),
-        "alerts": (pipeline_alerts.alerts(settings), authority_alerts.alerts(), workload_alerts.alerts()),
+        "alerts": (pipeline_alerts.alerts(settings), authority_alerts.alerts(settings), workload_alerts.alerts()),
     }
 
 

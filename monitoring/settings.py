@@ -22,6 +22,8 @@ class Settings:
     """The share of time in which the promise is to be kept."""
     computations: str = ".+"
     """The computations the promise is made for, as an anchored regular expression: leave out replays of old data."""
+    renewal_seconds: int = 7 * 24 * 3600
+    """How long before it expires a certificate is to be renewed at the latest; less than certificates are valid for."""
     runbooks: str = "monitoring/runbooks"
     """What `runbook_url` begins with: a folder of the repository, or where it is published."""
     page: str = "http://localhost:7421"

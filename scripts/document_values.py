@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +13,11 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
+from scripts import tables
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 VALUES: Final = ROOT / "helm/lowwater/values.yaml"
 PAGE: Final = ROOT / "docs/helm.md"
-ADVICE: Final = "run: python -m scripts.document_values"
-TABLE: Final = re.compile(r"<!-- table: values -->\n.*?<!-- end -->", re.DOTALL)
 MARK: Final = "# -- "
 
 
@@ -61,30 +59,5 @@ def table(text: str) -> str:
     return "\n".join(rows)
 
 
-def filled(page: str, text: str) -> str:
-    """Return the page with its table as it should be. Raises SystemExit unless it has the marks once."""
-    if len(TABLE.findall(page)) != 1:
-        msg = f"{PAGE} does not have the marks of the table of values once"
-        raise SystemExit(msg)
-    return TABLE.sub(lambda _: f"<!-- table: values -->\n{table(text)}\n<!-- end -->", page)
-
-
-def main() -> int:
-    """Write the page, or check it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit with 1 when the page is not up to date"
-    )
-    args = parser.parse_args()
-    before = PAGE.read_text(encoding="utf-8")
-    after = filled(before, VALUES.read_text(encoding="utf-8"))
-    if args.check:
-        if before != after:
-            print(f"docs/helm.md is not up to date; {ADVICE}", file=sys.stderr)
-        return int(before != after)
-    PAGE.write_text(after, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tables.main(PAGE, {"values": table(VALUES.read_text(encoding="utf-8"))}, __doc__))

@@ -1,7 +1,7 @@
 """Write what is made of the command's arguments: docs/cli.md between its marks, and the completion scripts of the client.
 
-python scripts/generate_cli.py            write them
-python scripts/generate_cli.py --check    exit 1 when one is not as it would be written
+python -m scripts.generate_cli            write them
+python -m scripts.generate_cli --check    exit 1 when one is not as it would be written
 """
 
 from __future__ import annotations
@@ -87,10 +87,16 @@ def page() -> str:
 
 def main() -> int:
     """Write, or compare; returns the exit code."""
+    if sys.version_info[:2] != (3, 11):
+        print(
+            "docs/cli.md and the completion scripts are made with Python 3.11 alone: argparse lays out help otherwise in each release"
+        )
+        return 0
     made = {PAGE: page(), **{SCRIPTS / f"completion.{shell}": script(shell) for shell in SHELLS}}
     stale = [path for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text]
     if "--check" in sys.argv[1:]:
-        print("\n".join(f"{path.relative_to(ROOT)} is stale: run python scripts/generate_cli.py" for path in stale))
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is stale; run: make gen", file=sys.stderr)
         return int(bool(stale))
     for path in stale:
         path.write_text(made[path], "utf-8")

@@ -11,7 +11,7 @@ import yaml
 
 from lowwater.cli.arguments import parser as client_parser
 from lowwater_authority import journal_command
-from tests.chart.rendering import ROOT, by_key, parsed, rendered
+from tests.chart.rendering import ROOT, by_key, expanded, parsed, rendered
 from tests.chart.test_rendered import FLOOR, valid
 
 PAGE = (ROOT / "docs/helm.md").read_text()
@@ -36,6 +36,7 @@ def test_a_command_names_the_namespace_and_forgets_no_value(command: str) -> Non
         assert [word for word in words if word[0] != "-"][2:4] == ["lowwater", "helm/lowwater"]
         assert f"-f {FILE}" in command
         assert "--set" not in command, "the next one would not know it"
+        assert "--atomic" not in command, "it might go back to a journal that was left"
 
 
 def test_the_commands_were_found() -> None:
@@ -57,35 +58,38 @@ def test_the_values_are_taken(tmp_path: Path) -> None:
         assert by_key(parsed(rendered(*arguments)))
 
 
-def test_the_pod_that_copies_a_journal() -> None:
+def test_the_pod_that_has_the_volume() -> None:
     [pod] = [each for each in WRITTEN if each.get("kind") == "Pod"]
     valid(pod, FLOOR)
-    [copy] = pod["spec"]["containers"]
+    [only] = pod["spec"]["containers"]
     assert pod["spec"]["automountServiceAccountToken"] is False
     assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
     assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert copy["securityContext"]["allowPrivilegeEscalation"] is False
-    assert copy["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    program, group, *arguments = copy["command"]
-    assert (program, group) == ("lowwater", "journal")
-    args = journal_command.parser().parse_args(arguments)
-    # The names that the first command of the page leads to, and the deployment that the chart serves afterwards.
+    assert only["securityContext"]["allowPrivilegeEscalation"] is False
+    assert only["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    # What the first command of the page leads to, which may write as the authority does.
     found = by_key(parsed(rendered("--set", "fullnameOverride=lowwater", "--namespace", "lowwater")))
     [claim] = [each["metadata"]["name"] for each in found.values() if each["kind"] == "PersistentVolumeClaim"]
-    assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim
-    sharded = (
-        "--set",
-        "fullnameOverride=lowwater",
-        "--namespace",
-        "lowwater",
-        "--set",
-        "redis.existingSecret=redis-url",
-    )
-    [served] = [each for each in parsed(rendered(*sharded)) if each["kind"] == "StatefulSet"]
-    [deployment] = re.findall(
-        r"--deployment=(\S+)", " ".join(served["spec"]["template"]["spec"]["containers"][0]["args"])
-    )
-    assert args.target == f"env:STORE#{deployment}"
+    assert pod["spec"]["volumes"] == [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]
+    assert only["volumeMounts"] == [{"name": "data", "mountPath": "/data"}]
+    served = found["StatefulSet/lowwater"]["spec"]["template"]["spec"]["securityContext"]
+    assert pod["spec"]["securityContext"].items() <= served.items()
+
+
+def test_a_journal_is_copied_to_where_the_chart_serves_it() -> None:
+    redis = ("--set", "redis.existingSecret=redis-url")
+    found = by_key(parsed(rendered("--set", "fullnameOverride=lowwater", "--namespace", "lowwater", *redis)))
+    [served] = found["StatefulSet/lowwater"]["spec"]["template"]["spec"]["containers"]
+    [deployment] = re.findall(r"--deployment=(\S+)", " ".join(served["args"]))
+    copies = [shlex.split(each) for each in re.findall(r"\blowwater journal (copy [^;\n]+)", "\n".join(LINES))]
+    sides = [(args.source, args.target) for args in map(journal_command.parser().parse_args, copies)]
+    shared = f"env:STORE#{deployment}"
+    assert sides == [("/data", shared), (shared, "/data")]
+    [pod] = [each for each in WRITTEN if each.get("kind") == "Pod"]
+    [store] = pod["spec"]["containers"][0]["env"]
+    [url] = [each for each in served["env"] if each["name"] == "LOWWATER_STORE"]
+    assert url["valueFrom"]["secretKeyRef"].items() <= store["valueFrom"]["secretKeyRef"].items()
+    assert (store["name"], store["valueFrom"]["secretKeyRef"]["optional"]) == ("STORE", True)
 
 
 def test_the_certificate_is_for_every_name_that_is_called() -> None:
@@ -113,6 +117,16 @@ def test_the_certificate_is_for_every_name_that_is_called() -> None:
     assert certificate["spec"]["secretName"] == "lowwater-tls"
 
 
-def test_the_drain_is_a_command() -> None:
-    [drain] = re.findall(r"`lowwater (drain [^`]+)`", PAGE)
-    assert client_parser().parse_args(shlex.split(drain)).command == "drain"
+def test_the_drains_ask_the_shard_by_its_name() -> None:
+    """Alone, the command asks localhost, where there may be no authority, or another one, and which is in no certificate."""
+    redis = ("--set", "redis.existingSecret=redis-url")
+    found = by_key(parsed(rendered("--set", "fullnameOverride=lowwater", "--namespace", "lowwater", *redis)))
+    [served] = found["StatefulSet/lowwater"]["spec"]["template"]["spec"]["containers"]
+    [advertised] = re.findall(r"--advertise=(\S+)", " ".join(served["args"]))
+    drains = [re.sub(r".*\blowwater (drain [^'<]+).*", r"\1", line) for line in LINES if "lowwater drain" in line]
+    plain, secured = (client_parser().parse_args(shlex.split(each)) for each in drains)
+    for args in (plain, secured):
+        assert args.shard == args.address == expanded(advertised, {"POD_NAME": "lowwater-2"})
+    assert (plain.ca, secured.ca) == (None, Path("/etc/lowwater/tls/ca.crt"))
+    assert PAGE.count("lowwater drain") == len(drains), "each of them is looked at"
+    assert "LOWWATER_TOKEN" in PAGE

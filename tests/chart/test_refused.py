@@ -8,11 +8,15 @@ import shlex
 import pytest
 
 from lowwater_authority import serve_arguments
+from lowwater_authority.serve_arguments import LEAST_DEAD_AFTER, MOST_DEAD_AFTER
 from tests.chart.rendering import CHART, helm
 
 REDIS = "redis.url=redis://redis:6379"
 
-NONE_OF = "is none of --listen=HOST:7420, --http=HOST:7421, --dead-after=SECONDS, --reflection and --verbose"
+POLICY = "networkPolicy.enabled=true"
+
+NONE_OF = "is none of --listen=[::]:7420, --http=[::]:7421, the same with 0.0.0.0, --dead-after=SECONDS, --reflection and --verbose"
+DEAD_AFTER = f"--dead-after is from {LEAST_DEAD_AFTER:g} to {MOST_DEAD_AFTER:g} seconds"
 
 REFUSED = {
     "several without Redis": (
@@ -73,6 +77,32 @@ REFUSED = {
     "no page": (["extraArgs[0]=--http=off"], f"extraArgs[0] {NONE_OF}"),
     "two words": (["extraArgs[0]=--listen", "extraArgs[1]=[::]:7420"], f"extraArgs[0] {NONE_OF}"),
     "a word alone": (["extraArgs[0]=redis://:secret@redis"], f"extraArgs[0] {NONE_OF}"),
+    **{
+        f"an address that no other reaches, {each}": ([f"extraArgs[0]={each}"], f"extraArgs[0] {NONE_OF}")
+        for each in (
+            "--listen=127.0.0.1:7420",
+            "--listen=localhost:7420",
+            "--listen=[::1]:7420",
+            "--http=127.0.0.2:7421",
+            "--http=[::ffff:127.0.0.1]:7421",
+            "--http=0x0x0x0:7421",
+        )
+    },
+    "the URL of the store as an address": (["extraArgs[0]=--listen=$(LOWWATER_STORE):7420"], f"extraArgs[0] {NONE_OF}"),
+    "a time that is none": (["extraArgs[0]=--dead-after=soon"], f"extraArgs[0] {NONE_OF}"),
+    "another unit": (["extraArgs[0]=--dead-after=3s"], f"extraArgs[0] {NONE_OF}"),
+    "a time too short": (["extraArgs[0]=--verbose", "extraArgs[1]=--dead-after=0.1"], f"extraArgs[1]: {DEAD_AFTER}"),
+    "a time too long": (["extraArgs[0]=--dead-after=601"], f"extraArgs[0]: {DEAD_AFTER}"),
+    "a port of Redis that the policy closes": (
+        ["redis.url=rediss://:secret@redis:6380/1?ssl_ca_certs=/a", POLICY],
+        "redis.url has the port 6380, and the network policy lets the shards reach others only: add it to networkPolicy.redisPorts",
+    ),
+    "the same, by default": (
+        [REDIS.removesuffix(":6379"), POLICY, "networkPolicy.redisPorts={6380}"],
+        "has the port 6379",
+    ),
+    "the same, of a sentinel": (["redis.url=redis+sentinel://:se@secret@a/main", POLICY], "has the port 26379"),
+    "the same, of the second of two": ([r"redis.url=redis+cluster://a:6379\,[::1]:7000", POLICY], "has the port 7000"),
     "the store in the environment": (
         ["extraEnv[0].name=LOWWATER_STORE"],
         "extraEnv has LOWWATER_STORE, which the chart sets itself",
@@ -105,6 +135,12 @@ REFUSED = {
     "a digest that is none": (["image.digest=latest"], "image.digest: Does not match pattern"),
     "no time to hand over": (["terminationGracePeriodSeconds=5"], "Must be greater than or equal to 20"),
     "braces in a key of Redis": ([REDIS, "redis.deployment={a}"], "redis.deployment"),
+    "a deployment of each pod": ([REDIS, "redis.deployment=$(POD_NAME)"], "redis.deployment: Does not match pattern"),
+    "a deployment that no command could name": (
+        [REDIS, "redis.deployment=a#b"],
+        "redis.deployment: Does not match pattern",
+    ),
+    "a part that is perhaps one": (["enabled=perhaps"], "enabled: Invalid type. Expected: boolean, given: string"),
     "another format": (["logFormat=xml"], "logFormat must be one of the following"),
 }
 
@@ -138,8 +174,8 @@ def test_every_flag_is_the_charts_or_may_be_given() -> None:
     """A flag that is new in the server belongs into one of the two lists of _refusals.tpl."""
     text = (CHART / "templates/_refusals.tpl").read_text()
     [own] = re.findall(r"has \$flag \(list ([^)]+)\)", text)
-    [given] = re.findall(r'regexMatch "\^--\(([^)]+)\)\$"', text)
-    listed = [*shlex.split(own), *(f"--{each.partition('=')[0]}" for each in given.split("|"))]
+    [given] = re.findall(r"\$allowed := list (.+) -}}", text)
+    listed = [*shlex.split(own), *(each.partition("=")[0] for each in shlex.split(given))]
     assert sorted(listed) == sorted(re.findall(r"--[a-z-]+", serve_arguments.parser().format_usage()))
 
 
@@ -155,8 +191,17 @@ def test_what_is_near_a_refusal_is_not_refused() -> None:
             "extraArgs[0]=--verbose",
             "extraArgs[1]=--listen=[::]:7420",
             "extraArgs[2]=--http=[::]:7421",
-            "extraArgs[3]=--dead-after=3",
+            "extraArgs[3]=--dead-after=1.5",
         ],
+        ["extraArgs[0]=--listen=0.0.0.0:7420", "extraArgs[1]=--http=0.0.0.0:7421"],
+        [f"extraArgs[0]=--dead-after={LEAST_DEAD_AFTER:g}", f"extraArgs[1]=--dead-after={MOST_DEAD_AFTER:g}"],
+        [REDIS, POLICY],
+        ["redis.url=rediss://:a:6381@redis:6380/1", POLICY, "networkPolicy.redisPorts={6380,6379}"],
+        ["redis.url=redis://redis:6380"],
+        ["redis.existingSecret=there", POLICY, "networkPolicy.redisPorts={6380}"],
+        [r"redis.url=redis+sentinel://a\,[::1]:26380/main", POLICY, "networkPolicy.redisPorts={6379,26379,26380}"],
+        [REDIS, "redis.deployment=orders/eu-1"],
+        ["enabled=true"],
         ["extraEnv[0].name=LOWWATER_STORED", "extraVolumes[0].name=more-data"],
         ["resources.limits=null"],
         ["persistence.size=0.5Gi", "serviceMonitor.interval=10s"],

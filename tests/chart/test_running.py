@@ -5,34 +5,47 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.chart.rendering import CHART, NAMESPACE, RELEASE, SETS, Document, helm, stateful_set
+from tests.chart.rendering import CHART, NAMESPACE, RELEASE, SETS, Document, helm, parsed, rendered
 
 KINDS: Final = {
-    "kind": "APIResourceList",
-    "groupVersion": "apps/v1",
-    "resources": [{"name": "statefulsets", "namespaced": True, "kind": "StatefulSet", "verbs": ["get"]}],
+    "/api/v1": ("ConfigMap", "PersistentVolumeClaim", "Pod", "Secret", "Service", "ServiceAccount"),
+    "/apis/apps/v1": ("StatefulSet",),
 }
+"""What the API has: no more than the kinds of a release without anything besides."""
 
 
 @contextmanager
-def cluster(running: Document | None) -> Iterator[str]:
-    """The address of an API that knows one StatefulSet, or none."""
-    answers: dict[str, Document] = {"/apis/apps/v1": KINDS}
-    if running is not None:
-        answers[f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets/{running['metadata']['name']}"] = running
+def cluster(*objects: Document) -> Iterator[str]:
+    """The address of an API that knows these StatefulSets and Secrets."""
+    apps = {"groupVersion": "apps/v1", "version": "v1"}
+    answers: dict[str, Document] = {
+        "/version": {"major": "1", "minor": "31", "gitVersion": "v1.31.0"},
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/apis": {"kind": "APIGroupList", "groups": [{"name": "apps", "versions": [apps], "preferredVersion": apps}]},
+    }
+    for path, kinds in KINDS.items():
+        has = [{"name": f"{kind.lower()}s", "namespaced": True, "kind": kind, "verbs": ["get"]} for kind in kinds]
+        group = path.removeprefix("/apis/").removeprefix("/api/")
+        answers[path] = {"kind": "APIResourceList", "groupVersion": group, "resources": has}
+    for each in objects:
+        [path] = [path for path, kinds in KINDS.items() if each["kind"] in kinds]
+        answers[f"{path}/namespaces/{NAMESPACE}/{each['kind'].lower()}s/{each['metadata']['name']}"] = each
 
     class Answering(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             answer = answers.get(self.path.partition("?")[0])
-            body = json.dumps(answer or {"kind": "Status", "apiVersion": "v1", "reason": "NotFound", "code": 404})
-            self.send_response(404 if answer is None else 200)
+            answer = answer or {"kind": "Status", "apiVersion": "v1", "reason": "NotFound", "code": 404}
+            body = json.dumps(answer)
+            self.send_response(answer.get("code", 200))
             self.send_header("Content-Type", "application/json")
             self.end_headers()
             self.wfile.write(body.encode())
@@ -41,7 +54,7 @@ def cluster(running: Document | None) -> Iterator[str]:
             """Nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_address[1]}"
@@ -50,36 +63,122 @@ def cluster(running: Document | None) -> Iterator[str]:
             thread.join()
 
 
-def upgraded(running: Document | None, name: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """What helm says of a set of values where that runs."""
-    with cluster(running) as address:
-        asked = ("--dry-run=server", "--kube-apiserver", address, "--namespace", NAMESPACE, "--values", SETS[name])
-        return helm("template", RELEASE, CHART, *asked, *flags)
+def upgraded(running: Sequence[Document], *values: str | Path) -> subprocess.CompletedProcess[str]:
+    """What helm says of an upgrade to these values where that runs."""
+    with cluster(*running) as address:
+        asked = ("--dry-run=server", "--kube-apiserver", address, "--namespace", NAMESPACE, "--is-upgrade")
+        return helm("template", RELEASE, CHART, *asked, *values)
 
 
-def scaled(name: str, replicas: int) -> Document:
-    """The StatefulSet of a set of values, with so many replicas."""
-    found = stateful_set(name)
-    return {**found, "spec": {**found["spec"], "replicas": replicas}}
+def setting(*values: str) -> tuple[str, ...]:
+    """Values as helm is given them."""
+    return tuple(part for value in values for part in ("--set", value))
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "over"), [("volume", "redis-secret", "a volume"), ("redis", "off", "Redis")]
-)
-def test_nothing_that_runs_changes_its_journal_for_an_empty_one(before: str, after: str, over: str) -> None:
-    said = upgraded(scaled(before, 1), after, "--is-upgrade")
+def installed(replicas: int, *values: str | Path) -> list[Document]:
+    """The StatefulSet and the Secrets that values make, with so many replicas."""
+    found = [each for each in parsed(rendered(*values)) if each["kind"] in {"StatefulSet", "Secret"}]
+    return [each | ({"spec": each["spec"] | {"replicas": replicas}} if "spec" in each else {}) for each in found]
+
+
+def secret(name: str, url: str) -> Document:
+    """One that somebody else made."""
+    data = {"url": b64encode(url.encode()).decode()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": NAMESPACE}, "data": data}
+
+
+VOLUME = "lw-lowwater keeps its journal in the claim lw-lowwater-data, and with these values would begin another in "
+SHARED = "lw-lowwater keeps its journal in Redis, as the deployment prod.lw-lowwater, and with these values would begin another in "
+ONE = ["redis.url=redis://:secret@one.data.svc:6379/0"]
+GIVEN = ["redis.existingSecret=given"]
+MOVES: dict[str, tuple[list[str], list[str], str]] = {
+    "a volume for Redis": ([], GIVEN, f"{VOLUME}Redis, as the deployment prod.lw-lowwater: "),
+    "Redis for a volume": (GIVEN, [], f"{SHARED}the claim lw-lowwater-data: "),
+    "a volume for another": ([], ["persistence.existingClaim=other"], f"{VOLUME}the claim other: "),
+    "a volume for none": ([], ["persistence.enabled=false"], f"{VOLUME}a folder that is lost with its pod: "),
+    "Redis for none": (ONE, ["persistence.enabled=false"], f"{SHARED}a folder that is lost with its pod: "),
+    "a deployment for another": (ONE, [*ONE, "redis.deployment=b"], f"{SHARED}Redis, as the deployment b: "),
+    "a Redis for another": (
+        ONE,
+        ["redis.url=redis://:secret@two.data.svc:6379/0"],
+        "lw-lowwater uses the Redis one.data.svc:6379/0, and some shards would already use two.data.svc:6379/0: ",
+    ),
+    "a database for another": (
+        ONE,
+        ["redis.url=redis://one.data.svc:6379/1"],
+        "would already use one.data.svc:6379/1: ",
+    ),
+    "a Redis for that of a Secret": (ONE, GIVEN, "would already use given.data.svc:6379: "),
+    "that of a Secret for that of another": (
+        GIVEN,
+        ["redis.existingSecret=moved"],
+        "uses the Redis given.data.svc:6379, and some shards would already use moved.data.svc:6379: ",
+    ),
+    "that of a Secret for one": (GIVEN, ONE, "uses the Redis given.data.svc:6379, and some"),
+}
+SECRETS = [
+    secret("given", "rediss://:secret@given.data.svc:6379?ssl_ca_certs=/etc/roots/ca.crt"),
+    secret("same", "redis://:se@cret@given.data.svc:6379/\n"),
+    secret("moved", "redis://:secret@moved.data.svc:6379"),
+]
+
+
+@pytest.mark.parametrize("case", MOVES)
+def test_nothing_that_runs_changes_its_journal_for_an_empty_one(case: str) -> None:
+    before, after, message = MOVES[case]
+    said = upgraded([*installed(1, *setting(*before)), *SECRETS], *setting(*after))
     assert said.returncode != 0, "it was rendered"
-    assert f"lw-lowwater runs over {over}, and would begin an empty journal" in said.stderr
-    assert "scale to 0 and copy the journal first: docs/helm.md, From a volume to Redis" in said.stderr
-    done = upgraded(scaled(before, 0), after, "--is-upgrade")
+    assert message in said.stderr
+    assert "scale to 0" in said.stderr
+    assert "docs/helm.md, From a volume to Redis" in said.stderr
+    assert "secret@" not in said.stderr, "a password is not repeated"
+    done = upgraded([*installed(0, *setting(*before)), *SECRETS], *setting(*after))
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
-    ("running", "name"),
-    [("default", "tls"), ("redis", "redis-secret"), (None, "redis")],
-    ids=["volume", "Redis", "none"],
+    ("before", "after"),
+    [
+        pytest.param(None, GIVEN, id="nothing runs"),
+        pytest.param([], ["tls.existingSecret=certificate"], id="TLS"),
+        pytest.param([], ["persistence.size=20Gi"], id="a larger volume"),
+        pytest.param([], ["persistence.existingClaim=lw-lowwater-data"], id="the same claim by its name"),
+        pytest.param(["persistence.enabled=false"], [], id="a journal that would be lost anyway"),
+        pytest.param(ONE, ["redis.url=redis://me:other@one.data.svc:6379/0"], id="another password"),
+        pytest.param(GIVEN, ["redis.existingSecret=same"], id="another Secret of the same Redis"),
+        pytest.param(GIVEN, ["redis.existingSecret=missing"], id="a Secret that is not there yet"),
+        pytest.param(ONE, [*ONE, "redis.deployment=prod.lw-lowwater", "replicaCount=5"], id="the same by its name"),
+    ],
 )
-def test_other_upgrades_go_on(running: str | None, name: str) -> None:
-    said = upgraded(None if running is None else scaled(running, 1), name, "--is-upgrade")
+def test_other_upgrades_go_on(before: list[str] | None, after: list[str]) -> None:
+    running = [] if before is None else installed(1, *setting(*before))
+    said = upgraded([*running, *SECRETS], *setting(*after))
     assert said.returncode == 0, said.stderr
+
+
+def test_a_secret_that_stays_is_not_read() -> None:
+    """Whoever installs may read those of Helm and of the chart, and perhaps no others."""
+    closed = {"kind": "Secret", "metadata": {"name": "given"}, "code": 403}
+    running = installed(1, *setting(*GIVEN))
+    said = upgraded([*running, closed], *setting(*GIVEN, "replicaCount=2"))
+    assert said.returncode == 0, said.stderr
+    said = upgraded([*running, closed], *setting("redis.existingSecret=moved"))
+    assert said.returncode != 0, "it was not asked for"
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_an_upgrade_to_the_same_values_goes_on(name: str) -> None:
+    said = upgraded(installed(1, "--values", SETS[name]), "--values", SETS[name])
+    assert said.returncode == 0, said.stderr
+
+
+def test_what_is_asked_for_and_not_there_is_refused_and_not_left_out() -> None:
+    """A release with serviceMonitor.enabled that has none would be one that nobody scrapes, and nobody sees it."""
+    with cluster() as address:
+        asked = ("--validate", "--disable-openapi-validation", "--kube-apiserver", address, "--namespace", NAMESPACE)
+        plain = helm("template", RELEASE, CHART, *asked)
+        assert plain.returncode == 0, plain.stderr
+        for value, kind in (("serviceMonitor", "ServiceMonitor"), ("prometheusRule", "PrometheusRule")):
+            said = helm("template", RELEASE, CHART, *asked, *setting(f"{value}.enabled=true"))
+            assert said.returncode != 0
+            assert f'no matches for kind "{kind}"' in said.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -10,36 +9,22 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
+from scripts import document_values
+from scripts.tables import filled
 from tests.chart.rendering import CHART, ROOT, SETS, parsed, rendered
 
 VALUES = (CHART / "values.yaml").read_text()
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
 
-def documenting() -> ModuleType:
-    """The script that writes the table."""
-    spec = importlib.util.spec_from_file_location("document_values", ROOT / "scripts/document_values.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Its classes look for their module there.
-    sys.modules["document_values"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = documenting()
-
-
 def explained() -> set[str]:
     """The paths of all values in values.yaml."""
-    return {each.path for each in SCRIPT.values(VALUES)}
+    return {each.path for each in document_values.values(VALUES)}
 
 
 def in_the_schema(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -57,7 +42,9 @@ def test_the_schema_is_closed_and_has_exactly_the_values() -> None:
     documented = explained()
     # What is one value in the table, and two mappings in the schema.
     known = {"resources" if path.startswith("resources.") else path for path in in_the_schema(SCHEMA)}
-    assert known - documented == {"global"}, "Helm hands it to every chart; all others stand in values.yaml"
+    assert known - documented == {"global", "enabled"}, (
+        "a chart that has this one as a part gives these; all others stand in values.yaml"
+    )
     assert documented <= known
 
 
@@ -74,7 +61,7 @@ def test_no_value_can_be_taken_away() -> None:
     for node in closed(SCHEMA):
         optional = node["properties"].keys() - set(node.get("required", []))
         # What a parent chart gives, and a pod without limits.
-        assert optional in (set(), {"global"}, {"requests", "limits"})
+        assert optional in (set(), {"global", "enabled"}, {"requests", "limits"})
 
 
 def test_the_table_of_values_is_as_it_would_be_written() -> None:
@@ -90,13 +77,14 @@ def test_the_table_of_values_is_as_it_would_be_written() -> None:
 
 def test_another_default_makes_the_table_stale() -> None:
     page = (ROOT / "docs/helm.md").read_text()
-    assert SCRIPT.filled(page, VALUES) == page
-    assert SCRIPT.filled(page, VALUES.replace("replicaCount: 1", "replicaCount: 2")) != page
+    other = VALUES.replace("replicaCount: 1", "replicaCount: 2")
+    assert filled(page, {"values": document_values.table(VALUES)}) == page
+    assert filled(page, {"values": document_values.table(other)}) != page
 
 
 def test_a_value_that_nobody_explained_is_refused() -> None:
     with pytest.raises(ValueError, match=r"line 3: a\.c has no comment"):
-        list(SCRIPT.values("a:\n\n  c: 1\n"))
+        list(document_values.values("a:\n\n  c: 1\n"))
 
 
 def test_the_sets_between_them_set_what_there_is() -> None:
@@ -115,6 +103,18 @@ def test_the_sets_between_them_set_what_there_is() -> None:
 def test_the_chart_has_the_version_of_the_project() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == version("lowwater-authority")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_another_chart_may_have_it_as_a_part(tmp_path: Path, enabled: bool) -> None:
+    """Helm hands a part all values below its name, and so the condition by which it is one."""
+    parent = {"apiVersion": "v2", "name": "platform", "version": "1.0.0"}
+    part = {"name": "lowwater", "version": version("lowwater-authority"), "condition": "lowwater.enabled"}
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump({**parent, "dependencies": [part]}))
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump({"lowwater": {"enabled": enabled, "logFormat": "text"}}))
+    shutil.copytree(CHART, tmp_path / "charts/lowwater")
+    found = parsed(rendered(chart=tmp_path))
+    assert [each["metadata"]["name"] for each in found if each["kind"] == "StatefulSet"] == ["lw-lowwater"] * enabled
 
 
 NOTES = {

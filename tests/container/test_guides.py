@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import shlex
 import subprocess
@@ -63,6 +65,25 @@ def test_every_command_is_one(page: Path) -> None:
             journal_command.parser().parse_args(arguments)
         else:
             parser().parse_args([command, *arguments])
+
+
+def test_a_restored_folder_belongs_to_the_user_of_the_service(tmp_path: Path) -> None:
+    """Who restores is root, and an authority that may not open its journal does not serve."""
+    (block,) = [block for _, block in BLOCK.findall(OPERATIONS) if "/var/lib/lowwater.lost" in block]
+    stop, *middle, start = block.splitlines()
+    assert (stop, start) == ("systemctl stop lowwater", "systemctl start lowwater")
+    lib, backup = tmp_path / "var/lib", tmp_path / "backup/2026-11-22"
+    for folder in (lib / "lowwater", backup):
+        folder.mkdir(parents=True)
+    (lib / "lowwater/journal.sqlite").write_text("lost")
+    (backup / "journal.sqlite").write_text("kept")
+    user = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
+    for line in middle:
+        here = [word.replace("lowwater:", f"{user.pw_name}:") for word in shlex.split(line)]
+        subprocess.run([re.sub(r"^/(?=var|backup)", f"{tmp_path}/", word) for word in here], check=True, timeout=60)
+    assert (lib / "lowwater.lost/journal.sqlite").read_text() == "lost"
+    assert (lib / "lowwater/journal.sqlite").read_text() == "kept"
+    assert {path.stat().st_uid for path in (lib / "lowwater", lib / "lowwater/journal.sqlite")} == {user.pw_uid}
 
 
 def test_the_tests_that_are_named_exist() -> None:

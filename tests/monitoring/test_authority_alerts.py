@@ -9,6 +9,7 @@ import pytest
 
 from monitoring.recordings import EPOCH
 from tests.monitoring.worlds import (
+    DAYS,
     HOURS,
     Instances,
     Value,
@@ -80,6 +81,30 @@ def stuck_journal() -> World:
     return world
 
 
+def cut_off(until: float) -> World:
+    """The way to another shard is cut for a time; what this one serves is confirmed as ever."""
+    world = healthy()
+    world[own("lowwater_deployment_confirmed_timestamp_seconds")] = lambda t: FAULT - 5 if FAULT <= t < until else t - 5
+    return world
+
+
+def never_heard() -> World:
+    """Started again, with a token that the other shards do not know."""
+    world = healthy()
+    paused(world, FAULT, 20 * HOURS, "lowwater_deployment_confirmed")
+    world[own("process_start_time_seconds")] = lambda t: FAULT if t >= FAULT else 0
+    return world
+
+
+def expiring(left: float, renewed: float) -> World:
+    """A certificate that has so much left at a moment, and is renewed some time later."""
+    world = healthy()
+    world[own("lowwater_certificate_not_after_timestamp_seconds")] = lambda t: (
+        FAULT + left if t < renewed else FAULT + 90 * DAYS
+    )
+    return world
+
+
 def conflating(share: float) -> World:
     """So many of ten values a second are replaced before they are taken."""
     world = healthy()
@@ -93,6 +118,8 @@ FIRES: dict[str, tuple[Callable[[], World], Mapping[float, Instances]]] = {
     "LowwaterAuthorityAbsent": (down, {3870: [], 3900: [{}]}),
     "LowwaterTwoOwners": (lambda: second(3, healthy()), {3570: [], 3600: [JOB | {"computation": "enriched"}]}),
     "LowwaterNoOwner": (unserved, {3690: [], 3720: [JOB]}),
+    # Last confirmed at 00:59:55: more than a minute ago at 01:01:00, and five minutes more; it ends when the way is open again.
+    "LowwaterDeploymentNotConfirmed": (lambda: cut_off(5400), {3930: [], 3960: [ONE], 5370: [ONE], 5400: []}),
     "LowwaterJournalErrors": (
         lambda: rising("lowwater_journal_errors_total", ', outcome="failed"', 0.1),
         {3600: [], 3630: [ONE]},
@@ -110,12 +137,43 @@ FIRES: dict[str, tuple[Callable[[], World], Mapping[float, Instances]]] = {
         {3900: [], 3930: [ONE | {"gate": "reports"}]},
     ),
     "LowwaterSubscribersConflated": (lambda: conflating(0.95), {900: [], 930: [ONE]}),
+    # Less than a week is left at 01:00:30, and five minutes more; it ends when the certificate is renewed.
+    "LowwaterCertificateExpires": (
+        lambda: expiring(7 * DAYS, 5400),
+        {3900: [], 3930: [ONE], 5370: [ONE], 5400: []},
+    ),
 }
 
 
 def test_that_nothing_at_all_is_served_fires_too(tmp_path: Path) -> None:
     """Of nothing there is no count."""
     check(tmp_path, nothing_served(), {"LowwaterNoOwner": {3690: [], 3720: [JOB], 2 * HOURS: [JOB]}})
+
+
+def test_a_shard_that_never_heard_of_the_others_counts_from_its_start(tmp_path: Path) -> None:
+    """There is nothing that it could be old by."""
+    check(tmp_path, never_heard(), {"LowwaterDeploymentNotConfirmed": {3960: [], 3990: [ONE], 2 * HOURS: [ONE]}})
+
+
+def test_a_certificate_with_a_day_left_is_urgent(tmp_path: Path) -> None:
+    """The warning stands beside it, and both end together."""
+    both = [ONE | {"severity": "critical"}, ONE]
+    check(
+        tmp_path,
+        expiring(1 * DAYS, 5400),
+        {"LowwaterCertificateExpires": {3900: [ONE], 3930: both, 5370: both, 5400: []}},
+    )
+
+
+def test_a_certificate_that_has_expired_is_told_as_such(tmp_path: Path) -> None:
+    told = ONE | {
+        "summary": "The certificate of one:7421 expires in -29m 30s",
+        "description": "From then on clients and other shards refuse new connections to it. A renewed one is taken from its files"
+        " without a restart: either nobody has put it there, or what is there cannot be used.",
+        "runbook_url": "monitoring/runbooks/authority.md#lowwatercertificateexpires",
+    }
+    both = [told | {"severity": "critical"}, told]
+    check(tmp_path, expiring(0, 5400), {"LowwaterCertificateExpires": {5370: both}}, says=True)
 
 
 @pytest.mark.parametrize("alert", FIRES)
@@ -131,6 +189,8 @@ def restarted() -> World:
     world[own("lowwater_claims_total", ', outcome="granted"')] = lambda t: 4000 if t < FAULT else 12
     paused(world, FAULT, FAULT + 30, "lowwater_", "process_")
     world[own("up")] = lambda t: 0 if FAULT <= t < FAULT + 30 else 1
+    world[own("process_start_time_seconds")] = lambda t: FAULT if t >= FAULT else 0
+    paused(world, FAULT, FAULT + 240, "lowwater_deployment_confirmed")
     return world
 
 
@@ -172,6 +232,9 @@ HARMLESS: dict[str, Callable[[], World]] = {
     "one slow append": lambda: slow("journal_append_seconds", FAULT + 60),
     "a loop that was late for a moment": lambda: slow("event_loop_lag_seconds", FAULT + 30, 0.4),
     "a fast publisher": lambda: conflating(0.5),
+    "a way to another shard that is cut for minutes": lambda: cut_off(FAULT + 300),
+    "a certificate renewed in time": lambda: expiring(7 * DAYS + 1800, FAULT + 1800),
+    "no certificate": lambda: without(healthy(), "certificate"),
     "a crowd for a moment": lambda: rising("lowwater_admission_refused_total", ', gate="reports"', 5, FAULT + 30),
 }
 
@@ -187,6 +250,7 @@ def test_a_process_that_is_down_is_not_a_stuck_journal_too(tmp_path: Path) -> No
 
 CARELESS: dict[str, tuple[Callable[[], World], str, str]] = {
     "never an authority": (never_an_authority, "and on (job, instance) max_over_time(lowwater_build_info[6h])", ""),
+    "a worker that tells when it started": (healthy, " and on (job, instance) lowwater_build_info)", ")"),
     "a zombie of a lower epoch": (lambda: second(2, healthy()), f" == on (job, computation) group_left {EPOCH}", ""),
 }
 

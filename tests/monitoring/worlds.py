@@ -20,6 +20,7 @@ STEP: Final = 30
 """Seconds between two scrapes, and two evaluations."""
 
 HOURS: Final = 3600
+DAYS: Final = 24 * HOURS
 AUTHORITY: Final = 'job="lowwater", instance="one:7421"'
 
 Value = Callable[[float], float | None]
@@ -103,7 +104,7 @@ def difference(ahead: float | None, low: float | None) -> float | None:
     return None if ahead is None or low is None else max(0.0, ahead - low)
 
 
-def histogram(world: World, name: str, seconds: Value, labels: str = "") -> None:
+def histogram(world: World, name: str, seconds: Value) -> None:
     """Add a histogram of one process that sees ten observations a second, all of a length that may change."""
     counts = {"0.1": 0.0, "0.5": 0.0, "1": 0.0, "5": 0.0, "+Inf": 0.0}
     seen: dict[str, dict[float, float]] = {bound: {} for bound in counts}
@@ -113,7 +114,7 @@ def histogram(world: World, name: str, seconds: Value, labels: str = "") -> None
                 counts[bound] = count + 10 * STEP
             seen[bound][at] = counts[bound]
     for bound, values in seen.items():
-        world[own(f"{name}_bucket", f'{labels}, le="{bound}"')] = values.__getitem__
+        world[own(f"{name}_bucket", f', le="{bound}"')] = values.__getitem__
 
 
 def healthy() -> World:
@@ -127,6 +128,9 @@ def healthy() -> World:
     world[own("lowwater_owned_computations")] = lambda t: 3
     world[own("lowwater_registered_computations")] = lambda t: 3
     world[own("lowwater_journal_confirmed_timestamp_seconds")] = lambda t: t - 1
+    world[own("lowwater_deployment_confirmed_timestamp_seconds")] = lambda t: t - 5
+    world[own("lowwater_certificate_not_after_timestamp_seconds")] = lambda t: 90 * DAYS
+    world[own("process_start_time_seconds")] = lambda t: 0
     world[own("lowwater_journal_errors_total", ', outcome="failed"')] = lambda t: 0
     world[own("lowwater_journal_errors_total", ', outcome="unknown"')] = lambda t: t // 1000
     world[own("lowwater_claims_total", ', outcome="granted"')] = lambda t: 12
@@ -137,6 +141,7 @@ def healthy() -> World:
     world['lowwater_client_reports_total{job="worker", instance="w:1"}'] = lambda t: t
     world['lowwater_client_acknowledged_reports_total{job="worker", instance="w:1"}'] = lambda t: t
     world['lowwater_client_unserved_computations{job="worker", instance="w:1"}'] = lambda t: 0
+    world['process_start_time_seconds{job="worker", instance="w:1"}'] = lambda t: 0
     world[query("late_rows_total")] = lambda t: 0
     world[query("holding")] = lambda t: 0
     world |= {seen("answers"): lambda t: 1, seen("away"): lambda t: 0, seen("left_alone"): lambda t: 0}

@@ -73,6 +73,20 @@ app.kubernetes.io/component: authority
 {{ default (printf "%s-redis" (include "lowwater.fullname" .)) .Values.redis.existingSecret }}
 {{- end -}}
 
+{{- define "lowwater.redisSecretKey" -}}
+{{ ternary .Values.redis.existingSecretKey "url" (ne .Values.redis.existingSecret "") }}
+{{- end -}}
+
+{{/* Which deployment of that Redis. */}}
+{{- define "lowwater.deployment" -}}
+{{ default (printf "%s.%s" .Release.Namespace (include "lowwater.fullname" .)) .Values.redis.deployment }}
+{{- end -}}
+
+{{/* The claim with the journal of the one authority. */}}
+{{- define "lowwater.claim" -}}
+{{ default (printf "%s-data" (include "lowwater.fullname" .)) .Values.persistence.existingClaim }}
+{{- end -}}
+
 {{/* Empty without access control. */}}
 {{- define "lowwater.accessSecret" -}}
 {{- if .Values.access.existingSecret -}}
@@ -105,11 +119,12 @@ grpc:
 {{- end -}}
 
 {{/*
-Who is asked whether it still runs. With TLS only the port: the page takes so many connections and no more, and whoever holds them all
-would have every shard restarted by way of /healthz. That the replay has ended is known by then: liveness is asked after the start.
+Who is asked whether it still runs. With TLS or access only the port, where it may be reached by some who may do nothing: they need only hold all
+connections that the page takes, or all health checks at a time that there are for callers without a token, to have every shard restarted by way of
+/healthz or gRPC. That the replay has ended is known by then: liveness is asked after the start.
 */}}
 {{- define "lowwater.liveness" -}}
-{{- if .Values.tls.existingSecret -}}
+{{- if or .Values.tls.existingSecret (include "lowwater.accessSecret" .) -}}
 tcpSocket:
   port: grpc
 {{- else -}}

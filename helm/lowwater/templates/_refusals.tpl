@@ -20,14 +20,22 @@
 {{- if and $access .Values.serviceMonitor.enabled (not .Values.serviceMonitor.tokenSecret.name) -}}
 {{- fail "with access a scrape needs a token: set serviceMonitor.tokenSecret.name, a Secret with the token of a principal that has metrics = true" -}}
 {{- end -}}
+{{- /* 0.0.0.0 and [::] alone: whoever asks a pod asks for its own address, and what $(NAME) stands for may be a password. */ -}}
+{{- $allowed := list "--listen=(0[.]0[.]0[.]0|[[]::[]]):7420" "--http=(0[.]0[.]0[.]0|[[]::[]]):7421" "--dead-after=[0-9]+([.][0-9]+)?" "--reflection" "--verbose" -}}
 {{- range $at, $each := .Values.extraArgs -}}
 {{- $flag := first (splitList "=" $each) -}}
 {{- if has $flag (list "--store" "--data" "--deployment" "--advertise" "--log-format" "--tls-cert" "--tls-key" "--tls-client-ca" "--peer-ca" "--access") -}}
 {{- fail (printf "extraArgs has %s, which the chart sets itself: use the values redis, persistence, tls, access and logFormat" $flag) -}}
 {{- end -}}
 {{- /* Abbreviations, and words that do not begin with a flag, may be any of those. A word may be a password, so it is not repeated. */ -}}
-{{- if not (regexMatch "^--(listen=\\S+:7420|http=\\S+:7421|dead-after=\\S+|reflection|verbose)$" $each) -}}
-{{- fail (printf "extraArgs[%d] is none of --listen=HOST:7420, --http=HOST:7421, --dead-after=SECONDS, --reflection and --verbose: write flags in full, and their value behind = in the same string; probes and Services have the ports 7420 and 7421" $at) -}}
+{{- if not (regexMatch (printf "^(%s)$" (join "|" $allowed)) $each) -}}
+{{- fail (printf "extraArgs[%d] is none of --listen=[::]:7420, --http=[::]:7421, the same with 0.0.0.0, --dead-after=SECONDS, --reflection and --verbose: write flags in full, and their value behind = in the same string; probes and Services ask for the pod's own address, at the ports 7420 and 7421" $at) -}}
+{{- end -}}
+{{- if hasPrefix "--dead-after=" $each -}}
+{{- $seconds := trimPrefix "--dead-after=" $each | float64 -}}
+{{- if or (lt $seconds 0.2) (gt $seconds 600.0) -}}
+{{- fail (printf "extraArgs[%d]: --dead-after is from 0.2 to 600 seconds, and the same for all shards" $at) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- range .Values.extraEnv -}}
@@ -61,19 +69,18 @@
 {{- if hasKey .Values.podAnnotations "checksum/redis" -}}
 {{- fail "podAnnotations has checksum/redis, which the chart sets itself: use another annotation" -}}
 {{- end -}}
+{{- if and .Values.networkPolicy.enabled .Values.redis.url -}}
+{{- $hosts := regexReplaceAll "^[^:]*://(.*@)?([^/?#]*).*$" .Values.redis.url "${2}" -}}
+{{- $default := hasPrefix "redis+sentinel:" .Values.redis.url | ternary "26379" "6379" -}}
+{{- range splitList "," $hosts -}}
+{{- $port := regexFind ":[0-9]+$" . | trimPrefix ":" | default $default -}}
+{{- if not (has $port (toStrings $.Values.networkPolicy.redisPorts)) -}}
+{{- fail (printf "redis.url has the port %s, and the network policy lets the shards reach others only: add it to networkPolicy.redisPorts" $port) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $name := include "lowwater.fullname" . -}}
 {{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $name) -}}
 {{- fail (printf "%s is no name for a Service, which begins with a letter and has letters, digits and - alone: set fullnameOverride, or call the release otherwise" $name) -}}
-{{- end -}}
-{{- /* Where there is no cluster, as in `helm template`, nothing is found. */ -}}
-{{- if .Release.IsUpgrade -}}
-{{- $running := lookup "apps/v1" "StatefulSet" .Release.Namespace $name -}}
-{{- if and $running (gt (int (dig "spec" "replicas" 1 $running)) 0) -}}
-{{- range dig "spec" "template" "spec" "containers" list $running -}}
-{{- if and (eq .name "authority") (ne (empty $sharded) (has "--data=/data" .args)) -}}
-{{- fail (printf "%s runs over %s, and would begin an empty journal in the other place, beside that one: scale to 0 and copy the journal first: docs/helm.md, From a volume to Redis" $name (empty $sharded | ternary "Redis" "a volume")) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}

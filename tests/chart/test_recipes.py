@@ -1,0 +1,151 @@
+"""The commands of docs/helm.md that move a journal: what they run in a pod is run here, over a folder in the place of the volume."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lowwater
+from tests.chart.rendering import program
+from tests.chart.test_page import PAGE
+from tests.contract.redis_server import DURABLE, RedisServer
+from tests.process.serving import Serving
+from tests.process.sharding import Shard
+from tests.process.test_client_end_to_end import eventually
+
+pytestmark = pytest.mark.process
+
+SECONDS = 60.0
+DEPLOYMENT = "lowwater.lowwater"
+
+
+def blocks(title: str) -> list[list[str]]:
+    """The commands of a section of the page, by block."""
+    section = PAGE.split(f"\n## {title}\n")[1].partition("\n## ")[0]
+    return [block.splitlines() for block in re.findall(r"^```sh\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)]
+
+
+class Hands:
+    """Does what a page says, with what runs here: ``serving`` is what the StatefulSet would be."""
+
+    def __init__(self, folder: Path, volume: Path, serving: Serving) -> None:
+        self.folder = folder
+        self.volume = volume
+        self.serving = serving
+        self.environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        self.deleted: list[str] = []
+
+    def follow(self, commands: list[str]) -> None:
+        """Run the commands of a block, in order. Raises CalledProcessError."""
+        for command in commands:
+            match shlex.split(command):
+                case ["kubectl", "-n", "lowwater", "exec", _, "--", *words]:
+                    self.run([self.inside(word) for word in words])
+                case ["kubectl", "-n", "lowwater", "cp", source, target]:
+                    shutil.copyfile(self.outside(source), self.outside(target))
+                case ["kubectl", "-n", "lowwater", "scale", "statefulset", "lowwater", "--replicas=0"]:
+                    assert self.serving.stop() == 0
+                case ["kubectl", "-n", "lowwater", "scale", "statefulset", "lowwater", "--replicas=1"]:
+                    self.serving.start()
+                case ["kubectl", "-n", "lowwater", "delete", kind, name]:
+                    self.deleted.append(f"{kind}/{name}")
+                case ["kubectl", "-n", "lowwater", "wait" | "apply", *_] | ["helm", "upgrade", *_]:
+                    """Only a cluster does it."""
+                case words:
+                    self.run(words)
+
+    def run(self, words: list[str]) -> None:
+        """Run a command."""
+        done = subprocess.run(
+            words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+
+    def inside(self, word: str) -> str:
+        """A word of a command in a pod, with the folder for the volume."""
+        return re.sub(r"(?<!\w)/data\b", str(self.volume), word)
+
+    def outside(self, place: str) -> Path:
+        """A side of `kubectl cp`."""
+        _, colon, path = place.rpartition(":")
+        return Path(self.inside(path)) if colon else self.folder / path
+
+
+@pytest.fixture
+def hands(tmp_path: Path) -> Iterator[Hands]:
+    """A served journal, and who works on it."""
+    (tmp_path / "volume").mkdir()
+    with Serving(tmp_path / "volume") as server:
+        yield Hands(tmp_path, server.data, server)
+
+
+def report(address: str, frontier: int, *, register: bool = False) -> None:
+    """Claim, and report durably."""
+    with lowwater.connect(address, timeout=SECONDS) as lw:
+        if register:
+            lw.register("a")
+        lease = lw.worker("a").claim()
+        lease.advance(None, oldest=None, frontier=frontier)
+        lease.flush(SECONDS)
+
+
+def holds(address: str) -> tuple[int, str]:
+    """The watermark, and which deployment answers."""
+    with lowwater.connect(address, timeout=SECONDS) as lw:
+        eventually(lambda: not lw.get("a")["a"].low.unknown)
+        return lw.get("a")["a"].low.micros, lw.server_token
+
+
+def refused(volume: Path) -> str:
+    """What an authority says that a rollback starts over a volume; it must not serve."""
+    command = [program("lowwater"), "serve", "--data", str(volume), "--listen", "127.0.0.1:0", "--http", "off"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert said.returncode != 0, said.stdout
+    return said.stderr
+
+
+def test_a_backup_of_a_served_volume_is_restored(hands: Hands) -> None:
+    backup, restore = blocks("Backup and restore")
+    address = hands.serving.address
+    report(address, 10, register=True)
+    before = holds(address)
+    hands.follow(backup)
+    assert [path.name for path in hands.volume.iterdir() if path.is_dir()] == [], "nothing is left on the volume"
+    report(address, 20)
+    assert holds(address)[0] == 20
+    hands.follow(restore)
+    assert holds(address) == before
+    names = {path.name for path in hands.volume.iterdir()}
+    assert names >= {"journal.sqlite", "lost"}
+    assert "restored" not in names
+    hands.run(["lowwater", "journal", "show", str(hands.volume / "lost")])
+    report(address, 30)
+    assert holds(address)[0] == 30
+
+
+def test_a_journal_moves_to_redis_and_back_and_no_rollback_serves_what_was_left(hands: Hands) -> None:
+    there, back, upgrade = blocks("From a volume to Redis")
+    embedded = hands.serving
+    report(embedded.address, 10, register=True)
+    before = holds(embedded.address)
+    with RedisServer(hands.folder / "redis", *DURABLE) as redis:
+        hands.environment["STORE"] = redis.start().url
+        hands.follow(there)
+        assert "file is not a database" in refused(hands.volume)
+        hands.run(["lowwater", "journal", "show", str(hands.volume / "moved")])
+        with Shard(hands.folder / "shard", redis.url, "--deployment", DEPLOYMENT) as hands.serving:
+            assert holds(hands.serving.address) == before
+            report(hands.serving.address, 20)
+            hands.follow(back)
+            hands.follow(upgrade)
+        # The keys are still there. Without its URL no pod of a rollback starts.
+        assert "secret/redis-url" in hands.deleted
+    assert holds(embedded.start().address) == (20, before[1])
