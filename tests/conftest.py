@@ -43,6 +43,7 @@ ALLOWED_SKIPS = (
     "zsh is not installed",
     "fish is not installed",
     "they are written with 3.11",  # the pages that argparse lays out
+    "no process can be the first one of a namespace here",  # tests/process/test_early_stops.py
 )
 
 # Spark's Python workers are the interpreter of the tests, also when the environment is not activated.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import shutil
 import subprocess
 import sys
 import time
@@ -22,6 +20,7 @@ from examples.flights.pipeline import Folders
 from examples.flights.plain import ENRICHED, FLIGHTS, HOURLY
 from examples.flights.replay import replay_clock
 from examples.flights.server import serving
+from examples.session import clear, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,6 +32,12 @@ PATIENCE: Final = 420.0
 
 EVERY: Final = 0.25
 """Seconds between looks at the watermarks."""
+
+SPARK: Final = {
+    "spark.sql.adaptive.enabled": "false",  # plans that run once: it would cost more than it saves
+    # A job per listing of more than 32 small files would cost more than the batch.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
+}
 
 
 Reached = Callable[[Mapping[str, lowwater.WatermarkView]], bool]
@@ -50,12 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=1.0, help="hours of event time a second (default: %(default)s)")
     options = parser.parse_args(arguments)
     out = options.out.resolve()
-    clear(out, parser)
+    clear(out, "demo", parser)
     folders = Folders(out)
     folders.make()
     began = time.monotonic()
     say("starting the authority and Spark ...")
-    with serving(out / "authority") as address, spark_session(out) as spark, contextlib.ExitStack() as stack:
+    with (
+        serving(out / "authority") as address,
+        spark_session("flights", out, SPARK) as spark,
+        contextlib.ExitStack() as stack,
+    ):
         queries = pipeline.start(spark, folders, address)
         for query in queries:
             stack.callback(query.stop)
@@ -76,50 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return report(folders, rows, late)
 
 
-def clear(out: Path, parser: argparse.ArgumentParser) -> None:
-    """Empty the folder of an earlier run; refuse one that holds anything else."""
-    mark = out / ".lowwater-demo"
-    if out.exists() and any(out.iterdir()) and not mark.exists():
-        parser.error(f"--out {out} holds something that is no earlier run of the demo; name an empty folder")
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    mark.touch()
-
-
 def say(text: str) -> None:
     """Tell the user."""
     print(text, flush=True)
-
-
-@contextlib.contextmanager
-def spark_session(out: Path) -> Iterator[SparkSession]:
-    """A small local Spark."""
-    from pyspark.sql import SparkSession
-
-    # Workers are this interpreter, also when its environment is not activated.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("lowwater flights")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "1g")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.warehouse.dir", str(out / "warehouse"))
-        .config("spark.log.level", "ERROR")
-        .config("spark.ui.showConsoleProgress", "false")
-        # Plans of a few hundred rows run once: compiling and re-planning them would cost more than running them.
-        .config("spark.sql.codegen.wholeStage", "false")
-        .config("spark.sql.adaptive.enabled", "false")
-        # A job per listing of more than 32 small files would cost more than the batch.
-        .config("spark.sql.sources.parallelPartitionDiscovery.threshold", "10000")
-        .getOrCreate()
-    )
-    try:
-        yield session
-    finally:
-        session.stop()
 
 
 @contextlib.contextmanager

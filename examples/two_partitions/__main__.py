@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from examples.flights.server import serving
+from examples.session import clear, spark_session
 from examples.two_partitions import picture, records, report, ways
 
 if TYPE_CHECKING:
@@ -26,8 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="write the report as one JSON object")
     options = parser.parse_args(arguments)
     out = options.out.resolve()
-    clear(out, parser)
-    with serving(out / "authority") as address, spark_session(out) as spark:
+    clear(out, "two-partitions", parser)
+    # A JVM of a minute: optimising what it runs would cost more than it saves.
+    quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    with serving(out / "authority") as address, spark_session("two partitions", out, quick) as spark:
         outcomes = run(spark, address, out)
     return conclude(outcomes, out, as_json=options.json)
 
@@ -58,45 +58,6 @@ def run(spark: SparkSession, address: str, out: Path) -> dict[str, ways.Outcome]
         ways.ATTACHED: ways.attached(spark, out / ways.ATTACHED, steps, address),
         ways.DRIVEN: ways.driven(spark, out / ways.DRIVEN, steps, address),
     }
-
-
-def clear(out: Path, parser: argparse.ArgumentParser) -> None:
-    """Empty the folder of an earlier run; refuse one that holds anything else."""
-    mark = out / ".lowwater-two-partitions"
-    if out.exists() and any(out.iterdir()) and not mark.exists():
-        parser.error(f"--out {out} holds something that is no earlier run; name an empty folder")
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    mark.touch()
-
-
-@contextlib.contextmanager
-def spark_session(out: Path) -> Iterator[SparkSession]:
-    """A small local Spark."""
-    from pyspark.sql import SparkSession
-
-    # Workers are this interpreter, also when its environment is not activated.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("lowwater two partitions")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "1g")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.warehouse.dir", str(out / "warehouse"))
-        .config("spark.log.level", "ERROR")
-        .config("spark.ui.showConsoleProgress", "false")
-        # Plans of a hundred rows, a JVM of a minute: compiling them, or optimising it, would cost more than running them.
-        .config("spark.sql.codegen.wholeStage", "false")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .getOrCreate()
-    )
-    try:
-        yield session
-    finally:
-        session.stop()
 
 
 if __name__ == "__main__":

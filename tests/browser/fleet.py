@@ -72,11 +72,11 @@ PIPELINE: Final = (
 GUILTY: Final = "exec-7"
 
 
-def late(pipeline: Sequence[Job] = PIPELINE, seconds: float = 41 * MINUTES) -> tuple[Job, ...]:
+def late() -> tuple[Job, ...]:
     """The same, with one range of *enriched* far behind, which ``GUILTY`` works on."""
-    enriched = next(job for job in pipeline if job.name == "enriched")
+    enriched = next(job for job in PIPELINE if job.name == "enriched")
     first, _ = enriched.share(GUILTY)
-    return tuple(replace(job, stuck={first + 2: seconds}) if job is enriched else job for job in pipeline)
+    return tuple(replace(job, stuck={first + 2: 41 * MINUTES}) if job is enriched else job for job in PIPELINE)
 
 
 def register(lw: lowwater.Client, pipeline: Sequence[Job]) -> None:
@@ -177,10 +177,10 @@ SMALL: Final = (
 )
 
 
-def hours_behind(pipeline: Sequence[Job] = SMALL, hours: float = 3) -> tuple[Job, ...]:
+def hours_behind() -> tuple[Job, ...]:
     """The same over old data, all of it very late, with an archive at work that is later still."""
-    jobs = (*pipeline, Job("archive", ("flights",), ("exec-6",), even(8), behind=15 * MINUTES))
-    return tuple(replace(job, behind=job.behind + hours * 60 * MINUTES) for job in jobs)
+    jobs = (*SMALL, Job("archive", ("flights",), ("exec-6",), even(8), behind=15 * MINUTES))
+    return tuple(replace(job, behind=job.behind + 3 * 60 * MINUTES) for job in jobs)
 
 
 PIPELINES: Final[Mapping[str, Sequence[Job]]] = {

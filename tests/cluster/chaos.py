@@ -146,7 +146,7 @@ class World:
         self.lease.flush(PATIENCE)
         self.await_that(lambda: all(self.watching.low(name) == MAX for name in self.outputs), "all is finished")
 
-    def await_that(self, condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+    def await_that(self, condition: Callable[[], object], what: str) -> None:
         def holds() -> object:
             found = condition()
             if not found:
@@ -154,7 +154,7 @@ class World:
             return found
 
         try:
-            until(holds, what, seconds)
+            until(holds, what, PATIENCE)
         except AssertionError as failure:
             lows = {name: self.watching.low(name) for name in self.watching.seen}
             msg = f"{failure}; published: {lows}\n{self.application.tail()}"

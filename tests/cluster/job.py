@@ -79,7 +79,7 @@ def look_around(settings: lowwater.Settings, batches: Iterable[pa.RecordBatch]) 
     assert isinstance(settings, SparkSettings)
     for _ in batches:
         pass
-    here = settings.here()
+    here = settings.read()
     contents = [each or b"" for each in (here.root_certificates, here.private_key, here.certificate_chain)]
     found = {
         "place": str(Path.cwd()),

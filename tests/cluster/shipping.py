@@ -9,7 +9,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.compatibility.environments import ROOT, UV, build, clean_environ
+from tests.compatibility.environments import ROOT, build, uv
 
 ENVIRONMENT = "lowwater-env"
 """What the archive is called where it is unpacked: in the working directory of each executor, and of the driver."""
@@ -44,13 +44,13 @@ def ship(folder: Path) -> Shipped:
     wheels, site, python = folder / "wheels", folder / "driver" / ENVIRONMENT, folder / "interpreter"
     built = build(wheels)
     ours = [str(built["lowwater"]), str(built["lowwater-spark"])]
-    _uv("venv", "--quiet", "--python", sys.executable, str(python))
+    uv("venv", "--quiet", "--python", sys.executable, str(python))
     locked = folder / "locked.txt"
-    locked.write_text(_uv("export", "--frozen", "--no-emit-workspace", "--no-hashes", "--all-packages", "--quiet"))
+    locked.write_text(uv("export", "--frozen", "--no-emit-workspace", "--no-hashes", "--all-packages", "--quiet"))
     binary = ("--quiet", "--only-binary", ":all:", "--constraint", str(locked))
-    _uv("pip", "install", *binary, "--python", str(python / "bin/python"), "pandas", "pyarrow")
+    uv("pip", "install", *binary, "--python", str(python / "bin/python"), "pandas", "pyarrow")
     # These two are the cluster's: what else the wheels need is named, and not looked up.
-    _uv("pip", "install", *binary, "--target", str(site), "--no-deps", *ours, "grpcio", "protobuf", "typing-extensions")
+    uv("pip", "install", *binary, "--target", str(site), "--no-deps", *ours, "grpcio", "protobuf", "typing-extensions")
     # Compiled once, and not by each new executor: it holds wherever the archive is unpacked, whatever the files' times become.
     compiling = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(site)]
     subprocess.run(compiling, check=True)
@@ -62,9 +62,3 @@ def ship(folder: Path) -> Shipped:
         for module in CODE:
             packed_code.write(ROOT / module, module)
     return Shipped(str(python / "bin/python"), site, archive, wheels, code)
-
-
-def _uv(*arguments: str) -> str:
-    done = subprocess.run([UV, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, env=clean_environ())
-    assert done.returncode == 0, f"uv {' '.join(arguments)}:\n{done.stderr}"
-    return done.stdout

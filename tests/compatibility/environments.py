@@ -34,7 +34,7 @@ class Environment:
 
     def versions(self) -> dict[str, str]:
         """The versions of what is installed, by name."""
-        lines = _uv("pip", "list", "--python", self.python, "--format", "freeze").splitlines()
+        lines = uv("pip", "list", "--python", self.python, "--format", "freeze").splitlines()
         return {name: version for name, _, version in (line.partition("==") for line in lines)}
 
 
@@ -63,14 +63,14 @@ def environment(name: str, wheels: Iterable[Path], *, lowest: bool = False) -> E
 
 
 def _make(folder: Path, wheels: list[Path], *, lowest: bool) -> None:
-    _uv("venv", "--quiet", "--python", sys.executable, str(folder))
+    uv("venv", "--quiet", "--python", sys.executable, str(folder))
     if lowest:
         how = ["--resolution", "lowest"]
     else:
         locked = folder / "locked.txt"
-        locked.write_text(_uv("export", "--frozen", "--no-emit-workspace", "--no-hashes", "--all-packages", "--quiet"))
+        locked.write_text(uv("export", "--frozen", "--no-emit-workspace", "--no-hashes", "--all-packages", "--quiet"))
         how = ["--constraint", str(locked)]
-    _uv(
+    uv(
         *("pip", "install", "--quiet", "--python", str(folder / "bin/python"), "--only-binary", ":all:"),
         *how,
         *map(str, wheels),
@@ -79,7 +79,7 @@ def _make(folder: Path, wheels: list[Path], *, lowest: bool) -> None:
 
 def build(folder: Path) -> dict[str, Path]:
     """Build the wheels of this source tree into a folder; returns them by distribution."""
-    _uv("build", "--quiet", "--all-packages", "--wheel", "--out-dir", str(folder))
+    uv("build", "--quiet", "--all-packages", "--wheel", "--out-dir", str(folder))
     return {wheel.name.split("-")[0].replace("_", "-"): wheel for wheel in folder.glob("*.whl")}
 
 
@@ -96,7 +96,7 @@ def clean_environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
-def _uv(*arguments: str) -> str:
+def uv(*arguments: str) -> str:
     """Run uv in the root of the repository; returns what it printed."""
     done = subprocess.run([UV, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, env=clean_environ())
     assert done.returncode == 0, f"uv {' '.join(arguments)}:\n{done.stderr}"

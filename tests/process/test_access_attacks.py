@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import secrets
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +20,7 @@ from lowwater._core.attempts import error_of_call
 from lowwater._pb.lowwater.v1 import cluster_pb2, workers_pb2
 from lowwater_authority.service.streams import DENIED_BOUND
 from tests.process.accessing import PATIENCE, Rules, Wire, bearer, rules_of, write
+from tests.process.stalling import END_HEADERS, HEADERS, frame, without_room
 from tests.process.test_access_changes import EVERYTHING, FLIGHTS, Changing
 from tests.process.test_access_shards import OLD, TOKENS, deployment
 from tests.process.test_client_end_to_end import eventually
@@ -188,6 +191,16 @@ def test_which_names_are_registered_is_not_said_by_what_is_hidden(changing: Chan
         assert [len(each) for each in told.values()] == [1, 1], told
 
 
+def test_who_takes_nothing_of_what_it_watches_does_not_keep_the_process_from_ending(changing: Changing) -> None:
+    """A health watch is for anybody. What is told of the health waits for whoever has it told something just now, which here never ends."""
+    with socket.create_connection(("127.0.0.1", changing.server.port), PATIENCE) as connection:
+        connection.sendall(without_room("/grpc.health.v1.Health/Watch", 1))
+        seen = b""
+        while frame(HEADERS, END_HEADERS, 1, b"")[3:] not in seen:  # its answer begins, and has no room to go on
+            seen += connection.recv(65536)
+        assert changing.server.stop() == 0
+
+
 def test_who_only_reads_does_not_move_a_computation_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard owns a computation anew when a client has seen a greater number of it. A worker has to claim again then."""
     with deployment(tmp_path, monkeypatch, OLD) as (lw, [one]), grpc.insecure_channel(one.address) as channel:
@@ -209,4 +222,8 @@ def test_who_only_reads_does_not_move_a_computation_on(tmp_path: Path, monkeypat
             assert epoch(token, before + 1000) == before
         lease.advance(None, oldest=None, frontier=7)
         lease.flush(timeout=PATIENCE)
+        # But it is told: it may be true, and then who only reads waits.
+        lines = [json.loads(line) for line in one.log.splitlines() if line.startswith("{")]
+        told = [each for each in lines if each["event"] == "store_lost_epochs"]
+        assert [(each["level"], each["seen"], each["epoch"]) for each in told] == [("warning", before + 1000, before)]
         assert epoch(TOKENS["admin"], before + 1000) > before + 1000

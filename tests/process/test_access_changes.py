@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import ssl
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from lowwater._core.attempts import error_of_call
 from lowwater._pb.lowwater.v1 import watermarks_pb2, workers_pb2
 from lowwater.cli import main
 from lowwater_authority.access.policy import digest
+from lowwater_authority.access.watching import AccessFile
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.process.accessing import CALLS, PATIENCE, Rules, Tokens, Wire, bearer, messages, rules_of, write
 from tests.process.serving import Serving
@@ -224,6 +227,33 @@ def test_a_bad_file_at_the_start_is_refused(tmp_path: Path, refused_start: Refus
     assert f"--access {path}: principal is missing: nobody could do anything; write a [[principal]]" in said
 
 
+class Alarm:
+    """Asks this process to stop after a while: what runs in it ends in any case."""
+
+    def __init__(self) -> None:
+        self._timer = threading.Timer(PATIENCE, signal.raise_signal, [signal.SIGTERM])
+        self._timer.start()
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+
+def test_a_process_that_follows_its_file_no_more_ends(
+    tmp_path: Path, refused_start: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever is removed would stay for as long as it runs."""
+
+    async def die(file: AccessFile) -> None:
+        raise RuntimeError(f"{file.path.name} is followed by nobody")
+
+    monkeypatch.setattr(AccessFile, "watch", die)
+    path = tmp_path / "access.toml"
+    write(path, rules_of("etl", "x", FLIGHTS))
+    with contextlib.closing(Alarm()):
+        said = refused_start("--access", str(path), "--data", str(tmp_path / "data"))
+    assert "the access file is not followed any more: access.toml is followed by nobody" in said
+
+
 def test_shards_need_a_token_for_each_other(
     tmp_path: Path, refused_start: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +288,10 @@ def test_a_port_that_is_open_to_all_is_told_once(tmp_path: Path) -> None:
             opened.wait(PATIENCE)
     told = [json.loads(line) for line in (tmp_path / "open.log").read_text().splitlines()]
     [warned] = [each for each in told if each["event"] == "open_to_all"]
-    assert "whoever reaches 0.0.0.0:0 may do everything: give --access" in warned["message"]
+    assert (
+        "whoever reaches 0.0.0.0:0 may do everything, and whoever reaches the page sees all of it" in warned["message"]
+    )
+    assert "give --access to say who may do what" in warned["message"]
 
 
 # -- limits --------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from lowwater.cli import main
-from lowwater_authority.access.policy import Access, digest
+from lowwater_authority.access.policy import Access, BadAccess, digest
+from lowwater_authority.access.watching import AccessFile
 from tests.process.accessing import rules_of
 
 Command = Callable[..., tuple[int, str, str]]
@@ -97,8 +98,19 @@ def test_what_makes_no_sense_says_what_to_change(
     assert says in told
 
 
-def test_a_bad_file_is_refused(access: Command, file: str) -> None:
-    Path(file).write_text("[limit]")
-    code, _, told = access("check", file)
-    assert code == 2
-    assert f"{file}: limit is unknown; write one of principal, limits" in told
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[limit]", "limit is unknown; write one of principal, limits"),
+        ("", "principal is missing: nobody could do anything; write a [[principal]]"),
+        ("[limits]\nranges = 1", "principal is missing: nobody could do anything; write a [[principal]]"),
+    ],
+)
+def test_what_the_server_refuses_is_refused(access: Command, file: str, text: str, says: str) -> None:
+    Path(file).write_text(text)
+    code, shown, told = access("check", file)
+    assert (code, shown) == (2, "")
+    assert f"{file}: {says}" in told
+    with pytest.raises(BadAccess) as refused:
+        AccessFile(Path(file))
+    assert told == f"lowwater access check: {refused.value}\n"

@@ -16,9 +16,8 @@ import pytest
 import lowwater
 import lowwater.aio
 from lowwater import RangeState, TaskAttempt, Watermark
-from lowwater._core.following import Waiting
-from lowwater._core.watching import Subscription, WatchState
 from tests.process.serving import Serving
+from tests.process.test_client_end_to_end import in_a_life
 
 BOUNDS = [b"", b"\x40", b"\x80", b""]
 
@@ -324,20 +323,6 @@ async def test_leaving_makes_the_last_states_durable(server: Serving, lw: lowwat
     assert [task.get_name() for task in asyncio.all_tasks() if "lowwater-report" in task.get_name()] == [
         "lowwater-report"
     ]
-
-
-def in_a_life(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when somebody who waits knows in which life of the computation."""
-    known, reached = threading.Event(), Waiting.reached
-
-    def noting(self: Waiting, state: WatchState, subscription: Subscription) -> bool:
-        found = reached(self, state, subscription)
-        if self._life:
-            known.set()
-        return found
-
-    monkeypatch.setattr(Waiting, "reached", noting)
-    return known
 
 
 async def test_a_wait_does_not_survive_a_reset(lw: lowwater.aio.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 import lowwater
 import lowwater.aio
 from tests.process.scripted_shards import Deployment, Shard
+from tests.process.test_client_end_to_end import eventually
 
 Connect = Callable[..., Any]
 
@@ -86,14 +87,6 @@ def shards(deployment: Deployment) -> Iterator[tuple[Shard, Shard, Shard]]:
     yield made
     for shard in made:
         shard.kill()
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Poll what threads of the client bring about."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.005)
 
 
 Three = tuple[Shard, Shard, Shard]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,22 +21,32 @@ from tests.process.serving import serving
 WITHIN = 60
 """Seconds for an end, on a busy machine."""
 
-IMPORTING = """
+SCRIPT = f"import runpy; runpy.run_path({sysconfig.get_path('scripts') + '/lowwater'!r}, run_name='__main__')"
+MODULE = "import runpy, sys; del sys.argv[1]; runpy.run_module('lowwater_authority', run_name='__main__')"
+"""For which "serve" is no argument."""
+
+
+def importing(module: str, program: str) -> str:
+    """The same program, which stays in an import."""
+    return f"""
 import sys, threading
 
 class Slow:
     @staticmethod
     def find_spec(name, *_):
-        if name == "lowwater_authority.server":
+        if name == {module!r}:
             print("importing", flush=True)
             threading.Event().wait()
 
 sys.meta_path.insert(0, Slow)
-from lowwater.cli import main
-sys.exit(main())
+{program}
 """
 
-REPLAYING = """
+
+CLIENT = importing("grpc", SCRIPT)
+SERVER = importing("lowwater_authority.server", SCRIPT)
+
+REPLAYING = f"""
 import asyncio, sys
 from lowwater_authority.journal.sqlite import SqliteJournal
 load = SqliteJournal.load
@@ -47,24 +59,38 @@ async def slowly(journal, log, **known):
     return loaded
 
 SqliteJournal.load = slowly
-from lowwater.cli import main
-sys.exit(main())
+{SCRIPT}
 """
 """It stays in the middle of its replay: of two computations it has one, and the log of the other is taken."""
 
-SERVING = "import sys; from lowwater.cli import main; sys.exit(main())"
+
+@functools.cache
+def namespace() -> tuple[str, ...]:
+    """What makes a namespace of processes here: root may, and others may as root of a namespace of users. Skips the test where neither is allowed."""
+    refused = []
+    for way in (("unshare",), ("unshare", "--user", "--map-root-user")):
+        found = (*way, "--pid", "--fork", "--kill-child")
+        tried = subprocess.run([*found, "true"], capture_output=True, text=True, timeout=WITHIN, check=False)
+        if tried.returncode == 0:
+            return found
+        refused.append(tried.stderr.strip())
+    pytest.skip(f"no process can be the first one of a namespace here: {'; '.join(refused)}")
 
 
 @contextmanager
-def first_process(program: str, log: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+def first_process(program: str, log: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run a program as process 1 of a namespace of its own; what is given is the one that waits for it, with its exit code."""
-    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", program, "serve", *flags]
-    command += ["--listen", "127.0.0.1:0", "--http", "off"]
+    command = [*namespace(), sys.executable, "-c", program, *arguments]
     with log.open("w") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as outer:
         try:
             yield outer
         finally:
             outer.kill()
+
+
+def serve(*flags: str) -> list[str]:
+    """The arguments of an authority on any port."""
+    return ["serve", *flags, "--listen", "127.0.0.1:0", "--http", "off"]
 
 
 def stop(outer: subprocess.Popen[str], number: signal.Signals) -> int:
@@ -77,10 +103,12 @@ def stop(outer: subprocess.Popen[str], number: signal.Signals) -> int:
 @pytest.mark.parametrize(
     ("program", "line", "number"),
     [
-        pytest.param(IMPORTING, "importing", signal.SIGTERM, id="importing"),
-        pytest.param(IMPORTING, "importing", signal.SIGINT, id="importing, by Ctrl-C"),
+        pytest.param(CLIENT, "importing", signal.SIGTERM, id="importing the client"),
+        pytest.param(SERVER, "importing", signal.SIGTERM, id="importing"),
+        pytest.param(SERVER, "importing", signal.SIGINT, id="importing, by Ctrl-C"),
+        pytest.param(importing("lowwater_authority.server", MODULE), "importing", signal.SIGTERM, id="as a module"),
         pytest.param(REPLAYING, "replaying", signal.SIGTERM, id="replaying"),
-        pytest.param(SERVING, "lowwater: serving", signal.SIGTERM, id="serving"),
+        pytest.param(SCRIPT, "lowwater: serving", signal.SIGTERM, id="serving"),
     ],
 )
 def test_process_1_stops_when_it_is_asked_to(tmp_path: Path, program: str, line: str, number: signal.Signals) -> None:
@@ -89,7 +117,7 @@ def test_process_1_stops_when_it_is_asked_to(tmp_path: Path, program: str, line:
         lw.register("b")
         server.kill()
         log = tmp_path / "first.log"
-        with first_process(program, log, "--data", str(server.data)) as outer:
+        with first_process(program, log, *serve("--data", str(server.data))) as outer:
             assert outer.stdout is not None
             assert outer.stdout.readline().startswith(line), log.read_text()
             assert stop(outer, number) == 0, log.read_text()
@@ -105,8 +133,33 @@ def test_process_1_stops_while_its_store_does_not_answer(tmp_path: Path) -> None
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(WITHIN)
         store = f"redis://127.0.0.1:{silent.getsockname()[1]}"
-        with first_process(SERVING, log, "--store", store, "--advertise", "127.0.0.1:7420") as outer:
+        with first_process(SCRIPT, log, *serve("--store", store, "--advertise", "127.0.0.1:7420")) as outer:
             connection, _ = silent.accept()
             with connection:
                 assert stop(outer, signal.SIGTERM) == 0, log.read_text()
     assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_command_that_is_stopped_before_it_asks_has_no_answer(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """An exit code of 0 would say that everything is here."""
+    log = tmp_path / "first.log"
+    with first_process(CLIENT, log, "wait", "a", "--until", "finished") as outer:
+        assert outer.stdout is not None
+        assert outer.stdout.readline() == "importing\n", log.read_text()
+        assert stop(outer, number) == code
+    assert not log.read_text()
+
+
+def test_a_command_that_waits_is_stopped(tmp_path: Path) -> None:
+    """As in a container that does so before others begin."""
+    log = tmp_path / "first.log"
+    with serving(tmp_path) as server, lowwater.connect(server.address) as lw:
+        lw.register("a")
+        with first_process(SCRIPT, log, "watch", "a", "--json", "--address", server.address) as outer:
+            assert outer.stdout is not None
+            assert outer.stdout.readline(), log.read_text()
+            assert stop(outer, signal.SIGTERM) == 143
+    assert not log.read_text()

@@ -316,6 +316,7 @@ def test_a_place_that_cannot_be_used_is_named_without_its_secret(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOWHERE", f"redis://:{SECRET}@127.0.0.1:1")
+    monkeypatch.setenv("MALFORMED", f"redis://:{SECRET}/@host")
     (tmp_path / "file").touch()
     empty = tmp_path / "empty"
     for source, said in (
@@ -323,8 +324,8 @@ def test_a_place_that_cannot_be_used_is_named_without_its_secret(
         (str(tmp_path / "file"), "is a file: name its folder"),
         ("env:NOWHERE#x", "redis://127.0.0.1:1#x: "),
         ("env:LOWWATER_NOT_SET", "which is not set"),
-        (f"redis://:{SECRET}/@host", "cannot be read"),
-        (f"redis://:{SECRET}@host#{{}}", "the name of a deployment is not empty and has no braces"),
+        ("env:MALFORMED", "cannot be read"),
+        ("env:NOWHERE#{}", "the name of a deployment is not empty and has no braces"),
         ("http://host", "begins with one of"),
     ):
         assert said in refused(capsys, "show", source)
@@ -332,6 +333,25 @@ def test_a_place_that_cannot_be_used_is_named_without_its_secret(
     assert not empty.exists()
     assert not (tmp_path / "target").exists()
     assert "are both" in refused(capsys, "copy", empty, empty)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://:{SECRET}@host",
+        f"rediss://me:{SECRET}@host:6379/0#orders",
+        f"redis+sentinel://me:{SECRET}#/?' \"@one,two/main",
+        f"redis+cluster://:{SECRET}@@one:7000,two:7000",
+    ],
+)
+def test_a_password_on_the_command_line_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    for command in (("show", url), ("copy", url, tmp_path / "target"), ("copy", tmp_path / "source", url)):
+        said = refused(capsys, *command)
+        assert "the URL of a store has a password in it" in said
+        assert "env:VARIABLE#NAME" in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_password_of_a_store_comes_from_the_environment(

@@ -315,7 +315,7 @@ def test_of_several_tokens_none_counts(guarded: Guarded) -> None:
             connection.endheaders()
             answer = leaving.enter_context(connection.getresponse())
             assert answer.status == 401
-            assert b"several Authorization headers" in answer.read()
+            assert b"several authorization headers" in answer.read()
 
 
 @pytest.mark.parametrize(
@@ -398,7 +398,7 @@ def test_no_secret_is_logged(guarded: Guarded, caplog: pytest.LogCaptureFixture)
     guarded.sign_in(WRONG)
     ask(guarded.page, "session", "DELETE", {"Cookie": cookie})
     logged = "\n".join(str(vars(record)) for record in caplog.records)
-    acts = re.findall(r"'act': '(\w+)', 'principal': '(\w+)', 'peer': '127.0.0.1', 'outcome': '(\w+)'", logged)
+    acts = re.findall(r"'act': '(\w+)', 'principal': '(\w+)', 'from': '127.0.0.1', 'outcome': '(\w+)'", logged)
     assert set(acts) == {
         ("sign_in", "oncall", "done"),
         ("page", "anonymous", "refused"),

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from lowwater_authority.journal import GRAPH
 from lowwater_authority.journal.redis import RedisJournal
 from tests.contract.redis_server import RedisServer
 from tests.process.redis_child import payload
+from tests.process.test_journal_processes import line
 
 NAMES = ("one", "two")
 LOGS = ("a", "b", "c")
@@ -30,16 +29,6 @@ def child(url: str, name: str) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
-
-
-def line(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The next line that the process says."""
-    assert process.stdout is not None
-    said = process.stdout.readline()
-    assert said, f"the process ended with {process.wait()}"
-    found = json.loads(said)
-    assert isinstance(found, dict)
-    return found
 
 
 def test_two_processes_take_each_others_logs(tmp_path: Path) -> None:

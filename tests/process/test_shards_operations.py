@@ -134,6 +134,12 @@ def test_a_later_process_at_an_address_ends_the_earlier(
         ),
         pytest.param(["--store", "postgres://here"], 1, "--store: a Redis URL begins with", id="another database"),
         pytest.param(["--store", "redis://:a/b@here"], 1, "--store has a password in it", id="password in sight"),
+        pytest.param(
+            ["--store", "rediss://here?ssl_keyfile=k&ssl_pass%77ord=a/b"],
+            1,
+            "--store has a password in it",
+            id="password of a key in sight",
+        ),
         pytest.param(["--store", "redis://127.0.0.1:1"], 1, "127.0.0.1:1: Error 111", id="nobody there"),
         pytest.param(["--dead-after", "0.1"], 2, "--dead-after: '0.1' is not from 0.2 to 600 seconds", id="too short"),
         pytest.param(

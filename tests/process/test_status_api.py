@@ -110,11 +110,17 @@ def test_ranges_are_listed_furthest_behind_first(server: Serving, lw: lowwater.C
 def test_why_says_what_the_client_says(server: Serving, lw: lowwater.Client, pipeline: Json) -> None:
     found = ask(server.page, "api/why", computation=HOURLY).json
     why = lw.why(HOURLY)
-    assert found["guilty"]["computation"] == why.guilty.computation == HOURLY
-    assert [hop["computation"] for hop in found["hops"]] == [hop.computation for hop in why]
-    assert found["hops"][0]["behind_seconds"] == 3600.0
-    assert "held by all keys" in found["sentences"][0]
-    assert [each["worker"] for each in found["guilty"]["holders"]] == ["exec-8"]
+    assert (found["computation"], found["others"]) == (HOURLY, [])
+    assert "exec-8" in found["sentence"]
+    [hop] = found["hops"]
+    assert hop["computation"] == why.guilty.computation == HOURLY
+    assert found["root"] == {name: hop[name] for name in ("computation", "cause", "holding", "holders")}
+    assert hop["cause"] in {"moving", "waiting"}
+    assert hop["holding"] == why.guilty.holding == 1
+    assert [each["worker"] for each in hop["holders"]] == ["exec-8"]
+    assert hop["low"] == {"micros": NOON, "state": "time"}
+    assert (hop["behind_seconds"], hop["upstream"]) == (3600.0, None)
+    assert "held by all keys" in hop["sentence"]
 
 
 def test_the_history_is_the_journaled_one(server: Serving, lw: lowwater.Client, pipeline: Json) -> None:
@@ -366,7 +372,7 @@ def test_each_shard_shows_the_whole_deployment(tmp_path: Path) -> None:
                 viewer.until(lambda seen: seen.shown[names[1]]["global_lag_seconds"] == 3600.0)
             for shard in (one, other):
                 eventually(lambda shard=shard: addresses(shard) == {one.address, other.address})  # type: ignore[misc]
-                assert ask(shard.page, "api/why", computation=names[1]).json["guilty"]["computation"] == names[1]
+                assert ask(shard.page, "api/why", computation=names[1]).json["root"]["computation"] == names[1]
             other.kill()
             # The first takes its computations over, and shows them go on.
             reading.advance(worker.inputs(), oldest=NOON + 1)

@@ -274,7 +274,7 @@ SETTINGS: dict[str, tuple[str, st.SearchStrategy[Any]]] = {
         "token",
         st.sampled_from(["a\nb", "\x00", "ä", "\x7f", b"t", 5]),
     ),
-    "root_certificates": ("root_certificates", st.text() | st.integers()),
+    "root_certificates": ("root_certificates", st.text() | st.integers() | st.just(b"")),
     "private_key": ("certificate_chain", st.binary(min_size=1)),
     "certificate_chain": ("private_key", st.binary(min_size=1)),
     "server_token": ("server_token", NO_TEXT),

@@ -145,9 +145,9 @@ class Driven:
 
         self._await(come, f"a batch with the watermark {wanted}")
 
-    def await_read(self, files: int, name: str = "in", checkpoint: str = "ck", source: int = 1) -> None:
+    def await_read(self, files: int, name: str = "in", source: int = 1) -> None:
         """Wait until a number of files is in committed batches."""
-        log = CheckpointLog(self.folder / checkpoint, (0, 2) if source else ())
+        log = CheckpointLog(self.folder / "ck", (0, 2) if source else ())
 
         def come() -> bool:
             batch = log.last_committed()

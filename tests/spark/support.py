@@ -5,12 +5,17 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import lowwater
+from lowwater_spark.sourcelog import CheckpointLog
+
+if TYPE_CHECKING:
+    from lowwater_spark import TrackedQuery
 
 LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Short-lived JVMs on few cores: compiling less is faster."""
@@ -89,3 +94,27 @@ def until(condition: Callable[[], T], what: str, seconds: float = 180.0) -> T:
             return value
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.02)
+
+
+class Follower:
+    """Notes what a subscriber is told of the stage "stage", each time with the batch that is committed by then, up to a watermark."""
+
+    def __init__(self, address: str, checkpoint: Path, last: lowwater.Watermark) -> None:
+        self._seen: list[tuple[lowwater.Watermark, int | None]] = []
+        self._place = address, CheckpointLog(checkpoint), last
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        address, log, last = self._place
+        with lowwater.connect(address) as reader:
+            for view in reader.watch("stage"):
+                self._seen.append((view.low, log.last_committed()))
+                if view.low == last:
+                    return
+
+    def seen(self, query: TrackedQuery) -> list[tuple[lowwater.Watermark, int | None]]:
+        """All of it, when the stage has come to the watermark."""
+        self._thread.join(120)
+        assert not self._thread.is_alive(), query.status()
+        return self._seen

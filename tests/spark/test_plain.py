@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +18,7 @@ from lowwater import errors
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sourcelog import CheckpointLog
 from tests.process.serving import Serving
-from tests.spark.support import Feed, Upstream, at, low, row, until
+from tests.spark.support import Feed, Follower, Upstream, at, low, row, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -55,9 +54,9 @@ class Flow:
         self.queries.append(query)
         return query
 
-    def out(self, folder: str = "out") -> list[str]:
+    def out(self) -> list[str]:
         """The keys that a reader of the sink's log sees."""
-        rows = self.spark.read.schema("key string, t timestamp").json(str(self.folder / folder))
+        rows = self.spark.read.schema("key string, t timestamp").json(str(self.folder / "out"))
         return sorted(entry.key for entry in rows.collect())
 
 
@@ -98,23 +97,11 @@ def test_backlog_latest_first_counts_w_only_when_all_is_read(
     for hour in (9, 10, 11, 8):
         flow.feed.put([row("a", hour)], mtime=1_700_000_000 + hour)
     upstream.at(12)
-    log = CheckpointLog(flow.folder / "ck")
-    seen: list[tuple[lowwater.Watermark, int | None]] = []
     lw.register("stage", inputs=["source"], key_hash="xxhash64")
-
-    def follow() -> None:
-        with lowwater.connect(flow.address) as reader:
-            for view in reader.watch("stage"):
-                seen.append((view.low, log.last_committed()))
-                if view.low == mark(12):
-                    return
-
-    follower = threading.Thread(target=follow, daemon=True)
-    follower.start()
+    follower = Follower(flow.address, flow.folder / "ck", mark(12))
     query = flow.start(flow.read(maxFilesPerTrigger="1", latestFirst="true"))
-    follower.join(120)
-    assert not follower.is_alive(), query.status()
-    assert [lows for lows, committed in seen if not lows.unknown and (committed is None or committed < 3)] == []
+    early = [lows for lows, batch in follower.seen(query) if not lows.unknown and (batch is None or batch < 3)]
+    assert early == []
 
 
 @pytest.mark.parametrize("trigger", [{"availableNow": True}, {"once": True}], ids=["available-now", "once"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,9 +12,8 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.ranges import place_bytes, range_bounds, range_column
-from lowwater_spark.sourcelog import CheckpointLog
 from tests.process.serving import Serving
-from tests.spark.support import Feed, Upstream, low, row, until
+from tests.spark.support import Feed, Follower, Upstream, low, row, until
 from tests.spark.test_plain import Flow, mark
 from tests.spark.updates import HOURLY, hourly
 
@@ -39,25 +37,13 @@ def test_w_counts_when_every_source_has_been_read(flow: Flow, lw: lowwater.Clien
         slow.put([row(f"s{i}", 9 + i)])
     first.at(11)
     second.at(12)
-    log = CheckpointLog(flow.folder / "ck")
-    seen: list[tuple[lowwater.Watermark, int | None]] = []
     lw.register("stage", inputs=["first", "second"], key_hash="xxhash64")
-
-    def follow() -> None:
-        with lowwater.connect(flow.address) as reader:
-            for view in reader.watch("stage"):
-                seen.append((view.low, log.last_committed()))
-                if view.low == mark(11):
-                    return
-
-    follower = threading.Thread(target=follow, daemon=True)
-    follower.start()
+    follower = Follower(flow.address, flow.folder / "ck", mark(11))
     names = flow.spark.createDataFrame([("a", "Anna"), ("s3", "Sara")], "key string, name string")
     both = flow.read().union(flow.read("slow", maxFilesPerTrigger="1")).join(names, "key", "left")
     query = flow.start(both, stage=flow.stage("stage", "first", "second"))
-    follower.join(120)
-    assert not follower.is_alive(), query.status()
-    assert [value for value, last in seen if not value.unknown and (last is None or last < 3)] == []
+    early = [value for value, last in follower.seen(query) if not value.unknown and (last is None or last < 3)]
+    assert early == []
     first.at(14)
     until(lambda: low(lw, "stage") == mark(12), "the other input rules now")
     assert flow.out() == ["a", "s0", "s1", "s2", "s3"]

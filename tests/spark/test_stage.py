@@ -19,10 +19,9 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.sourcelog import CheckpointLog
 from tests.process.serving import Serving
 from tests.spark.proxy import Proxy
-from tests.spark.support import Feed, Upstream, at, low, row, until
+from tests.spark.support import Feed, Follower, Upstream, at, low, row, until
 from tests.spark.updates import HOURLY, hourly
 
 HOUR = timedelta(hours=1)
@@ -159,24 +158,12 @@ def test_backlog_latest_first_counts_w_only_when_all_is_read(
     for hour in (9, 10, 11, 8):
         flow.feed.put([row("a", hour)], mtime=1_700_000_000 + hour)
     upstream.at(12)
-    log = CheckpointLog(flow.folder / "ck")
-    seen: list[tuple[lowwater.Watermark, int | None]] = []
     lw.register("stage", inputs=["source"], key_hash="xxhash64")
-
-    def follow() -> None:
-        with lowwater.connect(flow.address) as reader:
-            for view in reader.watch("stage"):
-                seen.append((view.low, log.last_committed()))
-                if view.low == mark(12):
-                    return
-
-    follower = threading.Thread(target=follow, daemon=True)
-    follower.start()
+    follower = Follower(flow.address, flow.folder / "ck", mark(12))
     stream = flow.read(maxFilesPerTrigger="1", latestFirst="true")
     query = flow.start(flow.plain, stream=stream)
-    follower.join(40)
-    assert not follower.is_alive(), query.status()
-    assert [lows for lows, committed in seen if not lows.unknown and (committed is None or committed < 3)] == []
+    early = [lows for lows, batch in follower.seen(query) if not lows.unknown and (batch is None or batch < 3)]
+    assert early == []
     assert [batch for batch, *_ in flow.batches] == [0, 1, 2, 3]
     assert [lows for _, lows, _ in flow.batches] == ["unknown"] * 3 + ["2013-01-09T12:00:00Z"]
 
@@ -475,10 +462,10 @@ def test_an_injector_reports_what_is_outstanding(flow: Flow, lw: lowwater.Client
         flights = batch.stateful(rows.where("kind <> 'beat'"), update, "id string, t timestamp")
         batch.write(flights, flow.folder / "flights")
 
-    def entry(kind: str, id_: str, hour: int) -> dict[str, str]:
-        return {"kind": kind, "id": id_, "t": at(hour).isoformat()}
+    def entry(kind: str, id_: str, hour: int, minute: int = 0) -> dict[str, str]:
+        return {"kind": kind, "id": id_, "t": at(hour, minute).isoformat()}
 
-    declared = lws.injector(flow.spark, "flights", key="id", event_time="t", ranges=4, address=flow.address)
+    declared = lws.injector(flow.spark, "flights", key="id", event_time="t", ranges=4, stamp=HOUR, client=lw)
     stream = flow.read("kind string, id string, t timestamp")
     query = declared.foreach_batch(stream, write_batch, checkpoint=flow.folder / "ck")
     flow.queries.append(query)
@@ -491,6 +478,6 @@ def test_an_injector_reports_what_is_outstanding(flow: Flow, lw: lowwater.Client
     query.stop()
     query = declared.foreach_batch(stream, write_batch, checkpoint=flow.folder / "ck")
     flow.queries.append(query)
-    flow.feed.put([entry("beat", "", 12)])
-    until(lambda: low(lw, "flights") == mark(12), "a restarted injector goes on from its last frontier")
+    flow.feed.put([entry("beat", "", 12, 30)])
+    until(lambda: low(lw, "flights") == mark(12), "a restarted injector goes on from its last frontier, of whole hours")
     assert query.status().batch == 3

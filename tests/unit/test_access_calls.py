@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from grpc_health.v1._async import HealthServicer
 
 from lowwater import errors
 from lowwater._core.attempts import error_of_call
-from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2
+from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from lowwater_authority.access import guard as guarding
 from lowwater_authority.access.audit import Audit
 from lowwater_authority.access.caller import Caller
@@ -24,8 +25,10 @@ from lowwater_authority.access.methods import METHODS
 from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal, digest
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.observer import Observer
+from lowwater_authority.service.refusals import refuse
 from lowwater_authority.service.streams import DENIED_BOUND, Outbox
 from lowwater_authority.telling import ATTRIBUTE
+from tests.process.stalling import without_room
 
 PATIENCE = 60.0
 
@@ -34,18 +37,29 @@ EVERYBODY = Principal("all", (Allowance("*", dict.fromkeys(Action, ("*",))),))
 RIGHT = (("authorization", "Bearer right"),)
 
 RESET = "/lowwater.v1.TopologyService/Reset"
+CLAIM = "/lowwater.v1.WorkerService/Claim"
 WATCH = "/lowwater.v1.WatermarkService/Watch"
 
 
 class Served(grpc.GenericRpcHandler):
-    """A reset that only remembers what it was asked, and a watch without an end."""
+    """Resets and claims that only remember what they were asked, and fail as they are told to; and a watch without an end."""
 
-    def __init__(self) -> None:
+    def __init__(self, failure: Exception | None) -> None:
         self.reached: list[str] = []
+        self.failure = failure
+        self.slow = asyncio.Event()
+        """Set when a reset of n/slow has begun; it does not end."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        async def reset(request: topology_pb2.ResetRequest, context: Any) -> topology_pb2.ResetResponse:
+        async def act(request: Any, context: Any) -> Any:
             self.reached.append(request.computation)
+            if request.computation == "n/slow":
+                self.slow.set()
+                await asyncio.Event().wait()
+            if isinstance(self.failure, errors.LowwaterError):
+                await refuse(context, self.failure)
+            if self.failure is not None:
+                raise self.failure
             return topology_pb2.ResetResponse()
 
         async def watch(request: watermarks_pb2.WatchRequest, context: Any) -> AsyncIterator[Any]:
@@ -55,7 +69,11 @@ class Served(grpc.GenericRpcHandler):
 
         if handler_call_details.method == RESET:
             return grpc.unary_unary_rpc_method_handler(
-                reset, topology_pb2.ResetRequest.FromString, topology_pb2.ResetResponse.SerializeToString
+                act, topology_pb2.ResetRequest.FromString, topology_pb2.ResetResponse.SerializeToString
+            )
+        if handler_call_details.method == CLAIM:
+            return grpc.unary_unary_rpc_method_handler(
+                act, workers_pb2.ClaimRequest.FromString, workers_pb2.ClaimResponse.SerializeToString
             )
         if handler_call_details.method == WATCH:
             return grpc.unary_stream_rpc_method_handler(
@@ -67,10 +85,12 @@ class Served(grpc.GenericRpcHandler):
 class World:
     """A server with a guard, and a channel to it."""
 
-    def __init__(self, made: Guard, served: Served, channel: grpc.aio.Channel) -> None:
+    def __init__(self, made: Guard, served: Served, channel: grpc.aio.Channel, port: int) -> None:
         self.guard = made
         self.reached = served.reached
+        self.slow = served.slow
         self.channel = channel
+        self.port = port
         self.health: Any = health_pb2_grpc.HealthStub(channel)
 
     def reset(self) -> Any:
@@ -91,8 +111,8 @@ class World:
 
 
 @asynccontextmanager
-async def world(limits: Limits | None = None) -> AsyncIterator[World]:
-    access, served = Access([OPERATOR], limits), Served()
+async def world(limits: Limits | None = None, failure: Exception | None = None) -> AsyncIterator[World]:
+    access, served = Access([OPERATOR], limits), Served(failure)
     made = Guard(access, observer=Observer(), audit=Audit(lambda: 0.0), insiders=[], monotonic=lambda: 0.0)
     server = grpc.aio.server(interceptors=[made])
     server.add_generic_rpc_handlers((served,))
@@ -101,7 +121,7 @@ async def world(limits: Limits | None = None) -> AsyncIterator[World]:
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield World(made, served, channel)
+            yield World(made, served, channel, port)
     finally:
         await server.stop(0)
 
@@ -183,51 +203,157 @@ async def test_what_is_no_message_is_refused() -> None:
 # -- health checks -------------------------------------------------------------------------------------------------------
 
 
-async def test_health_checks_of_one_host_are_few() -> None:
-    most = guarding.HEALTH_CALLS_OF_ONE.streams
+async def test_health_watches_are_few_and_keep_no_check_away() -> None:
+    most = guarding.HEALTH_WATCHES_OF_ONE.streams
     assert most is not None
     async with world() as one:
         watches = [one.health.Watch(health_pb2.HealthCheckRequest()) for _ in range(most)]
         for each in watches:
             assert (await each.read()).status == health_pb2.HealthCheckResponse.SERVING
-        for call in (one.health.Watch, one.health.Check):
-            refused = await ending(call(health_pb2.HealthCheckRequest()))
-            assert isinstance(refused, errors.Overloaded)
-            assert f"{most} streams of health checks from 127.0.0.1 are open" in refused.message
+        refused = await ending(one.health.Watch(health_pb2.HealthCheckRequest()))
+        assert isinstance(refused, errors.Overloaded)
+        assert f"{most} streams of health watches from 127.0.0.1 are open" in refused.message
+        assert await ending(one.health.Check(health_pb2.HealthCheckRequest())) is None
         watches[0].cancel()
         async with asyncio.timeout(PATIENCE):
-            while await ending(one.health.Check(health_pb2.HealthCheckRequest())) is not None:
-                pass  # each is an answer of the server, which hears of the end beside it
-        for each in watches:
+            while True:  # each is an answer of the server, which hears of the end beside it
+                another = one.health.Watch(health_pb2.HealthCheckRequest())
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await another.read()
+                    break
+        for each in (*watches, another):
             each.cancel()
 
 
-async def test_health_checks_of_all_hosts_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarding, "HEALTH_CALLS", Limits(streams=1))
+async def test_health_watches_of_all_hosts_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarding, "HEALTH_WATCHES", Limits(streams=1))
     async with world() as one:
         watch = one.health.Watch(health_pb2.HealthCheckRequest())
         await watch.read()
-        refused = await ending(one.health.Check(health_pb2.HealthCheckRequest()))
+        refused = await ending(one.health.Watch(health_pb2.HealthCheckRequest()))
         assert isinstance(refused, errors.Overloaded)
-        assert "1 streams of health checks are open" in refused.message
+        assert "1 streams of health watches are open" in refused.message
+        assert await ending(one.health.Check(health_pb2.HealthCheckRequest())) is None
         watch.cancel()
 
 
-async def test_health_checks_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_health_watch_ends_and_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarding, "HEALTH_WATCHES", Limits(streams=1))
+    monkeypatch.setattr(guarding, "HEALTH_WATCH_SECONDS", 0.05)
     async with world() as one:
-        refused = await ending(one.health.Check(health_pb2.HealthCheckRequest(service="x" * 2000)))
-        assert isinstance(refused, errors.InvalidArgument)
-        assert "send at most 1024" in refused.message
-        monkeypatch.setattr(guarding, "HEALTH_SECONDS", 0.05)
+        for _ in range(3):
+            assert await ending(one.health.Watch(health_pb2.HealthCheckRequest())) is None
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+async def test_what_a_health_check_asks_is_never_read(compression: grpc.Compression) -> None:
+    """Anybody may ask, and gRPC would hold and decompress what is sent: here all of what it refuses to, if it is read."""
+    async with world() as one, asyncio.timeout(PATIENCE):
+        check: Any = one.channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert await ending(check(bytes(5 << 20), compression=compression)) is None
+        found = await one.health.Check(health_pb2.HealthCheckRequest(service="whatever"))
+        assert found.status == health_pb2.HealthCheckResponse.SERVING, "everything here serves, or nothing"
         silent: Any = one.channel.stream_unary("/grpc.health.v1.Health/Check")
-        assert isinstance(await ending(silent()), errors.Unavailable)
+        assert await ending(silent()) is None
+        watch: Any = one.channel.stream_stream("/grpc.health.v1.Health/Watch")
+        opened = watch()
+        assert await opened.read()
+        opened.cancel()
+
+
+async def test_answers_that_are_not_taken_are_few_and_keep_no_check_away() -> None:
+    """They are held for as long as their connection lasts, whatever ends them here."""
+    most = guarding.HEALTH_CHECKS_OF_ONE.streams
+    assert most is not None
+    async with world() as one, asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+        writer.write(without_room("/grpc.health.v1.Health/Check", most + 1))
+        seen = b""
+        while b"%d streams of health checks over ipv4:127.0.0.1" % most not in seen:
+            read = await reader.read(65536)
+            assert read, "one was refused, before any answer was taken"
+            seen += read
+        assert await ending(one.health.Check(health_pb2.HealthCheckRequest())) is None
+        writer.close()
+
+
+async def test_what_health_does_not_serve_is_refused_and_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The library would log a traceback for each call of a method that is known and not served."""
+    async with world() as one:
+        unserved: Any = one.channel.unary_unary("/grpc.health.v1.Health/List")
+        assert isinstance(await ending(unserved(b"")), errors.Unauthenticated)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+# -- what the audit has --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failure", "outcome", "reason"),
+    [
+        (RuntimeError("a mistake"), "unknown", "INTERNAL"),
+        (errors.JournalFailed("no"), "unknown", "JOURNAL_FAILED"),
+        (errors.ShuttingDown("no"), "unknown", "SHUTTING_DOWN"),
+        (errors.Unavailable("no"), "unknown", "UNAVAILABLE"),
+        (errors.Moved("no"), "failed", "MOVED"),
+        (errors.UnknownComputation("no"), "failed", "UNKNOWN_COMPUTATION"),
+        (errors.Overloaded("no"), "failed", "OVERLOADED"),
+        (errors.PermissionDenied("no"), "refused", "PERMISSION_DENIED"),
+    ],
+)
+async def test_an_act_that_ends_in_an_error_is_told_as_what_it_may_have_been(
+    caplog: pytest.LogCaptureFixture, failure: Exception, outcome: str, reason: str
+) -> None:
+    """An error may come after the act, from what follows it: that it failed is said only where it surely did."""
+    async with world(failure=failure) as one:
+        caplog.set_level(logging.INFO, "lowwater_authority.audit")
+        call = one.reset()
+        await call.write(topology_pb2.ResetRequest(computation="n/a"))
+        await call.done_writing()
+        assert await ending(call) is not None
+        assert one.reached == ["n/a"]
+        [told] = acts(caplog)
+        assert (told["act"], told["computation"], told["outcome"], told["reason"]) == ("reset", "n/a", outcome, reason)
+
+
+async def test_an_act_whose_caller_goes_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async with world() as one:
+        caplog.set_level(logging.INFO, "lowwater_authority.audit")
+        call = one.reset()
+        await call.write(topology_pb2.ResetRequest(computation="n/slow"))
+        await call.done_writing()
+        async with asyncio.timeout(PATIENCE):
+            await one.slow.wait()
+            call.cancel()
+            while not acts(caplog):
+                await one.arrived()
+        [told] = acts(caplog)
+        assert (told["outcome"], told["reason"]) == ("unknown", "CANCELLED")
+
+
+async def test_a_claim_that_is_answered_with_another_place_may_have_been_granted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with world(failure=errors.Moved("granted, and taken over since")) as one:
+        caplog.set_level(logging.INFO, "lowwater_authority.audit")
+        write = workers_pb2.ClaimRequest.SerializeToString
+        claim: Any = one.channel.unary_unary(CLAIM, write, workers_pb2.ClaimResponse.FromString)
+        assert await ending(claim(workers_pb2.ClaimRequest(computation="n/a"), metadata=RIGHT)) is not None
+        [told] = acts(caplog)
+        assert (told["act"], told["outcome"], told["reason"]) == ("claim", "unknown", "MOVED")
+
+
+def acts(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """What the audit has."""
+    found = [getattr(record, ATTRIBUTE, {}) for record in caplog.records]
+    return [each for each in found if each.get("event") == "audit"]
 
 
 # -- names by the million ------------------------------------------------------------------------------------------------
 
 
-def caller(principal: Principal = OPERATOR, audit: Audit | None = None) -> Caller:
-    return Caller(principal, Limits(), "here", audit or Audit(lambda: 0.0))
+def caller(principal: Principal = OPERATOR) -> Caller:
+    return Caller(principal, Limits(), "here", Audit(lambda: 0.0))
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,15 @@ from grpc_health.v1._async import HealthServicer
 
 from lowwater import errors
 from lowwater._core.attempts import error_of_call
+from lowwater_authority.access import watching
 from lowwater_authority.access.audit import Audit
 from lowwater_authority.access.caller import CALLER, Caller, permit, visible
+from lowwater_authority.access.door import PEER_TOKEN, Door
 from lowwater_authority.access.guard import Guard, _Stream, insider
 from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Bucket, Usage
 from lowwater_authority.access.methods import Method
-from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal, digest
+from lowwater_authority.access.policy import Access, Action, Allowance, BadAccess, Limits, Principal, digest
 from lowwater_authority.access.watching import LOOK_SECONDS, MOST_SECONDS, SETTLED_SECONDS, AccessFile
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.observer import Observer
@@ -155,8 +157,8 @@ def test_without_limits_nothing_is_counted() -> None:
 # -- what a service asks -------------------------------------------------------------------------------------------------
 
 
-def caller(principal: Principal = READER, limits: Limits | None = None) -> Caller:
-    return Caller(principal, limits or Limits(), "here", Audit(lambda: 0.0))
+def caller() -> Caller:
+    return Caller(READER, Limits(), "here", Audit(lambda: 0.0))
 
 
 def test_without_access_control_everything_is_visible_and_permitted() -> None:
@@ -274,6 +276,56 @@ async def test_a_file_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     os.utime(watched.path, (2**33, 2**33))  # a clock that is ahead
     assert await watched.look(SETTLED_SECONDS) == [11]
     assert await watched.look(10.0) == [11]
+
+
+async def test_a_file_that_cannot_be_followed_for_a_while_is_followed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever goes wrong, in reading a file or in applying it, whoever is removed goes as soon as it is right again."""
+    monkeypatch.setattr(watching, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(watching, "SETTLED_SECONDS", 0.0)
+    watched = Watched(tmp_path / "access.toml", 1)
+    failures: list[Exception] = [OSError("no thread"), ValueError("of a stream")]
+    applied = asyncio.Event()
+
+    def apply(access: Access) -> None:
+        if failures:
+            raise failures.pop()
+        applied.set()
+
+    watched.file.on_change.append(apply)
+    watched.path.write_text(f"{SOMEBODY}[limits]\nstreams = 1{'0' * 5000}\n")
+    await watched.file.look()
+    assert "nobody means" in caplog.text
+    following = asyncio.create_task(watched.file.watch())
+    watched.write(22)
+    async with asyncio.timeout(60):
+        await applied.wait()
+    assert watched.file.access.limits.streams == 22
+    assert not following.done()
+    following.cancel()
+    [told] = [each for each in caplog.records if getattr(each, ATTRIBUTE)["event"] == "access_failed"]
+    assert getattr(told, ATTRIBUTE)["count"] == 1, "once in a while"
+    assert "tried again" in told.getMessage()
+
+
+def test_the_token_of_shards_is_no_principal_s(tmp_path: Path) -> None:
+    """Else it were either: one that may change something, or one that reads everything and is not limited."""
+    path, token = tmp_path / "access.toml", "p" * 43
+    environment = {PEER_TOKEN: f"{'o' * 43},{token}"}
+    path.write_text(f'{SOMEBODY}[[principal]]\nname = "x"\ntoken_sha256 = ["{digest(token)}"]\n')
+    assert Door(path, shared=False, environment=environment).access().named("x"), "there it is nobody else's"
+    with pytest.raises(
+        BadAccess,
+        match=r"access\.toml: principal\[2\]\.token_sha256 has the digest of a token in LOWWATER_PEER_TOKEN; give",
+    ):
+        Door(path, shared=True, environment=environment)
+    path.write_text(SOMEBODY)
+    door = Door(path, shared=True, environment=environment)
+    path.write_text(f'{SOMEBODY}[[principal]]\nname = "x"\ntoken_sha256 = ["{digest(token)}"]\n')
+    access, error = door._file._read()
+    assert access is None
+    assert "principal[2].token_sha256 has the digest" in str(error)
 
 
 async def test_a_file_that_never_rests_is_read_once_in_a_while(tmp_path: Path) -> None:

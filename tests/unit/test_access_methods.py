@@ -20,6 +20,8 @@ DESCRIBED = {
     for method in service.methods
 }
 
+NOT_SERVED = {"/grpc.health.v1.Health/List"}
+
 NEEDS = {
     "Claim": [("report", "computation")],
     "Release": [("report", "computation")],
@@ -49,9 +51,9 @@ def test_each_method_is_either_open_or_guarded() -> None:
         service for file in FILES for service in (s.full_name for s in file.DESCRIPTOR.services_by_name.values())
     }
     assert services == set(SERVICES)
-    assert METHODS.keys() | OPEN == DESCRIBED.keys() | OPEN
+    assert METHODS.keys() | OPEN == DESCRIBED.keys() - NOT_SERVED
     assert not METHODS.keys() & OPEN
-    assert {name for name in OPEN if name in DESCRIBED} == {name for name in DESCRIBED if "/grpc.health." in name}
+    assert {name for name in DESCRIBED if "/grpc.health." in name} - NOT_SERVED == OPEN
 
 
 @pytest.mark.parametrize("name", NEEDS)

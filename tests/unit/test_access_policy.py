@@ -100,10 +100,12 @@ def test_everything_of_a_namespace_is_not_everything() -> None:
 
 def test_a_token_is_known_by_its_hash_alone() -> None:
     known = access()
-    names = {token: getattr(known.who(token), "name", None) for token in ("etl-token", "etl-next", "ops-token")}
+    names = {
+        token: getattr(known.whose(digest(token)), "name", None) for token in ("etl-token", "etl-next", "ops-token")
+    }
     assert names == {"etl-token": "etl", "etl-next": "etl", "ops-token": "ops"}
     for token in ("", " ", "etl-toke", "etl-token ", "ETL-TOKEN", ETL, OPS, "\udcff", "é"):
-        assert known.who(token) is None, token
+        assert known.whose(digest(token)) is None, token
 
 
 def test_a_certificate_is_known_by_one_of_its_names_exactly() -> None:
@@ -193,6 +195,23 @@ BAD = {
     "no computations": ("[limits]\ncomputations = -1", "access.toml: limits.computations is -1", "1 or more"),
     "endless calls": ("[limits]\ncalls_per_second = inf", "access.toml: limits.calls_per_second is inf", "above 0"),
     "a limit in words": ("[limits]\ncalls_per_second = 'x'", "access.toml: limits.calls_per_second is 'x'", "above 0"),
+    "more than gRPC takes": (
+        "[limits]\nmessage_bytes = 0x80000000",
+        "access.toml: limits.message_bytes is 2147483648",
+        "up to 2147483647",
+    ),
+    "a limit of 400 digits": (
+        f"[limits]\ncalls_per_second = 1{'0' * 400}",
+        "access.toml: limits.calls_per_second is 1000",
+        "above 0",
+    ),
+    "a number of 5000 digits": (
+        f"[limits]\nstreams = 1{'0' * 5000}",
+        "access.toml has a number or a nesting that nobody means",
+        "remove it",
+    ),
+    "a name of 5000 digits": (f"[[principal]]\nname = 0x{'f' * 5000}", "name is too large to show", "write 1 to 64"),
+    "depth": (f"x = {'[' * 3000}{']' * 3000}", "access.toml has a number or a nesting", "remove it"),
     "small messages": ("[limits]\nmessage_bytes = 1000", "access.toml: limits.message_bytes is 1000", "65536 or more"),
 }
 

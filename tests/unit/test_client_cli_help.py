@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from lowwater.cli import main
-from lowwater.cli.arguments import SHELLS, parser
+from lowwater.cli.arguments import SHELLS, CommandParser, parser
 from lowwater.cli.commands import COMMANDS
 from lowwater.cli.examples import EXAMPLES
 
@@ -85,6 +85,28 @@ def test_every_command_has_examples_and_answers_in_json() -> None:
     for command in COMMANDS:
         rest = needed.get(command, [] if command in {"status", "watch", "shards"} else ["x"])
         assert parser().parse_args([command, *rest, "--json"]).json is True
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "status --jso",
+        "serve --dat folder",
+        "journal copy a b --js",
+        "journal show a --j",
+        "access check access.toml --a etl",
+        "access check access.toml --as etl --ma read x",
+    ],
+)
+def test_an_abbreviated_option_is_refused(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(line.split())
+    assert caught.value.code == 2
+    assert "unrecognized arguments: --" in capsys.readouterr().err
+
+
+def test_every_command_is_parsed_in_the_same_way(generate: ModuleType) -> None:
+    assert {type(each) for each in generate._every(generate.whole())} == {CommandParser}
 
 
 def test_the_page_and_the_scripts_are_those_of_the_code(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

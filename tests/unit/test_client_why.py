@@ -282,7 +282,7 @@ def test_a_stage_with_a_reason_of_its_own_is_not_passed_for_trouble_upstream() -
     left = held(-MINUTE, RangeState.UNOWNED, silent=60)
     source = view("source", -MINUTE, holder=left)
 
-    def blamed(behind: int, oldest: int = 0, source: WatermarkView = source) -> str:
+    def blamed(behind: int, oldest: int = 0) -> str:
         stage = view("stage", -MINUTE - behind, "source", oldest=oldest)
         return told("stage", [stage, source]).guilty.computation
 

@@ -23,12 +23,12 @@ def at(hours: float) -> int:
     return DAY + int(hours * HOUR)
 
 
-def batch(number: int, *times: float, low: float | None = None, heuristic: float | None = None) -> Batch:
+def batch(number: int, *times: float, low: float | None = None) -> Batch:
     return Batch(
         batch=number,
         clock=at(number),
         low=MIN if low is None else at(low),
-        heuristic=MIN if heuristic is None else at(heuristic),
+        heuristic=MIN,
         records=tuple(("JFK", at(time)) for time in times),
     )
 

@@ -109,6 +109,10 @@ def test_no_password_of_a_url_is_logged(chosen: str) -> None:
     [
         ("redis+cluster://u:p@a:1,b:2#x", "redis+cluster://u:***@a:1,b:2#x"),
         ("redis://:p@a and redis://u:q@b", "redis://:***@a and redis://u:***@b"),
+        (
+            "rediss://h?ssl_password=p&db=1 and redis://h?Password=q",
+            "rediss://h?ssl_password=***&db=1 and redis://h?Password=***",
+        ),
         ("http://127.0.0.1:7421/metrics of a@b", "http://127.0.0.1:7421/metrics of a@b"),
     ],
 )

@@ -594,8 +594,8 @@ async def test_a_scrape_has_what_is_declared_and_nothing_else(one: Metered) -> N
 
 
 def test_the_documentation_lists_them_as_they_are() -> None:
-    script = Path(__file__).parents[2] / "scripts/document_metrics.py"
-    checked = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "scripts.document_metrics", "--check"]
+    checked = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
 
 

@@ -66,11 +66,12 @@ def test_there_are_three_of_each(built: Path) -> None:
 
 @pytest.mark.parametrize("package", MEMBERS.values())
 def test_a_wheel_holds_its_package_and_nothing_else(built: Path, package: str) -> None:
+    """But for the module that the script of the client begins with, before it imports the package."""
     with wheel(built, package) as archive:
         names = archive.namelist()
     assert f"{package}/__init__.py" in names
     assert f"{package}/py.typed" in names
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {package}
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} - {"lowwater_command.py"} == {package}
     assert any(name.endswith("dist-info/licenses/LICENSE") for name in names)
     assert not [name for name in names if re.search(r"(^|/)(tests?/|test_|conftest)|\.(pyc|proto)$", name)]
 
@@ -133,7 +134,7 @@ def test_the_authority_needs_no_pyspark(built: Path) -> None:
 def test_the_client_owns_the_command(built: Path) -> None:
     with wheel(built, "lowwater") as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
-        assert "lowwater = lowwater.cli:main" in archive.read(name).decode()
+        assert "lowwater = lowwater_command:main" in archive.read(name).decode()
 
 
 def test_versions_move_in_lock_step(built: Path) -> None:

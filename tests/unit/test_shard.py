@@ -359,6 +359,20 @@ async def test_a_repeated_adopt_changes_nothing_more(running: Running) -> None:
     assert granted.sequencer < owner.sequencer
 
 
+async def test_a_repeated_claim_is_not_refused_by_a_limit_that_came_since(running: Running) -> None:
+    """Its owner has the ranges: a refusal would leave it without their numbers."""
+
+    def none(ranges: int) -> None:
+        raise errors.Overloaded(f"{ranges} are too many")
+
+    request = ClaimRequest([b"", b"m", b""], request_id=b"r" * 16)
+    granted = await running.shard.claim("a", request)
+    again = await running.shard.claim("a", request, room=none)
+    assert again.sequencer == granted.sequencer
+    with pytest.raises(errors.Overloaded, match="2 are too many"):
+        await running.shard.claim("a", ClaimRequest([b"", b"m", b""], request_id=b"s" * 16), room=none)
+
+
 async def test_an_adopt_and_its_reset_are_durable_together(disk: MemoryDisk) -> None:
     faults = FaultPlan()
     one = await Running(disk, faults).start()

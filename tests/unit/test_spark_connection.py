@@ -56,7 +56,7 @@ def test_names_of_files_travel_and_their_contents_do_not(tmp_path: Path) -> None
     assert b"the private key" not in shipped
     arrived = pickle.loads(shipped).settings
     assert (arrived.private_key, arrived.timeout, arrived.token) == (None, 1.0, "t")
-    here = arrived.here()
+    here = arrived.read()
     assert (here.root_certificates, here.private_key, here.certificate_chain) == (
         None,
         b"the private key",

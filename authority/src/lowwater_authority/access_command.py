@@ -7,11 +7,13 @@ import secrets
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from lowwater._core.checks import is_name
+from lowwater.cli.arguments import CommandParser, add_command
 from lowwater.cli.render import table
 from lowwater_authority.access.caller import parted
+from lowwater_authority.access.identity import is_token
 from lowwater_authority.access.policy import Access, Action, BadAccess, Principal, digest
 
 if TYPE_CHECKING:
@@ -43,15 +45,15 @@ allow it; 2 the file is bad, or has no such principal.
 """
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """Return the arguments of ``lowwater access``."""
-    top = argparse.ArgumentParser(
+    top = CommandParser(
         prog="lowwater access", description="Make tokens, and explain what a file of access rules allows."
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    _command(commands, "token", "make a random token, and print it and its hash", _TOKEN)
-    _command(commands, "hash", "read a token from standard input, and print its hash", _HASH)
-    check = _command(commands, "check", "read an access file as the server does, and explain it", _CHECK)
+    add_command(commands, "token", "make a random token, and print it and its hash", _TOKEN)
+    add_command(commands, "hash", "read a token from standard input, and print its hash", _HASH)
+    check = add_command(commands, "check", "read an access file as the server does, and explain it", _CHECK)
     check.add_argument("file", type=Path, metavar="FILE", help="the file of lowwater serve --access")
     check.add_argument("--as", dest="principal", metavar="PRINCIPAL", help="only this principal")
     check.add_argument(
@@ -61,17 +63,6 @@ def parser() -> argparse.ArgumentParser:
         help=f"whether it may do this: {', '.join(action.value for action in Action)}, and a full name",
     )
     return top
-
-
-def _command(commands: Any, name: str, what: str, epilog: str) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=what,
-        description=what[0].upper() + what[1:] + ".",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,7 +92,7 @@ def _hash(args: argparse.Namespace) -> int:
     if not token:
         msg = "standard input is empty: give it a token, such as lowwater access hash < token.txt"
         raise _Refused(msg)
-    if token != token.strip() or not token.isprintable() or not token.isascii():
+    if not is_token(token):
         msg = "standard input is no token: a token is one line of printable ASCII without spaces around it"
         raise _Refused(msg)
     _say(digest(token))
@@ -138,7 +129,7 @@ def _may(access: Access, args: argparse.Namespace) -> int:
 def _named(access: Access, args: argparse.Namespace) -> Principal:
     found = access.named(args.principal)
     if found is None:
-        msg = f"--as: {args.file} has no principal {args.principal!r}; it has {', '.join(each.name for each in access.principals) or 'none'}"
+        msg = f"--as: {args.file} has no principal {args.principal!r}; it has {', '.join(each.name for each in access.principals)}"
         raise _Refused(msg)
     return found
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from lowwater.cli.arguments import CommandParser, add_command
 from lowwater.cli.render import table
 from lowwater_authority.journal import GRAPH, Journal
 from lowwater_authority.journal.copying import (
@@ -33,8 +34,8 @@ A journal is named by
   /var/lib/lowwater              the folder of lowwater serve --data
   redis://redis:6379#orders      URL#NAME as for lowwater serve --store URL
                                  --deployment NAME (default: default)
-  env:LOWWATER_STORE#orders      the same with the URL, and the password in it,
-                                 in an environment variable
+  env:LOWWATER_STORE#orders      the same with the URL in an environment
+                                 variable; one with a password only so
 """
 
 _COPY: Final = f"""\
@@ -55,31 +56,18 @@ Exit codes: 0 all is well, 2 error.
 """
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """Return the arguments of ``lowwater journal``."""
-    top = argparse.ArgumentParser(
-        prog="lowwater journal", description="Copy a journal to another store, or list what is in one."
-    )
+    top = CommandParser(prog="lowwater journal", description="Copy a journal to another store, or list what is in one.")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    copy = _command(commands, "copy", "copy a journal into an empty store: to move it, or as a backup", _COPY)
+    copy = add_command(commands, "copy", "copy a journal into an empty store: to move it, or as a backup", _COPY)
     copy.add_argument("source", metavar="SOURCE", help="the journal to copy")
     copy.add_argument("target", metavar="TARGET", help="where to, empty or an unfinished copy")
-    show = _command(commands, "show", "list the logs of a journal, after a check of all of it", _SHOW)
+    show = add_command(commands, "show", "list the logs of a journal, after a check of all of it", _SHOW)
     show.add_argument("source", metavar="SOURCE", help="the journal")
     for command in (copy, show):
         command.add_argument("--json", action="store_true", help="answer in JSON, for programs")
     return top
-
-
-def _command(commands: Any, name: str, what: str, epilog: str) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=what,
-        description=what[0].upper() + what[1:] + ".",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:

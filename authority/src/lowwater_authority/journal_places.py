@@ -2,7 +2,7 @@
 
 /var/lib/lowwater                    the folder
 redis://redis:6379/0#orders          the deployment "orders" of a store; without #NAME, the one named "default"
-env:LOWWATER_STORE#orders            the same, with the URL in an environment variable: a password stays out of ``ps``
+env:LOWWATER_STORE#orders            the same, with the URL in an environment variable, where one with a password must be
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from lowwater_authority.cluster.membership import View
 from lowwater_authority.journal import Journal, SqliteJournal
 from lowwater_authority.journal.copying import CopyRefused
+from lowwater_authority.serve_arguments import refuse_password
 
 LATELY_SECONDS: Final = 10.0
 """A shard that was heard of since then is alive. Longer than any common --dead-after; who is slower is fenced all the same."""
@@ -154,11 +155,16 @@ class Deployment(Place):
 def parse_place(text: str) -> Place:
     """The place that an argument names. Raises CopyRefused, which quotes no URL.
 
-    >>> print(parse_place("redis://:secret@redis/0#orders"))
+    >>> print(parse_place("redis://redis/0#orders"))
     redis://redis:6379/0#orders
     >>> print(parse_place("/var/lib/lowwater"))
     /var/lib/lowwater
     """
+    fix = "put it into an environment variable, and name that: env:VARIABLE#NAME"
+    try:
+        refuse_password(text, "the URL of a store", fix)
+    except ValueError as error:
+        raise CopyRefused(str(error)) from None
     url, _, name = text.partition("#")
     if url.startswith("env:"):
         variable = url.removeprefix("env:")

@@ -34,6 +34,9 @@ _QUIET: Final = ("aiohttp", "asyncio", "grpc", "opentelemetry", "redis")
 _SECRET: Final = re.compile(r"(?P<scheme>\b[a-z][a-z0-9+.-]*://)(?P<user>[^\s:/@]*):[^\s\"']+@", re.IGNORECASE)
 """User and password of a URL, the password up to the last @: some are written without the escapes that they need."""
 
+_SECRET_OPTION: Final = re.compile(r"(?P<name>[?&][^?&=\s]*password=)[^&\s]+", re.IGNORECASE)
+"""The same as an option of a URL, such as ssl_password."""
+
 
 def set_up(chosen: str | None, *, verbose: bool = False, stream: TextIO | None = None) -> None:
     """Have the process log to a stream, standard error by default. ``chosen`` is one of FORMATS; None: what fits the stream."""
@@ -65,7 +68,7 @@ def without_secrets(text: str) -> str:
     >>> without_secrets("rediss://lowwater:pa:ss@redis:6379/0 does not answer")
     'rediss://lowwater:***@redis:6379/0 does not answer'
     """
-    return _SECRET.sub(r"\g<scheme>\g<user>:***@", text)
+    return _SECRET_OPTION.sub(r"\g<name>***", _SECRET.sub(r"\g<scheme>\g<user>:***@", text))
 
 
 def _fields(logger: Any, method: str, given: Fields) -> Fields:

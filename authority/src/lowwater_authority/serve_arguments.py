@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
+from lowwater.cli.arguments import CommandParser
 from lowwater_authority.cluster.cluster import DEAD_AFTER
 from lowwater_authority.logging_setup import FORMATS
 
 LEAST_DEAD_AFTER: Final = 0.2
 MOST_DEAD_AFTER: Final = 600.0
 
+_PASSWORD: Final = re.compile(r"://[^@]*:.*@", re.DOTALL)
+"""Of a URL, whichever escapes it lacks."""
 
-def parser() -> argparse.ArgumentParser:
+_PASSWORD_OPTION: Final = re.compile(r"[?&][^?&=]*password[^?&=]*=", re.IGNORECASE)
+"""What a store takes as an option of its URL: password, ssl_password."""
+
+
+def parser() -> CommandParser:
     """Return the arguments of ``lowwater serve``."""
-    parse = argparse.ArgumentParser(
+    parse = CommandParser(
         prog="lowwater serve",
-        allow_abbrev=False,
         description="Serve low watermarks: take reports over gRPC, journal them, broadcast what is complete.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="examples:\n"
         "  lowwater serve --data /var/lib/lowwater\n"
         "  lowwater serve --store redis://redis:6379 --advertise lowwater-0.lowwater:7420      (as often as you like)",
@@ -92,6 +99,21 @@ def parser() -> argparse.ArgumentParser:
     )
     parse.add_argument("--verbose", action="store_true", help="log more")
     return parse
+
+
+def refuse_password(given: str, where: str, fix: str) -> None:
+    """Raise ValueError when an argument is a URL with a password in it; ``fix`` says where else to put it. Nothing of it is quoted.
+
+    >>> refuse_password("redis://lowwater@redis:6379", "--store", "")
+    >>> refuse_password("rediss://redis:6379?ssl_keyfile=key.pem", "--store", "")
+    >>> refuse_password("redis://:a'b c@redis", "--store", "set LOWWATER_STORE")
+    Traceback (most recent call last):
+        ...
+    ValueError: --store has a password in it, which the list of processes shows to everybody: set LOWWATER_STORE
+    """
+    if _PASSWORD.search(given) or _PASSWORD_OPTION.search(unquote(given)):
+        msg = f"{where} has a password in it, which the list of processes shows to everybody: {fix}"
+        raise ValueError(msg)
 
 
 def _seconds(text: str) -> float:

@@ -27,8 +27,8 @@ from lowwater_authority.cluster.membership import Member
 from lowwater_authority.cluster.peers import Peers, PeerSettings
 from lowwater_authority.journal import JournalError, JournalUnknown
 from lowwater_authority.journal.sqlite import SqliteJournal
-from lowwater_authority.logging_setup import set_up, without_secrets
-from lowwater_authority.serve_arguments import parser
+from lowwater_authority.logging_setup import set_up
+from lowwater_authority.serve_arguments import parser, refuse_password
 from lowwater_authority.service.timing import Timing
 from lowwater_authority.telling import event
 from lowwater_authority.tls import BadCertificate, Certificates, Files
@@ -102,9 +102,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _store(given: str) -> str:
     """Return the URL of the store; on the command line everybody on the machine reads it."""
-    if without_secrets(given) != given:
-        msg = "--store has a password in it, which the list of processes shows to everybody: set LOWWATER_STORE in the environment instead"
-        raise CannotServe(msg)
+    try:
+        refuse_password(given, "--store", "set LOWWATER_STORE in the environment instead")
+    except ValueError as error:
+        raise CannotServe(str(error)) from None
     return given or os.environ.get("LOWWATER_STORE", "")
 
 
@@ -177,7 +178,9 @@ def _web(
         )
         raise CannotServe(msg) from error
     access = None if door is None else door.access
-    return WebThreads(listening, reach, authority, metrics, version=version("lowwater-authority"), access=access)
+    return WebThreads(
+        listening, reach, authority, metrics, clock=_clock, version=version("lowwater-authority"), access=access
+    )
 
 
 def _own(host: str, bound: int) -> str:
@@ -314,19 +317,27 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
         version("lowwater-authority"),
         extra=event("started", address=f"{host}:{bound}", version=version("lowwater-authority"), pid=os.getpid()),
     )
-    watching = None if door is None else asyncio.create_task(door.watch())
+    watching = [] if door is None else [asyncio.create_task(door.watch())]
     asked = asyncio.create_task(stopping.wait())
-    await asyncio.wait([rounds, asked], return_when=asyncio.FIRST_COMPLETED)
-    failed = rounds.done()
-    if not failed:
+    await asyncio.wait([rounds, asked, *watching], return_when=asyncio.FIRST_COMPLETED)
+    # Without it nobody could be removed any more, so the process rather ends. It ends by itself only when something is wrong here.
+    unguarded = any(each.done() for each in watching)
+    failed = rounds.done() or unguarded
+    if unguarded:
+        reason = str(watching[0].exception())
+        log.error("the access file is not followed any more: %s", reason, extra=event("access_failed", error=reason))
+    if not rounds.done():
         await authority.hand_over()
     log.info("stopping: telling clients", extra=event("stopping", reason="failed" if failed else "asked to"))
     authority.leave()
-    await health.enter_graceful_shutdown()
+    # It waits for all who watch, also for one that reads nothing.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(GRACE_SECONDS):
+            await health.enter_graceful_shutdown()
     await asyncio.gather(server.stop(GRACE_SECONDS), asyncio.to_thread(web.close), asyncio.to_thread(traces.close))
     asked.cancel()
-    if watching is not None:
-        watching.cancel()
+    for each in watching:
+        each.cancel()
     try:
         await rounds
     except JournalUnknown as error:

@@ -169,7 +169,8 @@ class Shard(Serving):
             request = self._bounded(name, asked, away)
             adopts = adopt and computation.identity not in (None, request.identity)
             if not adopts or request.request_id in computation.granted:
-                room(_ranges_with(computation.map, request.bounds))
+                if request.request_id not in computation.granted:  # a repeat divides nothing
+                    room(_ranges_with(computation.map, request.bounds))
                 round_.touched[name] = computation
                 grant = computation.claim(request, round_.now)
                 round_.fenced += grant.fenced

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-SETTLED_SECONDS: Final = 2.0
+ROUNDED_SECONDS: Final = 2.0
 """How old a file must be for its time of change to tell it from what is written there next: file systems round, up to this much."""
+
+_FLAGS: Final = ("--tls-cert", "--tls-key", "--tls-client-ca", "--peer-ca")
+"""In the order of the fields of Files."""
 
 READABLE_BY_ALL: Final = 0o004
 
@@ -65,7 +68,7 @@ class Files:
         """Return those that flags name; None when they name none. Raises BadCertificate for some that encrypt nothing."""
         if chain is not None and key is not None:
             return cls(chain, key, client_ca, peer_ca)
-        needs = {"--tls-cert": chain, "--tls-key": key, "--tls-client-ca": client_ca, "--peer-ca": peer_ca}
+        needs = dict(zip(_FLAGS, (chain, key, client_ca, peer_ca), strict=True))
         given = next((flag for flag, path in needs.items() if path is not None), None)
         if given is None:
             return None
@@ -75,12 +78,7 @@ class Files:
     @property
     def given(self) -> Sequence[tuple[str, Path]]:
         """The flag and the path of each."""
-        every = (
-            ("--tls-cert", self.chain),
-            ("--tls-key", self.key),
-            ("--tls-client-ca", self.client_ca),
-            ("--peer-ca", self.peer_ca),
-        )
+        every = zip(_FLAGS, (self.chain, self.key, self.client_ca, self.peer_ca), strict=True)
         return [(flag, path) for flag, path in every if path is not None]
 
 
@@ -338,7 +336,7 @@ def _stamp(files: Files, now: float) -> object:
         states = [path.stat() for _, path in files.given]
     except OSError as error:
         return type(error), error.filename
-    if any(0.0 <= now - each.st_mtime < SETTLED_SECONDS for each in states):
+    if any(0.0 <= now - each.st_mtime < ROUNDED_SECONDS for each in states):
         return None
     return tuple((each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in states)
 

@@ -188,8 +188,8 @@ class Unauthenticated(LowwaterError):
 class PermissionDenied(LowwaterError):
     """The authority knows who calls, and does not allow it; whether the computation exists is not said.
 
-    ``metadata`` has ``principal``, ``permission`` (``report``, ``read`` or ``operate``) and ``computation``. As with
-    :class:`Unauthenticated`, what goes on in the background tries again every few seconds.
+    ``metadata`` has ``principal``, ``permission`` (``report``, ``read`` or ``operate``) and, where it is about one, ``computation``. As
+    with :class:`Unauthenticated`, what goes on in the background tries again every few seconds.
     """
 
 

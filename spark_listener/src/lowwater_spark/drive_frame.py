@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater_spark.control import DIRECTORY, FORMAT, Drive
 from lowwater_spark.drive_late import keep_late
 from lowwater_spark.errors import Unsupported
+from lowwater_spark.plan import check_classic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -174,12 +175,7 @@ def _delay(within: timedelta | None) -> int:
 
 
 def _check_session(spark: SparkSession) -> None:
-    if not hasattr(spark, "_jvm"):
-        raise Unsupported(
-            "A driven query in a Spark Connect session",
-            "the driver's Python must see the query's plan and its checkpoint",
-            "Run the query in a classic session, where the driver is.",
-        )
+    check_classic(spark, "A driven query in a Spark Connect session")
     version = tuple(int(part) for part in spark.version.split(".")[:2])
     if version < (4, 2):
         raise Unsupported(

@@ -30,6 +30,7 @@ __all__ = [
     "check_options",
     "check_output_mode",
     "check_plan",
+    "check_classic",
     "check_session",
     "check_trigger",
     "local_directory",
@@ -78,14 +79,19 @@ _IGNORE_SINK_LOG: Final = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
 _SETTINGS: Final = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
 
 
-def check_session(spark: SparkSession) -> None:
-    """Raise Unsupported for a session that this release cannot work with."""
+def check_classic(spark: SparkSession, what: str) -> None:
+    """Raise Unsupported, of ``what``, for a session of Spark Connect."""
     if not hasattr(spark, "_jvm"):
         raise Unsupported(
-            "A Spark Connect session",
+            what,
             "the driver's Python must see the query's plan and its checkpoint",
             "Run the query in a classic session, where the driver is.",
         )
+
+
+def check_session(spark: SparkSession) -> None:
+    """Raise Unsupported for a session that this release cannot work with."""
+    check_classic(spark, "A Spark Connect session")
     for name in _SETTINGS:
         if str(spark.conf.get(name, "false")).lower() == "true":
             raise Unsupported(

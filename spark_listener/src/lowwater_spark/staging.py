@@ -104,6 +104,6 @@ def _client(settings: Settings) -> lowwater.Client:
     """Return this process's client, made at its first use; it minds forks by itself. Raises InvalidArgument for a missing certificate."""
     client = _clients.get(settings)
     if client is None:
-        here = settings.here() if isinstance(settings, SparkSettings) else settings
+        here = settings.read() if isinstance(settings, SparkSettings) else settings
         client = _clients[settings] = lowwater.Client(here)
     return client

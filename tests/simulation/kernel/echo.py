@@ -20,8 +20,8 @@ def identity(payload: bytes) -> bytes:
 class Echo:
     """Server and client in two processes of a simulation."""
 
-    def __init__(self, seed: int = 1) -> None:
-        self.sim = Simulation(seed)
+    def __init__(self) -> None:
+        self.sim = Simulation(1)
         self.server, self.client = self.sim.process("server"), self.sim.process("client")
         self.got: list[bytes] = []
         """What the handlers got."""

@@ -74,7 +74,7 @@ class Network:
         self.connections: dict[Connection, None] = {}
         self._random = sim.rng("network")
         self._listeners: dict[str, SimServer] = {}
-        self._cuts: set[tuple[str, str | None]] = set()
+        self._cuts: set[str] = set()
         self._hopeful: dict[SimChannel, None] = {}
         self._calls = 0
 
@@ -88,19 +88,19 @@ class Network:
         """A server of a process. It listens from ``start`` on."""
         return cast("grpc.aio.Server", SimServer(self, process, address))
 
-    def cut(self, process: Process, address: str | None = None) -> None:
-        """Cut a process, and its successors, off from an address, or from everything, as client and as server."""
-        self.sim.trace("cut", process=process.name, address=address)
-        self._cuts.add((process.name, address))
+    def cut(self, process: Process) -> None:
+        """Cut a process, and its successors, off from everything, as client and as server."""
+        self.sim.trace("cut", process=process.name)
+        self._cuts.add(process.name)
         for connection in list(self.connections):
             if self._is_cut(connection.client, connection.server):
                 connection.close("the network is cut")
 
-    def heal(self, process: Process, address: str | None = None) -> None:
-        """Undo a cut of the same arguments, if there is one."""
-        if (process.name, address) in self._cuts:
-            self.sim.trace("heal", process=process.name, address=address)
-            self._cuts.remove((process.name, address))
+    def heal(self, process: Process) -> None:
+        """Undo the cut of a process, if there is one."""
+        if process.name in self._cuts:
+            self.sim.trace("heal", process=process.name)
+            self._cuts.remove(process.name)
             self.changed()
 
     def banish(self, process: Process) -> None:
@@ -109,10 +109,7 @@ class Network:
         self.died(process)
 
     def _is_cut(self, client: Process, server: SimServer) -> bool:
-        cuts = self._cuts
-        return bool(cuts) and (
-            (client.name, None) in cuts or (client.name, server.address) in cuts or (server.process.name, None) in cuts
-        )
+        return client.name in self._cuts or server.process.name in self._cuts
 
     # -- what happens to processes ---------------------------------------------------------------------------------
 

@@ -79,11 +79,11 @@ class Stubs:
         # The process has to do something, or it would end.
         process.start(asyncio.Event().wait)
 
-    def do(self, method: Any, request: Any, timeout: float | None = 5.0) -> asyncio.Task[Any]:
+    def do(self, method: Any, request: Any) -> asyncio.Task[Any]:
         """Make a unary call in the client's process."""
 
         async def call() -> Any:
-            return await method(request, timeout=timeout, wait_for_ready=True)
+            return await method(request, timeout=5.0, wait_for_ready=True)
 
         return self.process.start(call)
 

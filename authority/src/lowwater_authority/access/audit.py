@@ -1,4 +1,4 @@
-"""The audit log: who did what, and who was refused. One event an act, by the logger of this module's package, ``lowwater_authority.audit``."""
+"""The audit log: who did what, and who was refused. One event an act, by the logger ``lowwater_authority.audit``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 __all__ = ["Audit"]
 
 log: Final = logging.getLogger("lowwater_authority.audit")
-
-ANONYMOUS: Final = "anonymous"
-"""Who is nobody yet."""
 
 
 class Audit:
@@ -32,43 +29,45 @@ class Audit:
 
     def done(self, act: str, principal: str, peer: str, computation: str = "") -> None:
         """Somebody has done something."""
-        computation = shortened(computation)
-        what = f" {computation!r}" if computation else ""
-        fields = event("audit", act=act, principal=principal, peer=peer, computation=computation, outcome="done")
-        log.info("%s of %s: %s%s", principal, peer, act, what, extra=fields)
+        _tell(logging.INFO, act, principal, peer, computation, "done")
 
     def failed(self, act: str, principal: str, peer: str, computation: str, reason: str) -> None:
         """Somebody who may do something did not achieve it; ``reason`` is that of the error."""
-        computation = shortened(computation)
-        what = f" {computation!r}" if computation else ""
-        fields = event(
-            "audit", act=act, principal=principal, peer=peer, computation=computation, outcome="failed", reason=reason
-        )
-        log.info("%s of %s: %s%s failed, %s", principal, peer, act, what, reason, extra=fields)
+        _tell(logging.INFO, act, principal, peer, computation, "failed", reason)
 
-    def unknown(self, act: str, principal: str, peer: str, computation: str) -> None:
-        """Somebody who may do something has gone before the answer: it may have been done or not."""
-        computation = shortened(computation)
-        what = f" {computation!r}" if computation else ""
-        fields = event("audit", act=act, principal=principal, peer=peer, computation=computation, outcome="unknown")
-        log.info("%s of %s: %s%s, and gone before the answer", principal, peer, act, what, extra=fields)
+    def unknown(self, act: str, principal: str, peer: str, computation: str, reason: str) -> None:
+        """Somebody who may do something had no answer that says whether it was done; ``reason`` is what came instead."""
+        _tell(logging.INFO, act, principal, peer, computation, "unknown", reason)
 
     def refused(self, act: str, principal: str, peer: str, computation: str, reason: str) -> None:
         """Somebody was refused for who it is; once in a while for each act, caller, reason and computation."""
         known = computation if self._registered(computation) else ""
         count = self._quiet.count((act, principal, peer, reason, known), self._monotonic())
-        if not count:
-            return
-        computation = shortened(computation)
-        what = f" {computation!r}" if computation else ""
-        fields = event(
-            "audit",
-            act=act,
-            principal=principal,
-            peer=peer,
-            computation=computation,
-            outcome="refused",
-            reason=reason,
-            count=count,
-        )
-        log.warning("%s of %s: %s%s refused, %s", principal, peer, act, what, reason, extra=fields)
+        if count:
+            _tell(logging.WARNING, act, principal, peer, computation, "refused", reason, count)
+
+
+def _tell(
+    level: int,
+    act: str,
+    principal: str,
+    peer: str,
+    computation: str,
+    outcome: str,
+    reason: str | None = None,
+    count: int | None = None,
+) -> None:
+    computation = shortened(computation)
+    what = f" {computation!r}" if computation else ""
+    why = f", {reason}" if reason else ""
+    fields = event(
+        "audit",
+        act=act,
+        principal=principal,
+        **{"from": peer},
+        computation=computation,
+        outcome=outcome,
+        reason=reason,
+        count=count,
+    )
+    log.log(level, "%s of %s: %s%s %s%s", principal, peer, act, what, outcome, why, extra=fields)

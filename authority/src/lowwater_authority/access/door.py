@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from lowwater_authority.access.audit import Audit
 from lowwater_authority.access.guard import Guard, insider
 from lowwater_authority.access.parsing import BadAccess
+from lowwater_authority.access.policy import PEER, SELF
 from lowwater_authority.access.watching import AccessFile
 from lowwater_authority.telling import event
 
@@ -43,8 +44,8 @@ class Door:
         tokens = _peer_tokens(environment) if shared else [secrets.token_urlsafe(32)]
         self.token: str = tokens[0]
         """What this process presents, to itself and to other shards."""
-        self._insiders = (insider("peer" if shared else "self", tokens),)
-        self._file = AccessFile(path)
+        self._insiders = (insider(PEER if shared else SELF, tokens),)
+        self._file = AccessFile(path, check=self._check)
 
     def access(self) -> Access:
         """Return the rules in force."""
@@ -66,6 +67,14 @@ class Door:
         """Follow the file, for ever."""
         await self._file.watch()
 
+    def _check(self, access: Access) -> None:
+        """Raise BadAccess for a file that gives somebody the token of shards: who presents it could be either."""
+        own = {each for principal in self._insiders for each in principal.digests}
+        for number, principal in enumerate(access.principals, 1):
+            if not own.isdisjoint(principal.digests):
+                place = f"principal[{number}].token_sha256"
+                raise BadAccess(place, f"has the digest of a token in {PEER_TOKEN}", "give each a token of its own")
+
 
 def open_door(
     path: Path | None, address: str, host: str, *, encrypted: bool, shared: bool, environment: Mapping[str, str]
@@ -81,7 +90,8 @@ def open_door(
         return Door(path, shared=shared, environment=environment)
     if not local:
         log.warning(
-            "whoever reaches %s may do everything: give --access to say who may do what (docs/security.md)",
+            "whoever reaches %s may do everything, and whoever reaches the page sees all of it, under mutual TLS too: give --access to say who may do "
+            "what (docs/security.md)",
             address,
             extra=event("open_to_all", address=address),
         )

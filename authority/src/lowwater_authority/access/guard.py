@@ -20,12 +20,21 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from lowwater import errors
-from lowwater_authority.access.audit import ANONYMOUS
 from lowwater_authority.access.caller import CALLER, Caller
 from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Usage
 from lowwater_authority.access.methods import METHODS, OPEN, Method
-from lowwater_authority.access.policy import EVERYTHING, Access, Action, Allowance, Limits, Principal, digest
+from lowwater_authority.access.policy import (
+    ANONYMOUS,
+    BUILT_IN,
+    EVERYTHING,
+    Access,
+    Action,
+    Allowance,
+    Limits,
+    Principal,
+    digest,
+)
 from lowwater_authority.service.refusals import refuse
 
 if TYPE_CHECKING:
@@ -41,23 +50,25 @@ __all__ = ["Guard", "insider"]
 
 READ_EVERYTHING: Final = (Allowance(EVERYTHING, {Action.READ: (EVERYTHING,)}),)
 
-_BUILT_IN: Final = frozenset({"self", "peer"})
-"""Not limited: a shard that may not ask another holds up both."""
+_UNSURE: Final = frozenset(error.reason for error in (errors.ShuttingDown, errors.Unavailable, errors.JournalFailed))
+"""Reasons of errors that come after an act as well as before it, or instead of it."""
 
+_CLAIMS: Final = frozenset({"claim", "adopt"})
+"""Acts that may be done and then answered with Moved, when another shard has taken the computation over meanwhile."""
 
 REQUEST_SECONDS: Final = 10.0
 """How long after its beginning a call may have no request."""
 
-HEALTH_SECONDS: Final = 2.0
-"""The same of health checks, which are small. Anybody may call them, and what is being sent is held meanwhile."""
+HEALTH_CHECKS_OF_ONE: Final = Limits(streams=64)
+"""Health checks over one connection whose answers are not taken yet. There are no places for all: a check is answered from nothing that was sent, so no
+crowd keeps away what has to know whether this process is well."""
 
-HEALTH_BYTES: Final = 1024
-"""Of the request of a health check: the name of a service."""
+HEALTH_WATCHES: Final = Limits(streams=64)
+HEALTH_WATCHES_OF_ONE: Final = Limits(streams=16)
+"""Health watches at once, by anybody, of all hosts and of one."""
 
-HEALTH_CALLS: Final = Limits(streams=64)
-HEALTH_CALLS_OF_ONE: Final = Limits(streams=16)
-"""Health checks at once, by anybody, of all hosts and of one: one host does not take all places, with which something may watch over this
-process."""
+HEALTH_WATCH_SECONDS: Final = 30.0
+"""After which a health watch ends, and whoever is serious opens another: so that places come free."""
 
 
 def insider(name: str, tokens: Iterable[str]) -> Principal:
@@ -135,15 +146,17 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         name, rule = method.rpartition("/")[2], METHODS.get(method)
-        most = HEALTH_BYTES if method in OPEN else None
         codecs = {
-            "request_deserializer": _reading(handler.request_deserializer, most),
+            "request_deserializer": _reading(handler.request_deserializer),
             "response_serializer": handler.response_serializer,
         }
         if method in OPEN:
+            whole = handler.request_deserializer(b"")
             if handler.response_streaming:
-                return grpc.stream_stream_rpc_method_handler(self._open(name, handler.unary_stream), **codecs)
-            return grpc.stream_unary_rpc_method_handler(self._open(name, handler.unary_unary), **codecs)
+                return grpc.stream_stream_rpc_method_handler(
+                    self._health_watch(name, handler.unary_stream, whole), **codecs
+                )
+            return grpc.stream_stream_rpc_method_handler(self._health_check(name, handler.unary_unary, whole), **codecs)
         if handler.response_streaming:
             serve = handler.stream_stream if handler.request_streaming else handler.unary_stream
             guarded = self._stream(name, rule, serve, one=not handler.request_streaming)
@@ -165,7 +178,7 @@ class Guard(grpc.aio.ServerInterceptor):
             self._usage.call(f"{peer} without a principal", limits, now)
             raise
         caller.append(Caller(principal, limits, peer, self._audit))
-        if principal.name not in _BUILT_IN:
+        if principal.name not in BUILT_IN:  # a shard that may not ask another holds up both
             self._usage.call(principal.name, limits, now)
         if rule is None:
             msg = "nobody may call this method: it is not among those that the access rules know"
@@ -214,8 +227,10 @@ class Guard(grpc.aio.ServerInterceptor):
             except grpc.aio.AbortError:
                 self._tell_failed(act, caller, computation)
                 raise
-            except asyncio.CancelledError:
-                self._audit.unknown(act, caller.principal.name, caller.peer, computation)
+            except (asyncio.CancelledError, Exception) as error:
+                # The caller has gone, or this is a mistake here: it may have been done before.
+                reason = "CANCELLED" if isinstance(error, asyncio.CancelledError) else "INTERNAL"
+                self._audit.unknown(act, caller.principal.name, caller.peer, computation, reason)
                 raise
             self._audit.done(act, caller.principal.name, caller.peer, computation)
             return answer
@@ -223,7 +238,10 @@ class Guard(grpc.aio.ServerInterceptor):
         return guarded
 
     def _tell_failed(self, act: str, caller: Caller, computation: str) -> None:
-        tell = self._audit.refused if caller.reason == errors.PermissionDenied.reason else self._audit.failed
+        unsure = caller.reason in _UNSURE or (act in _CLAIMS and caller.reason == errors.Moved.reason)
+        tell = self._audit.unknown if unsure else self._audit.failed
+        if caller.reason == errors.PermissionDenied.reason:
+            tell = self._audit.refused
         tell(act, caller.principal.name, caller.peer, computation, caller.reason)
 
     def _stream(
@@ -263,28 +281,49 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return guarded
 
-    def _open(
-        self, name: str, serve: Callable[[Any, Context], Awaitable[Any]]
+    def _health_check(
+        self, name: str, serve: Callable[[Any, Context], Awaitable[Any]], whole: Any
     ) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
-        """Guard a health check, which is for anybody: few at once, and small ones."""
+        """Answer a health check by anybody, whatever it asks for, with how the ``whole`` process is, which serves either everything or nothing.
 
-        async def opened(requests: AsyncIterator[Any], context: Context) -> Any:
-            peer = host_of(context.peer())
+        So its request is not read: gRPC would hold and decompress one of any size before it could be refused. The answer is written as the one message
+        of a stream, which its client cannot tell from an answer: so it is known when it is taken, and one that is not is held until the connection ends.
+        """
+
+        async def checked(requests: AsyncIterator[Any], context: Context) -> Any:
             try:
-                with (
-                    self._place(f"health checks from {peer}", HEALTH_CALLS_OF_ONE),
-                    self._place("health checks", HEALTH_CALLS),
-                ):
-                    return await serve(await _first(requests, HEALTH_SECONDS), context)
+                with self._place(f"health checks over {context.peer()}", HEALTH_CHECKS_OF_ONE):
+                    await context.write(await serve(whole, context))
             except errors.LowwaterError as error:
                 self._observer.refused(name, error.reason)
                 await refuse(context, error)
 
-        return opened
+        return checked
+
+    def _health_watch(
+        self, name: str, serve: Callable[[Any, Context], Awaitable[Any]], whole: Any
+    ) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
+        """Guard a health watch, which is for anybody: few at once, and not for ever. As for its request, see :meth:`_health_check`."""
+
+        async def watched(requests: AsyncIterator[Any], context: Context) -> Any:
+            peer = host_of(context.peer())
+            try:
+                with (
+                    self._place(f"health watches from {peer}", HEALTH_WATCHES_OF_ONE),
+                    self._place("health watches", HEALTH_WATCHES),
+                    contextlib.suppress(TimeoutError),
+                ):
+                    async with asyncio.timeout(HEALTH_WATCH_SECONDS):
+                        await serve(whole, context)
+            except errors.LowwaterError as error:
+                self._observer.refused(name, error.reason)
+                await refuse(context, error)
+
+        return watched
 
     @contextlib.contextmanager
     def _place(self, key: str, limits: Limits) -> Iterator[None]:
-        """Count a health check. Raises Overloaded."""
+        """Count a health check or watch. Raises Overloaded."""
         self._health.open(key, limits)
         try:
             yield
@@ -295,7 +334,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _counted(self, stream: _Stream) -> Iterator[None]:
         """Know of an open stream. Raises Overloaded."""
         name = stream.caller.principal.name
-        limited = name not in _BUILT_IN
+        limited = name not in BUILT_IN
         if limited:
             self._usage.open(name, stream.caller.limits)
         self._streams.add(stream)
@@ -320,23 +359,17 @@ async def _first(requests: AsyncIterator[Any], seconds: float) -> Any:
     raise errors.InvalidArgument(msg, metadata={"field": "", "fix": "send one request"})
 
 
-def _reading(deserialize: Callable[[bytes], Any] | None, most: int | None) -> Callable[[bytes], Any] | None:
-    """Return what reads a request, or raises InvalidArgument: of more than so many bytes, unread, and for what is no such message."""
+def _reading(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Return what reads a request, or raises InvalidArgument for what is no such message."""
     if deserialize is None:
         return None
 
     def read(data: bytes) -> Any:
-        if most is not None and len(data) > most:
-            raise _malformed(f"has {len(data)} bytes", f"send at most {most}")
         try:
             return deserialize(data)
         except DecodeError:
-            raise _malformed(
-                "is not a message of this method", "generate the client from the .proto files of this version"
-            ) from None
+            fix = "generate the client from the .proto files of this version"
+            msg = f"the request is not a message of this method; {fix}"
+            raise errors.InvalidArgument(msg, metadata={"field": "", "fix": fix}) from None
 
     return read
-
-
-def _malformed(problem: str, fix: str) -> errors.InvalidArgument:
-    return errors.InvalidArgument(f"the request {problem}; {fix}", metadata={"field": "", "fix": fix})

@@ -9,11 +9,11 @@ from lowwater import errors
 from lowwater_authority.access.policy import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from lowwater_authority.access.policy import Access, Principal
 
-__all__ = ["Credentials", "host_of", "presented"]
+__all__ = ["Credentials", "bearer", "host_of", "is_token", "presented"]
 
 HEADER: Final = "authorization"
 SCHEME: Final = "bearer"
@@ -57,15 +57,30 @@ def presented(metadata: Iterable[tuple[str, str | bytes]], auth_context: Mapping
 
     Raises Unauthenticated when there is something else than a bearer token, or several.
     """
-    headers = [value for key, value in metadata if key == HEADER]
+    headers = [_text(value) for key, value in metadata if key == HEADER]
     if headers:
-        if len(headers) > 1:
-            raise _unknown("the call has several authorization headers")
-        scheme, _, token = _text(headers[0]).partition(" ")
-        if scheme.lower() != SCHEME or not token.strip():
-            raise _unknown("the authorization header is not of the form 'Bearer TOKEN'")
-        return Credentials(digest(token.strip()))
+        try:
+            return Credentials(digest(bearer(headers)))
+        except ValueError as error:
+            raise _unknown(str(error)) from None
     return Credentials(names=_names(auth_context, ALTERNATIVE_NAMES) or _names(auth_context, COMMON_NAME))
+
+
+def bearer(headers: Sequence[str]) -> str:
+    """Return the token in the values of the authorization headers, of which there is one at least. Raises ValueError, which quotes nothing."""
+    if len(headers) > 1:
+        msg = "there are several authorization headers"
+        raise ValueError(msg)
+    scheme, _, token = headers[0].partition(" ")
+    if scheme.lower() != SCHEME or not is_token(token.strip()):
+        msg = "the authorization header is not of the form 'Bearer TOKEN'"
+        raise ValueError(msg)
+    return token.strip()
+
+
+def is_token(given: str) -> bool:
+    """Whether it can be a token at all: those are of printable ASCII, without spaces around them."""
+    return bool(given) and given == given.strip() and given.isascii() and given.isprintable()
 
 
 def host_of(peer: str) -> str:

@@ -75,10 +75,6 @@ class Usage:
         if not self._streams[key]:
             del self._streams[key]
 
-    def streams(self, key: str) -> int:
-        """Return how many are open."""
-        return self._streams.get(key, 0)
-
 
 def overloaded(limit: str, what: str, value: str, delay: float = 0.0) -> errors.Overloaded:
     """Return the refusal of what a limit of the access file leaves no room for; ``delay`` is after how many seconds it may, 0.0: not by itself."""

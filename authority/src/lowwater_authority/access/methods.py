@@ -111,5 +111,6 @@ METHODS: Final[dict[str, Method]] = {
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _ANYBODY,
 }
 
-OPEN: Final = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/List"})
-"""Methods for anybody: what watches over processes has no token, and learns only whether this one serves."""
+OPEN: Final = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
+"""Methods for anybody: what watches over processes has no token, and learns only whether this one serves. (Health/List is served by nothing,
+and whoever calls it would have gRPC log a traceback each time.)"""

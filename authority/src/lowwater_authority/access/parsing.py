@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ NAMESPACE: Final = re.compile(rf"\*|{_PART}{{0,128}}")
 PATTERN: Final = re.compile(rf"{_PART}{{0,127}}\*|{_PART}{{1,128}}")
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
 CERTIFICATE: Final = re.compile(r"[^\s*]{1,256}|[^\s*][^\n*]{0,254}[^\s*]")
+MOST: Final = 2**31 - 1
+"""Of a whole number: more than anything here can have, and what gRPC takes."""
+
 _NAME: Final = re.compile(rf"{_PART}{{1,64}}")
 _NAME_FIX: Final = "1 to 64 of A-Z a-z 0-9 _ . -"
 
@@ -79,10 +82,10 @@ class Table:
         return value
 
     def whole(self, key: str, least: int = 1) -> int | None:
-        """Return a whole number, ``least`` or more; None when it is missing."""
+        """Return a whole number from ``least`` to MOST; None when it is missing."""
         value = self._values.get(key)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            fix = f"write a whole number, {least} or more, or leave it out for no limit"
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST):
+            fix = f"write a whole number, {least} or more, up to {MOST}, or leave it out for no limit"
             raise self.bad(key, f"is {_shown(value)}", fix)
         return value
 
@@ -91,7 +94,7 @@ class Table:
         value = self._values.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise self.bad(key, f"is {_shown(value)}", "write a number above 0, or leave it out for no limit")
         return float(value)
 
@@ -117,5 +120,8 @@ class Table:
 
 
 def _shown(value: object) -> str:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:  # a number of thousands of digits, which it would take long to write
+        return "too large to show"
     return shown if len(shown) <= 40 else f"{shown[:40]}..."

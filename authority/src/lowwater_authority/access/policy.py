@@ -109,7 +109,10 @@ class Access:
 
     @classmethod
     def load(cls, path: Path) -> Access:
-        """Read a file. Raises BadAccess, which names the place in the file and the fix, and quotes no token."""
+        """Read a file, which must name somebody: an empty one is as a rule one that is about to be written.
+
+        Raises BadAccess, which names the place in the file and the fix, and quotes no token.
+        """
         try:
             data = path.read_bytes()
             mode = path.stat().st_mode
@@ -119,7 +122,11 @@ class Access:
             ) from None
         if mode & WRITABLE_BY_ALL:
             raise BadAccess(str(path), "can be written by everybody on this machine", f"chmod o-w {path}")
-        return cls.parse(data, str(path))
+        access = cls.parse(data, str(path))
+        if not access.principals:
+            fix = "write a [[principal]] with a name and token_sha256 or certificates"
+            raise BadAccess(f"{path}: principal", "is missing: nobody could do anything", fix)
+        return access
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> Access:
@@ -130,6 +137,8 @@ class Access:
             raise BadAccess(source, "is not UTF-8", "save it as UTF-8") from None
         except tomllib.TOMLDecodeError as error:
             raise BadAccess(source, f"is not TOML: {error}", "correct it there") from None
+        except (ValueError, RecursionError):  # an integer of thousands of digits; [[[[...
+            raise BadAccess(source, "has a number or a nesting that nobody means", "remove it") from None
         try:
             top = parsing.Table("", table, ("principal", "limits"))
             principals = [_principal(each) for each in top.tables("principal", PRINCIPAL)]
@@ -142,10 +151,6 @@ class Access:
     def with_principals(self, more: Iterable[Principal]) -> Access:
         """Return the same with principals that no file names."""
         return Access([*self.principals, *more], self.limits)
-
-    def who(self, token: str) -> Principal | None:
-        """Return whose token it is; None: nobody's. As :meth:`whose`."""
-        return self.whose(digest(token))
 
     def whose(self, token_digest: str) -> Principal | None:
         """Return whose token has this digest; None: nobody's.
@@ -193,15 +198,20 @@ WRITABLE_BY_ALL: Final = 0o002
 LEAST_MESSAGE: Final = 65_536
 """Bytes; what is smaller would end ordinary calls."""
 
-RESERVED: Final = ("self", "peer", "anonymous")
+SELF: Final = "self"
+PEER: Final = "peer"
+ANONYMOUS: Final = "anonymous"
 """What the log calls this process, other shards, and who is nobody yet."""
+
+BUILT_IN: Final = frozenset({SELF, PEER})
+"""Principals that no file names."""
 
 EMPTY: Final = digest("")
 
 
 def _principal(table: parsing.Table) -> Principal:
     name = table.text("name")
-    if name in RESERVED:
+    if name in BUILT_IN | {ANONYMOUS}:
         raise table.bad("name", f"is {name!r}, which the authority uses itself", "choose another")
     digests = table.texts(
         "token_sha256", parsing.SHA256, "64 hexadecimal digits, as `lowwater access token` prints them"

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from lowwater_authority.access.policy import Access, BadAccess
-from lowwater_authority.telling import event
+from lowwater_authority.telling import Limited, event
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,11 +22,14 @@ LOOK_SECONDS: Final = 0.5
 SETTLED_SECONDS: Final = 2.0
 """How long a file must have stayed as it is before it is read: one that is being written may be good TOML and name half of the principals.
 
-Who is removed is cut off this long and two looks after, which is three seconds, at the latest.
+Who is removed is cut off this long and two looks after the last change, which is three seconds.
 """
 
 MOST_SECONDS: Final = 30.0
-"""After which one is read that changes all the time: else whoever was removed would stay for as long as it does."""
+"""After which one is read that changes all the time: else whoever was removed would stay for as long as it does.
+
+So this is the longest that a good file takes; a bad one removes nobody.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -38,25 +41,39 @@ class AccessFile:
 
     A file is told from its successor by its times, its size and its inode, so that one that is put in place by a rename, as
     Kubernetes does, is noticed too. ``monotonic`` gives seconds of any clock: by that it is known how long a file has stayed as it is,
-    whatever time it bears itself. Raises BadAccess when the first cannot be used.
+    whatever time it bears itself. ``check`` raises BadAccess for rules that may not be in force here. Raises BadAccess when the first cannot be used.
     """
 
-    def __init__(self, path: Path, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        check: Callable[[Access], None] = lambda _: None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.path = path
+        self._check = check
         self._monotonic = monotonic
+        self._quiet = Limited()
         self._mark = self._look()
         """Of the file that was read last."""
         self._newest = self._mark
         """Of the file as it was seen last, and since when it was seen so."""
         self._newest_since = self._changing_since = monotonic()
-        self.access: Access = _load(path)
+        self.access: Access = self._load()
         self.on_change: list[Callable[[Access], None]] = []
 
     async def watch(self) -> None:
-        """Look at the file again and again, for ever."""
+        """Look at the file again and again, for ever. What fails is told, and tried again: whoever is removed from the file has to go."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            await self.look()
+            try:
+                await self.look()
+            except Exception as error:
+                count = self._quiet.count("look", self._monotonic())
+                if count:
+                    told = event("access_failed", file=str(self.path), error=str(error), count=count)
+                    log.exception("the access file cannot be followed, which is tried again", extra=told)
 
     async def look(self) -> None:
         """Read the file if it has changed, and has stayed so for a while; a bad one is told once, and changes nothing."""
@@ -71,8 +88,8 @@ class AccessFile:
         access, error = await asyncio.to_thread(self._read)
         if await asyncio.to_thread(self._look) != mark:
             return  # it was replaced meanwhile: the next look sees that
-        self._mark = mark
         if access is None:
+            self._mark = mark
             log.error(
                 "the access file is bad, and what it said before stays in force: %s",
                 error,
@@ -82,14 +99,24 @@ class AccessFile:
         self.access = access
         for changed in self.on_change:
             changed(access)
+        self._mark = mark  # not before: else what has failed would not be tried again
         told = event("access_read", file=str(self.path), principals=len(access.principals))
         log.info("the access file was read again: %d principals", len(access.principals), extra=told)
 
     def _read(self) -> tuple[Access | None, BadAccess | None]:
         try:
-            return _load(self.path), None
+            return self._load(), None
         except BadAccess as error:
             return None, error
+
+    def _load(self) -> Access:
+        """Read and check the file. Raises BadAccess."""
+        access = Access.load(self.path)
+        try:
+            self._check(access)
+        except BadAccess as error:
+            raise error.within(str(self.path)) from None
+        return access
 
     def _look(self) -> Mark | None:
         try:
@@ -97,12 +124,3 @@ class AccessFile:
         except OSError:
             return None
         return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
-
-
-def _load(path: Path) -> Access:
-    """Read a file, which must name somebody: an empty one is as a rule one that is about to be written. Raises BadAccess."""
-    access = Access.load(path)
-    if not access.principals:
-        fix = "write a [[principal]] with a name and token_sha256 or certificates"
-        raise BadAccess(f"{path}: principal", "is missing: nobody could do anything", fix)
-    return access

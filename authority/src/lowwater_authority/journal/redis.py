@@ -69,7 +69,7 @@ class RedisJournal(Journal):
     ``redis+cluster://host:port,host:port``, each with ``USER:PASSWORD@`` in front of the host if needed; it is never shown.
     ``namespace`` tells deployments apart. ``timeout``, in seconds, bounds each exchange with the server: after it an
     append is of unknown outcome. ``server_token`` is what the store must belong to, and what a new one is made with; if it is
-    empty, any deployment will do. ``randbits`` makes the server token and the nonces; ``clock`` gives seconds.
+    empty, any deployment will do.
 
     An empty store may be one that has just lost everything: for ``patience`` seconds ``open`` waits whether living processes put it back,
     before it makes a new deployment.
@@ -87,18 +87,14 @@ class RedisJournal(Journal):
         timeout: float = 5.0,
         server_token: str = "",
         patience: float = 0.0,
-        randbits: Callable[[int], int] = secrets.randbits,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._address = Address(url)
         self._keys = Keys.of(namespace)
         self._timeout = timeout
         self._wanted_token = server_token
         self._patience = patience
-        self._randbits = randbits
-        self._clock = clock
-        self._meter = Meter(clock)
-        self._nonce = randbits(32)
+        self._meter = Meter(time.perf_counter)
+        self._nonce = secrets.randbits(32)
         self._owned = Owned(self._nonce)
         self._database: RedisDatabase | None = None
         self._turn = asyncio.Lock()
@@ -114,21 +110,22 @@ class RedisJournal(Journal):
         Raises JournalReplaced when the store belongs to another deployment than ``server_token``.
         """
         link = RedisLink(self._address, self._keys.deployment, self._timeout)
-        exchange = RedisExchange(link, timeout=self._timeout, clock=self._clock)
-        self._database = database = RedisDatabase(exchange, self._keys)
+        exchange = RedisExchange(link, timeout=self._timeout)
+        self._database = RedisDatabase(exchange, self._keys)
         try:
             opening = partial(
-                RedisDatabase.open, wanted=self._wanted_token, randbits=self._randbits, patience=self._patience
+                RedisDatabase.open, wanted=self._wanted_token, randbits=secrets.randbits, patience=self._patience
             )
             self.server_token = await self._in_order(opening)
         except BaseException:
             await self.close()
             raise
+        durability = self.describe_durability()
         _logger.info(
             "the journal is in %s: %s",
             self._address,
-            database.describe(),
-            extra=event("journal_opened", store=str(self._address), durability=database.describe()),
+            durability,
+            extra=event("journal_opened", store=str(self._address), durability=durability),
         )
 
     def describe_durability(self) -> str:
@@ -139,7 +136,7 @@ class RedisJournal(Journal):
 
     async def take(self, log: str, *, view: int = 0, address: str = "", above: int = 0) -> Ownership:
         """See Journal. Cost: two round trips, with the wait of a strong entry."""
-        wanted = Ownership(above, self._owned.next_nonce(log, self._randbits), address, view)
+        wanted = Ownership(above, self._owned.next_nonce(log, secrets.randbits), address, view)
         owner = self._owned.ownership(log)
         taken = await self._in_order(lambda db: db.take(log, self._held({log: owner})[log], wanted))
         self._owned.took(log, taken)
@@ -222,7 +219,7 @@ class RedisJournal(Journal):
         """See Journal. Written in parts of 256 KiB, and the last step makes them the log."""
         with self._meter.snapshot(payload):
             async with self._snapshotting:
-                nonce = 0 if log == GRAPH else self._owned.next_nonce(log, self._randbits)
+                nonce = 0 if log == GRAPH else self._owned.next_nonce(log, secrets.randbits)
                 wanted = Ownership(0, nonce, address, view)
                 # The same name for the same call, so that a repeat knows its first try.
                 snapshot = _snapshot(log, position, f"{self._nonce:08x}.{crc32(payload):08x}", payload)

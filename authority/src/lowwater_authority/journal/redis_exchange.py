@@ -47,10 +47,9 @@ _logger = logging.getLogger(__name__)
 class RedisExchange:
     """Reads and writes over one link. Calls must not overlap. ``timeout`` is the link's, in seconds."""
 
-    def __init__(self, link: RedisLink, *, timeout: float, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, link: RedisLink, *, timeout: float) -> None:
         self.link = link
         self._milliseconds = int(timeout * 500)
-        self._clock = clock
         self._settings: RedisSettings | None = None
         self._settings_read = -math.inf
         self._settings_over = 0
@@ -76,7 +75,7 @@ class RedisExchange:
                 settings.describe(),
                 extra=event("store_settings_changed", store=self.link.address, durability=settings.describe()),
             )
-        self._settings, self._settings_read, self._settings_over = settings, self._clock(), self.link.dropped
+        self._settings, self._settings_read, self._settings_over = settings, time.perf_counter(), self.link.dropped
         return settings
 
     async def read(self, *command: str | bytes | int) -> Any:
@@ -115,7 +114,7 @@ class RedisExchange:
     async def _barrier(self) -> list[tuple[int, tuple[str | int, ...]]]:
         """What a strong entry waits for."""
         settings = self._settings
-        old = self._clock() - self._settings_read > _SETTINGS_SECONDS
+        old = time.perf_counter() - self._settings_read > _SETTINGS_SECONDS
         if settings is None or old or self.link.dropped != self._settings_over:
             settings = await self.read_settings()
         return settings.barrier(self._milliseconds)

@@ -38,8 +38,7 @@ class SqliteJournal(Journal):
 
     ``path`` is the database; beside it are ``path-wal``, ``path-shm`` and ``path.lock``. Its directory must exist. Local
     file systems only: over a network neither the lock nor WAL mode can be relied on. ``server_token`` is what the
-    file must belong to, and what a new one is made with; if it is empty, any deployment will do. ``randbits`` makes the
-    server token and the nonces; ``clock`` gives the seconds of the statistics.
+    file must belong to, and what a new one is made with; if it is empty, any deployment will do.
     """
 
     shared = False
@@ -49,13 +48,10 @@ class SqliteJournal(Journal):
         path: Path,
         *,
         server_token: str = "",
-        randbits: Callable[[int], int] = secrets.randbits,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._database = SqliteDatabase(path.absolute())
         self._wanted_token = server_token
-        self._randbits = randbits
-        self._meter = Meter(clock)
+        self._meter = Meter(time.perf_counter)
         self._owned = Owned(nonce=0)
         self._thread: ThreadPoolExecutor | None = None
 
@@ -66,7 +62,7 @@ class SqliteJournal(Journal):
         """
         self._thread = thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lowwater-journal")
         try:
-            owner = await self._run(self._database.open, self._wanted_token, self._randbits)
+            owner = await self._run(self._database.open, self._wanted_token, secrets.randbits)
             end = await self._run(self._database.end, GRAPH)
         except BaseException:
             # Cancelled, it may go on and take the lock all the same.
@@ -79,7 +75,7 @@ class SqliteJournal(Journal):
     async def take(self, log: str, *, view: int = 0, address: str = "", above: int = 0) -> Ownership:
         """See Journal. Raises JournalFenced when another process has opened the file in spite of the lock."""
         wanted = Ownership(above, 0, address, view)
-        owner = await self._run(self._database.take, log, wanted, self._owned.held([log]), self._randbits)
+        owner = await self._run(self._database.take, log, wanted, self._owned.held([log]), secrets.randbits)
         self._owned.took(log, owner)
         return owner
 
@@ -148,7 +144,7 @@ class SqliteJournal(Journal):
                 return [_frame(log, position, payload, part, writer) for part in range(_parts(payload))]
 
             mine, wanted = self._owned.held([log])[log], Ownership(0, 0, address, view)
-            owner, end = await self._run(self._database.restore, log, position, mine, wanted, framed, self._randbits)
+            owner, end = await self._run(self._database.restore, log, position, mine, wanted, framed, secrets.randbits)
             if log != GRAPH:
                 self._owned.took(log, owner)
             self._owned.reached(log, end)

@@ -37,8 +37,6 @@ class Scan(NamedTuple):
 
     frames: int
     """Number of good frames from the start on."""
-    transactions: int
-    """Number of transactions that end within them."""
     damaged: int | None
     """Offset in bytes of damage in front of an acknowledged transaction; None if there is none."""
 
@@ -61,15 +59,15 @@ def scan(data: npt.NDArray[np.uint8]) -> Scan:
     """Read a whole write-ahead log.
 
     >>> scan(np.zeros(0, np.uint8))
-    Scan(frames=0, transactions=0, damaged=None)
+    Scan(frames=0, damaged=None)
     """
     if len(data) < _HEADER:
-        return Scan(0, 0, None)
+        return Scan(0, None)
     magic, _, page_size, _, salt1, salt2, *stored = data[:_HEADER].view(">u4").tolist()
     order = ">u4" if magic & 1 else "<u4"
     if magic & ~1 != _MAGIC or _header_sum(data, order) != tuple(stored):
         # Synced by itself before any frame follows, and within one sector: it cannot be torn.
-        return Scan(0, 0, 0 if len(data) >= _HEADER + _FRAME_HEADER + 512 else None)
+        return Scan(0, 0 if len(data) >= _HEADER + _FRAME_HEADER + 512 else None)
     size = _FRAME_HEADER + page_size
     frames = data[_HEADER : _HEADER + (len(data) - _HEADER) // size * size].reshape(-1, size)
     headers = frames[:, :_FRAME_HEADER].copy().view(">u4").astype(np.uint32)
@@ -81,7 +79,7 @@ def scan(data: npt.NDArray[np.uint8]) -> Scan:
     ends = np.flatnonzero(commits[good:])
     # At most one transaction, the newest, was not synced: nothing of ours may follow its end.
     behind = len(ends) > 0 and bool(ours[good + int(ends[0]) + 1 :].any())
-    return Scan(good, int(commits[:good].sum()), _HEADER + good * size if behind else None)
+    return Scan(good, _HEADER + good * size if behind else None)
 
 
 def _good_frames(frames: npt.NDArray[np.uint8], headers: Words, order: str, seed: tuple[int, int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater import errors
@@ -12,6 +13,7 @@ from lowwater_authority.access.policy import Action
 from lowwater_authority.journal import JournalError
 from lowwater_authority.service import decode
 from lowwater_authority.service.refusals import bad_field, refusing
+from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     Context = grpc.aio.ServicerContext[Any, Any]
 
+log = logging.getLogger(__name__)
 
 LARGEST_EPOCH: Final = 1 << 23
 """Half of what a sequencer has room for: a made-up number must not use them up."""
@@ -51,10 +54,14 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         shard = self.services.shard
         await shard.confirm(())
         await shard.serve_those(name for name in names if name in shard.topology.computations)
-        for name, seen in zip(names, request.epochs or [0] * len(names), strict=True):
+        numbers = list(zip(names, request.epochs or [0] * len(names), strict=True))
+        for name, seen in numbers:
             if shard.serves(name) and _may_raise(name):
                 await shard.rise(name, seen)
         await shard.confirm(name for name in names if shard.serves(name))
+        for name, seen in numbers:
+            if shard.serves(name) and seen > shard.epoch(name):
+                self._tell_ahead(name, seen)
         registered = [name for name in names if name in shard.topology.computations]
         found = {redirect.computation: redirect for redirect in await self.services.redirects(registered)}
         redirects = [found.get(name) or types_pb2.Redirect(computation=name) for name in names]
@@ -114,6 +121,21 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         self.services.shard.topology.get(name)
         view = await self._change("address", request.address, lambda view: view.pinned(name, request.address))
         return pb.PinResponse(version=view.version)
+
+    def _tell_ahead(self, name: str, seen: int) -> None:
+        """Log that somebody who may not have a computation owned anew says that it was owned by a greater number; once in a while for each."""
+        shard = self.services.shard
+        count = self.services.quiet.count(("Locate", name), shard.now / 1e6)
+        if count:
+            told = event("store_lost_epochs", computation=name, seen=seen, epoch=shard.epoch(name), count=count)
+            log.warning(
+                "a reader of %s has seen it served with the number %d, and the store knows only %d: it waits until a worker or an operator has "
+                "said so too, or until it is started again; see docs/durability.md",
+                name,
+                seen,
+                shard.epoch(name),
+                extra=told,
+            )
 
     async def _change(self, field: str, address: str, change: Callable[[View], View]) -> View:
         """Change the view unless it says so already. Raises InvalidArgument for an address that no shard has."""

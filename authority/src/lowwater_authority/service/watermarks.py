@@ -65,21 +65,18 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             services.check()
             check_token(services.token, request.server_token)
             asked = list(dict.fromkeys(decode.names("computations", request.computations)))
+            rights = _rights()
             async with inside(self._starting):
                 subscription = shard.hub.subscribe(asked)
-                confirmed, names, elsewhere = await self._look(asked)
-            unknown = []
-            for name in names:
-                view = shard.view(name)
-                if view is None:
-                    unknown.append(self._watermark(name, None))
-                else:
-                    subscription.put(name, view)
-            for name in elsewhere:
-                subscription.put(name, None)
+                confirmed, unknown = await self._begin(subscription, asked)
             taken = await subscription.take(0)
             yield await self._response(taken if asked else _readable(taken), confirmed, unknown)
             while not services.leaving.is_set():
+                if not asked and rights != _rights():
+                    # What may be read only now is told as if asked for now: it may not change for long.
+                    rights = _rights()
+                    async with inside(self._starting):
+                        await self._begin(subscription, asked)
                 taken = await subscription.take(BEAT_SECONDS)
                 taken = taken if asked else _readable(taken)
                 yield await self._response(taken, shard.confirmed, waited=subscription.waited if taken else None)
@@ -135,6 +132,21 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             total=total,
         )
 
+    async def _begin(self, subscription: Subscription, asked: list[str]) -> tuple[int, list[types_pb2.Watermark]]:
+        """Have a subscription tell where all that it follows is. Returns when that was the newest, and what is told of unknown names."""
+        shard = self.services.shard
+        confirmed, names, elsewhere = await self._look(asked)
+        unknown = []
+        for name in names:
+            view = shard.view(name)
+            if view is None:
+                unknown.append(self._watermark(name, None))
+            else:
+                subscription.put(name, view)
+        for name in elsewhere:
+            subscription.put(name, None)
+        return confirmed, unknown
+
     async def _look(self, asked: list[str]) -> tuple[int, list[str], list[str]]:
         """Return when what is published here was the newest, what of the names is here or nowhere, and what other shards serve.
 
@@ -185,6 +197,12 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
 def _readable(taken: dict[str, View | None]) -> dict[str, View | None]:
     """Return what the caller may read of what it follows without naming it; what it named was decided before."""
     return {name: taken[name] for name in visible(list(taken))} if taken and calling() is not None else taken
+
+
+def _rights() -> object:
+    """Return what decides what the caller may read; it changes with the access file."""
+    caller = calling()
+    return None if caller is None else caller.principal.allow
 
 
 def _page(asked: int) -> int:

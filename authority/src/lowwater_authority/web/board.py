@@ -11,7 +11,7 @@ from lowwater import WatermarkView
 from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -136,21 +136,14 @@ class Board:
         return MIN if view is None else view.low.micros
 
     def _root_lows(self) -> Mapping[str, int]:
-        """Return the least low watermark of the injectors upstream of each computation, its own for an injector."""
         roots = self._roots
         if roots is not None:
             return roots
         with self._lock:
             if self._order is None:
                 self._order = upstream_first({name: view.inputs for name, view in self._views.items()})
-            lows: dict[str, int] = {}
-            for name in self._order:
-                view = self._views[name]
-                # An input that was never heard of is unknown, and so is one further down the order: views of two versions of the graph
-                # may make a circle for a moment.
-                lows[name] = min((lows.get(each, MIN) for each in view.inputs), default=view.low.micros)
-            self._roots = lows
-            return lows
+            roots = self._roots = root_lows(self._order, lambda name: self._views[name].inputs, self._low)
+            return roots
 
 
 def lag_seconds(ahead: int, behind: int) -> float | None:
@@ -175,6 +168,21 @@ def upstream_first(inputs: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
                 stack.append((name, True))
                 stack += [(each, False) for each in inputs[name]]
     return tuple(order)
+
+
+def root_lows(
+    order: Iterable[str], inputs: Callable[[str], Sequence[str]], low: Callable[[str], int]
+) -> dict[str, int]:
+    """Return the least low watermark of the injectors upstream of each computation, its own for an injector.
+
+    ``order`` has each behind its inputs, as from :func:`upstream_first`. An input that is not in it is unknown, and so is one further down:
+    views of two versions of the graph may make a circle for a moment.
+    """
+    lows: dict[str, int] = {}
+    for name in order:
+        before = inputs(name)
+        lows[name] = min(lows.get(each, MIN) for each in before) if before else low(name)
+    return lows
 
 
 class _Samples:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from lowwater._core.text import describe_range
 from lowwater.prometheus import Figure
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.web.board import lag_seconds, upstream_first
+from lowwater_authority.web.board import lag_seconds, root_lows, upstream_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -137,7 +137,8 @@ class Reading:
         if not self._inputs(view.name):
             return
         if self._roots is None:
-            self._roots = self._root_lows()
+            graph = {name: spec.inputs for name, spec in self._topology.computations.items()}
+            self._roots = root_lows(upstream_first(graph), self._inputs, self._low)
         lag = lag_seconds(self._roots.get(view.name, MIN), view.low)
         if lag is not None:
             yield [view.name], lag
@@ -195,14 +196,6 @@ class Reading:
     def _inputs(self, name: str) -> tuple[str, ...]:
         spec = self._topology.computations.get(name)
         return spec.inputs if spec is not None else ()
-
-    def _root_lows(self) -> dict[str, int]:
-        """Return the least low watermark of the injectors upstream of each computation, its own for an injector."""
-        lows: dict[str, int] = {}
-        for name in upstream_first({name: spec.inputs for name, spec in self._topology.computations.items()}):
-            inputs = self._inputs(name)
-            lows[name] = min(lows.get(each, MIN) for each in inputs) if inputs else self._low(name)
-        return lows
 
     def _low(self, name: str) -> int:
         """Return the low watermark of a computation; MIN when nobody tells of it, or nobody did lately."""

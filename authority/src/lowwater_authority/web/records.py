@@ -9,7 +9,7 @@ from lowwater._core.text import describe_range
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lowwater import History, Ranges, RangeView, ShardView, Watermark, WatermarkView, Why
+    from lowwater import History, Hop, Ranges, RangeView, ShardView, Watermark, WatermarkView, Why
     from lowwater_authority.web.board import Board, Sample
 
 Record = dict[str, Any]
@@ -90,18 +90,30 @@ def history(found: History) -> Record:
 
 
 def why(found: Why) -> Record:
-    """Return the walk from a computation to who holds it."""
-    guilty = found.guilty
+    """Return the root cause and the walk to it, as ``lowwater why --json`` does; watermarks and key ranges are those of the page."""
+    root = found.guilty
     return {
-        "sentences": [hop.sentence for hop in found],
-        "guilty": {"computation": guilty.computation, "holders": [key_range(each) for each in guilty.holders]},
+        "computation": found.hops[0].computation,
+        "sentence": found.sentence,
+        "root": {"computation": root.computation, **_cause(root)},
+        "others": list(found.others),
         "hops": [
             {
                 "computation": hop.computation,
-                "sentence": hop.sentence,
+                "low": watermark(hop.watermark),
                 "behind_seconds": hop.behind,
                 "upstream": hop.upstream,
+                **_cause(hop),
+                "sentence": hop.sentence,
             }
             for hop in found
         ],
+    }
+
+
+def _cause(hop: Hop) -> Record:
+    return {
+        "cause": None if hop.cause is None else hop.cause.value,
+        "holding": hop.holding,
+        "holders": [key_range(each) for each in hop.holders],
     }

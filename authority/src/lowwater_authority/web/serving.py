@@ -41,8 +41,8 @@ class Web:
 class WebThreads(Web):
     """The threads beside the one that serves watermarks. They end with the process, or by :meth:`close`.
 
-    ``reach`` says how this process reaches itself and other shards, for its follower. ``access`` returns the rules in force; None: everybody
-    may see all.
+    ``reach`` says how this process reaches itself and other shards, for its follower. ``clock`` gives processing time in microseconds since
+    the Unix epoch, UTC. ``access`` returns the rules in force; None: everybody may see all.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class WebThreads(Web):
         authority: Authority,
         metrics: Metrics,
         *,
+        clock: Callable[[], int],
         version: str,
         access: Callable[[], Access] | None = None,
     ) -> None:
@@ -65,7 +66,7 @@ class WebThreads(Web):
         self._follower = Follower(
             lambda: lowwater.Client(settings),
             board,
-            clock=_clock,
+            clock=clock,
             sharded=authority.shard.shared,
         )
         self._http = HttpServer(
@@ -74,7 +75,7 @@ class WebThreads(Web):
             self._follower,
             expose=metrics.render,
             version=version,
-            clock=_clock,
+            clock=clock,
             certificates=certificates,
             visitors=EVERYBODY
             if access is None
@@ -95,7 +96,3 @@ class WebThreads(Web):
         """See Web."""
         self._follower.close()
         self._http.close()
-
-
-def _clock() -> int:
-    return time.time_ns() // 1000

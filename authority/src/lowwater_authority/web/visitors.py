@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 
 from lowwater import errors
-from lowwater_authority.access.audit import ANONYMOUS, Audit
-from lowwater_authority.access.policy import digest
+from lowwater_authority.access.audit import Audit
+from lowwater_authority.access.identity import bearer, is_token
+from lowwater_authority.access.policy import ANONYMOUS, digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,7 +47,7 @@ TRIES: Final = 10
 AGAIN_SECONDS: Final = 1.0
 """So many wrong tokens may come from one address at once, then one in this time; what is wrong meanwhile is told to come later.
 
-A right one is let in all the same. Tokens are random and long, so there is nothing to guess; and everybody behind one proxy has its address.
+A right one is let in all the same: there is nothing to guess (see ``digest``), and everybody behind one proxy has its address.
 """
 
 MOST_ADDRESSES: Final = 1000
@@ -205,12 +206,11 @@ class KnownVisitors(Visitors):
     def _who(self, request: web.Request, act: str) -> Principal:
         headers = request.headers.getall(hdrs.AUTHORIZATION, ())
         if headers:
-            if len(headers) > 1:
-                raise self._unknown(request, act, "the request has several Authorization headers")
-            scheme, _, token = headers[0].partition(" ")
-            if scheme.lower() != "bearer" or not _is_token(token.strip()):
-                raise self._unknown(request, act, "the Authorization header is not of the form 'Bearer TOKEN'")
-            return self._by_token(token.strip(), request, act)[0]
+            try:
+                token = bearer(headers)
+            except ValueError as error:
+                raise self._unknown(request, act, str(error)) from None
+            return self._by_token(token, request, act)[0]
         principal = self._signed_in(request)
         if principal is None:
             raise self._unknown(request, act, "sign in at the page, or send 'Authorization: Bearer TOKEN'")
@@ -218,7 +218,8 @@ class KnownVisitors(Visitors):
 
     def _by_token(self, token: str, request: web.Request, act: str) -> tuple[Principal, str]:
         """Return whose token it is, and its digest. Raises Denied."""
-        principal = self._access().who(token)  # in constant time
+        token_digest = digest(token)
+        principal = self._access().whose(token_digest)  # in constant time
         if principal is None:
             peer, now = _peer(request), self._monotonic()
             wait = self._wrong.wait(peer, now)
@@ -230,7 +231,7 @@ class KnownVisitors(Visitors):
                 )
             self._wrong.count(peer, now)
             raise self._unknown(request, act, "this token is nobody's: it is wrong, or was removed")
-        return principal, digest(token)
+        return principal, token_digest
 
     def _signed_in(self, request: web.Request) -> Principal | None:
         until, _, rest = request.cookies.get(self._cookie, "").partition(".")
@@ -253,11 +254,6 @@ class KnownVisitors(Visitors):
 
 def _peer(request: web.Request) -> str:
     return request.remote or "unknown"
-
-
-def _is_token(given: str) -> bool:
-    """Whether it can be a token at all: those are of printable ASCII."""
-    return bool(given) and given.isascii() and given.isprintable()
 
 
 def _lacks(principal: Principal, right: str) -> str:
@@ -301,7 +297,7 @@ async def _token(request: web.Request) -> str:
     except (ValueError, EOFError, RecursionError):  # the last of [[[[...
         raise refused from None
     token = found.get("token") if isinstance(found, dict) else None
-    if not isinstance(token, str) or not _is_token(token.strip()):
+    if not isinstance(token, str) or not is_token(token.strip()):
         raise refused
     return token.strip()
 

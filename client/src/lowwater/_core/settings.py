@@ -65,10 +65,12 @@ class Settings:
         if token is not None and (not isinstance(token, str) or _TOKEN.fullmatch(token) is None):
             raise checks.refused("token", _SECRET, "a str of printable ASCII, without line breaks")
         for field_name in ("root_certificates", "private_key", "certificate_chain"):
-            if not isinstance(getattr(self, field_name), bytes | None):
-                raise checks.refused(field_name, _SECRET, "the bytes of a PEM file")
-        if bool(self.private_key) != bool(self.certificate_chain):
-            missing = "certificate_chain" if self.private_key else "private_key"
+            # An empty one is no less asked for: taken for None, it would have a token go over the network as it is.
+            value = getattr(self, field_name)
+            if not isinstance(value, bytes | None) or value == b"":
+                raise checks.refused(field_name, _SECRET if value else value, "the bytes of a PEM file, or None")
+        if (self.private_key is None) != (self.certificate_chain is None):
+            missing = "private_key" if self.private_key is None else "certificate_chain"
             raise checks.refused(missing, None, "private_key and certificate_chain, or neither")
         checks.text("server_token", self.server_token)
         if self.namespace != "":
@@ -84,7 +86,8 @@ class Settings:
     @property
     def encrypted(self) -> bool:
         """Whether the channel uses TLS."""
-        return any((self.root_certificates, self.private_key, self.certificate_chain))
+        given = (self.root_certificates, self.private_key, self.certificate_chain)
+        return any(each is not None for each in given)
 
     @property
     def credentials(self) -> grpc.ChannelCredentials | None:

@@ -7,17 +7,36 @@ import re
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from lowwater.cli.examples import EXAMPLES, TOP
 from lowwater.watermark import Watermark
 
-__all__ = ["SHELLS", "parse_count", "parse_duration", "parse_key", "parse_time", "parser"]
+__all__ = [
+    "SHELLS",
+    "CommandParser",
+    "add_command",
+    "parse_count",
+    "parse_duration",
+    "parse_key",
+    "parse_time",
+    "parser",
+]
 
 SHELLS: Final = ("bash", "zsh", "fish")
 """For which there is a script beside this module, made by scripts/generate_cli.py."""
 
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parses a command, and with its subcommands in the same way: options in full only, examples shown as they were written.
+
+    What is short for one option today may be short for two in the next release.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
 
 
 def parse_time(text: str) -> Watermark:
@@ -80,14 +99,12 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """Return the parser of the whole command."""
-    top = argparse.ArgumentParser(
+    top = CommandParser(
         prog="lowwater",
         description="Low watermarks across jobs: what is complete, and who holds up the rest.",
         epilog=TOP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"lowwater {version('lowwater')}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -193,31 +210,28 @@ def parser() -> argparse.ArgumentParser:
     _shard(where, nargs="?")
     where.add_argument("--off", action="store_true", help="take the pin back: any shard may serve it")
 
-    completion = commands.add_parser(
-        "completion",
-        help="print a script that completes commands, options and names in a shell",
-        description="Print a script that completes commands, options and names in a shell.",
-        epilog=EXAMPLES["completion"],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    what = "print a script that completes commands, options and names in a shell"
+    completion = add_command(commands, "completion", what, EXAMPLES["completion"])
     completion.add_argument("shell", choices=SHELLS, help="which shell")
     return top
 
 
-def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],  # pyright: ignore[reportPrivateUsage]  # it has no other name
+def add_command(
+    commands: argparse._SubParsersAction[CommandParser],  # pyright: ignore[reportPrivateUsage]  # it has no other name
     name: str,
     what: str,
-) -> argparse.ArgumentParser:
-    made = commands.add_parser(
-        name,
-        help=what,
-        description=what[0].upper() + what[1:] + ".",
-        epilog=EXAMPLES[name],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    epilog: str,
+) -> CommandParser:
+    """Add a command; ``what`` says what it does, without a capital and a full stop."""
+    return commands.add_parser(name, help=what, description=what[0].upper() + what[1:] + ".", epilog=epilog)
+
+
+def _command(
+    commands: argparse._SubParsersAction[CommandParser],  # pyright: ignore[reportPrivateUsage]  # as above
+    name: str,
+    what: str,
+) -> CommandParser:
+    made = add_command(commands, name, what, EXAMPLES[name])
     made.add_argument(
         "--json", action="store_true", help="answer in JSON, for programs; see docs/cli.md for the fields"
     )

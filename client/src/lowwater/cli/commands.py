@@ -8,16 +8,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, TypeVar
 
 from lowwater import errors
 from lowwater._core.causes import Cause
 from lowwater._core.checks import is_name
+from lowwater._core.file_settings import FileSettings
 from lowwater._core.settings import address_of
 from lowwater._core.text import duration, on_one_line
 from lowwater._sync.client import Client
 from lowwater.cli import render
-from lowwater.cli.certificates import FileSettings, files_of
 from lowwater.cli.history import history_record, history_table, why_empty
 from lowwater.cli.render import to_json
 from lowwater.cli.shards import drain_record, handing_over, shards_record, shards_table, taken_by_others
@@ -54,18 +55,21 @@ class CannotTell(Exception):
 
 def open_client(args: argparse.Namespace) -> Client:
     """Return the client that the arguments and the environment describe."""
-    files = files_of({"ca": args.ca, "cert": args.cert, "key": args.key})
     settings = FileSettings(
         address_of(args.address),
         token=os.environ.get("LOWWATER_TOKEN"),
         server_token=args.server_token,
         namespace=args.namespace,
         timeout=args.answer_within,
-        ca=files["ca"],
-        certificate=files["cert"],
-        key=files["key"],
+        ca=_file(args.ca, "LOWWATER_CA"),
+        certificate=_file(args.cert, "LOWWATER_CERT"),
+        key=_file(args.key, "LOWWATER_KEY"),
     )
     return Client(settings.read())
+
+
+def _file(given: Path | None, variable: str) -> str:
+    return str(given or os.environ.get(variable, ""))
 
 
 def _now_micros() -> int:

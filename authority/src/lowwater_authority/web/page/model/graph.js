@@ -4,7 +4,7 @@ import dagre from "../vendor/dagre.js";
 import { ranked, way } from "./verdict.js";
 
 /** Computations up to which all are drawn. */
-export const WHOLE = 150;
+const WHOLE = 150;
 /** How many are drawn of more. */
 export const PART = 40;
 

@@ -7,7 +7,7 @@
  */
 
 /** How long samples are kept, as by the authority. */
-export const KEPT_SECONDS = 3600;
+const KEPT_SECONDS = 3600;
 
 /**
  * Adds what the page has heard itself, at the authority's step, and drops what is too old.

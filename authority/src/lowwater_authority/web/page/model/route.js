@@ -12,7 +12,7 @@ import { LATE_DEFAULT } from "./lag.js";
  */
 
 /** @type {Route} */
-export const HOME = { name: "", query: "", late: LATE_DEFAULT, from: "", sort: "" };
+const HOME = { name: "", query: "", late: LATE_DEFAULT, from: "", sort: "" };
 
 /**
  * @param {string} hash `#/c/NAME?q=...`

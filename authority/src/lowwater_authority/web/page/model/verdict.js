@@ -5,7 +5,7 @@ import { RUNNING_SECONDS, culprits, holding } from "./culprit.js";
 import { duration } from "./time.js";
 
 /** Seconds that a low watermark stands still, when its worker has left it, until it is called stuck: others take over within them. */
-export const STUCK_SECONDS = 15;
+const STUCK_SECONDS = 15;
 
 /**
  * Why a computation stands where it stands. `waits`: for an input. `stuck`: nobody works on what holds it, or one operation
@@ -71,7 +71,7 @@ export function judge(board, now, settings) {
  * @param {number} share
  * @returns {string}
  */
-export function percent(share) {
+function percent(share) {
   return `${Number((share * 100).toFixed(4))} %`;
 }
 

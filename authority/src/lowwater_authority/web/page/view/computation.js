@@ -31,7 +31,7 @@ export function Computation({ verdict, verdicts, from, route, now, changes }) {
   const { computation } = verdict;
   const { name } = computation;
   const query = `computation=${encodeURIComponent(name)}`;
-  /** @type {import("./hooks.js").Answer<{sentences: string[], guilty: {computation: string, holders: Range[]}}>} */
+  /** @type {import("./hooks.js").Answer<{hops: {sentence: string}[]}>} */
   const why = useAnswer(`/api/why?${query}`, changes);
   /** @type {import("./hooks.js").Answer<{total: number, ranges: Range[]}>} */
   const ranges = useAnswer(`/api/ranges?${query}&limit=${RANGES}`, changes);
@@ -88,13 +88,12 @@ function Words({ text, now }) {
 /**
  * The walk upstream, and the key range at its end.
  *
- * @param {{verdict: Verdict, why: import("./hooks.js").Answer<any>, verdicts: Map<string, Verdict>, route: Route,
+ * @param {{verdict: Verdict, why: import("./hooks.js").Answer<{hops: {sentence: string}[]}>, verdicts: Map<string, Verdict>, route: Route,
  *   from: import("../model/lag.js").Reference, now: number}} props
  */
 function Why({ verdict, why, verdicts, route, from, now }) {
   const { guilty, computation, range, level } = verdict;
-  /** @type {string[]} */
-  const sentences = why.value?.sentences ?? [];
+  const sentences = why.value?.hops.map((hop) => hop.sentence) ?? [];
   const known = verdicts.has(guilty);
   return html`<section class="panel why-panel" aria-labelledby="why-title">
     <header class="panel-head"><h2 id="why-title">Why</h2><${Trouble} answer=${why} /></header>

@@ -29,7 +29,7 @@ const CELL = 7;
  * @param {number} now
  * @returns {string}
  */
-export function pattern(range, now) {
+function pattern(range, now) {
   if (range.state === "owned") return silent(range, now) ? "silent" : "alive";
   return range.state.replace(" ", "-");
 }

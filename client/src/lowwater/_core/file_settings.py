@@ -1,0 +1,77 @@
+"""Settings whose certificates stand in files: a process that runs for days takes those that are renewed meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lowwater import errors
+from lowwater._core.settings import Settings
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    import grpc
+
+__all__ = ["FileSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileSettings(Settings):
+    """Settings whose certificates are read from files for every new channel, and channels are made anew when these change."""
+
+    ca: str = ""
+    """PEM of the authorities to trust; with any of the three, the channel uses TLS."""
+    certificate: str = ""
+    """PEM of this client's certificates, where the server wants them."""
+    key: str = ""
+    """PEM of this client's key, beside them."""
+
+    @property
+    def encrypted(self) -> bool:
+        """See Settings. It is the names of files that count, whatever stands in them: nothing ever goes out in the clear instead."""
+        return any((self.ca, self.certificate, self.key))
+
+    @property
+    def edition(self) -> object:
+        """See Settings. A file that is away for a moment, while it is replaced, is another edition as well."""
+        return tuple(self._stamp(named) for named in (self.ca, self.certificate, self.key) if named)
+
+    def credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
+        """See Settings. While a file cannot be read, or is empty because it is being written, those read before are used."""
+        try:
+            return self.read().credentials
+        except (OSError, errors.InvalidArgument):
+            return self.credentials
+
+    def read(self) -> Self:
+        """Return the settings with what stands in the files now. Raises OSError, InvalidArgument."""
+        return replace(
+            self,
+            root_certificates=self.content("ca", self.ca),
+            private_key=self.content("key", self.key),
+            certificate_chain=self.content("certificate", self.certificate),
+        )
+
+    def content(self, name: str, named: str) -> bytes | None:
+        """Return what stands in the file that the setting ``name`` names; None when it names none. Raises OSError, InvalidArgument."""
+        if not named:
+            return None
+        content = self.locate(named).read_bytes()
+        if not content:
+            msg = f"{named} is empty: name a PEM file"
+            raise errors.InvalidArgument(msg, metadata={"file": named, "fix": "name a PEM file"})
+        return content
+
+    def locate(self, named: str) -> Path:
+        """Return where a file is on this machine."""
+        return Path(named)
+
+    def _stamp(self, named: str) -> tuple[int, ...]:
+        """Return what tells a file from the one that replaces it; nothing while it is away."""
+        try:
+            state = self.locate(named).stat()
+        except OSError:
+            return ()
+        return state.st_ino, state.st_size, state.st_mtime_ns
