@@ -14,7 +14,7 @@ from lowwater_authority.cluster.membership import Member
 from lowwater_authority.cluster.memory import MemoryDirectory, MemoryMembers
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.journal import JournalFailed, LoadedLog, MemoryDisk, MemoryJournal
-from lowwater_authority.journal.faults import FaultPlan, Outcome
+from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
 from lowwater_authority.observer import Observer
 from lowwater_authority.serving import WAIT_SECONDS
 from lowwater_authority.shard import Shard
@@ -120,6 +120,62 @@ def test_a_shard_joins_though_the_store_is_slow_to_answer(fate: Outcome, done: i
         await world.start("one:1")
         await world.start("other:1", FaultPlan().then(*[Outcome.DONE] * done, fate, fate))
         assert {member.address for member in world.members.view.members} == {"one:1", "other:1"}
+
+    run(story)
+
+
+def test_a_shard_joins_when_the_store_is_back_and_may_leave_before(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(world: World) -> None:
+        world.members.away = True
+        one, other = One(world, "one:1", None), One(world, "other:1", None)
+        lives = [one.process.start(one.live), other.process.start(other.live)]
+        await asyncio.sleep(60)
+        assert not one.joined.is_set()
+        assert len(caplog.messages) < 100, "told now and then, and asked no more often than by any beat"
+        other.shard.stop()
+        await other.cluster.leave()
+        await asyncio.sleep(1)
+        assert other.joined.is_set(), "it goes on, and ends"
+        world.members.away = False
+        await one.joined.wait()
+        assert [member.address for member in world.members.view.members] == ["one:1"]
+        del lives
+
+    run(story)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_beat_that_is_under_way_does_not_bring_back_who_leaves(joined: bool) -> None:
+    """The store answers late: that the leaver is out of the view has overtaken it."""
+
+    class Held(FaultPlan):
+        """Holds up one beat of the shard before it reaches the store."""
+
+        held = False
+        going = asyncio.Event()
+
+        async def before(self, operation: Operation) -> Outcome:
+            if self.held and operation.name == "beat":
+                self.held = False
+                await self.going.wait()
+            return await super().before(operation)
+
+    async def story(world: World) -> None:
+        await world.start("one:1")
+        plan = Held()
+        plan.held = not joined
+        other = One(world, "other:1", plan)
+        other.process.start(other.live)
+        if joined:
+            await other.joined.wait()
+            plan.held = True
+        await asyncio.sleep(1)
+        assert not plan.held
+        other.shard.stop()
+        await other.cluster.leave()
+        plan.going.set()
+        await asyncio.sleep(1)
+        assert [member.address for member in world.members.view.members] == ["one:1"]
 
     run(story)
 

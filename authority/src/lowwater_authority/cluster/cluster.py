@@ -9,6 +9,7 @@ fail-over, scale-out, scale-in and the return of a frozen process are one mechan
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -19,7 +20,7 @@ from lowwater_authority.journal import JournalCorrupt, JournalError, JournalFail
 from lowwater_authority.telling import Limited, event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from lowwater_authority.cluster.directory import Directory
     from lowwater_authority.cluster.membership import Beats
@@ -98,34 +99,42 @@ class Cluster:
     # -- life ----------------------------------------------------------------------------------------------
 
     async def join(self, shard: Shard) -> None:
-        """Become a member; the shard is to run its rounds already. Raises JournalFailed when the store cannot be reached."""
+        """Become a member; the shard is to run its rounds already. Returns also when told to leave before that. Raises as :meth:`run`."""
         self._shard = shard
         shard.held.address = self.me.address
-        await self._directory.open()
-        while self.view.member(self.me.id) is None:
-            try:
-                await self._beat()
-            except JournalUnknown as error:  # the next beat tells
-                self._unreadable(str(error))
+        opened = False
+        while not self._leaving.is_set() and self.view.member(self.me.id) is None:
+            again = self._monotonic() + self._dead_after / BEATS
+            opened = opened or await self._answered(self._directory.open())
+            if not opened or not await self._answered(self._beat()):
+                await self._pause(again)
 
     async def run(self) -> None:
         """Beat until :meth:`leave`. Raises Replaced, and JournalReplaced and its like: this process must not go on."""
         while not self._leaving.is_set():
-            try:
-                async with asyncio.timeout(self._dead_after):
-                    await self._beat()
-            except TimeoutError:
-                self._unreadable(f"no answer within {self._dead_after:g} s")
-            except (JournalFailed, JournalUnknown, JournalCorrupt) as error:
-                self._unreadable(str(error))
+            await self._answered(self._beat())
             again = self._monotonic() + self._dead_after / BEATS
             await self._look_after_what_is_held()
             self._judge()
-            try:
-                async with asyncio.timeout(max(0.0, again - self._monotonic())):
-                    await self._leaving.wait()
-            except TimeoutError:
-                continue
+            await self._pause(again)
+
+    async def _answered(self, asking: Awaitable[None]) -> bool:
+        """Return whether the store has answered; that it has not is told."""
+        try:
+            await asking
+        except TimeoutError:
+            self._unreadable(f"no answer within {self._dead_after:g} s")
+        except (JournalFailed, JournalUnknown, JournalCorrupt) as error:
+            self._unreadable(str(error))
+        else:
+            return True
+        return False
+
+    async def _pause(self, until: float) -> None:
+        """Wait until then, or until it is time to leave."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, until - self._monotonic())):
+                await self._leaving.wait()
 
     async def leave(self) -> None:
         """Hand over all that is served here, or give up after a while; the process is about to stop."""
@@ -168,12 +177,17 @@ class Cluster:
         return self.view, beats
 
     async def _beat(self) -> None:
+        async with asyncio.timeout(self._dead_after):
+            await self._beat_once()
+
+    async def _beat_once(self) -> None:
         view, beats = await self._directory.beat(self.me.id)
         now = self._monotonic()
         if now - self._heard > self._dead_after:
             self._resumed = now
         self._heard = now
-        if not self._has_rival(view, beats):
+        # Whoever leaves may have been taken out of the view meanwhile, and must not come back.
+        if not self._has_rival(view, beats) and not self._leaving.is_set():
             me = self.view.member(self.me.id) or self.me
             newest = self._newest(view)
             proposed = proposal(newest, beats, me, dead_after=int(self._dead_after * 1e6), known=self._known)
