@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from lowwater_authority import serve_arguments
+from lowwater_authority.journal.redis_link import OPTIONS
 from lowwater_authority.serve_arguments import LEAST_DEAD_AFTER, MOST_DEAD_AFTER
 from tests.chart.rendering import CHART, helm
 
@@ -103,6 +104,7 @@ REFUSED = {
     ),
     "the same, of a sentinel": (["redis.url=redis+sentinel://:se@secret@a/main", POLICY], "has the port 26379"),
     "the same, of the second of two": ([r"redis.url=redis+cluster://a:6379\,[::1]:7000", POLICY], "has the port 7000"),
+    "the same, behind an option": (["redis.url=redis://redis:6380?client_name=a@b:6379", POLICY], "has the port 6380"),
     "the store in the environment": (
         ["extraEnv[0].name=LOWWATER_STORE"],
         "extraEnv has LOWWATER_STORE, which the chart sets itself",
@@ -197,6 +199,8 @@ def test_what_is_near_a_refusal_is_not_refused() -> None:
         [f"extraArgs[0]=--dead-after={LEAST_DEAD_AFTER:g}", f"extraArgs[1]=--dead-after={MOST_DEAD_AFTER:g}"],
         [REDIS, POLICY],
         ["redis.url=rediss://:a:6381@redis:6380/1", POLICY, "networkPolicy.redisPorts={6380,6379}"],
+        *([f"redis.url=rediss://:secret@redis:6379/0?{option}=a@b:1", POLICY] for option in OPTIONS["rediss"]),
+        ["redis.url=redis://:1?:1@redis", POLICY],
         ["redis.url=redis://redis:6380"],
         ["redis.existingSecret=there", POLICY, "networkPolicy.redisPorts={6380}"],
         [r"redis.url=redis+sentinel://a\,[::1]:26380/main", POLICY, "networkPolicy.redisPorts={6379,26379,26380}"],

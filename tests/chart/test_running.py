@@ -108,18 +108,54 @@ MOVES: dict[str, tuple[list[str], list[str], str]] = {
         ["redis.url=redis://one.data.svc:6379/1"],
         "would already use one.data.svc:6379/1: ",
     ),
-    "a Redis for that of a Secret": (ONE, GIVEN, "would already use given.data.svc:6379: "),
+    "a database for another, as an option": (
+        ["redis.url=redis://one.data.svc/1?client_name=a&db=0"],
+        ["redis.url=redis://one.data.svc/0?db=1"],
+        "uses the Redis one.data.svc:6379/0, and some shards would already use one.data.svc:6379/1: ",
+    ),
+    "a port for another": (ONE, ["redis.url=redis://one.data.svc:6380"], "already use one.data.svc:6380/0: "),
+    "sentinels for others": (
+        [r"redis.url=redis+sentinel://a\,b/main"],
+        [r"redis.url=redis+sentinel://c\,b:26380/main"],
+        "uses the Redis a:26379,b:26379/main/0, and some shards would already use c:26379,b:26380/main/0: ",
+    ),
+    "a master for another": (
+        ["redis.url=redis+sentinel://a/main"],
+        ["redis.url=redis+sentinel://a/other"],
+        "would already use a:26379/other/0: ",
+    ),
+    "a database of a master for another": (
+        ["redis.url=redis+sentinel://a/main"],
+        ["redis.url=redis+sentinel://a/main/1"],
+        "would already use a:26379/main/1: ",
+    ),
+    "nodes of a cluster for others": (
+        [r"redis.url=redis+cluster://a\,b"],
+        [r"redis.url=redis+cluster://c\,d"],
+        "uses the Redis a:6379,b:6379/0, and some shards would already use c:6379,d:6379/0: ",
+    ),
+    **{
+        f"a Redis for one with a bare {each} in its password": (
+            ONE,
+            [f"redis.url=redis://:secret{each}secret@two"],
+            "would already use two:6379/0: ",
+        )
+        for each in "/?#@"
+    },
+    "a Redis for that of a Secret": (ONE, GIVEN, "would already use given.data.svc:6379/0: "),
     "that of a Secret for that of another": (
         GIVEN,
         ["redis.existingSecret=moved"],
-        "uses the Redis given.data.svc:6379, and some shards would already use moved.data.svc:6379: ",
+        "uses the Redis given.data.svc:6379/0, and some shards would already use moved.data.svc:6379/0: ",
     ),
-    "that of a Secret for one": (GIVEN, ONE, "uses the Redis given.data.svc:6379, and some"),
+    "that of a Secret for one": (GIVEN, ONE, "uses the Redis given.data.svc:6379/0, and some"),
 }
 SECRETS = [
     secret("given", "rediss://:secret@given.data.svc:6379?ssl_ca_certs=/etc/roots/ca.crt"),
     secret("same", "redis://:se@cret@given.data.svc:6379/\n"),
     secret("moved", "redis://:secret@moved.data.svc:6379"),
+    secret("empty", ""),
+    secret("password", "secret"),
 ]
 
 
@@ -131,7 +167,7 @@ def test_nothing_that_runs_changes_its_journal_for_an_empty_one(case: str) -> No
     assert message in said.stderr
     assert "scale to 0" in said.stderr
     assert "docs/helm.md, From a volume to Redis" in said.stderr
-    assert "secret@" not in said.stderr, "a password is not repeated"
+    assert "secret" not in said.stderr, "a password is not repeated"
     done = upgraded([*installed(0, *setting(*before)), *SECRETS], *setting(*after))
     assert done.returncode == 0, done.stderr
 
@@ -144,9 +180,31 @@ def test_nothing_that_runs_changes_its_journal_for_an_empty_one(case: str) -> No
         pytest.param([], ["persistence.size=20Gi"], id="a larger volume"),
         pytest.param([], ["persistence.existingClaim=lw-lowwater-data"], id="the same claim by its name"),
         pytest.param(["persistence.enabled=false"], [], id="a journal that would be lost anyway"),
+        pytest.param(["persistence.enabled=false"], ONE, id="the same, for Redis"),
+        pytest.param(["persistence.enabled=false"], GIVEN, id="the same, for that of a Secret"),
         pytest.param(ONE, ["redis.url=redis://me:other@one.data.svc:6379/0"], id="another password"),
         pytest.param(GIVEN, ["redis.existingSecret=same"], id="another Secret of the same Redis"),
         pytest.param(GIVEN, ["redis.existingSecret=missing"], id="a Secret that is not there yet"),
+        pytest.param(GIVEN, ["redis.existingSecret=empty"], id="a Secret that is empty yet"),
+        pytest.param(GIVEN, ["redis.existingSecret=password"], id="a Secret of something else"),
+        pytest.param(["redis.url=redis://one"], ["redis.url=redis://one:6379"], id="the default port"),
+        pytest.param(["redis.url=redis://one:6379"], ["redis.url=redis://One:/0"], id="the default database"),
+        pytest.param(["redis.url=redis://one/2"], ["redis.url=redis://one/1?db=2"], id="the database as an option"),
+        pytest.param(["redis.url=redis://one"], ["redis.url=redis://:a@one/?client_name=a@b:1"], id="an option with @"),
+        pytest.param(["redis.url=redis://[::1]"], ["redis.url=redis://[::1]:6379"], id="the default port of a number"),
+        pytest.param(
+            [r"redis.url=redis+sentinel://a:26379\,b/main"],
+            [r"redis.url=redis+sentinel://c\,b:26379\,a/main/0"],
+            id="one more sentinel",
+        ),
+        pytest.param(
+            [r"redis.url=redis+sentinel://a\,b/main"], [r"redis.url=redis+sentinel://b\,c/main"], id="another sentinel"
+        ),
+        pytest.param(
+            [r"redis.url=redis+cluster://a\,b"],
+            [r"redis.url=redis+cluster://c\,b:6379/0"],
+            id="another node of a cluster",
+        ),
         pytest.param(ONE, [*ONE, "redis.deployment=prod.lw-lowwater", "replicaCount=5"], id="the same by its name"),
     ],
 )

@@ -77,6 +77,34 @@ app.kubernetes.io/component: authority
 {{ ternary .Values.redis.existingSecretKey "url" (ne .Values.redis.existingSecret "") }}
 {{- end -}}
 
+{{/*
+What a Redis URL leads to, however it is written: HOST:PORT,.../DATABASE, with Sentinel HOST:PORT,.../MASTER/DATABASE. It has no user, no password and no
+other options, and is empty for what is no URL. Not every ? begins options, and no # ends it: the authority refuses both bare in a password, of which
+nothing may be taken for a host and shown.
+*/}}
+{{- define "lowwater.redisOfUrl" -}}
+{{- $url := trim . -}}
+{{- if regexMatch "^[A-Za-z+]+://" $url -}}
+{{- $options := regexFind "[?](client_name|db|ssl_[a-z_]+)=.*$" $url -}}
+{{- $place := regexReplaceAll "^[^:]*://(.*@)?" (trimSuffix $options $url) "" -}}
+{{- $hosts := regexFind "^[^/?#]*" $place -}}
+{{- $path := regexFind "^/[^?#]*" (trimPrefix $hosts $place) | trimAll "/" -}}
+{{- $sentinel := hasPrefix "redis+sentinel:" $url -}}
+{{- $nodes := list -}}
+{{- range splitList "," $hosts -}}
+{{- $port := regexFind ":[0-9]*$" . -}}
+{{- $host := trimSuffix $port . | lower | default "localhost" -}}
+{{- $nodes = append $nodes (printf "%s:%s" $host (trimPrefix ":" $port | default (ternary "26379" "6379" $sentinel))) -}}
+{{- end -}}
+{{- if $sentinel -}}
+{{- $path = contains "/" $path | ternary $path (printf "%s/0" $path) -}}
+{{- else -}}
+{{- $path = regexFind "(^[?]|&)db=[0-9]+" $options | regexFind "[0-9]+$" | default $path | default "0" -}}
+{{- end -}}
+{{ join "," $nodes }}/{{ $path }}
+{{- end -}}
+{{- end -}}
+
 {{/* Which deployment of that Redis. */}}
 {{- define "lowwater.deployment" -}}
 {{ default (printf "%s.%s" .Release.Namespace (include "lowwater.fullname" .)) .Values.redis.deployment }}
@@ -119,9 +147,9 @@ grpc:
 {{- end -}}
 
 {{/*
-Who is asked whether it still runs. With TLS or access only the port, where it may be reached by some who may do nothing: they need only hold all
-connections that the page takes, or all health checks at a time that there are for callers without a token, to have every shard restarted by way of
-/healthz or gRPC. That the replay has ended is known by then: liveness is asked after the start.
+Who is asked whether it still runs. With TLS or access only the port, where it may be reached by some who may do nothing: who holds all connections that
+the page takes would have every shard restarted by way of /healthz. Over gRPC health checks have no places that all hosts share, but callers without a
+token hold watches and memory there, perhaps from the kubelet's own address. That the replay has ended is known by then: liveness is asked after the start.
 */}}
 {{- define "lowwater.liveness" -}}
 {{- if or .Values.tls.existingSecret (include "lowwater.accessSecret" .) -}}

@@ -70,10 +70,8 @@
 {{- fail "podAnnotations has checksum/redis, which the chart sets itself: use another annotation" -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled .Values.redis.url -}}
-{{- $hosts := regexReplaceAll "^[^:]*://(.*@)?([^/?#]*).*$" .Values.redis.url "${2}" -}}
-{{- $default := hasPrefix "redis+sentinel:" .Values.redis.url | ternary "26379" "6379" -}}
-{{- range splitList "," $hosts -}}
-{{- $port := regexFind ":[0-9]+$" . | trimPrefix ":" | default $default -}}
+{{- range include "lowwater.redisOfUrl" .Values.redis.url | splitList "/" | first | splitList "," -}}
+{{- $port := regexFind "[0-9]+$" . -}}
 {{- if not (has $port (toStrings $.Values.networkPolicy.redisPorts)) -}}
 {{- fail (printf "redis.url has the port %s, and the network policy lets the shards reach others only: add it to networkPolicy.redisPorts" $port) -}}
 {{- end -}}
