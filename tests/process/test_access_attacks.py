@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import secrets
+import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import lowwater
 from lowwater import errors
@@ -20,7 +22,8 @@ from lowwater._core.attempts import error_of_call
 from lowwater._pb.lowwater.v1 import cluster_pb2, workers_pb2
 from lowwater_authority.service.streams import DENIED_BOUND
 from tests.process.accessing import PATIENCE, Rules, Wire, bearer, rules_of, write
-from tests.process.stalling import END_HEADERS, HEADERS, frame, without_room
+from tests.process.serving import Serving
+from tests.process.stalling import DATA, END_HEADERS, END_STREAM, HEADERS, frame, without_room
 from tests.process.test_access_changes import EVERYTHING, FLIGHTS, Changing
 from tests.process.test_access_shards import OLD, TOKENS, deployment
 from tests.process.test_client_end_to_end import eventually
@@ -191,14 +194,25 @@ def test_which_names_are_registered_is_not_said_by_what_is_hidden(changing: Chan
         assert [len(each) for each in told.values()] == [1, 1], told
 
 
-def test_who_takes_nothing_of_what_it_watches_does_not_keep_the_process_from_ending(changing: Changing) -> None:
-    """A health watch is for anybody. What is told of the health waits for whoever has it told something just now, which here never ends."""
-    with socket.create_connection(("127.0.0.1", changing.server.port), PATIENCE) as connection:
-        connection.sendall(without_room("/grpc.health.v1.Health/Watch", 1))
+@pytest.mark.parametrize("guarded", [True, False])
+def test_who_takes_nothing_of_what_it_watches_keeps_nobody_waiting(tmp_path: Path, guarded: bool) -> None:
+    """A health watch is for anybody. Others hear that the process stops, and it ends."""
+    changing = Changing(tmp_path)
+    changing.allow(admin=EVERYTHING)
+    server = changing.server if guarded else Serving(tmp_path / "open")
+    with server, socket.create_connection(("127.0.0.1", server.port), PATIENCE) as connection:
+        no_request = frame(DATA, END_STREAM, 1, bytes(5))
+        connection.sendall(without_room("/grpc.health.v1.Health/Watch", 1) + no_request)
         seen = b""
         while frame(HEADERS, END_HEADERS, 1, b"")[3:] not in seen:  # its answer begins, and has no room to go on
             seen += connection.recv(65536)
-        assert changing.server.stop() == 0
+        with server.channel() as channel:
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            server.signal(signal.SIGTERM)
+            assert [answer.status for answer in watch] == [health_pb2.HealthCheckResponse.NOT_SERVING]
+        assert server.wait() == 0
 
 
 def test_who_only_reads_does_not_move_a_computation_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 
 from lowwater import errors
 from lowwater._core.attempts import error_of_call
@@ -25,10 +24,11 @@ from lowwater_authority.access.methods import METHODS
 from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal, digest
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.observer import Observer
+from lowwater_authority.service.health import HealthServicer
 from lowwater_authority.service.refusals import refuse
 from lowwater_authority.service.streams import DENIED_BOUND, Outbox
 from lowwater_authority.telling import ATTRIBUTE
-from tests.process.stalling import without_room
+from tests.process.stalling import opening, without_room
 
 PATIENCE = 60.0
 
@@ -39,6 +39,8 @@ RIGHT = (("authorization", "Bearer right"),)
 RESET = "/lowwater.v1.TopologyService/Reset"
 CLAIM = "/lowwater.v1.WorkerService/Claim"
 WATCH = "/lowwater.v1.WatermarkService/Watch"
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Served(grpc.GenericRpcHandler):
@@ -116,7 +118,7 @@ async def world(limits: Limits | None = None, failure: Exception | None = None) 
     made = Guard(access, observer=Observer(), audit=Audit(lambda: 0.0), insiders=[], monotonic=lambda: 0.0)
     server = grpc.aio.server(interceptors=[made])
     server.add_generic_rpc_handlers((served,))
-    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(()), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -203,16 +205,25 @@ async def test_what_is_no_message_is_refused() -> None:
 # -- health checks -------------------------------------------------------------------------------------------------------
 
 
-async def test_health_watches_are_few_and_keep_no_check_away() -> None:
-    most = guarding.HEALTH_WATCHES_OF_ONE.streams
-    assert most is not None
+@pytest.mark.parametrize(
+    ("limit", "of_whom"),
+    [
+        ("HEALTH_WATCHES", ""),
+        ("HEALTH_WATCHES_OF_HOST", " from 127.0.0.1"),
+        ("HEALTH_WATCHES_OF_CONNECTION", " over ipv4:127.0.0.1"),
+    ],
+)
+async def test_health_watches_are_few_and_keep_no_check_away(
+    monkeypatch: pytest.MonkeyPatch, limit: str, of_whom: str
+) -> None:
+    monkeypatch.setattr(guarding, limit, Limits(streams=2))
     async with world() as one:
-        watches = [one.health.Watch(health_pb2.HealthCheckRequest()) for _ in range(most)]
+        watches = [one.health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
         for each in watches:
             assert (await each.read()).status == health_pb2.HealthCheckResponse.SERVING
         refused = await ending(one.health.Watch(health_pb2.HealthCheckRequest()))
         assert isinstance(refused, errors.Overloaded)
-        assert f"{most} streams of health watches from 127.0.0.1 are open" in refused.message
+        assert f"2 streams of health watches{of_whom}" in refused.message
         assert await ending(one.health.Check(health_pb2.HealthCheckRequest())) is None
         watches[0].cancel()
         async with asyncio.timeout(PATIENCE):
@@ -223,18 +234,6 @@ async def test_health_watches_are_few_and_keep_no_check_away() -> None:
                     break
         for each in (*watches, another):
             each.cancel()
-
-
-async def test_health_watches_of_all_hosts_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarding, "HEALTH_WATCHES", Limits(streams=1))
-    async with world() as one:
-        watch = one.health.Watch(health_pb2.HealthCheckRequest())
-        await watch.read()
-        refused = await ending(one.health.Watch(health_pb2.HealthCheckRequest()))
-        assert isinstance(refused, errors.Overloaded)
-        assert "1 streams of health watches are open" in refused.message
-        assert await ending(one.health.Check(health_pb2.HealthCheckRequest())) is None
-        watch.cancel()
 
 
 async def test_a_health_watch_ends_and_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,20 +260,60 @@ async def test_what_a_health_check_asks_is_never_read(compression: grpc.Compress
         opened.cancel()
 
 
-async def test_answers_that_are_not_taken_are_few_and_keep_no_check_away() -> None:
-    """They are held for as long as their connection lasts, whatever ends them here."""
-    most = guarding.HEALTH_CHECKS_OF_ONE.streams
+async def stalled(one: World, method: str, calls: int, refusal: bytes, host: str = "127.0.0.2") -> Streams:
+    """Open a connection from a host with calls of the health service that take nothing, and wait until one was refused."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", one.port, local_addr=(host, 0))
+    writer.write(without_room(f"/grpc.health.v1.Health/{method}", calls))
+    await refused(reader, refusal)
+    return reader, writer
+
+
+async def refused(reader: asyncio.StreamReader, refusal: bytes) -> None:
+    seen = b""
+    while refusal not in seen:
+        read = await reader.read(65536)
+        assert read, "the connection ended, and nothing was refused"
+        seen += read
+
+
+async def test_answers_that_are_not_taken_are_few_and_keep_no_check_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are held for as long as their connection lasts, whatever ends them here: few of a connection, some of a host."""
+    most = guarding.HEALTH_CHECKS_OF_CONNECTION.streams
+    assert most is not None
+    monkeypatch.setattr(guarding, "HEALTH_CHECKS_OF_HOST", Limits(streams=2 * most))
+    async with world() as one, asyncio.timeout(PATIENCE):
+        over = b"%d streams of health checks over ipv4:127.0.0.2" % most
+        opened = [await stalled(one, "Check", most + 1, over) for _ in range(2)]
+        opened.append(await stalled(one, "Check", 1, b"%d streams of health checks from 127.0.0.2" % (2 * most)))
+        assert await ending(one.health.Check(health_pb2.HealthCheckRequest())) is None, "another host"
+        for _, writer in opened:
+            writer.close()
+        await nothing_left(one)
+
+
+async def test_a_watch_that_takes_nothing_keeps_its_place_after_its_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is held until its connection ends. If its place were given to another meanwhile, one connection could hold any number."""
+    monkeypatch.setattr(guarding, "HEALTH_WATCH_SECONDS", 0.05)
+    most = guarding.HEALTH_WATCHES_OF_CONNECTION.streams
     assert most is not None
     async with world() as one, asyncio.timeout(PATIENCE):
-        reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
-        writer.write(without_room("/grpc.health.v1.Health/Check", most + 1))
-        seen = b""
-        while b"%d streams of health checks over ipv4:127.0.0.1" % most not in seen:
-            read = await reader.read(65536)
-            assert read, "one was refused, before any answer was taken"
-            seen += read
-        assert await ending(one.health.Check(health_pb2.HealthCheckRequest())) is None
+        refusal = b"%d streams of health watches over ipv4:127.0.0.2" % most
+        reader, writer = await stalled(one, "Watch", most + 1, refusal)
+        assert await ending(one.health.Watch(health_pb2.HealthCheckRequest())) is None, "opened later, and over"
+        writer.write(opening("/grpc.health.v1.Health/Watch", 2 * (most + 1) + 1))
+        await refused(reader, refusal)
         writer.close()
+        await nothing_left(one)
+    assert not [record for record in caplog.records if record.exc_info], "nobody fills the log so"
+
+
+async def nothing_left(one: World) -> None:
+    """Wait until the places of all that ended are free."""
+    while one.guard._health._streams:
+        await one.arrived()
+        await asyncio.sleep(0)
 
 
 async def test_what_health_does_not_serve_is_refused_and_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -312,7 +351,7 @@ async def test_an_act_that_ends_in_an_error_is_told_as_what_it_may_have_been(
         await call.done_writing()
         assert await ending(call) is not None
         assert one.reached == ["n/a"]
-        [told] = acts(caplog)
+        told = await act(one, caplog)
         assert (told["act"], told["computation"], told["outcome"], told["reason"]) == ("reset", "n/a", outcome, reason)
 
 
@@ -325,9 +364,7 @@ async def test_an_act_whose_caller_goes_is_told(caplog: pytest.LogCaptureFixture
         async with asyncio.timeout(PATIENCE):
             await one.slow.wait()
             call.cancel()
-            while not acts(caplog):
-                await one.arrived()
-        [told] = acts(caplog)
+        told = await act(one, caplog)
         assert (told["outcome"], told["reason"]) == ("unknown", "CANCELLED")
 
 
@@ -339,8 +376,17 @@ async def test_a_claim_that_is_answered_with_another_place_may_have_been_granted
         write = workers_pb2.ClaimRequest.SerializeToString
         claim: Any = one.channel.unary_unary(CLAIM, write, workers_pb2.ClaimResponse.FromString)
         assert await ending(claim(workers_pb2.ClaimRequest(computation="n/a"), metadata=RIGHT)) is not None
-        [told] = acts(caplog)
+        told = await act(one, caplog)
         assert (told["act"], told["outcome"], told["reason"]) == ("claim", "unknown", "MOVED")
+
+
+async def act(one: World, caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
+    """What the audit tells of the only act, when it does: a caller may have its answer before."""
+    async with asyncio.timeout(PATIENCE):
+        while not acts(caplog):
+            await one.arrived()
+    [told] = acts(caplog)
+    return told
 
 
 def acts(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ import grpc
 import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 
 from lowwater import errors
 from lowwater._core.attempts import error_of_call
@@ -30,6 +29,7 @@ from lowwater_authority.access.policy import Access, Action, Allowance, BadAcces
 from lowwater_authority.access.watching import LOOK_SECONDS, MOST_SECONDS, SETTLED_SECONDS, AccessFile
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.observer import Observer
+from lowwater_authority.service.health import HealthServicer
 from lowwater_authority.telling import ATTRIBUTE
 
 READER = Principal(
@@ -379,9 +379,7 @@ def guard(access: Access = ACCESS) -> Guard:
 async def guarded(extra: Extra, credentials: grpc.ServerCredentials | None = None) -> AsyncIterator[int]:
     server = grpc.aio.server(interceptors=[guard()])
     server.add_generic_rpc_handlers((extra,))
-    health = HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    await health.set("", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(()), server)
     address = "127.0.0.1:0"
     port = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
     await server.start()

@@ -15,8 +15,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health_pb2_grpc
 
 from lowwater.aio import Client
 from lowwater_authority.access.door import Door, open_door
@@ -29,6 +28,7 @@ from lowwater_authority.journal import JournalError, JournalUnknown
 from lowwater_authority.journal.sqlite import SqliteJournal
 from lowwater_authority.logging_setup import set_up
 from lowwater_authority.serve_arguments import parser, refuse_password
+from lowwater_authority.service.health import HealthServicer
 from lowwater_authority.service.timing import Timing
 from lowwater_authority.telling import event
 from lowwater_authority.tls import BadCertificate, Certificates, Files
@@ -296,7 +296,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     if not await _recover(authority, stopping):
         return 0
     authority.add_to(server)
-    health = HealthServicer()
+    health = HealthServicer(SERVICES)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     if args.reflection:
         from grpc_reflection.v1alpha import reflection
@@ -306,8 +306,6 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     web = _web(args, reach, authority, metrics, door)
     await server.start()
     web.start()
-    for service in ("", *SERVICES):
-        await health.set(service, health_pb2.HealthCheckResponse.SERVING)
     rounds = asyncio.create_task(authority.run())
     print(f"lowwater: serving on {host}:{bound} ({web.places})", flush=True)  # noqa: T201 - what callers wait for
     log.info(
@@ -330,10 +328,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
         await authority.hand_over()
     log.info("stopping: telling clients", extra=event("stopping", reason="failed" if failed else "asked to"))
     authority.leave()
-    # It waits for all who watch, also for one that reads nothing.
-    with suppress(TimeoutError):
-        async with asyncio.timeout(GRACE_SECONDS):
-            await health.enter_graceful_shutdown()
+    health.stop()
     await asyncio.gather(server.stop(GRACE_SECONDS), asyncio.to_thread(web.close), asyncio.to_thread(traces.close))
     asked.cancel()
     for each in watching:

@@ -59,16 +59,19 @@ _CLAIMS: Final = frozenset({"claim", "adopt"})
 REQUEST_SECONDS: Final = 10.0
 """How long after its beginning a call may have no request."""
 
-HEALTH_CHECKS_OF_ONE: Final = Limits(streams=64)
-"""Health checks over one connection whose answers are not taken yet. There are no places for all: a check is answered from nothing that was sent, so no
-crowd keeps away what has to know whether this process is well."""
+HEALTH_CHECKS_OF_CONNECTION: Final = Limits(streams=4)
+HEALTH_CHECKS_OF_HOST: Final = Limits(streams=64)
+"""Health checks whose answers are not taken yet, over one connection and by one host. A probe has one. Each may hold the 64 KiB that gRPC lets a call send
+before any of it is read. There are no places for all hosts: so no crowd keeps away what has to know whether this process is well."""
 
 HEALTH_WATCHES: Final = Limits(streams=64)
-HEALTH_WATCHES_OF_ONE: Final = Limits(streams=16)
-"""Health watches at once, by anybody, of all hosts and of one."""
+HEALTH_WATCHES_OF_HOST: Final = Limits(streams=16)
+HEALTH_WATCHES_OF_CONNECTION: Final = Limits(streams=4)
+"""Health watches at once, by anybody: of all hosts, of one, and over one connection."""
 
 HEALTH_WATCH_SECONDS: Final = 30.0
-"""After which a health watch ends, and whoever is serious opens another: so that places come free."""
+"""After which a health watch ends, and whoever is serious opens another: so that places come free. One whose client does not even take what it is told
+ends with its connection, and has its place until then."""
 
 
 def insider(name: str, tokens: Iterable[str]) -> Principal:
@@ -292,8 +295,9 @@ class Guard(grpc.aio.ServerInterceptor):
 
         async def checked(requests: AsyncIterator[Any], context: Context) -> Any:
             try:
-                with self._place(f"health checks over {context.peer()}", HEALTH_CHECKS_OF_ONE):
-                    await context.write(await serve(whole, context))
+                self._place(context, f"health checks over {context.peer()}", HEALTH_CHECKS_OF_CONNECTION)
+                self._place(context, f"health checks from {host_of(context.peer())}", HEALTH_CHECKS_OF_HOST)
+                await _write(context, await serve(whole, context))
             except errors.LowwaterError as error:
                 self._observer.refused(name, error.reason)
                 await refuse(context, error)
@@ -301,34 +305,40 @@ class Guard(grpc.aio.ServerInterceptor):
         return checked
 
     def _health_watch(
-        self, name: str, serve: Callable[[Any, Context], Awaitable[Any]], whole: Any
+        self, name: str, serve: Callable[[Any, Context], AsyncGenerator[Any, None]], whole: Any
     ) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
         """Guard a health watch, which is for anybody: few at once, and not for ever. As for its request, see :meth:`_health_check`."""
 
         async def watched(requests: AsyncIterator[Any], context: Context) -> Any:
-            peer = host_of(context.peer())
             try:
-                with (
-                    self._place(f"health watches from {peer}", HEALTH_WATCHES_OF_ONE),
-                    self._place("health watches", HEALTH_WATCHES),
-                    contextlib.suppress(TimeoutError),
-                ):
-                    async with asyncio.timeout(HEALTH_WATCH_SECONDS):
-                        await serve(whole, context)
+                self._place(context, f"health watches over {context.peer()}", HEALTH_WATCHES_OF_CONNECTION)
+                self._place(context, f"health watches from {host_of(context.peer())}", HEALTH_WATCHES_OF_HOST)
+                self._place(context, "health watches", HEALTH_WATCHES)
+                ends = asyncio.get_running_loop().time() + HEALTH_WATCH_SECONDS
+                async with contextlib.aclosing(serve(whole, context)) as answers:
+                    with contextlib.suppress(TimeoutError, StopAsyncIteration):
+                        while True:
+                            async with asyncio.timeout_at(ends):
+                                answer = await anext(answers)
+                            await _write(context, answer)  # not timed: gRPC cannot end a call when this is broken off
             except errors.LowwaterError as error:
                 self._observer.refused(name, error.reason)
                 await refuse(context, error)
 
         return watched
 
-    @contextlib.contextmanager
-    def _place(self, key: str, limits: Limits) -> Iterator[None]:
-        """Count a health check or watch. Raises Overloaded."""
-        self._health.open(key, limits)
-        try:
-            yield
-        finally:
+    def _place(self, context: Context, key: str, limits: Limits) -> None:
+        """Count a health check or watch until its call is over. Raises Overloaded.
+
+        That is later than its handler's end: gRPC keeps a call, with all that came over it, until its status is sent.
+        """
+
+        def over(_: Context) -> None:
             self._health.close(key)
+
+        leave: Any = over  # no class, as the types of gRPC want it
+        self._health.open(key, limits)
+        context.add_done_callback(leave)
 
     @contextlib.contextmanager
     def _counted(self, stream: _Stream) -> Iterator[None]:
@@ -344,6 +354,14 @@ class Guard(grpc.aio.ServerInterceptor):
             self._streams.discard(stream)
             if limited:
                 self._usage.close(name)
+
+
+async def _write(context: Context, answer: Any) -> None:
+    """Write an answer and wait until it is taken. A client that goes instead ends the call: gRPC would log a traceback for each."""
+    try:
+        await context.write(answer)
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
 
 
 async def _first(requests: AsyncIterator[Any], seconds: float) -> Any:

@@ -1,0 +1,78 @@
+"""The health service: what it says of what, and that nobody waits for who takes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from lowwater_authority.service.health import HealthServicer
+from tests.process.stalling import DATA, END_HEADERS, END_STREAM, HEADERS, frame, without_room
+
+PATIENCE = 60.0
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[HealthServicer, Any, int]]:
+    """The servicer, a client of it, and its port."""
+    servicer, server = HealthServicer(["a.Service"]), grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(PATIENCE):
+            yield servicer, health_pb2_grpc.HealthStub(channel), port
+    finally:
+        await server.stop(0)
+
+
+def of(service: str) -> health_pb2.HealthCheckRequest:
+    return health_pb2.HealthCheckRequest(service=service)
+
+
+@pytest.mark.parametrize("service", ["", "a.Service"])
+async def test_what_is_here_serves_until_it_stops(service: str) -> None:
+    async with served() as (servicer, health, _):
+        watch = health.Watch(of(service))
+        assert (await watch.read()).status == SERVING
+        assert (await health.Check(of(service))).status == SERVING
+        servicer.stop()
+        assert (await watch.read()).status == NOT_SERVING
+        assert await watch.read() is grpc.aio.EOF
+        assert (await health.Check(of(service))).status == NOT_SERVING
+        assert [answer.status async for answer in health.Watch(of(service))] == [NOT_SERVING]
+
+
+async def test_what_is_not_here_is_said_to_be_unknown() -> None:
+    async with served() as (servicer, health, _):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await health.Check(of("a.Stranger"))
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        watch = health.Watch(of("a.Stranger"))
+        assert (await watch.read()).status == UNKNOWN
+        servicer.stop()
+        assert await watch.read() is grpc.aio.EOF
+
+
+async def test_who_takes_nothing_keeps_nobody_waiting() -> None:
+    async with served() as (servicer, health, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(without_room("/grpc.health.v1.Health/Watch", 1) + frame(DATA, END_STREAM, 1, bytes(5)))
+        seen = b""
+        while frame(HEADERS, END_HEADERS, 1, b"")[3:] not in seen:  # its answer begins, and has no room to go on
+            seen += await reader.read(65536)
+        watch = health.Watch(of(""))
+        assert (await watch.read()).status == SERVING
+        servicer.stop()
+        assert (await watch.read()).status == NOT_SERVING
+        assert (await health.Check(of(""))).status == NOT_SERVING
+        writer.close()
