@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,18 +10,13 @@ from pyspark.sql import SparkSession
 
 import lowwater
 from tests.process.serving import Serving, serving
+from tests.spark.session import spark_session
 from tests.spark.support import SETTINGS, Feed, Upstream
 
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    # Workers are forked by a daemon of this interpreter: the executors need the same packages.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2,3]").appName("lowwater-tests")
-    for name, value in SETTINGS.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
+    session = spark_session("lowwater-tests", "local[2,3]", SETTINGS)
     yield session
     for query in session.streams.active:
         query.stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from functools import partial
 
@@ -13,6 +12,7 @@ from pyspark.sql import SparkSession
 import lowwater
 from tests.process.serving import Serving
 from tests.spark.forked_tasks import report_and_read
+from tests.spark.session import spark_session
 from tests.spark.support import SETTINGS
 
 PARTITIONS = 8
@@ -27,12 +27,7 @@ def reuse(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def spark(reuse: str) -> Iterator[SparkSession]:
     """A session of its own: whether workers are reused is fixed when it starts."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2,1]").appName("lowwater-fork")
-    for name, value in {**SETTINGS, "spark.python.worker.reuse": reuse}.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
+    session = spark_session("lowwater-fork", "local[2,1]", {**SETTINGS, "spark.python.worker.reuse": reuse})
     yield session
     session.stop()
 
