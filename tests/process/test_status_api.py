@@ -442,6 +442,9 @@ def test_rule11_a_follower_that_fails_begins_anew_and_says_how_old_its_values_ar
         eventually(lambda: (follower.stale_for or 9) < 3)
     with pytest.raises(errors.Closed):
         follower.client()
+    follower._watching = lowwater.connect(server.address)
+    follower._watching.close()  # so it is for a moment while the process stops
+    eventually(lambda: (follower.stale_for or 99) < 60)  # and the page tells its last changes without an error
 
 
 def test_every_change_is_followed_only_while_somebody_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,8 @@ class Follower:
         """Seconds since all that the board shows was confirmed as the newest; None when it never was. O(computations)."""
         now, watching = time.monotonic(), self._watching
         if watching is not None:
-            self._confirmed = max(self._confirmed, now - watching.statistics().watcher.stale_for)
+            with suppress(errors.Closed):  # this process is stopping
+                self._confirmed = max(self._confirmed, now - watching.statistics().watcher.stale_for)
         return max(0.0, now - self._confirmed) if self._confirmed > -math.inf else None
 
     def _forever(self, run: Callable[[], None]) -> None:
