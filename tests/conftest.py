@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,13 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, Any]:
     report = yield
     refuse_skip(report)
     return report
+
+
+@pytest.fixture(autouse=True)
+def _logging() -> Iterator[None]:
+    """The logging of the test run as it was: what runs a server in this process has it log to a stream that ends with the test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)

@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,16 +13,6 @@ from lowwater_authority.logging_setup import set_up, without_secrets
 from lowwater_authority.telling import ATTRIBUTE, Limited, event
 
 SECRET = "pa:ss/wo@rd"
-
-
-@pytest.fixture(autouse=True)
-def _kept() -> Iterator[None]:
-    """The logging of the test run as it was."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 class Terminal(io.StringIO):
