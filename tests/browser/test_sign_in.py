@@ -62,7 +62,7 @@ def test_a_person_signs_in_sees_what_the_link_showed_and_signs_out(browser: Brow
         expect(page.locator("h1")).to_have_text("flights")
         page.get_by_role("button", name="Sign out").click()
         expect(page.locator("h1")).to_have_text("Sign in")
-        assert "flights" not in page.content()
+        assert "flights" not in page.content(), "nor in the title, from the first moment on"
         assert page.context.cookies() == []
 
 

@@ -1,7 +1,7 @@
 /** The door: a token is asked for once, and kept nowhere in the page. */
 
 import { html } from "../html.js";
-import { useEffect, useRef, useState } from "../vendor/preact-hooks.js";
+import { useLayoutEffect, useRef, useState } from "../vendor/preact-hooks.js";
 
 /**
  * @param {{signIn: (token: string) => Promise<void>}} props The function fails with a sentence for people.
@@ -10,7 +10,8 @@ export function Door({ signIn }) {
   const [trouble, setTrouble] = useState("");
   const [busy, setBusy] = useState(false);
   const field = useRef(/** @type {HTMLInputElement | null} */ (null));
-  useEffect(() => {
+  // Before anything is painted: the name of what was shown must not stay in the title of a page that is signed out.
+  useLayoutEffect(() => {
     document.title = "Sign in · lowwater";
     field.current?.focus();
   }, []);
