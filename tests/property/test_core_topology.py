@@ -106,6 +106,29 @@ def test_H4_a_cycle_through_a_computation_registered_later() -> None:
         Topology().register(Spec("a", ("a",)))
 
 
+def test_a_cycle_that_a_heal_has_made_can_be_reset_read_and_undone() -> None:
+    """Two shards have changed a graph that the store has lost: each kept it free of cycles, the two together did not."""
+    before = graph(("a", ()), ("b", ()), ("reader", ("b",)), ("beside", ()))
+    found = before.set_inputs("a", ["b"]).merged(before.set_inputs("b", ["a"]))
+    assert found._cycle_through("a") == ["a", "b", "a"]
+    for root in ("a", "b"):
+        changed, names = found.reset(root)
+        assert set(names) == {"a", "b", "reader"}
+        assert {name: spec.incarnation for name, spec in changed.computations.items()} == {
+            "a": 2,
+            "b": 2,
+            "reader": 2,
+            "beside": 1,
+        }
+    assert found.reset("reader")[1] == ["reader"]
+    assert found.register(Spec("c", ("a",))).downstream("a")[0] == "a"
+    assert found.register(Spec("a", ("b",))) is found
+    with pytest.raises(errors.Cycle, match="leave one of these inputs out, with set_inputs"):
+        found.set_inputs("a", ["b", "beside"])
+    undone = found.set_inputs("a", [])
+    assert undone.downstream("a") == ["a", "b", "reader"]
+
+
 def test_a_fold_names_the_inputs_as_they_are_now() -> None:
     found = graph(("b", ("a",)), ("a", ()))
     assert found.required("a") == NO_FOLD

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
@@ -150,7 +150,10 @@ class Topology:
         return Topology(max(self.version, other.version) + 1, newest)
 
     def downstream(self, name: str) -> list[str]:
-        """Return a computation and all that reads it, directly or not, in topological order. O(graph)."""
+        """Return a computation and all that reads it, directly or not, in topological order, if there is one. O(graph).
+
+        A heal may have made a cycle, see :meth:`merged`: then whatever was found first comes first.
+        """
         self.get(name)
         readers: dict[str, list[str]] = {}
         for reader, spec in self.computations.items():
@@ -164,13 +167,19 @@ class Topology:
                     reached[reader] = None
                     waiting.append(reader)
         inputs = {n: [i for i in self.computations[n].inputs if i in reached] for n in reached}
-        return list(TopologicalSorter(inputs).static_order())
+        try:
+            return list(TopologicalSorter(inputs).static_order())
+        except CycleError:
+            return list(reached)
 
     def _with(self, spec: Spec) -> Topology:
         changed = Topology(self.version + 1, {**self.computations, spec.name: spec})
         cycle = changed._cycle_through(spec.name)
         if cycle:
-            msg = f"the inputs would form a cycle: {' -> '.join(cycle)}. A watermark that waits for itself never moves."
+            msg = (
+                f"the inputs would form a cycle: {' -> '.join(cycle)}. A watermark that waits for itself never moves: leave one of "
+                "these inputs out, with set_inputs."
+            )
             raise errors.Cycle(msg, metadata={"computation": spec.name, "field": "inputs", "cycle": " -> ".join(cycle)})
         changed._refuse_estimates(spec)
         return changed
