@@ -21,12 +21,21 @@ from hypothesis import HealthCheck, given, settings
 
 import lowwater
 from lowwater import Watermark
-from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc, workers_pb2, workers_pb2_grpc
+from lowwater._core.attempts import error_of_call
+from lowwater._pb.lowwater.v1 import (
+    cluster_pb2,
+    cluster_pb2_grpc,
+    topology_pb2,
+    topology_pb2_grpc,
+    workers_pb2,
+    workers_pb2_grpc,
+)
 from lowwater_authority.authority import Authority
 from lowwater_authority.journal import MemoryDisk, MemoryJournal
 from lowwater_authority.observer import Observer
 from lowwater_authority.service import workers
 from tests.process.serving import Serving, serving
+from tests.process.test_metrics import Scrape
 from tests.property.test_bad_constructors import BAD_TIMES, FIX
 
 HOUR = 3_600_000_000
@@ -89,6 +98,83 @@ def test_raw_garbage_on_the_port_harms_nobody(server: Serving, lw: lowwater.Clie
     for one in left_open:
         one.close()
     goes_on(lease, lw)
+
+
+ASKS = {
+    "GetWatermarks": "WatermarkService",
+    "CheckComplete": "WatermarkService",
+    "Watch": "WatermarkService",
+    "Claim": "WorkerService",
+    "Report": "WorkerService",
+    "Register": "TopologyService",
+    "Locate": "ClusterService",
+}
+UNREADABLE = {"bytes that are no message": b"\xff\xff\xff", "text that is not UTF-8": b"\x0a\x02\xff\xfe"}
+
+
+def raw(channel: grpc.Channel, method: str, body: bytes) -> grpc.RpcError:
+    """What a method is refused for whose request is these bytes."""
+    kind: Any = {"Watch": channel.unary_stream, "Report": channel.stream_stream}.get(method, channel.unary_unary)
+    call = kind(f"/lowwater.v1.{ASKS[method]}/{method}")
+    with pytest.raises(grpc.RpcError) as refused:
+        next(iter(call(iter([body]) if method == "Report" else body, timeout=30)))
+    return refused.value
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+@pytest.mark.parametrize("method", ASKS)
+def test_what_cannot_be_read_is_an_invalid_argument(
+    server: Serving, lw: lowwater.Client, lease: lowwater.Lease, method: str, what: str
+) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        failure: Any = raw(channel, method, UNREADABLE[what])
+        assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
+        error = error_of_call(failure, server.address)
+    assert isinstance(error, lowwater.InvalidArgument)
+    assert "generate the client" in error.metadata["fix"]
+    assert "Traceback" not in (server.data.parent / "serve.log").read_text()
+    goes_on(lease, lw)
+
+
+def test_what_is_sent_again_and_again_and_cannot_be_read_is_counted_and_one_line(tmp_path: Path) -> None:
+    with serving(tmp_path, "--log-format", "json") as one, grpc.insecure_channel(one.address) as channel:
+        for _ in range(20):
+            raw(channel, "Claim", b"\xff\xff\xff")
+        assert Scrape(one).all("refused_calls_total") == {("Claim", "INVALID_ARGUMENT"): 20}
+        assert (one.data.parent / "serve.log").read_text().count("call_refused") == 1
+
+
+def test_many_shards_are_refused_alike_by_one_that_is_alone(lw: lowwater.Client, server: Serving) -> None:
+    """Whatever is asked of them: one code, one reason, one sentence with what to do."""
+    with grpc.insecure_channel(server.address) as channel:
+        cluster = cluster_pb2_grpc.ClusterServiceStub(channel)
+        calls: list[Callable[[], object]] = [
+            lambda: cluster.Locate(cluster_pb2.LocateRequest(computations=["a"])),
+            lambda: cluster.Locate(cluster_pb2.LocateRequest(computations=["nobody"], epochs=[1, 2])),
+            lambda: cluster.ListShards(cluster_pb2.ListShardsRequest()),
+            lambda: cluster.Drain(cluster_pb2.DrainRequest(address="nowhere:1")),
+            lambda: cluster.Pin(cluster_pb2.PinRequest(computation="a", address="nowhere:1")),
+            lambda: cluster.Pin(cluster_pb2.PinRequest(computation="nobody", address="nowhere:1")),
+        ]
+        told = set()
+        for call in calls:
+            with pytest.raises(grpc.RpcError) as refused:
+                call()
+            error = error_of_call(refused.value, server.address)
+            told.add((refused.value.code(), error.reason, error.message))
+    [(code, reason, message)] = told
+    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT")
+    assert "lowwater serve --store redis://" in message
+    said = [cli(server, *words) for words in (("shards",), ("drain", "x:1"), ("pin", "a", "x:1"), ("pin", "no", "x:1"))]
+    assert {(code, text.partition(": ")[2]) for code, text in said} == {(2, message + "\n")}
+
+
+def cli(server: Serving, *words: str) -> tuple[int, str]:
+    """The exit code of the command, and what it says."""
+    command = [sys.executable, "-m", "lowwater.cli", *words, "--address", server.address]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stdout == ""
+    return ended.returncode, ended.stderr
 
 
 # -- too large a message -------------------------------------------------------------------------------------------------

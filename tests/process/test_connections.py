@@ -25,6 +25,7 @@ from lowwater_authority.web.http import HttpServer, listen
 from tests.process.browsing import Viewer, ask
 from tests.process.serving import Serving
 from tests.process.test_client_end_to_end import eventually
+from tests.process.test_metrics import Scrape
 
 pytestmark = pytest.mark.process
 
@@ -84,6 +85,33 @@ def test_idle_connections_take_their_places_and_no_more(tmp_path: Path) -> None:
         assert 1 <= len(refused) <= 6
         assert str(FILES // OF_FILES) in refused[0]["reason"]
         assert not any(line["event"] == "log" and line["level"] == "error" for line in told)
+
+
+OTHER_PROTOCOLS = {
+    "TLS": bytes.fromhex("16030100c8010000c40303") + bytes(range(200)),
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
+    "SSH": b"SSH-2.0-OpenSSH_9\r\n",
+    "zeros": bytes(100),
+    "a bad head": b"GET / HTTP/1.1\r\nHost: x\r\nBad\x00Header: y\r\n\r\n",
+    "a bad body": b"GET /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\nabc",
+    "something behind a request": REQUEST + bytes(range(256)),
+}
+
+
+def test_another_protocol_is_one_line_and_counted(tmp_path: Path) -> None:
+    """However often it comes; and whoever speaks HTTP does not notice."""
+    with Serving(tmp_path / "data", "--log-format", "json") as server:
+        for _ in range(5):
+            for sent in OTHER_PROTOCOLS.values():
+                with connected(server.page, sent) as connection:
+                    assert is_cut_off(connection)
+        found = Scrape(server)
+        assert found.value("page_not_http_total") == 5 * len(OTHER_PROTOCOLS)
+        log = (tmp_path / "serve.log").read_text()
+        [line] = [line for line in map(json.loads, log.splitlines()) if line["level"] not in ("info", "debug")]
+    assert (line["event"], line["count"]) == ("page_not_http", 1)
+    assert "127.0.0.1" in line["message"]
+    assert "exception" not in line
 
 
 def answered(server: Serving, source: str, path: str = "/healthz") -> int:

@@ -38,6 +38,7 @@ NOT_PROVOKED = {
     "traces_off": "tests/process/test_traces.py",
     "page_follower_failed": "as internal_error",
     "page_refused": "hundreds of connections; tests/process/test_connections.py",
+    "page_not_http": "tests/process/test_connections.py",
     "access_failed": "tests/unit/test_access_guard.py",
     "certificate_in_force": "tests/process/test_tls.py",
     "certificate_refused": "tests/process/test_tls.py",

@@ -15,7 +15,7 @@ from lowwater_authority.journal import JournalCorrupt, JournalFailed, JournalPos
 from lowwater_authority.journal.redis import RedisJournal
 from lowwater_authority.journal.redis_settings import RedisSettings
 from tests.contract.journal_stores import RedisStore, entry
-from tests.contract.redis_server import RedisServer, free_port
+from tests.contract.redis_server import READY, RedisServer, free_port
 
 SECRET = "correct-horse"
 
@@ -306,6 +306,45 @@ async def test_tls(tmp_path: Path, certificate: Path) -> None:
         assert (await journal.load("a")).last == 1
         await journal.close()
         assert "certificate verify failed" in await refusal(f"rediss://127.0.0.1:{port}")
+
+
+LOADED_SLOWLY = 200
+"""Thousands of commands in the file, 0.1 ms each: it is read for longer than the test takes, which ends the delay."""
+
+
+async def test_a_server_that_reads_its_file_is_asked_what_it_is_set_to_when_it_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until then it says that it has no file: a claim would not wait for the sync, and everything be told to be lost for ever."""
+    with RedisServer(tmp_path, "--appendonly", "yes", "--appendfsync", "everysec") as server:
+        server.start()
+        journal = RedisJournal(server.url)
+        await journal.open()
+        await journal.take("a")
+        await journal.append([entry("a", 1)])
+        before = journal.describe_durability()
+        for _ in range(LOADED_SLOWLY):
+            server.execute("EVAL", "for i = 1, 1000 do redis.call('SET', 'other', i) end", 0)
+        server.kill()
+        slow = RedisServer(tmp_path, *server.options, "--key-load-delay", "100", ready="Reading RDB base file")
+        slow.port = server.port
+        with slow:
+            slow.start()
+            found = slow.execute("INFO", "persistence")
+            assert (found["loading"], found["aof_enabled"]) == (1, 0)
+            with pytest.raises(JournalUnknown, match="repeat the call"):  # the connection is found dead
+                await journal.append([entry("a", 2)])
+            for _ in range(2):
+                with pytest.raises(JournalUnknown, match="reading its files, wait until it is done"):
+                    await journal.append([entry("a", 2)])
+                assert journal.describe_durability() == before
+            slow.execute("CONFIG", "SET", "key-load-delay", 0)
+            slow.wait_for(READY)
+            await journal.append([entry("a", 2)])
+            assert journal.describe_durability() == before
+            await journal.close()
+    assert "appendonly yes" in before
+    assert not [line for line in caplog.messages if "have changed" in line]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from lowwater_authority.journal import JournalError, JournalUnknown
 from lowwater_authority.journal.sqlite import SqliteJournal
 from lowwater_authority.logging_setup import set_up
 from lowwater_authority.serve_arguments import parser, refuse_password
+from lowwater_authority.service.decoding import Decoding
 from lowwater_authority.service.health import HealthServicer
 from lowwater_authority.service.timing import Timing
 from lowwater_authority.telling import event
@@ -288,7 +289,8 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     traces = begin_traces(version("lowwater-authority"))
     door = _door(args, host)
     guards = () if door is None else (door.guard(metrics, lambda name: name in authority.shard.topology.computations),)
-    server = grpc.aio.server(options=_options(door), interceptors=(*traces.interceptors, *guards, Timing(metrics)))
+    interceptors = (*traces.interceptors, Decoding(metrics), *guards, Timing(metrics))
+    server = grpc.aio.server(options=_options(door), interceptors=interceptors)
     bound = _listen(server, args, certificates)
     own = "" if certificates is None or args.http == "off" else _own_socket(server, leaving)
     token = None if door is None else door.token

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from lowwater import errors
 from lowwater_authority.access.caller import CALLER, Caller
@@ -35,6 +34,7 @@ from lowwater_authority.access.policy import (
     Principal,
     digest,
 )
+from lowwater_authority.service.decoding import reading
 from lowwater_authority.service.refusals import refuse
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Guard(grpc.aio.ServerInterceptor):
             return None
         name, rule = method.rpartition("/")[2], METHODS.get(method)
         codecs = {
-            "request_deserializer": _reading(handler.request_deserializer),
+            "request_deserializer": reading(handler.request_deserializer),
             "response_serializer": handler.response_serializer,
         }
         if method in OPEN:
@@ -375,19 +375,3 @@ async def _first(requests: AsyncIterator[Any], seconds: float) -> Any:
         raise errors.Unavailable(msg) from None
     msg = "the call has no request; send one"
     raise errors.InvalidArgument(msg, metadata={"field": "", "fix": "send one request"})
-
-
-def _reading(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Return what reads a request, or raises InvalidArgument for what is no such message."""
-    if deserialize is None:
-        return None
-
-    def read(data: bytes) -> Any:
-        try:
-            return deserialize(data)
-        except DecodeError:
-            fix = "generate the client from the .proto files of this version"
-            msg = f"the request is not a message of this method; {fix}"
-            raise errors.InvalidArgument(msg, metadata={"field": "", "fix": fix}) from None
-
-    return read

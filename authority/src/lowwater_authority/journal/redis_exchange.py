@@ -60,8 +60,13 @@ class RedisExchange:
         return self._settings
 
     async def read_settings(self) -> RedisSettings:
-        """Ask the server what it is set to; a change is logged."""
+        """Ask the server what it is set to; a change is logged. Raises JournalFailed while it reads its files.
+
+        Until then it says that it appends to no file, whatever it is set to. It serves nothing meanwhile either.
+        """
         info = parse_info(await self.read("INFO"))
+        if info.get("loading", "0") != "0":
+            raise self._refused(BusyLoadingError("Redis is loading the dataset in memory"), "nothing was asked of it")
         try:
             config = parse_config(await self.read("CONFIG", "GET", "*append*sync*"))
         except JournalFailed:

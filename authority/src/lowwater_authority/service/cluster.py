@@ -41,9 +41,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     @refusing
     async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateResponse:  # noqa: N802
         """Tell where computations are served."""
-        if self.services.cluster is None:
-            msg = "this authority is alone, and serves all there is"
-            raise errors.LowwaterError(msg, reason="UNIMPLEMENTED")
+        self._cluster()
         names = decode.names("computations", request.computations)
         if len(request.epochs) not in {0, len(names)}:
             raise bad_field(
@@ -116,6 +114,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     @refusing
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:  # noqa: N802
         """Say which shard serves a computation."""
+        self._cluster()
         [name] = decode.names("computation", [request.computation])
         await self.services.shard.confirm(())
         self.services.shard.topology.get(name)
@@ -155,8 +154,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     def _cluster(self) -> Cluster:
         cluster = self.services.cluster
         if cluster is None:
-            msg = "this authority is alone: it has an embedded journal. Many shards need `lowwater serve --store redis://...`"
-            raise errors.InvalidArgument(msg, metadata={"field": "", "fix": "serve with a shared store"})
+            fix = "serve with a shared store: `lowwater serve --store redis://...`"
+            msg = f"this authority is alone: it serves everything itself, from its own journal. To have many shards, {fix}"
+            raise errors.InvalidArgument(msg, metadata={"field": "", "fix": fix})
         return cluster
 
 

@@ -9,15 +9,19 @@ import asyncio
 import logging
 import math
 import resource
+import time
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from lowwater_authority.telling import Limited, event
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestPayloadError
+
+from lowwater_authority.telling import Limited, event, shortened
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from aiohttp import web
     from aiohttp.web_protocol import RequestHandler
@@ -60,6 +64,35 @@ def most_connections() -> int:
     if files == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
     return max(1, min(MOST_CONNECTIONS, files // OF_FILES))
+
+
+class NotHttp(logging.Logger):
+    """What aiohttp logs of its connections. Bytes that are no HTTP are one line in a while, and counted; for aiohttp each is an error with a traceback.
+
+    A port scanner, a browser that speaks TLS to a port without it, or a gRPC client with the wrong port sends them several times a second.
+    """
+
+    def __init__(self, count: Callable[[], None]) -> None:
+        super().__init__(log.name, logging.DEBUG)  # aiohttp logs some of it at that level
+        self.parent = log
+        self._count = count
+        self._quiet = Limited()
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """Log what another level or another error has, as it is."""
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, (HttpProcessingError, RequestPayloadError)):
+            if log.isEnabledFor(record.levelno):
+                super().handle(record)
+            return
+        self._count()
+        if count := self._quiet.count("not_http", time.monotonic()):
+            who = f" ({record.args[0]})" if isinstance(record.args, tuple) and record.args else ""
+            log.warning(
+                "something that is no HTTP was sent to the page and /metrics%s: gRPC and TLS have other ports",
+                who,
+                extra=event("page_not_http", count=count, error=shortened(str(error))),
+            )
 
 
 class Connections:

@@ -22,7 +22,7 @@ from lowwater import errors
 from lowwater_authority.telling import event
 from lowwater_authority.web import assets, records
 from lowwater_authority.web.board import STEP_SECONDS
-from lowwater_authority.web.connections import Connections
+from lowwater_authority.web.connections import Connections, NotHttp
 from lowwater_authority.web.feed import Feed
 from lowwater_authority.web.questions import Questions
 from lowwater_authority.web.visitors import EVERYBODY, Denied
@@ -100,7 +100,7 @@ class HttpServer:
     """Serves a board and the metrics until :meth:`close`.
 
     ``expose`` returns the metrics for an Accept header as (bytes, content type); it is called in a thread. With ``certificates`` it speaks
-    TLS only; it answers those whom ``visitors`` lets in.
+    TLS only; it answers those whom ``visitors`` lets in. ``on_not_http`` is called for what is sent to it and is no HTTP.
     """
 
     def __init__(
@@ -114,9 +114,11 @@ class HttpServer:
         clock: Callable[[], int],
         certificates: Certificates | None = None,
         visitors: Visitors = EVERYBODY,
+        on_not_http: Callable[[], None] = lambda: None,
     ) -> None:
         self._certificates = certificates
         self._visitors = visitors
+        self._not_http = NotHttp(on_not_http)
         self._listening = listening
         self._board = board
         self._follower = follower
@@ -158,7 +160,12 @@ class HttpServer:
         self._connections = Connections(self._listening, self._certificates)
         feeding = asyncio.create_task(self._feed.run())
         runner = web.AppRunner(
-            self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=STOP_SECONDS, handle_signals=False
+            self._app(),
+            access_log=None,
+            logger=self._not_http,
+            handler_cancellation=True,
+            shutdown_timeout=STOP_SECONDS,
+            handle_signals=False,
         )
         await runner.setup()
         assert runner.server is not None

@@ -85,6 +85,7 @@ REPLAY_SECONDS: Final = _histogram(
 LOOP_LAG: Final = _histogram(
     "event_loop_lag_seconds", "By how much the event loop was late for a task that is due every 100 ms."
 )
+NOT_HTTP: Final = _counter("page_not_http", "Messages to the page and /metrics that were no HTTP.")
 
 EVENTS: Final = (
     BUILD,
@@ -103,6 +104,7 @@ EVENTS: Final = (
     APPENDED_BYTES,
     REPLAY_SECONDS,
     LOOP_LAG,
+    NOT_HTTP,
 )
 """What is counted where it happens."""
 
@@ -136,6 +138,7 @@ class Metrics(Observer):
         self._bytes = self._count(APPENDED_BYTES)
         self._replays = self._measure(REPLAY_SECONDS, LONG_SECONDS)
         self._lag = self._measure(LOOP_LAG)
+        self._not_http = self._count(NOT_HTTP)
         self._surveying: asyncio.Task[None] | None = None
 
     def _count(self, figure: Figure) -> Counter:
@@ -190,6 +193,10 @@ class Metrics(Observer):
         self._pushed.inc(computations)
         if waited is not None:
             self._push_seconds.observe(waited)
+
+    def not_http(self) -> None:
+        """Something was sent to the page that is no HTTP. On any thread."""
+        self._not_http.inc()
 
     # -- who looks -------------------------------------------------------------------------------------------
 

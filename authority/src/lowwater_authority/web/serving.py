@@ -77,6 +77,7 @@ class WebThreads(Web):
             version=version,
             clock=clock,
             certificates=certificates,
+            on_not_http=metrics.not_http,
             visitors=EVERYBODY
             if access is None
             else KnownVisitors(

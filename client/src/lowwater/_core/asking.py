@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import grpc
 
@@ -20,6 +20,9 @@ from lowwater._core.surroundings import Surroundings
 __all__ = ["Asking", "Attempt", "ask"]
 
 Result = TypeVar("Result")
+
+_NOWHERE_ELSE: Final = (grpc.StatusCode.UNIMPLEMENTED.name, errors.InvalidArgument.reason)
+"""Reasons of an authority that cannot say where computations are, because it is older than the question, or alone. It serves them itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +117,8 @@ class Asking(ABC, Generic[Result]):
             self._alive = self._address
             name, address, epoch = wire.moved(error)
             return self._moved(_unserved(name, error), [name], self._routes.redirected(name, address, epoch))
-        if self._side is not None and error.reason == grpc.StatusCode.UNIMPLEMENTED.name:
-            self._alive = self._address  # by an older authority
+        if self._side is not None and error.reason in _NOWHERE_ELSE:
+            self._alive = self._address
             return self._asked()
         if not self._repeatable and self._side is None:
             raise error from None
