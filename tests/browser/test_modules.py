@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Route
 
+from tests import blame
 from tests.browser.chromium import watched
 from tests.process.serving import serving
 
@@ -39,3 +41,10 @@ def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.mark.parametrize(("module", "name"), CASES, ids=[f"{module}-{name}" for module, name in CASES])
 def test_(page: Page, module: str, name: str) -> None:
     page.evaluate("async ([module, name]) => { await (await import(`/tests/${module}.js`))[name](); }", [module, name])
+
+
+@pytest.mark.parametrize("case", blame.CASES, ids=[case["name"] for case in blame.CASES])
+def test_the_right_one_is_blamed_with_the_expected_sentence(page: Page, case: dict[str, Any]) -> None:
+    """As the client is held against the same table, in tests/unit/test_client_why.py."""
+    found = page.evaluate("async (given) => (await import('/tests/blame.js')).said(given)", case)
+    assert found == {key: case[key] for key in ("way", "state", "held", "lead")}

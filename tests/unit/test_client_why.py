@@ -3,12 +3,14 @@
 import itertools
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from lowwater import Ranges, RangeState, RangeView, Timeout, Unavailable, Watermark, WatermarkView, Why
 from lowwater._core.causes import Cause
-from lowwater._core.why import explain, find_guilty, find_way
+from lowwater._core.why import explain, find_culprits, find_guilty, find_way
+from tests import blame
 
 HOUR = 3_600_000_000
 MINUTE = HOUR // 60
@@ -250,6 +252,41 @@ def test_of_the_ranges_that_hold_those_that_nobody_works_on_are_named_first() ->
 # -- which way ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("case", blame.CASES, ids=[case["name"] for case in blame.CASES])
+def test_the_right_one_is_blamed_with_the_expected_sentence(case: dict[str, Any]) -> None:
+    views = blame.views(case)
+    guilty = find_guilty(case["ask"], views, blame.NOW)
+    holder = views[guilty].holder if guilty is not None else None
+    # What is retired is not among the key ranges that hold.
+    holding = [holder] if holder is not None and holder.state is not RangeState.RETIRED else []
+    why = explain(case["ask"], views, blame.NOW, ranges(*holding))
+    found = ([hop.computation for hop in why], list(why.others), why.sentence)
+    assert found == (case["way"], case["others"], case["why"])
+    culprits = find_culprits(views, views, blame.NOW)
+    assert {name: each.computation for name, each in culprits.items()} == {
+        name: find_way(name, views, blame.NOW).names[-1] for name in views
+    }, "all at once is as each by itself"
+
+
+def test_neighbours_do_not_change_who_is_blamed() -> None:
+    """Each case with every other one beside it: no pipeline has a say in another's."""
+
+    def own(case: dict[str, Any], number: int) -> dict[str, WatermarkView]:
+        return {
+            f"{number}/{name}": replace(
+                each, computation=f"{number}/{name}", inputs=tuple(f"{number}/{input_}" for input_ in each.inputs)
+            )
+            for name, each in blame.views(case).items()
+        }
+
+    together = {name: each for number, case in enumerate(blame.CASES) for name, each in own(case, number).items()}
+    asked = [f"{number}/{case['ask']}" for number, case in enumerate(blame.CASES)]
+    found = find_culprits(asked, together, blame.NOW)
+    assert [each.computation for each in found.values()] == [
+        f"{number}/{case['way'][-1]}" for number, case in enumerate(blame.CASES)
+    ]
+
+
 def test_exactly_who_holds_by_itself_is_to_blame_however_late_its_input_is() -> None:
     """The watermark is where it is because of the stage; that its input is later still, by the clock, does not change that."""
     pipeline = [view("hourly", -3 * HOUR, "flights", holder=held(-3 * HOUR, silent=60)), view("flights", -2 * HOUR)]
@@ -274,7 +311,7 @@ def test_a_living_stage_a_little_behind_a_dead_one_is_not_the_root_cause() -> No
     )
     assert (why.hops[1].behind, why.hops[1].cause) == (120.0, Cause.WAITING)
     alive = [*pipeline[:2], view("enriched", -58 * MINUTE, "flights"), pipeline[3]]
-    assert way("daily", alive) == (("daily", "hourly"), ()), "nothing is in trouble, so the exact one it is"
+    assert way("daily", alive) == (("daily", "hourly", "enriched"), ()), "nobody is in trouble, so it is who adds most"
 
 
 def test_a_stage_with_a_reason_of_its_own_is_not_passed_for_trouble_upstream() -> None:

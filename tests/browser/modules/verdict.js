@@ -47,7 +47,7 @@ export function what_never_began_is_told_before_what_is_well() {
 
 export function an_input_that_is_not_registered_holds_by_its_name() {
   const waiting = computation("hourly", "unknown", { inputs: ["missing"] });
-  equal(culprits(board([waiting]).computations, NOW).get("hourly"), { guilty: "missing", by: "missing", trouble: true });
+  equal(culprits(board([waiting]).computations, NOW).get("hourly"), { guilty: "missing", by: "missing", trouble: true, lag: Infinity });
   equal(said([waiting]), "hourly has no watermark yet, held by missing, which is not registered.");
 }
 
@@ -93,15 +93,21 @@ export function a_living_stage_behind_a_dead_one_is_not_to_blame() {
 export function silence_begins_with_time_alone() {
   const still = range({ watermark: mark(20), last_report_micros: NOW - 10 * SECOND });
   const pipeline = board([computation("flights", 2), computation("enriched", 20, { inputs: ["flights"], holder: still }),
-    computation("hourly", 25, { inputs: ["enriched"] })]);
+    computation("hourly", 45, { inputs: ["enriched"] })]);
   const guilty = (/** @type {number} */ now) => judge(pipeline, now, SETTINGS).verdicts.get("hourly")?.guilty;
   equal([NOW, NOW + 5 * SECOND, NOW + 5 * SECOND + 1].map(guilty), ["hourly", "hourly", "enriched"]);
 }
 
 export function what_nobody_works_on_is_told_before_what_is_only_slow() {
   const archive = computation("archive", 3600, { inputs: ["flights"] });
-  equal(said([...LATE, archive]), "3 of 4 computations are late, most of all archive, by 1 h; hourly is stuck, 41 min behind, " +
+  equal(said([...LATE, archive]), "3 of 4 computations are late, most of all archive, by 1 h; hourly waits, 41 min behind, " +
     "held by enriched [0x40, 0x44) of exec-7 on node-4, silent for 38 min.");
+}
+
+export function only_who_holds_itself_is_called_stuck() {
+  const archive = computation("archive", 3600, { inputs: ["flights"] });
+  equal(said([LATE[0], LATE[1], archive]), "2 of 3 computations are late, most of all archive, by 1 h; enriched is stuck, 41 min behind, " +
+    "held by its key range [0x40, 0x44) of exec-7 on node-4, silent for 38 min.");
 }
 
 export function who_holds_is_told_without_repeating_its_name() {

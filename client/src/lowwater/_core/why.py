@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 from lowwater import errors
 from lowwater._core.causes import Cause, cause_of, cause_of_range, is_silent, seconds_since
@@ -11,7 +12,7 @@ from lowwater._core.text import clock_time, describe_owner, describe_range, dura
 from lowwater.views import Ranges, RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
-__all__ = ["ASK_SECONDS", "UNTOLD", "Cause", "Hop", "Way", "Why", "explain", "find_guilty", "find_way"]
+__all__ = ["ASK_SECONDS", "UNTOLD", "Cause", "Hop", "Way", "Why", "explain", "find_culprits", "find_guilty", "find_way"]
 
 ASK_SECONDS = 1.0
 """How long the question for the key ranges of the guilty one may take. Without an answer the rest is still worth saying."""
@@ -29,8 +30,19 @@ UNTOLD = (
 _STEP_MICROS = 3_600_000_000
 """Event time that a stage which rounds down may be behind its input: the usual step. A view does not say the registered one."""
 
+_OUTWEIGHS = 10
+"""How many times as far behind something upstream has to be to be named before a worker that is at one long operation."""
+
+_REPLAY_MICROS = 7 * 24 * 3_600_000_000
+"""A pipeline whose newest data is older than this replays old data: its sources are compared with that, not with the clock."""
+
+_TOLD_MICROS = 60_000_000
+"""How far behind its inputs a computation on the way is, at least, to be told of beside the root cause."""
+
 _NAMED = 3
 """Key ranges, and other computations, named in a sentence."""
+
+_LAG = itemgetter(0)
 
 _UNHEARD = ", of which the authority has not heard yet"
 """Of a worker that may be as alive as any: its claim is older than the authority's memory."""
@@ -87,6 +99,23 @@ class Way:
 
     names: tuple[str, ...]
     others: tuple[str, ...]
+    lags: Mapping[str, int | None]
+    """How far each computation upstream is behind by its own doing, in microseconds, as far as it was walked; None without a measure."""
+    furthest: str
+    """Of those that hold the inputs of the root cause the one that is furthest behind by its own doing; empty when there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Where a way ends, and what it weighs against others."""
+
+    computation: str
+    trouble: bool
+    lag: float
+    """Microseconds behind by its own doing."""
+
+    weight: tuple[bool, float]
+    """Who has to be acted for comes first, then who is furthest behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,61 +124,111 @@ class _Reach:
 
     ends: int
     """A bit for each end, in the order in which the walk met them: many share most of theirs, so that sets of names would cost too much."""
+    best: _End
     onward: str
-    """The input by which the way to the first of them goes on, to one in trouble if there is any; empty where it ends."""
+    """The input by which the way to the best of them goes on; empty where it ends."""
+    furthest: tuple[float, str]
 
 
 def find_way(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> Way:
     """Walk from a computation upstream to who holds it.
 
-    A computation that has come as far as the least of its inputs is held by that input; one that has not holds by itself. The way ends at
-    the first that holds by itself, unless something upstream of it is in trouble (see :class:`Cause`) and nothing else explains why it is
-    behind: its worker is alive and not at one long operation, and it is behind by an hour at most. A stage that rounds down to the hour,
-    say, is always a little behind its input, and would be named for what a dead worker before it does. All inputs that are equally low
-    are followed; of several ends one in trouble comes first.
+    A computation that has come as far as the least of its inputs is held by that input. One that has not is behind by its own doing, as
+    far as it is behind them; a source, as far as it is behind the clock, or in a replay behind the newest data of its pipeline. Of those
+    that add to the lag in this way, the one that adds most is the root cause: not the last one, which may be a second behind an input
+    that is two hours late.
 
-    An estimate that is further than its inputs does not wait for them, so it holds by itself. ``views`` has every registered
-    computation. O(computations + inputs), each with one operation on as many bits as there are ends; registered graphs have no cycles,
-    and one that was read while it changed ends the walk.
+    Two things come before that. One in trouble (see :class:`Cause`) is the root cause, however little it adds so far: it will not move
+    before somebody acts. One that is after it is named all the same when it is behind by more, and by more than an hour, which no
+    rounding explains. And one that is at one long operation is named before an input that is less than ten times as far behind.
+
+    All inputs that are equally low are followed. An estimate that is further than its inputs does not wait for them, so it holds by
+    itself. ``views`` has every registered computation. O(computations + inputs), each with one operation on as many bits as there are
+    ends; registered graphs have no cycles, and one that was read while it changed ends the walk.
     """
-    met: list[str] = []  # the ends, by their bits
-    troubled = 0
-    lowest: dict[str, list[str]] = {}  # of each that was begun; whoever meets one without a reach has met a cycle
-    reached: dict[str, _Reach] = {}
-    pending = [name]
-    while pending:
-        here = pending[-1]
-        if here in reached:
-            pending.pop()
-            continue
-        view = views.get(here) or WatermarkView(here)
-        if here not in lowest:
-            lowest[here] = _lowest_inputs(view, views) if view.registered and not view.low.finished else []
-            missing = [each for each in lowest[here] if each not in lowest]
-            if missing:
-                pending += reversed(missing)
+    return _Walk(views, now_micros).way(name)
+
+
+def find_culprits(
+    names: Iterable[str], views: Mapping[str, WatermarkView], now_micros: int
+) -> dict[str, WatermarkView]:
+    """Return for each of some computations the one that holds it, as :func:`find_way` has it. All together cost what one does."""
+    walk = _Walk(views, now_micros)
+    return {name: views.get(guilty) or WatermarkView(guilty) for name in names for guilty in [walk.guilty(name)]}
+
+
+class _Walk:
+    """The ways from computations upstream; what several share is walked once."""
+
+    def __init__(self, views: Mapping[str, WatermarkView], now_micros: int) -> None:
+        self._views = views
+        self._now_micros = now_micros
+        self._starts = _starts(views, now_micros)
+        self._met: list[_End] = []
+        """The ends, by their bits."""
+        self._lags: dict[str, int | None] = {}
+        self._lowest: dict[str, list[str]] = {}
+        """The least inputs of each that was begun; whoever meets one without a reach has met a cycle."""
+        self._reached: dict[str, _Reach] = {}
+
+    def guilty(self, name: str) -> str:
+        """Return where the way from a computation ends."""
+        return self._reach(name).best.computation
+
+    def way(self, name: str) -> Way:
+        """Return the way from a computation."""
+        reach = self._reach(name)
+        names = [name]
+        while self._reached[names[-1]].onward:
+            names.append(self._reached[names[-1]].onward)
+        others = [end for bit, end in enumerate(self._met) if reach.ends >> bit & 1 and end.computation != names[-1]]
+        others.sort(key=lambda end: end.weight, reverse=True)
+        end = names[-1]
+        ahead = end in self._views and _is_ahead(self._views[end], self._lowest[end], self._views)
+        waited = [] if ahead else self._lowest[end]
+        beyond = [self._reached[each].furthest for each in waited if each in self._reached]
+        _, furthest = max(beyond, key=_LAG, default=(0, ""))
+        return Way(tuple(names), tuple(end.computation for end in others), self._lags, furthest)
+
+    def _reach(self, name: str) -> _Reach:
+        pending = [name]
+        while pending:
+            here = pending[-1]
+            if here in self._reached:
+                pending.pop()
                 continue
-        ways = [(reached[each].ends, each) for each in lowest[here] if each in reached]
+            if here not in self._lowest:
+                view = self._views.get(here)
+                unheld = view is None or not view.registered or view.low.finished
+                self._lowest[here] = [] if view is None or unheld else _lowest_inputs(view, self._views)
+                missing = [each for each in self._lowest[here] if each not in self._lowest]
+                if missing:
+                    pending += reversed(missing)
+                    continue
+            self._reached[here] = self._end_or_go_on(here)
+        return self._reached[name]
+
+    def _end_or_go_on(self, here: str) -> _Reach:
+        view, lowest = self._views.get(here) or WatermarkView(here), self._lowest[here]
+        ways = [(self._reached[each], each) for each in lowest if each in self._reached]
+        lag = _own_lag(view, lowest, self._views, self._starts.get(here, self._now_micros))
+        cause = cause_of(self._views.get(here), self._now_micros)
+        weight = cause.trouble, float("inf") if lag is None else lag
+        own = _End(here, *weight, weight)
+        self._lags[here] = lag
+        furthest = max((own.lag, here), *(reach.furthest for reach, _ in ways), key=_LAG) if ways else (own.lag, here)
+        if _is_ahead(view, lowest, self._views):
+            ways = []
+        elif own.lag:
+            ways = [(reach, each) for reach, each in ways if _goes_on(own, cause, reach.best)]
+        if not ways:
+            self._met.append(own)
+            return _Reach(1 << len(self._met) - 1, own, "", furthest)
+        first, onward = max(ways, key=lambda way: way[0].best.weight)
         ends = 0
-        for some, _ in ways:
-            ends |= some
-        if _holds_by_itself(view, lowest[here], views):
-            ends = ends & troubled if _may_be_passed(view, lowest[here], views, now_micros) else 0
-        if ends:
-            wanted = ends & troubled or ends
-            reached[here] = _Reach(ends, next(each for some, each in ways if some & wanted))
-            continue
-        reached[here] = _Reach(1 << len(met), "")
-        if cause_of(views.get(here), now_micros).trouble:
-            troubled |= 1 << len(met)
-        met.append(here)
-    names = [name]
-    while reached[names[-1]].onward:
-        names.append(reached[names[-1]].onward)
-    ends = reached[name].ends
-    others = [bit for bit, end in enumerate(met) if ends >> bit & 1 and end != names[-1]]
-    others.sort(key=lambda bit: not troubled >> bit & 1)
-    return Way(tuple(names), tuple(met[bit] for bit in others))
+        for reach, _ in ways:
+            ends |= reach.ends
+        return _Reach(ends, first.best, onward, furthest)
 
 
 def find_guilty(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> str | None:
@@ -188,18 +267,63 @@ def _low(name: str, views: Mapping[str, WatermarkView]) -> Watermark:
 
 
 def _holds_by_itself(view: WatermarkView, lowest: list[str], views: Mapping[str, WatermarkView]) -> bool:
-    if not lowest:
-        return True
-    least = _low(lowest[0], views)
-    return view.low < least or (view.estimated and view.low > least)
+    return not lowest or view.low < _low(lowest[0], views) or _is_ahead(view, lowest, views)
 
 
-def _may_be_passed(view: WatermarkView, lowest: list[str], views: Mapping[str, WatermarkView], now_micros: int) -> bool:
-    """Whether one that holds by itself may yet be where it is for what its inputs wait for, as far as anybody can tell."""
-    if not lowest or not 0 < _low(lowest[0], views).micros - view.low.micros <= _STEP_MICROS:
+def _is_ahead(view: WatermarkView, lowest: list[str], views: Mapping[str, WatermarkView]) -> bool:
+    """Whether it does not wait for its inputs."""
+    return view.estimated and bool(lowest) and view.low > _low(lowest[0], views)
+
+
+def _own_lag(view: WatermarkView, lowest: list[str], views: Mapping[str, WatermarkView], start: int) -> int | None:
+    """Return how far a computation is behind by its own doing, in microseconds; a source is behind ``start``. None when that has no measure."""
+    if view.registered and view.low.finished:
+        return 0
+    alone = not lowest or _is_ahead(view, lowest, views)
+    least = Watermark(start) if alone else _low(lowest[0], views)
+    if view.low >= least:
+        return 0
+    return None if _timeless(view.low) or _timeless(least) else least.micros - view.low.micros
+
+
+def _goes_on(own: _End, cause: Cause, end: _End) -> bool:
+    """Whether one that is behind its inputs is where it is, most of all, for what holds them."""
+    if cause.trouble:
         return False
-    cause = cause_of(view, now_micros)
-    return not cause.trouble and cause is not Cause.BUSY
+    if end.lag > own.lag * (_OUTWEIGHS if cause is Cause.BUSY else 1):
+        return True
+    return end.trouble and cause is not Cause.BUSY and own.lag <= _STEP_MICROS
+
+
+def _starts(views: Mapping[str, WatermarkView], now_micros: int) -> dict[str, int]:
+    """Return what the sources of a pipeline that replays old data are compared with: its newest data. Others are compared with the clock.
+
+    A pipeline is what is connected. By computation; O(computations + inputs).
+    """
+    lows = (view.low for view in views.values())
+    if all(_timeless(low) or now_micros - low.micros <= _REPLAY_MICROS for low in lows):
+        return {}
+    pipeline: dict[str, str] = {}
+
+    def of(name: str) -> str:
+        top = name
+        while pipeline.setdefault(top, top) != top:
+            top = pipeline[top]
+        while pipeline[name] != top:
+            pipeline[name], name = top, pipeline[name]
+        return top
+
+    newest: dict[str, int] = {}
+    for view in views.values():
+        for each in view.inputs:
+            pipeline[of(each)] = of(view.computation)
+    for view in views.values():
+        for watermark in (view.low, *(each for _, each in view.shares)):
+            if not _timeless(watermark):
+                top = of(view.computation)
+                newest[top] = max(newest.get(top, watermark.micros), watermark.micros)
+    old = {top: micros for top, micros in newest.items() if now_micros - micros > _REPLAY_MICROS}
+    return {name: old[of(name)] for name in views if of(name) in old}
 
 
 def _passed(here: str, onward: str, views: Mapping[str, WatermarkView], now_micros: int) -> Hop:
@@ -354,13 +478,33 @@ def _cause_sentence(
     at = f"is at {clock_time(first.watermark, now_micros)}, {lag(first.watermark, now_micros)} behind"
     about = f"{first.computation}{estimated} {'is unknown' if first.watermark.unknown else at}"
     sentence = f"{about}: {_root_words(root, views, now_micros, unknown)}"
-    itself = next((hop for hop in hops[:-1] if hop.cause is not None and hop.behind), None)
-    if itself is not None and itself.behind is not None:
-        doing = "in trouble as well" if itself.cause is not None and itself.cause.trouble else "alive"
-        sentence += f"; {itself.computation} itself is {duration(itself.behind)} behind its input, and {doing}"
+    sentence += "".join(f"; {_adds(each, way.lags[each], views, now_micros)}" for each in _also(way, root))
     if way.others:
         sentence += f"; and just as much by {_listed([_briefly(views.get(each), each) for each in way.others])}"
     return f"{sentence}."
+
+
+def _also(way: Way, root: Hop) -> list[str]:
+    """Return who is worth a word beside the root cause: who adds most on the way to it, and who upstream adds half as much or more."""
+    lags = {name: lag for name, lag in way.lags.items() if lag is not None}
+    passed = max(way.names[:-1], key=lambda name: lags.get(name, 0), default="")
+    found = [passed] if lags.get(passed, 0) >= _TOLD_MICROS else []
+    most = lags.get(way.furthest, 0)
+    if most >= _TOLD_MICROS and 2 * most >= lags.get(root.computation, 2 * most + 1):
+        found.append(way.furthest)
+    return found
+
+
+def _adds(name: str, own_lag: int | None, views: Mapping[str, WatermarkView], now_micros: int) -> str:
+    """Return in words how far a computation is behind by its own doing."""
+    view = views[name]
+    cause = cause_of(view, now_micros)
+    doing = "in trouble as well" if cause.trouble else "alive"
+    if cause is Cause.BUSY:
+        doing = f"at one operation for {duration(seconds_since(view.oldest_operation_micros, now_micros))}"
+    against = "the clock" if own_lag == now_micros - view.low.micros else "the newest data"
+    behind = "its input" if view.inputs else against
+    return f"{name} itself is {duration((own_lag or 0) / 1e6)} behind {behind}, and {doing}"
 
 
 def _briefly(view: WatermarkView | None, name: str) -> str:
@@ -408,6 +552,8 @@ def _root_words(
         case Cause.BUSY:
             running = duration(seconds_since(views[root.computation].oldest_operation_micros, now_micros))
             words = f", alive, but at one operation for {running}"
+        case Cause.MOVING if root.behind is not None and root.behind > 0:
+            words = f", alive and moving, but {duration(root.behind)} behind its input"
         case Cause.MOVING:
             words = ", alive and moving: the data is old"
         case _ if not holder.since_micros:

@@ -1,7 +1,7 @@
 /** Who is to blame: the walk upstream that `lowwater why` makes, over what the page has. */
 
 import { duration } from "./time.js";
-import { SILENT_SECONDS, silent } from "./lag.js";
+import { REPLAY_SECONDS, SILENT_SECONDS, newest, silent } from "./lag.js";
 
 /** @type {import("./types.js").Watermark} */
 const UNKNOWN = { micros: null, state: "unknown" };
@@ -10,6 +10,8 @@ const UNKNOWN = { micros: null, state: "unknown" };
 export const RUNNING_SECONDS = 60;
 /** Event time that a stage which rounds down may be behind its input: the usual step, as `lowwater why` has it. */
 const STEP_MICROS = 3600 * 1e6;
+/** How many times as far behind something upstream has to be to be named before a worker that is at one long operation. */
+const OUTWEIGHS = 10;
 
 /**
  * Watermarks by their order: unknown is before every time, finished after.
@@ -29,16 +31,16 @@ export function order(watermark) {
  * @property {string} guilty The computation that holds it.
  * @property {string} by The input by which the way goes on to that one; empty where it ends.
  * @property {boolean} trouble Whether nobody that is alive works on what holds it.
+ * @property {number} lag Microseconds that the guilty one is behind by its own doing.
  */
 
 /**
- * For every computation the one that holds it, as `find_way` of the client has it. One that has come as far as the least of its inputs is held by
- * that input; one that has not holds by itself, unless something upstream is in trouble and nothing else explains why it is behind: its worker is
- * alive and not at one long operation, and it is behind by an hour at most. A stage that rounds down to the hour is always a little behind, and
- * would be named for what a dead worker before it does. Of inputs that are equally low the first that leads to trouble is followed, else the
- * first. An input that is not registered holds by its name.
+ * For every computation the one that holds it, as `find_way` of the client has it, which says the rule in full. One that has come as far as the
+ * least of its inputs is held by that input. One that has not is behind by its own doing, as far as it is behind them; a source, as far as it is
+ * behind the clock. The one that adds most is to blame, but what is in trouble comes first, and one at a long operation before an input that is
+ * less than ten times as far behind. An input that is not registered holds by its name.
  *
- * Whoever leads to trouble leads to the same end whoever asks, so one end for each is enough: O(computations + edges) for all of
+ * Whoever leads to somebody leads to the same end whoever asks, so one end for each is enough: O(computations + edges) for all of
  * them. A circle, as two versions of a graph may make for a moment, is cut where the walk comes back.
  *
  * @param {Map<string, import("./types.js").Computation>} computations
@@ -46,6 +48,7 @@ export function order(watermark) {
  * @returns {Map<string, Culprit>} Of those, and of inputs that are not registered.
  */
 export function culprits(computations, now) {
+  const start = starts(computations, now);
   /** @type {Map<string, Culprit>} */
   const found = new Map();
   /** @type {Set<string>} */
@@ -59,38 +62,107 @@ export function culprits(computations, now) {
         continue;
       }
       const each = computations.get(here);
-      const { lowest, alone, behind } = inputsOf(each, computations);
+      const { lowest, ahead, lag } = inputsOf(each, computations, start(here));
       if (!begun.has(here)) {
         begun.add(here);
         const missing = lowest.filter((input) => !begun.has(input));
-        for (const input of missing) pending.push(input);
+        for (const input of missing.reverse()) pending.push(input);
         if (missing.length > 0) continue;
       }
-      const trouble = troubled(each, now);
-      let by = lowest.find((input) => found.get(input)?.trouble);
-      if (!alone) by ??= lowest.find((input) => found.has(input));
-      else if (trouble || behind <= 0 || behind > STEP_MICROS || busy(each, now)) by = undefined;
-      const end = by === undefined ? undefined : found.get(by);
-      found.set(here, by === undefined || end === undefined ? { guilty: here, by: "", trouble } : { ...end, by });
+      const own = { guilty: here, by: "", trouble: troubled(each, now), lag };
+      let end = own;
+      for (const input of ahead ? [] : lowest) {
+        const other = found.get(input);
+        if (other === undefined || (lag > 0 && !goesOn(own, busy(each, now), other))) continue;
+        if (end === own || heavier(other, end)) end = { ...other, by: input };
+      }
+      found.set(here, end);
     }
   }
   return found;
 }
 
 /**
- * The inputs that allow no more, and whether a computation holds by itself: it is below them, or an estimate that does not wait for them.
+ * Whether one end weighs more than another: who has to be acted for comes first, then who is furthest behind.
+ *
+ * @param {Culprit} a
+ * @param {Culprit} b
+ * @returns {boolean}
+ */
+function heavier(a, b) {
+  return a.trouble === b.trouble ? a.lag > b.lag : a.trouble;
+}
+
+/**
+ * Whether one that is behind its inputs is where it is, most of all, for what holds them.
+ *
+ * @param {Culprit} own
+ * @param {boolean} longOperation
+ * @param {Culprit} end
+ * @returns {boolean}
+ */
+function goesOn(own, longOperation, end) {
+  if (own.trouble) return false;
+  if (end.lag > own.lag * (longOperation ? OUTWEIGHS : 1)) return true;
+  return end.trouble && !longOperation && own.lag <= STEP_MICROS;
+}
+
+/**
+ * What the source of a pipeline is compared with: the clock, or its newest data when that is old, as in a replay. A pipeline is what is connected.
+ *
+ * @param {Map<string, import("./types.js").Computation>} computations
+ * @param {number} now
+ * @returns {(name: string) => number} Microseconds.
+ */
+function starts(computations, now) {
+  /** @type {Map<string, string>} */
+  const pipeline = new Map();
+  const of = (/** @type {string} */ name) => {
+    let top = name;
+    for (let next = pipeline.get(top); next !== undefined; next = pipeline.get(top)) top = next;
+    for (let each = name; each !== top; ) {
+      const next = /** @type {string} */ (pipeline.get(each));
+      pipeline.set(each, top);
+      each = next;
+    }
+    return top;
+  };
+  for (const { name, inputs } of computations.values()) {
+    for (const input of inputs) {
+      const [a, b] = [of(input), of(name)];
+      if (a !== b) pipeline.set(a, b);
+    }
+  }
+  /** @type {Map<string, number>} */
+  const front = new Map();
+  for (const each of computations.values()) {
+    const [top, micros] = [of(each.name), newest([each])];
+    if (micros !== null) front.set(top, Math.max(front.get(top) ?? -Infinity, micros));
+  }
+  return (name) => {
+    const micros = front.get(of(name)) ?? now;
+    return now - micros > REPLAY_SECONDS * 1e6 ? micros : now;
+  };
+}
+
+/**
+ * The inputs that allow no more, and how far a computation is behind by its own doing.
  *
  * @param {import("./types.js").Computation | undefined} each
  * @param {Map<string, import("./types.js").Computation>} computations
- * @returns {{lowest: string[], alone: boolean, behind: number}} `behind`: these inputs, in microseconds.
+ * @param {number} start What a source is compared with.
+ * @returns {{lowest: string[], ahead: boolean, lag: number}} `ahead`: an estimate that does not wait for them. `lag` in microseconds.
  */
-function inputsOf(each, computations) {
-  if (each === undefined || !each.registered || each.low.state === "finished") return { lowest: [], alone: true, behind: 0 };
+function inputsOf(each, computations, start) {
+  if (each === undefined || !each.registered) return { lowest: [], ahead: false, lag: Infinity };
+  if (each.low.state === "finished") return { lowest: [], ahead: false, lag: 0 };
   const lows = each.inputs.map((input) => order(computations.get(input)?.low ?? UNKNOWN));
   const least = lows.reduce((a, b) => Math.min(a, b), Infinity);
   const own = order(each.low);
   const lowest = each.inputs.filter((_, index) => lows[index] === least);
-  return { lowest, alone: lowest.length === 0 || own < least || (each.estimated && own > least), behind: least - own };
+  const ahead = each.estimated && lowest.length > 0 && own > least;
+  const allowed = ahead || lowest.length === 0 ? start : least;
+  return { lowest, ahead, lag: own >= allowed ? 0 : allowed - own };
 }
 
 /**

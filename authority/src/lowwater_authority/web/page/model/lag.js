@@ -11,7 +11,7 @@ export const LATE_SECONDS = [10, 60, 300, 1800, 7200, 86400];
 /** The objective that the alerts come with: complete by half an hour after the end. */
 export const LATE_DEFAULT = 1800;
 /** Data that is older than this, as a whole, is taken for a replay: somebody would have noticed by now. */
-const REPLAY_SECONDS = 7 * 86400;
+export const REPLAY_SECONDS = 7 * 86400;
 /** Seconds without a report after which a worker is called silent, as `lowwater why` has it. */
 export const SILENT_SECONDS = 15;
 

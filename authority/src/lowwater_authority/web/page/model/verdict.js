@@ -231,13 +231,14 @@ function furthestDown(equals, verdicts) {
  * @param {number} total
  * @returns {string}
  */
-function lateness({ computation: { name }, lag }, last, late, total) {
+function lateness({ computation: { name }, lag, guilty }, last, late, total) {
   const far = `${duration(lag ?? 0)} behind`;
   if (total === 1) return `${name} is ${far}`;
   const many = `${part(late, total)} late`;
   if (late === 1) return `${many}: ${name}, ${far}`;
   if ((last.lag ?? 0) <= (lag ?? 0)) return `${many}; the worst is ${name}, ${far}`;
-  return `${many}, most of all ${last.computation.name}, by ${duration(last.lag ?? 0)}; ${name} is stuck, ${far}`;
+  const stands = guilty === name ? "is stuck" : "waits";
+  return `${many}, most of all ${last.computation.name}, by ${duration(last.lag ?? 0)}; ${name} ${stands}, ${far}`;
 }
 
 /**
