@@ -141,7 +141,7 @@ class Oracle:
             pass
 
     def _files(self) -> set[str]:
-        return list_sink(str(self._out)) if (self._out / "_spark_metadata").is_dir() else set()
+        return {file.path for file in list_sink(str(self._out))} if (self._out / "_spark_metadata").is_dir() else set()
 
     def rows(self) -> dict[str, list[lowwater.Watermark]]:
         """The stamps in each file of the output."""

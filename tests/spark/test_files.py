@@ -19,7 +19,7 @@ from lowwater_spark.handover import publish_directory, sweep
 from lowwater_spark.head import Candidates
 from lowwater_spark.reading import Reading
 from lowwater_spark.runs import identity, new_ordinal
-from lowwater_spark.sourcelog import SourceLog
+from lowwater_spark.sourcelog import File, SourceLog, Taken
 from lowwater_spark.state import Manifest, RangeEntry, StateStore
 
 READING = Reading(14, {990_000: 15, 500_000: 16}, 3, (1, 7))
@@ -173,15 +173,31 @@ def test_a_compacted_entry_beyond_the_offset_stands_in_for_all_before_it(tmp_pat
     source_log(tmp_path / "log", "2.compact", {"/in/a": 0, "/in/b": 1, "/in/c": 2})
     log = SourceLog(tmp_path / "log")
     waiting = Candidates[str]([log])
-    waiting.add("first", [{"/in/a", "/in/b"}])
-    waiting.add("second", [{"/in/a", "/in/b", "/in/c"}])
+    a, b, c = (File(f"/in/{name}", 1) for name in "abc")
+    waiting.add("first", [{a, b}])
+    waiting.add("second", [{a, b, c}])
     log.read_to(1)
-    assert (dict(log.taken), log.read) == ({"/in/a": 0, "/in/b": 1, "/in/c": 2}, 2)
+    assert (dict(log.taken), log.read) == ({"/in/a": Taken(0, 1), "/in/b": Taken(1, 1), "/in/c": Taken(2, 1)}, 2)
     assert waiting.newest_reached([1], forget=False) == "first", "what is named beyond the offset is not in the batch"
     assert waiting.newest_reached([2], forget=False) == "second"
     source_log(tmp_path / "log", "3", {"/in/d": 3})
     log.read_to(3)
-    assert (log.taken["/in/d"], log.read) == (3, 3)
+    assert (log.taken["/in/d"], log.read) == (Taken(3, 1), 3)
+
+
+def test_the_newest_entry_of_a_path_counts(tmp_path: Path) -> None:
+    """Spark takes a path again when it has forgotten it by maxFileAge and it was written again."""
+    source_log(tmp_path / "log", "0", {"/in/a": 0})
+    log = SourceLog(tmp_path / "log")
+    waiting = Candidates[str]([log])
+    waiting.add("W", [{File("/in/a", 7)}])
+    log.read_to(0)
+    assert waiting.newest_reached([0], forget=False) is None
+    assert waiting.missing() == ["/in/a (written again after it was read)"]
+    lines = [json.dumps({"path": "file:///in/a", "timestamp": t, "batchId": n}) for n, t in ((1, 7), (0, 1))]
+    (tmp_path / "log/1.compact").write_text("\n".join(["v1", *lines]), encoding="utf-8")
+    log.read_to(1)
+    assert (waiting.newest_reached([0], forget=False), waiting.newest_reached([1], forget=False)) == (None, "W")
 
 
 def version(batch: int) -> Manifest:

@@ -104,6 +104,24 @@ def test_backlog_latest_first_counts_w_only_when_all_is_read(
     assert early == []
 
 
+def test_a_source_file_written_anew_is_named_and_read_under_another_name(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """The daily file: the stage has the one row of the first writing, and Spark does not look at the path again."""
+    daily = flow.feed.put([row("a", 9)], "daily.json")
+    upstream.at(10)
+    query = flow.start()
+    until(lambda: low(lw, "stage") == mark(10), "the first writing is read")
+    flow.feed.put([row(key, 9) for key in "abcd"], "daily.json")
+    upstream.at(16)
+    said = f"{daily} (written again after it was read)"
+    until(lambda: query.status().waiting_for == (said,), "the second writing is named")
+    assert (flow.out(), low(lw, "stage")) == (["a"], mark(10))
+    daily.rename(daily.with_name("daily-2.json"))
+    until(lambda: low(lw, "stage") == mark(16), "it is read under another name")
+    assert flow.out() == ["a", "a", "b", "c", "d"]
+
+
 @pytest.mark.parametrize("trigger", [{"availableNow": True}, {"once": True}], ids=["available-now", "once"])
 def test_a_query_that_ends_by_itself_has_reported_and_has_not_finished(
     flow: Flow, lw: lowwater.Client, upstream: Upstream, trigger: dict[str, bool]

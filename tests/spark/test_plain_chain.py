@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lowwater_spark.errors import Unsupported
 from lowwater_spark.head import FileSource, list_head
 from lowwater_spark.plan import check_plan
 from lowwater_spark.sinklog import list_sink
+from lowwater_spark.sourcelog import File
 from tests.process.serving import Serving
 from tests.spark.support import Upstream, low, row, until
 from tests.spark.test_plain import Flow, mark
@@ -23,6 +25,10 @@ from tests.spark.test_plain import Flow, mark
 def entry(path: str, action: str = "add", *, folder: bool = False) -> str:
     fields = {"path": f"file://{path}", "size": 1, "isDir": folder, "modificationTime": 1, "action": action}
     return json.dumps(fields)
+
+
+def paths(root: Path) -> set[str]:
+    return {file.path for file in list_sink(str(root))}
 
 
 def write(log: Path, name: str, *lines: str) -> None:
@@ -37,13 +43,24 @@ def test_the_log_names_the_files_across_its_compaction(tmp_path: Path) -> None:
     write(log, "0", entry("/out/a%20b"), entry("/out/sub", folder=True))
     write(log, "1", entry("/out/c"))
     (log / ".2.tmp").write_text("half")
-    assert list_sink(str(tmp_path)) == {"/out/a b", "/out/c"}
+    assert paths(tmp_path) == {"/out/a b", "/out/c"}
     write(log, "2.compact", entry("/out/a%20b"), entry("/out/c"), entry("/out/d"))
     write(log, "3", entry("/out/e"), entry("/out/c", "delete"))
-    assert list_sink(str(tmp_path)) == {"/out/a b", "/out/d", "/out/e"}
+    assert paths(tmp_path) == {"/out/a b", "/out/d", "/out/e"}
     for name in ("0", "1"):
         (log / name).unlink()
-    assert list_sink(str(tmp_path)) == {"/out/a b", "/out/d", "/out/e"}
+    assert paths(tmp_path) == {"/out/a b", "/out/d", "/out/e"}
+    written = tmp_path / "x"
+    written.write_text("1")
+    modified = written.stat().st_mtime_ns // 1_000_000
+    as_it_was = entry(str(written)).replace('"modificationTime": 1', f'"modificationTime": {modified}')
+    write(log, "4", as_it_was)
+    assert File(str(written), modified) in list_sink(str(tmp_path))
+    written.write_text("22")
+    os.utime(written, ns=(modified * 1_000_000, modified * 1_000_000))
+    assert File(str(written), modified) not in list_sink(str(tmp_path)), "of another size: written again"
+    os.utime(written, ns=(0, 0))
+    assert File(str(written), 0) in list_sink(str(tmp_path)), "no reader has taken it as it is now"
     (tmp_path / "stray").touch()
     assert "stray" not in str(list_head(FileSource(str(tmp_path), recursive=False, sink_log=True)))
 

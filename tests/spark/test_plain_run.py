@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -52,7 +53,8 @@ class Checkpoint:
         return path
 
     def plan(self, batch: int, files: Sequence[Path], watermark: int = 0) -> None:
-        lines = [json.dumps({"path": f"file://{path}", "timestamp": 1, "batchId": batch}) for path in files]
+        times = {path: path.stat().st_mtime_ns // 1_000_000 for path in files}
+        lines = [json.dumps({"path": f"file://{path}", "timestamp": times[path], "batchId": batch}) for path in files]
         (self.path / f"sources/0/{batch}").write_text("\n".join(["v1", *lines]))
         settings = {"batchWatermarkMs": watermark // 1000, "batchTimestampMs": 0, "conf": {}}
         lines = ["v1", json.dumps(settings), json.dumps({"logOffset": batch})]
@@ -113,6 +115,31 @@ def test_head_of_w_a_file_removed_while_its_batch_runs_is_waited_for(
     assert run.status().reported == lowwater.Watermark(MIN)
     checkpoint.commit(0)
     until(ticks(run, lambda: low(lw, "out").micros == micros(14)), "the commit")
+
+
+def test_head_of_w_a_source_file_written_anew_holds_until_it_has_another_name(
+    checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """Spark takes a path once: what stands in it since is read by no batch."""
+    daily, other = checkpoint.put("daily.json"), checkpoint.put("other.json")
+    checkpoint.plan(0, [daily, other])
+    checkpoint.commit(0)
+    upstream.at(13)
+    run = checkpoint.start()
+    until(ticks(run, lambda: low(lw, "out").micros == micros(13)), "what is read")
+    modified = daily.stat().st_mtime_ns
+    os.utime(daily, ns=(modified, modified + 1_000_000))
+    upstream.at(16)
+    said = f"{daily} (written again after it was read)"
+    until(ticks(run, lambda: run.status().waiting_for == (said,)), "the file is named")
+    assert low(lw, "out").micros == micros(13)
+    again = daily.rename(daily.with_name("daily-2.json"))
+    checkpoint.now += RELIST
+    run.tick()
+    assert run.status().waiting_for == (str(again),)
+    checkpoint.plan(1, [again])
+    checkpoint.commit(1)
+    until(ticks(run, lambda: low(lw, "out").micros == micros(16)), "it was read under its new name")
 
 
 def test_no_share_of_what_spark_holds_is_beyond_its_watermark(

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lowwater_spark.head import Candidates, FileSource, list_head
-from lowwater_spark.sourcelog import CheckpointLog, SourceLog
+from lowwater_spark.sourcelog import CheckpointLog, File, SourceLog
 from lowwater_spark.ticks import Ticks, with_ticks
 from tests.spark.support import Feed, until
 
@@ -81,9 +81,10 @@ def test_the_listing_and_the_log_agree_with_spark_on_every_name(
     assert plan is not None
     log = SourceLog(tmp_path / "ck/sources/0")
     log.read_to(plan.offsets[0])
-    assert head == {str(source.folder / name) for name in [*ODD_NAMES, "empty.json"]}
-    summaries = {path for path in log.taken if Path(path).name in HIDDEN_NAMES}
-    assert set(log.taken) == head | summaries, "Spark logs summary files, and reads no rows from them"
+    assert {file.path for file in head} == {str(source.folder / name) for name in [*ODD_NAMES, "empty.json"]}
+    logged = {File(path, taken.modified) for path, taken in log.taken.items()}
+    summaries = {file for file in logged if Path(file.path).name in HIDDEN_NAMES}
+    assert logged == head | summaries, "Spark logs summary files, and reads no rows from them"
     assert run.keys[0] == sorted(ODD_NAMES)
 
 
@@ -111,7 +112,7 @@ def test_a_rate_limit_takes_older_files_later_and_the_set_knows(
     again = SourceLog(tmp_path / "ck/sources/0")
     again.read_to(6)
     assert dict(again.taken) == dict(log.taken)
-    assert sorted(again.taken.values()) == list(range(7))
+    assert sorted(taken.batch for taken in again.taken.values()) == list(range(7))
 
 
 def test_a_planned_batch_is_not_a_committed_one(

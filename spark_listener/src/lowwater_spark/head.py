@@ -9,12 +9,18 @@ What Spark would read is decided by Spark's rules (HadoopFSUtils.shouldFilterOut
 listed here and never taken by Spark, for example because it is older than ``maxFileAge``, holds W, which is safe, and its name is
 shown.
 
+A file is known by its path and its modification time, since Spark takes a path once: one that was written again in its place, like a daily
+file that is written anew, has rows that no batch has read. It holds W as well. What was written twice within one millisecond, or with its
+time set back to what it was, cannot be told from one that was not.
+
 A listing must not be older than the reading of W. On a local file system it never is; an NFS mount may serve names from a cache, so
 mount the sources with ``lookupcache=none`` and ``acdirmax=0`` (or ``noac``).
 """
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import itertools
 import logging
 import os
@@ -24,7 +30,7 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from lowwater_spark.sinklog import SINK_LOG, list_sink
-from lowwater_spark.sourcelog import NOTHING, SourceLog
+from lowwater_spark.sourcelog import NOTHING, File, SourceLog
 
 __all__ = ["Candidates", "ControlSource", "FileSource", "Source", "hidden", "list_head", "list_heads", "source_logs"]
 
@@ -81,11 +87,15 @@ def hidden(name: str, *, folder: bool = False) -> bool:
     return (name.startswith("_") and "=" not in name) or name.startswith(".") or name.endswith("._COPYING_")
 
 
-def list_head(source: Source) -> set[str]:
-    """Return every path that Spark has to take before all that stands in the source now has been read; of a control none.
+_NO_FILE: Final = -1
+"""Stands for the modification time of what is no file of rows, and which Spark therefore never takes."""
+
+
+def list_head(source: Source) -> set[File]:
+    """Return every file that Spark has to take before all that stands in the source now has been read; of a control none.
 
     Without recursiveFileLookup a sub-directory is a path of its own that Spark never takes, and so is the log of a Spark file sink
-    that was not there when the query started: Spark would then read by other rules than these. O(entries). Raises OSError when the
+    that was not there when the query started: Spark would then read by other rules than these. O(entries), with a stat of each. Raises OSError when the
     root cannot be listed; then nothing is known, and no watermark counts.
     """
     if isinstance(source, ControlSource):
@@ -95,11 +105,11 @@ def list_head(source: Source) -> set[str]:
     found = set(_list(source.root, recursive=source.recursive, root=True))
     sink_log = Path(source.root, SINK_LOG)
     if sink_log.exists():
-        found.add(os.fspath(sink_log))
+        found.add(File(os.fspath(sink_log), _NO_FILE))
     return found
 
 
-def list_heads(sources: Sequence[Source]) -> list[set[str]] | None:
+def list_heads(sources: Sequence[Source]) -> list[set[File]] | None:
     """Return the same of each source of a query; None, and a warning, when one cannot be listed: no newer watermark counts then."""
     try:
         return [list_head(source) for source in sources]
@@ -108,7 +118,7 @@ def list_heads(sources: Sequence[Source]) -> list[set[str]] | None:
         return None
 
 
-def _list(folder: str, *, recursive: bool, root: bool = False) -> Iterator[str]:
+def _list(folder: str, *, recursive: bool, root: bool = False) -> Iterator[File]:
     try:
         with os.scandir(folder) as listing:
             entries = list(listing)
@@ -121,11 +131,12 @@ def _list(folder: str, *, recursive: bool, root: bool = False) -> Iterator[str]:
         if hidden(entry.name, folder=folder_too):
             continue
         if not folder_too:
-            yield entry.path
+            with contextlib.suppress(FileNotFoundError):  # removed, or a link to nothing: Spark does not list it either
+                yield File(entry.path, entry.stat().st_mtime_ns // 1_000_000)
         elif recursive:
             yield from _list(entry.path, recursive=True)
         else:
-            yield entry.path + os.sep
+            yield File(entry.path + os.sep, _NO_FILE)
 
 
 T = TypeVar("T")
@@ -136,7 +147,7 @@ class _Candidate(Generic[T]):
 
     __slots__ = ("missing", "needs", "reading")
 
-    def __init__(self, reading: T, heads: Sequence[set[str]], planned: Sequence[int]) -> None:
+    def __init__(self, reading: T, heads: Sequence[set[File]], planned: Sequence[int]) -> None:
         self.reading = reading
         self.missing = list(heads)
         self.needs = [NOTHING] * len(heads)
@@ -149,13 +160,12 @@ class _Candidate(Generic[T]):
 
     def look(self, logs: Sequence[SourceLog]) -> None:
         for i, log in enumerate(logs):
-            taken = log.taken
-            found = [path for path in self.missing[i] if path in taken]
+            found = {file: batch for file in self.missing[i] if (batch := log.batch_of(file)) is not None}
             self.missing[i].difference_update(found)
-            self.needs[i] = max([self.needs[i], *(taken[path] for path in found)])
+            self.needs[i] = max([self.needs[i], *found.values()])
 
-    def relist(self, heads: Sequence[set[str]], planned: Sequence[int], logs: Sequence[SourceLog]) -> None:
-        """Wait for a later listing instead, if a path that no entry has taken is gone: removed, or renamed to another one of it."""
+    def relist(self, heads: Sequence[set[File]], planned: Sequence[int], logs: Sequence[SourceLog]) -> None:
+        """Wait for a later listing instead, if a file that no entry has taken is gone: removed, written again, or renamed to another one of it."""
         self.look(logs)
         if any(not missing <= head for missing, head in zip(self.missing, heads, strict=True)):
             self.missing = list(heads)
@@ -191,7 +201,7 @@ class Candidates(Generic[T]):
         """Return how many readings wait."""
         return len(self._waiting)
 
-    def add(self, reading: T, heads: Sequence[set[str]], planned: Sequence[int] = ()) -> None:
+    def add(self, reading: T, heads: Sequence[set[File]], planned: Sequence[int] = ()) -> None:
         """Add a reading with the heads that were listed after it, one per source. Takes the sets over.
 
         ``planned`` are the offsets of the newest batch that was planned when the listing had ended: its tasks may have read a file that
@@ -204,7 +214,7 @@ class Candidates(Generic[T]):
             self._waiting = self._waiting[:-1:2]
             self._waiting.append(newest)
 
-    def relist(self, heads: Sequence[set[str]], planned: Sequence[int] = ()) -> None:
+    def relist(self, heads: Sequence[set[File]], planned: Sequence[int] = ()) -> None:
         """List for the newest reading again: a later listing is one after it as well. Takes the sets over.
 
         A path that is gone before any entry took it gives no rows any more, and would be waited for in vain. One that an entry has
@@ -235,9 +245,20 @@ class Candidates(Generic[T]):
         self._waiting = [*kept, *self._waiting[-1:]]
 
     def missing(self, limit: int = 5) -> list[str]:
-        """Return some of the paths that no batch has taken yet, of the oldest reading that waits for any; in order of names."""
+        """Return some of the paths that no batch has taken yet, of the oldest reading that waits for any; in order of names.
+
+        With a path that was written again since a batch has read it, which waiting does not help, goes the reason.
+        """
         for candidate in self._waiting:
-            paths = sorted(path for missing in candidate.missing for path in missing)
-            if paths:
-                return paths[:limit]
+            named = [
+                _named(file, log)
+                for missing, log in zip(candidate.missing, self._logs, strict=True)
+                for file in heapq.nsmallest(limit, missing)
+            ]
+            if named:
+                return sorted(named)[:limit]
         return []
+
+
+def _named(file: File, log: SourceLog) -> str:
+    return file.path if file.path not in log.taken else f"{file.path} (written again after it was read)"

@@ -21,7 +21,7 @@ from typing import Final
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.head import Candidates
 from lowwater_spark.reading import UNREAD, Reading, floor_stamp
-from lowwater_spark.sourcelog import NOTHING, SourceLog
+from lowwater_spark.sourcelog import NOTHING, File, SourceLog
 
 __all__ = ["RELIST", "Committed", "Progress", "bound_of", "passed_on", "stamped"]
 
@@ -82,7 +82,7 @@ class Progress:
         """
         return reading != self._observed or (len(self._candidates) > 0 and now - self._listed >= RELIST)
 
-    def observe(self, reading: Reading, heads: Sequence[set[str]], now: float, planned: Sequence[int]) -> None:
+    def observe(self, reading: Reading, heads: Sequence[set[File]], now: float, planned: Sequence[int]) -> None:
         """Take a reading of the inputs, and the heads of all sources, listed after it.
 
         ``planned`` are the offsets of the newest planned batch, looked up after the listing; the source logs must have been read so far.

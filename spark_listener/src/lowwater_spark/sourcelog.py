@@ -8,7 +8,7 @@ Pure reading: nothing here writes, and nothing asks Spark. What the files mean w
   plain number is complete.
 * ``sources/<i>/<n>`` is written while batch N is being *planned*, one JSON line a file; every few entries come as one
   ``<n>.compact`` that repeats all earlier ones. So a path may stand here and not be in any batch yet: only the log offset
-  in ``offsets/N`` says what a batch holds.
+  in ``offsets/N`` says what a batch holds. Each line has the modification time that Spark has listed, milliseconds.
 """
 
 from __future__ import annotations
@@ -18,15 +18,32 @@ import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from lowwater_spark.errors import CheckpointMismatch
 
-__all__ = ["NOTHING", "CheckpointLog", "Plan", "SourceLog", "local_path"]
+__all__ = ["NOTHING", "CheckpointLog", "File", "Plan", "SourceLog", "Taken", "local_path"]
 
 NOTHING: Final = -1
 """The log offset of a source that has given nothing yet: below every batch id."""
+
+
+class File(NamedTuple):
+    """A file as it stands in a listing. Another modification time is another file: it has other rows."""
+
+    path: str
+    modified: int
+    """Milliseconds since the epoch, rounded down, as Spark logs it."""
+
+
+class Taken(NamedTuple):
+    """What a source's log says of a path: the newest entry that has it."""
+
+    batch: int
+    """The batch id, in the source's own count."""
+    modified: int
+    """As :attr:`File.modified`, when Spark listed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +154,18 @@ class SourceLog:
     def __init__(self, log: Path, root: str = "/") -> None:
         self._log = log
         self._root = root.rstrip("/") + "/"
-        self._taken: dict[str, int] = {}
+        self._taken: dict[str, Taken] = {}
         self.read = NOTHING
 
     @property
-    def taken(self) -> Mapping[str, int]:
-        """The batch id, in the source's own count, of every path read so far."""
+    def taken(self) -> Mapping[str, Taken]:
+        """Every path read so far, with the entry that took it."""
         return self._taken
+
+    def batch_of(self, file: File) -> int | None:
+        """Return the batch id of the entry that took a file; None when there is none, or when the file was written again since."""
+        taken = self._taken.get(file.path)
+        return None if taken is None or taken.modified != file.modified else taken.batch
 
     def read_to(self, offset: int) -> None:
         """Read every entry up to and including ``offset``.
@@ -201,7 +223,10 @@ class SourceLog:
                 path = local_path(entry["path"])
                 if not path.startswith(self._root):
                     raise CheckpointMismatch(_OTHER_SOURCE.format(log=self._log, path=path, root=self._root))
-                self._taken.setdefault(path, int(entry["batchId"]))
+                taken, known = Taken(int(entry["batchId"]), int(entry["timestamp"])), self._taken.get(path)
+                # Spark takes a path again only when it has forgotten it by maxFileAge.
+                if known is None or known.batch <= taken.batch:
+                    self._taken[path] = taken
             return True
         return False
 

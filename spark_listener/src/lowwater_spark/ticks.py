@@ -53,7 +53,8 @@ class Ticks:
 
     def outstanding(self, offset: int) -> bool:
         """Return whether the newest tick is still to be committed, given the tick source's committed log offset."""
-        return bool(self._outstanding) and self._log.taken.get(self._outstanding, offset + 1) > offset
+        taken = self._log.taken.get(self._outstanding)
+        return bool(self._outstanding) and (taken is None or taken.batch > offset)
 
     def force(self, offset: int) -> bool:
         """Make Spark run a batch, unless one was asked for and is not committed yet; return whether a tick was written."""
@@ -70,6 +71,7 @@ class Ticks:
     def clean(self, offset: int) -> None:
         """Delete the ticks of committed batches, but for the newest entry: a restarted query looks at that one again."""
         for path in self._folder.iterdir():
-            if self._log.taken.get(os.fspath(path), offset) < offset:
+            taken = self._log.taken.get(os.fspath(path))
+            if taken is not None and taken.batch < offset:
                 path.unlink(missing_ok=True)
         sync_directory(self._folder)
