@@ -181,10 +181,49 @@ def test_the_address_is_the_argument_the_environment_or_the_default(monkeypatch:
 
 
 def test_an_address_may_be_several() -> None:
-    assert lowwater.Settings("a:1, b:2,dns:///c").addresses == ("a:1", "b:2", "dns:///c")
+    assert lowwater.Settings("a:1, b:2,dns:///c:3").addresses == ("a:1", "b:2", "dns:///c:3")
     for wrong in ("", ",", "a:1,,b:2"):
         with pytest.raises(lowwater.InvalidArgument, match="with commas"):
             lowwater.connect(wrong)
+
+
+@pytest.mark.parametrize(
+    ("address", "asked"),
+    [
+        pytest.param("lowwater", ("lowwater:7420",), id="a name"),
+        pytest.param("lowwater.prod.svc, 10.0.0.7:1", ("lowwater.prod.svc:7420", "10.0.0.7:1"), id="a list"),
+        pytest.param("::1,[::1],[fe80::1%eth0]:1", ("[::1]:7420", "[::1]:7420", "[fe80::1%eth0]:1"), id="IPv6"),
+        pytest.param("dns:///lowwater,dns:lowwater", ("dns:///lowwater:7420", "dns:lowwater:7420"), id="dns"),
+        pytest.param("dns://10.0.0.2:53/there", ("dns://10.0.0.2:53/there:7420",), id="a name server's port is no port"),
+        pytest.param("ipv4:10.0.0.7,ipv6:[::1]", ("ipv4:10.0.0.7:7420", "ipv6:[::1]:7420"), id="numbers"),
+        pytest.param("unix:/run/lw,unix-abstract:lw", ("unix:/run/lw", "unix-abstract:lw"), id="sockets have no port"),
+    ],
+)
+def test_an_address_without_a_port_means_that_of_an_authority(address: str, asked: tuple[str, ...]) -> None:
+    """gRPC would ask at 443, where somebody else may listen."""
+    settings = lowwater.Settings(address)
+    assert (settings.address, settings.addresses) == (address, asked)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "lowwater:",
+        ":7420",
+        "lowwater:http",
+        "lowwater:0",
+        "lowwater:65536",
+        "http://lowwater:7420",
+        "::1:7420:x",
+        "a b:1",
+        "dns:///",
+        "user@lowwater",
+    ],
+)
+def test_what_is_no_address_is_refused_before_anybody_is_asked(address: str) -> None:
+    with pytest.raises(lowwater.InvalidArgument, match="host:port, such as localhost:7420") as caught:
+        lowwater.connect(address)
+    assert caught.value.metadata["field"] == "address"
 
 
 def test_settings_cross_process_borders_and_make_a_client_there() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from dataclasses import dataclass, field
@@ -11,9 +12,18 @@ import grpc
 
 from lowwater._core import checks
 
-__all__ = ["DEFAULT_ADDRESS", "OPTIONS", "Settings", "address_of"]
+__all__ = ["DEFAULT_ADDRESS", "OPTIONS", "Settings", "address_of", "with_port"]
 
-DEFAULT_ADDRESS: Final = "localhost:7420"
+DEFAULT_PORT: Final = 7420
+"""Where an authority listens unless it is told otherwise. gRPC itself would take 443."""
+
+DEFAULT_ADDRESS: Final = f"localhost:{DEFAULT_PORT}"
+
+_RESOLVER: Final = re.compile(r"((?:dns:(?://[^/]*/)?)|ipv[46]:)?(.*)", re.DOTALL)
+"""What gRPC resolves to hosts, and the host with its port behind that."""
+
+_NO_PORT: Final = re.compile(r"(unix|unix-abstract|vsock|xds|passthrough):")
+"""What gRPC is given as it is: it names no host and port."""
 
 _SECRET: Final = "(not shown)"
 _TOKEN: Final = re.compile(r"[\x20-\x7e]*")
@@ -58,9 +68,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         checks.text("address", self.address)
-        if not all(self.addresses):
-            fix = "host:port, such as localhost:7420, several with commas between them, or None for the default"
-            raise checks.refused("address", self.address, fix)
+        _ = self.addresses
         token: Any = self.token
         if token is not None and (not isinstance(token, str) or _TOKEN.fullmatch(token) is None):
             raise checks.refused("token", _SECRET, "a str of printable ASCII, without line breaks")
@@ -80,8 +88,12 @@ class Settings:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses in ``address``, in order."""
-        return tuple(each.strip() for each in self.address.split(","))
+        """The addresses in ``address``, in order, each with its port. Raises InvalidArgument for what is no address."""
+        try:
+            return tuple(with_port(each.strip()) for each in self.address.split(","))
+        except ValueError as error:
+            fix = "host:port, such as localhost:7420, several with commas between them"
+            raise checks.refused("address", self.address, f"{fix} ({error})" if f"{error}" else fix) from None
 
     @property
     def encrypted(self) -> bool:
@@ -109,6 +121,42 @@ class Settings:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What goes along with every call."""
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
+
+
+def with_port(address: str) -> str:
+    """Return an address as gRPC takes it; without a port, with that of an authority. Raises ValueError, which says what is wrong.
+
+    >>> with_port("lowwater"), with_port("lowwater:1"), with_port("dns:///lowwater"), with_port("unix:/run/lowwater")
+    ('lowwater:7420', 'lowwater:1', 'dns:///lowwater:7420', 'unix:/run/lowwater')
+    >>> with_port("::1"), with_port("[::1]"), with_port("[::1]:1"), with_port("ipv6:[::1]")
+    ('[::1]:7420', '[::1]:7420', '[::1]:1', 'ipv6:[::1]:7420')
+    """
+    if _NO_PORT.match(address):
+        return address
+    found = _RESOLVER.fullmatch(address)
+    scheme, place = (found[1] or "", found[2]) if found else ("", address)
+    if not place or set(place) & set(" /@"):
+        msg = "one is empty" if not place else f"{address!r} is no host and port; leave out what is not"
+        raise ValueError(msg)
+    if _is_ipv6(place):
+        return f"{scheme}[{place}]:{DEFAULT_PORT}"
+    host, colon, port = place.rpartition(":")
+    if not colon or place.endswith("]"):
+        host, port = place, str(DEFAULT_PORT)
+    if not host or (":" in host and not (host[0] == "[" and host[-1] == "]" and _is_ipv6(host[1:-1]))):
+        msg = f"{address!r} names no host; an IPv6 address with a port stands in brackets, such as [::1]:{DEFAULT_PORT}"
+        raise ValueError(msg)
+    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 2**16):
+        msg = f"{port!r} is no port"
+        raise ValueError(msg)
+    return f"{scheme}{host}:{port}"
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
 
 
 def address_of(address: str | None) -> str:
