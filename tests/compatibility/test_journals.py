@@ -156,6 +156,6 @@ def test_a_journal_of_a_later_release_is_refused(tmp_path: Path) -> None:
     before = (data / "journal.sqlite").read_bytes()
     command = [sys.executable, "-m", "lowwater_authority", "--data", str(data), "--listen", "127.0.0.1:0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "upgrade lowwater-authority" in done.stderr
     assert (data / "journal.sqlite").read_bytes() == before

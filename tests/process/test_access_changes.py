@@ -209,7 +209,7 @@ def refused_start(capsys: pytest.CaptureFixture[str]) -> Refused:
     """Start ``lowwater serve``, which it does not; returns what it says."""
 
     def start(*flags: str) -> str:
-        assert main(["serve", "--listen", "127.0.0.1:0", "--http", "off", *flags]) == 1
+        assert main(["serve", "--listen", "127.0.0.1:0", "--http", "off", *flags]) == 2
         return capsys.readouterr().err
 
     return start

@@ -75,7 +75,7 @@ def test_what_somebody_may_do_is_the_exit_code(
 def test_a_file_is_explained(access: Command, file: str) -> None:
     code, said, _ = access("check", file)
     assert code == 0
-    for part in ("etl, known by 1 tokens; opens the status page", "flights", "hour*", "(without)", "ranges 1,000,000"):
+    for part in ("etl, known by 1 token; opens the status page", "flights", "hour*", "(without)", "ranges 1,000,000"):
         assert part in said
     assert "idle" not in access("check", file, "--as", "etl")[1]
     assert not any(each.digests[0] in said for each in Access.load(Path(file)).principals)

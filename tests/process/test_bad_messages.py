@@ -351,7 +351,7 @@ def test_a_second_server_is_refused_also_while_the_first_is_stopped(
         finally:
             if stopped:
                 server.signal(signal.SIGCONT)
-        assert code == 1
+        assert code == 2
         assert said.startswith("lowwater serve: ")
         assert f"in use by process {pid} on host" in said
         assert "stop that process" in said

@@ -707,7 +707,7 @@ def test_the_command(server: Serving, lw: lowwater.Client, capsys: pytest.Captur
     assert command("retire", "enriched", "--start", "0x40", "--end", "0x80")[0] == 2
     assert command("retire", "enriched", "--start", "0x40", "--end", "0x80", "--force") == (
         0,
-        "retired 1 key ranges of enriched\n",
+        "retired 1 key range of enriched\n",
     )
     assert command("reset", "enriched", "--yes") == (0, "enriched is in life 2\n")
     server.kill()

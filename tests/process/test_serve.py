@@ -336,7 +336,7 @@ def test_health_reflection_and_metrics(server: Serving, peer: Peer) -> None:
 def test_a_second_server_on_the_same_data_is_refused(server: Serving) -> None:
     command = [sys.executable, "-m", "lowwater_authority", "--data", str(server.data), "--listen", "127.0.0.1:0"]
     second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert second.returncode == 1
+    assert second.returncode == 2
     assert str(server.process.pid) in second.stderr  # type: ignore[union-attr]
     assert "Traceback" not in second.stderr
 
@@ -348,7 +348,7 @@ def test_a_server_that_cannot_start_says_what_to_change(server: Serving, tmp_pat
     flags[flag] = {"--data": "/proc/nowhere", "--listen": server.address, "--http": taken}[flag]
     command = [sys.executable, "-m", "lowwater_authority", *(word for pair in flags.items() for word in pair)]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert flag in refused.stderr
     assert "Traceback" not in refused.stderr
 
@@ -374,6 +374,6 @@ def test_a_folder_for_the_own_socket_that_cannot_be_made_is_refused(tmp_path: Pa
         timeout=60,
         check=False,
     )
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "below /proc/nowhere: set TMPDIR" in refused.stderr
     assert not list(tmp_path.glob("lowwater-*"))

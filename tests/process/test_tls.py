@@ -420,7 +420,7 @@ def test_a_start_that_is_refused_says_why_and_exits(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lowwater_authority", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
     command += ["--tls-cert", str(tmp_path / "no.pem"), "--tls-key", str(tmp_path / "no.key")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert ended.stderr == f"lowwater serve: --tls-cert {tmp_path}/no.pem cannot be read: No such file or directory\n"
     assert not (tmp_path / "data").exists()
 

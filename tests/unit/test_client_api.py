@@ -194,13 +194,15 @@ def test_an_address_may_be_several() -> None:
         pytest.param("lowwater.prod.svc, 10.0.0.7:1", ("lowwater.prod.svc:7420", "10.0.0.7:1"), id="a list"),
         pytest.param("::1,[::1],[fe80::1%eth0]:1", ("[::1]:7420", "[::1]:7420", "[fe80::1%eth0]:1"), id="IPv6"),
         pytest.param("dns:///lowwater,dns:lowwater", ("dns:///lowwater:7420", "dns:lowwater:7420"), id="dns"),
-        pytest.param("dns://10.0.0.2:53/there", ("dns://10.0.0.2:53/there:7420",), id="a name server's port is no port"),
+        pytest.param(
+            "dns://10.0.0.2:53/there", ("dns://10.0.0.2:53/there:7420",), id="a name server's port is no port"
+        ),
         pytest.param("ipv4:10.0.0.7,ipv6:[::1]", ("ipv4:10.0.0.7:7420", "ipv6:[::1]:7420"), id="numbers"),
         pytest.param("unix:/run/lw,unix-abstract:lw", ("unix:/run/lw", "unix-abstract:lw"), id="sockets have no port"),
     ],
 )
 def test_an_address_without_a_port_means_that_of_an_authority(address: str, asked: tuple[str, ...]) -> None:
-    """gRPC would ask at 443, where somebody else may listen."""
+    """Left to gRPC it would be 443, where somebody else may listen."""
     settings = lowwater.Settings(address)
     assert (settings.address, settings.addresses) == (address, asked)
 

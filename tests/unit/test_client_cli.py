@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from dataclasses import replace
 from datetime import timedelta
@@ -129,13 +130,38 @@ def test_lag_is_for_what_has_a_time() -> None:
 
 def test_status_is_a_table() -> None:
     assert render.status_table(VIEWS, NOW).splitlines() == [
-        "COMPUTATION  LOW WATERMARK         LAG  99 %   50 %  RANGES  HELD BY",
-        "enriched     2013-01-09T13:00:00Z  1 h  1 min  =     64      [0x40, 0x80), owned by exec-7 on host-3",
-        "flights      finished              -                 1",
-        "weather      unknown               -                 1",
-        "typo         not registered        -                 0",
+        "COMPUTATION  STATE           LOW WATERMARK         LAG  99 %   50 %  RANGES  HELD BY",
+        "enriched     waiting         2013-01-09T13:00:00Z  1 h  1 min  =     64      [0x40, 0x80), owned by exec-7 on host-3",
+        "flights      finished        finished              -                 1",
+        "weather      moved on        unknown               -                 1",
+        "typo         not registered  not registered        -                 0",
     ]
-    assert "no computation is registered" in render.status_table([], NOW)
+
+
+def test_the_worst_comes_first_and_what_is_finished_last() -> None:
+    silent = replace(HOLDER, last_report_micros=NOW - 60_000_000)
+    views = [
+        *VIEWS[:3],
+        replace(VIEWS[0], computation="late", low=Watermark(NOW - 2 * HOUR)),
+        replace(VIEWS[0], computation="silent", low=Watermark(NOW - 60_000_000), holder=silent),
+        WatermarkView(
+            "unclaimed",
+            registered=True,
+            holder=RangeView(b"", b"", Watermark.UNKNOWN, RangeState.NEVER_CLAIMED, "", "", 0, 0, 0),
+        ),
+    ]
+    views.sort(key=lambda view: render.severity(view, NOW))
+    assert [view.computation for view in views] == ["unclaimed", "silent", "weather", "late", "enriched", "flights"]
+
+
+def test_a_status_in_colours_is_the_same_text() -> None:
+    silent = replace(VIEWS[0], holder=replace(HOLDER, last_report_micros=NOW - 60_000_000))
+    moving = replace(VIEWS[0], since_micros=NOW, holder=replace(HOLDER, since_micros=NOW))
+    views = [silent, VIEWS[2], moving, VIEWS[1]]
+    _, *lines = render.status_table(views, NOW, coloured=True).splitlines()
+    assert [line[: len("\x1b[31m")] for line in lines] == ["\x1b[31m", "\x1b[33m", "enric", "\x1b[2mf"]
+    plain = [re.sub(r"\x1b\[\d+m", "", line) for line in lines]
+    assert plain == render.status_table(views, NOW).splitlines()[1:]
 
 
 EVIL = replace(HOLDER, worker="exec\x1b]0;pwned\x07\x1b[2J", host="h\n2013-01-09T14:00:00Z  flights  FORGED\0\u202e")
@@ -201,6 +227,7 @@ def test_json_has_texts_for_people_and_numbers_for_programs() -> None:
     assert record == {
         "computation": "enriched",
         "registered": True,
+        "state": "waiting",
         "low": "2013-01-09T13:00:00Z",
         "low_micros": NOW - HOUR,
         "lag_seconds": 3600.0,

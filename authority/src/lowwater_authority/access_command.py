@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lowwater._core.checks import is_name
+from lowwater._core.text import counted
 from lowwater.cli.arguments import CommandParser, add_command
 from lowwater.cli.render import table
 from lowwater_authority.access.caller import parted
@@ -135,7 +136,7 @@ def _named(access: Access, args: argparse.Namespace) -> Principal:
 
 
 def _described(principal: Principal) -> str:
-    known_by = [f"{len(principal.digests)} tokens"] if principal.digests else []
+    known_by = [counted(len(principal.digests), "token")] if principal.digests else []
     known_by += [f"the certificate {name}" for name in principal.certificates]
     also = [what for what, has in (("the status page", principal.page), ("/metrics", principal.metrics)) if has]
     rows = [("NAMESPACE", *(action.value.upper() for action in Action))]

@@ -11,7 +11,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from lowwater import errors
+from lowwater._core.text import counted
 from lowwater.cli.arguments import CommandParser, add_command
+from lowwater.cli.failures import fail
 from lowwater.cli.render import table
 from lowwater_authority.journal import GRAPH, Journal
 from lowwater_authority.journal.copying import (
@@ -77,8 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(asyncio.run(run(args)))  # noqa: T201 - the answer to a command
     except CopyRefused as error:
-        _say(f"lowwater journal {args.command}: {error}")
-        return 2
+        told = errors.LowwaterError(str(error), reason="COPY_REFUSED")
+        return fail(f"journal {args.command}", told, as_json=args.json)
     except KeyboardInterrupt:
         return 130
     return 0
@@ -107,7 +110,8 @@ async def _copy(args: argparse.Namespace) -> str:
         counts = {"logs": logs, "records": records, "bytes": size}
         return json.dumps({"source": str(source), "target": str(target), "server_token": token, **counts})
     return (
-        f"copied {logs} logs, {records} records behind their snapshots, {_size(size)} from {source} to {target}, all compared; deployment {token}. "
+        f"copied {counted(logs, 'log')}, {counted(records, 'record')} behind their snapshots, {_size(size)} from {source} to {target}, "
+        f"all compared; deployment {token}. "
         f"Serve only one of them from now on"
     )
 

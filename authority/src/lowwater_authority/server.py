@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
+from lowwater._core.text import counted
 from lowwater.aio import Client
 from lowwater_authority.access.door import Door, open_door
 from lowwater_authority.access.parsing import BadAccess
@@ -66,6 +67,9 @@ OPTIONS: Final[Sequence[tuple[str, Any]]] = (
 GRACE_SECONDS: Final = 5.0
 """How long running calls may take after a stop was asked for."""
 
+FAILED: Final = 2
+"""Exit code of a process that could not serve, or had to end by itself: the one that every command has for errors."""
+
 SERVICES: Final = (
     "lowwater.v1.ClusterService",
     "lowwater.v1.TopologyService",
@@ -84,7 +88,7 @@ def _address(text: str, flag: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal():
         msg = f"{flag} takes HOST:PORT, for example 127.0.0.1:7420, not {text!r}"
-        raise SystemExit(msg)
+        raise CannotServe(msg)
     return host, int(port)
 
 
@@ -98,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return asyncio.run(serve(args, leaving))
     except (JournalError, CannotServe) as error:
         print(f"lowwater serve: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
-        return 1
+        return FAILED
 
 
 def _store(given: str) -> str:
@@ -245,9 +249,9 @@ def _tell_recovery(authority: Authority, seconds: float) -> None:
     held = authority.shard.held.computations
     ranges = sum(len(computation.map) for computation in held.values())
     log.info(
-        "recovered %d computations with %d key ranges in %.2f s",
-        len(held),
-        ranges,
+        "recovered %s with %s in %.2f s",
+        counted(len(held), "computation"),
+        counted(ranges, "key range"),
         seconds,
         extra=event("recovered", computations=len(held), ranges=ranges, seconds=round(seconds, 3)),
     )
@@ -343,10 +347,10 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
             error,
             extra=event("stopped", reason=str(error)),
         )
-        return 1
+        return FAILED
     except (JournalError, Replaced) as error:
         log.error("%s", error, extra=event("stopped", reason=str(error)))
-        return 1
+        return FAILED
     await authority.close()
     log.info("stopped", extra=event("stopped"))
-    return int(failed)
+    return FAILED if failed else 0

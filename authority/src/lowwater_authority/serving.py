@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from lowwater import errors
+from lowwater._core.text import counted
 from lowwater_authority.confirming import Confirming
 from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import Fenced
@@ -399,8 +400,8 @@ class Serving:
             lost.setdefault((each.computation, each.reason), []).append(each.sequencer)
         for (name, reason), sequencers in lost.items():
             log.info(
-                "%d claims of %s have lost key ranges: %s",
-                len(sequencers),
+                "%s of %s lost key ranges: %s",
+                counted(len(sequencers), "claim"),
                 name,
                 reason,
                 extra=event(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from lowwater import errors
+from lowwater._core.text import counted
 from lowwater_authority.access.caller import anything
 from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import Refused
@@ -196,9 +197,10 @@ class Shard(Serving):
         what = "adopted" if adopted else "taken_over" if grant.fenced else "claimed"
         ranges = len(grant.watermarks)
         log.info(
-            "%d key ranges of %s were %s by %s on %s",
-            ranges,
+            "%s of %s %s %s by %s on %s",
+            counted(ranges, "key range"),
             name,
+            "was" if ranges == 1 else "were",
             what.replace("_", " "),
             asked.worker or "an unnamed worker",
             asked.host or "an unnamed host",
@@ -299,7 +301,8 @@ class Shard(Serving):
 
         ranges = await self._write(stage)
         told = event("retired", computation=name, ranges=ranges, start=start.hex(), end=end.hex(), force=force)
-        log.warning("%d key ranges of %s were retired", ranges, name, extra=told)
+        were = "was" if ranges == 1 else "were"
+        log.warning("%s of %s %s retired", counted(ranges, "key range"), name, were, extra=told)
         return ranges
 
     def stage_task(self, name: str, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart) -> None:

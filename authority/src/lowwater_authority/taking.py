@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
+from lowwater._core.text import counted
 from lowwater_authority.journal import JournalCorrupt, JournalError, JournalOutvoted, JournalVersion
 from lowwater_authority.telling import event
 
@@ -136,9 +137,9 @@ class Taking:
             raise
         self._serve(computation)
         log.info(
-            "this shard serves %s now: %d key ranges, epoch %d",
+            "this shard serves %s now: %s, epoch %d",
             name,
-            len(computation.map),
+            counted(len(computation.map), "key range"),
             ownership.epoch,
             extra=event("computation_taken", computation=name, ranges=len(computation.map), epoch=ownership.epoch),
         )

@@ -7,6 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
+from lowwater._core.text import counted
 from lowwater_authority.access.policy import Access, BadAccess
 from lowwater_authority.telling import Limited, event
 
@@ -101,7 +102,7 @@ class AccessFile:
             changed(access)
         self._mark = mark  # not before: else what has failed would not be tried again
         told = event("access_read", file=str(self.path), principals=len(access.principals))
-        log.info("the access file was read again: %d principals", len(access.principals), extra=told)
+        log.info("the access file was read again: %s", counted(len(access.principals), "principal"), extra=told)
 
     def _read(self) -> tuple[Access | None, BadAccess | None]:
         try:

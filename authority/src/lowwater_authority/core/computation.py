@@ -261,8 +261,8 @@ class Computation(Commits):
         }
         if owners and not force:
             msg = (
-                f"{', '.join(sorted(owners))} own part of that interval. Stop them or let them release it first, or retire "
-                "with force."
+                f"{', '.join(sorted(owners))} {'owns' if len(owners) == 1 else 'own'} part of that interval. Have it released first, or "
+                "retire it with force."
             )
             raise errors.OwnedRanges(msg, metadata=self._about(workers=", ".join(sorted(owners))))
         ranges = sum(high - low for _, low, high in self.map.overlapping(start, end))

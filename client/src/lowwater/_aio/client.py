@@ -127,9 +127,16 @@ class Client:
         finally:
             watcher.unsubscribe(subscription)
 
-    async def wait(self, name: str, until: EventTime, timeout: float | None = None) -> WatermarkView:  # noqa: ASYNC109
+    async def wait(
+        self,
+        name: str,
+        until: EventTime,
+        timeout: float | None = None,  # noqa: ASYNC109
+        *,
+        registered: bool = False,
+    ) -> WatermarkView:
         """Wait until everything before ``until`` is complete; see :meth:`lowwater.Client.wait`."""
-        waiting = Waiting(self._full(name), until, timeout)
+        waiting = Waiting(self._full(name), until, timeout, registered=registered)
         runtime = self._runtime()
         watcher = runtime.watcher
         deadline = runtime.deadline(timeout)

@@ -17,18 +17,26 @@ __all__ = ["Changes", "Folding", "FoldChanges", "Waiting", "check_followed", "cl
 
 
 class Waiting:
-    """One wait for a computation to come to a time, within one life of it. Raises InvalidArgument for a bad timeout."""
+    """One wait for a computation to come to a time, within one life of it. Raises InvalidArgument for a bad timeout.
 
-    def __init__(self, name: str, until: EventTime, timeout: float | None) -> None:
+    ``registered``: one that is not registered is an error, instead of one that may be at any time.
+    """
+
+    def __init__(self, name: str, until: EventTime, timeout: float | None, *, registered: bool = False) -> None:
         self.name = name
         self._target = Watermark.of(until)
         if timeout is not None:
             checks.seconds("timeout", timeout)
         self._timeout = timeout
+        self._registered = checks.flag("registered", registered)
         self._life = 0
 
     def reached(self, known: WatchState, subscription: Subscription) -> bool:
-        """Whether it is there. Raises IncarnationChanged when it was reset meanwhile; and as long as nothing was heard, why that is not allowed."""
+        """Whether it is there.
+
+        Raises IncarnationChanged when it was reset meanwhile; UnknownComputation when it is not registered and has to be; and as long as
+        nothing was heard, why that is not allowed.
+        """
         # What was heard late may be of a life that ended since; the newest stands right behind it.
         if not subscription.confirmed:
             _check_allowed(known, [self.name])
@@ -36,6 +44,9 @@ class Waiting:
         if known.holding([self.name]):
             return False
         view = known.ratchet.get(self.name)
+        if self._registered and not view.registered:
+            msg = f"there is no computation {self.name!r}; check the spelling and the namespace"
+            raise errors.UnknownComputation(msg, metadata={"computation": self.name})
         self._life = self._life or view.incarnation
         if view.incarnation != self._life:
             msg = f"{self.name} was reset while it was waited for: life {self._life} ended, {view.incarnation} began. Wait anew."
@@ -59,12 +70,14 @@ class Waiting:
             where += f"; the authority was last heard {duration(stale)} ago"
         if self.name in known.unserved:
             where += "; no shard serves it just now"
-        msg = f"{self.name} did not reach {self._target} within {self._timeout:g} s: {where}. Ask why({self.name!r})."
+        fix = f"Ask why({self.name!r})."
+        msg = f"{self.name} did not reach {self._target} within {self._timeout:g} s: {where}. {fix}"
         metadata = {
             "computation": self.name,
             "until": str(self._target),
             "low": str(view.low),
             "stale_for": f"{stale:g}",
+            "fix": fix,
         }
         return errors.Timeout(msg, metadata=metadata)
 

@@ -7,6 +7,7 @@ from lowwater.watermark import Watermark
 
 __all__ = [
     "clock_time",
+    "counted",
     "describe_holder",
     "describe_key",
     "describe_owner",
@@ -30,6 +31,15 @@ def on_one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def counted(count: int, what: str) -> str:
+    """Return how many there are of something.
+
+    >>> counted(1, "key range"), counted(20_000, "key range")
+    ('1 key range', '20000 key ranges')
+    """
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def duration(seconds: float) -> str:

@@ -141,13 +141,16 @@ class Client:
             if self._per_process.existing() is runtime:
                 watcher.unsubscribe(subscription)
 
-    def wait(self, name: str, until: EventTime, timeout: float | None = None) -> WatermarkView:
+    def wait(
+        self, name: str, until: EventTime, timeout: float | None = None, *, registered: bool = False
+    ) -> WatermarkView:
         """Wait until everything before ``until`` is complete, at most ``timeout`` seconds (None: without end).
 
+        A name that nobody has registered yet is waited for as well; with ``registered`` it raises UnknownComputation at once.
         Raises Timeout, saying who holds it; IncarnationChanged when the computation was reset meanwhile, since what
         was waited for belonged to its earlier life.
         """
-        waiting = Waiting(self._full(name), until, timeout)
+        waiting = Waiting(self._full(name), until, timeout, registered=registered)
         runtime = self._runtime()
         watcher, state = runtime.watcher, runtime.watcher.state
         deadline = runtime.deadline(timeout)

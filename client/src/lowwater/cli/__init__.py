@@ -5,16 +5,18 @@ Exit codes: 0 done, 1 not yet, 2 error, 3 nobody could tell (the authority is un
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.resources import files
 from typing import Final
 
 from lowwater import errors
-from lowwater._core.text import on_one_line
 from lowwater.cli.arguments import parser
-from lowwater.cli.commands import COMMANDS, CannotTell, open_client
+from lowwater.cli.commands import run
+from lowwater.cli.failures import fail, say
 
 __all__ = ["main"]
 
@@ -25,10 +27,28 @@ _OF_THE_AUTHORITY: Final = {
 }
 """Commands that another distribution has, and the modules whose ``main`` runs them."""
 
+_READER_LEFT: Final = 141
+"""As a shell has it for a program that SIGPIPE ended: whoever read the answer, such as head, has had enough."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+        return _READER_LEFT
+    except OSError as error:
+        _drop_output()
+        say(arguments[0], f"the answer cannot be written: {error.strerror or error}")
+        return 2
+
+
+def _run(arguments: list[str]) -> int:
     if arguments and arguments[0] in _OF_THE_AUTHORITY:
         return _delegate(arguments[0], arguments[1:])
     args = parser().parse_args(arguments)
@@ -36,21 +56,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(files("lowwater.cli").joinpath(f"completion.{args.shell}").read_text("utf-8"), end="")
         return 0
     try:
-        with open_client(args) as lw:
-            return COMMANDS[args.command](lw, args)
-    except CannotTell as error:
-        print(_said(args.command, error), file=sys.stderr)
-        return 3
-    except (errors.LowwaterError, OSError, ValueError) as error:
-        print(_said(args.command, error), file=sys.stderr)
-        return 2
+        return run(args)
+    except (errors.LowwaterError, ValueError) as error:
+        return fail(args.command, error, as_json=args.json)
     except KeyboardInterrupt:
         return 130
 
 
-def _said(command: str, error: Exception) -> str:
-    """Return an error as it is shown. The authority's may quote a worker's name, which is whatever the worker called itself."""
-    return f"lowwater {command}: {on_one_line(str(error))}"
+def _drop_output() -> None:
+    """Have nothing written any more: Python would try again at its end, and complain."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _delegate(command: str, arguments: list[str]) -> int:

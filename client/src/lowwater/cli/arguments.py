@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
+from lowwater import errors
 from lowwater.cli.examples import EXAMPLES, TOP
+from lowwater.cli.failures import fail
 from lowwater.watermark import Watermark
 
 __all__ = [
@@ -37,6 +40,19 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
+        self._as_json = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  # overloads
+        """As argparse does it; what is wrong with the arguments is said as they want it."""
+        self._as_json = "--json" in (sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the arguments, and end."""
+        if self._as_json:
+            fix = f"see {self.prog} --help"
+            self.exit(fail("", errors.InvalidArgument(message, metadata={"fix": fix}), as_json=True))
+        super().error(message)
 
 
 def parse_time(text: str) -> Watermark:
@@ -125,6 +141,7 @@ def parser() -> CommandParser:
 
     watch = _command(commands, "watch", "follow watermarks: a live table on a terminal, else a line per change")
     _names(watch)
+    _unregistered(watch)
 
     why = _command(commands, "why", "who holds a computation: the root cause in a sentence, then one per hop upstream")
     _name(why)
@@ -132,6 +149,7 @@ def parser() -> CommandParser:
     wait = _command(commands, "wait", "wait until everything before a time is here (exit 0; 1 when it is not in time)")
     _name(wait)
     _until(wait)
+    _unregistered(wait)
     wait.add_argument(
         "--timeout", type=parse_duration, metavar="T", help="how long at most, like 90s or 1h (default: for ever)"
     )
@@ -191,6 +209,7 @@ def parser() -> CommandParser:
         commands,
         "drain",
         "have a shard hand over what it serves; exits 0 when it serves nothing any more, 1 when not in time",
+        names=False,
     )
     _shard(drain)
     drain.add_argument("--cancel", action="store_true", help="take it back: the shard serves again")
@@ -230,7 +249,10 @@ def _command(
     commands: argparse._SubParsersAction[CommandParser],  # pyright: ignore[reportPrivateUsage]  # as above
     name: str,
     what: str,
+    *,
+    names: bool = True,
 ) -> CommandParser:
+    """Add a command that asks an authority; ``names``: of computations, and not of the whole."""
     made = add_command(commands, name, what, EXAMPLES[name])
     made.add_argument(
         "--json", action="store_true", help="answer in JSON, for programs; see docs/cli.md for the fields"
@@ -239,9 +261,17 @@ def _command(
     server.add_argument(
         "--address",
         metavar="HOST:PORT,...",
-        help="where it listens; of many shards one or more (default: LOWWATER_ADDRESS or localhost:7420)",
+        help="where it listens, at port 7420 if none is named; of many shards one or more (default: LOWWATER_ADDRESS or localhost:7420)",
     )
-    server.add_argument("--namespace", default="", metavar="NAME", help="put before names that have none")
+    if names:
+        server.add_argument(
+            "--namespace",
+            default="",
+            metavar="NAME",
+            help="put before names that have none; where all would be shown, only what is in it",
+        )
+    else:
+        made.set_defaults(namespace="")
     server.add_argument(
         "--answer-within",
         type=parse_duration,
@@ -264,6 +294,14 @@ def _names(command: argparse.ArgumentParser) -> None:
 
 def _name(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME", help="the computation")
+
+
+def _unregistered(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--even-unregistered",
+        action="store_true",
+        help="wait also for a name that nobody has registered yet, which is an error otherwise",
+    )
 
 
 def _shard(command: argparse._ActionsContainer, nargs: str | None = None) -> None:  # pyright: ignore[reportPrivateUsage]  # as above

@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from lowwater import errors
 from lowwater._core.causes import Cause
 from lowwater._core.checks import is_name
 from lowwater._core.file_settings import FileSettings
-from lowwater._core.settings import address_of
-from lowwater._core.text import duration, on_one_line
+from lowwater._core.settings import address_of, with_port
+from lowwater._core.text import counted, duration, on_one_line
 from lowwater._sync.client import Client
 from lowwater.cli import render
+from lowwater.cli.failures import AWAY, fail, unknown
 from lowwater.cli.history import history_record, history_table, why_empty
 from lowwater.cli.render import to_json
 from lowwater.cli.shards import drain_record, handing_over, shards_record, shards_table, taken_by_others
+from lowwater.views import Shards, WatermarkView
 
-__all__ = ["COMMANDS", "CannotTell", "open_client"]
-
-_AWAY: Final = (
-    errors.JournalFailed,
-    errors.Overloaded,
-    errors.ShuttingDown,
-    errors.StaleEpoch,
-    errors.Timeout,
-    errors.Unavailable,
-)
-"""Answers that are none: asking later may help."""
+__all__ = ["COMMANDS", "open_client", "run"]
 
 _SILENT_SECONDS: Final = 5.0
 """A healthy authority is heard every second or so."""
@@ -46,11 +41,16 @@ _ASK_SECONDS: Final = 0.2
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
 
-Answer = TypeVar("Answer")
-
-
-class CannotTell(Exception):
-    """The authority is unreachable or silent."""
+def run(args: argparse.Namespace) -> int:
+    """Run the command that the arguments name; returns its exit code. A name that does not exist is told with those that are near."""
+    with open_client(args) as lw:
+        try:
+            return COMMANDS[args.command](lw, args)
+        except errors.UnknownComputation as error:
+            names: Iterable[str] = ()
+            with suppress(errors.LowwaterError):
+                names = lw.get()
+            raise unknown(error.metadata.get("computation", ""), names) from None
 
 
 def open_client(args: argparse.Namespace) -> Client:
@@ -65,7 +65,12 @@ def open_client(args: argparse.Namespace) -> Client:
         certificate=_file(args.cert, "LOWWATER_CERT"),
         key=_file(args.key, "LOWWATER_KEY"),
     )
-    return Client(settings.read())
+    try:
+        return Client(settings.read())
+    except OSError as error:
+        fix = "name a PEM file that this user may read"
+        msg = f"{error.filename} cannot be read: {error.strerror}; {fix}"
+        raise errors.InvalidArgument(msg, metadata={"file": str(error.filename), "fix": fix}) from None
 
 
 def _file(given: Path | None, variable: str) -> str:
@@ -78,39 +83,104 @@ def _now_micros() -> int:
 
 def status(lw: Client, args: argparse.Namespace) -> int:
     """Where computations stand."""
-    views, now = list(_ask(lambda: lw.get(*args.names)).values()), _now_micros()
+    found = lw.get(*args.names)
+    views, now = [each for each in found.values() if _is_wanted(each.computation, args)], _now_micros()
+    for view in views:
+        _require_registered(view)
     if args.names_only:
         # For a shell's completion: nothing that is no name may get there, whatever answers at the address.
-        print("\n".join(view.computation for view in views if view.registered and is_name(view.computation)))
-    elif args.json:
-        print(
-            to_json(
-                {"server_token": lw.server_token, "computations": [render.view_record(each, now) for each in views]}
-            )
-        )
+        print("\n".join(view.computation for view in views if is_name(view.computation)))
+        return 0
+    views.sort(key=lambda view: render.severity(view, now))
+    if args.json:
+        records = [render.view_record(each, now) for each in views]
+        print(to_json({"server_token": lw.server_token, "computations": records}))
+    elif views:
+        print(render.status_table(views, now, coloured=_coloured()))
     else:
-        print(render.status_table(views, now))
+        print(_nothing(args, found))
     return 0
+
+
+def _is_wanted(name: str, args: argparse.Namespace) -> bool:
+    """Whether a computation is to be shown: one that was named, or one of the namespace, of all when none is given."""
+    return bool(args.names) or _is_inside(name, args)
+
+
+def _is_inside(name: str, args: argparse.Namespace) -> bool:
+    return not args.namespace or name.startswith(f"{args.namespace}/")
+
+
+def _require_registered(view: WatermarkView) -> None:
+    if not view.registered:
+        raise errors.UnknownComputation(view.computation, metadata={"computation": view.computation})
+
+
+def _nothing(args: argparse.Namespace, found: Iterable[str]) -> str:
+    """Say that there is nothing to show, and in which namespaces there is something."""
+    if not args.namespace:
+        return "no computation is registered yet; its first worker or Spark stage does that"
+    others = sorted({name.partition("/")[0] for name in found if "/" in name})
+    where = f"; namespaces that have some: {', '.join(others)}" if others else ""
+    return f"no computation is registered in the namespace {args.namespace} yet{where}"
+
+
+def _coloured() -> bool:
+    """Whether whoever reads the answer sees colours and wants them."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def watch(lw: Client, args: argparse.Namespace) -> int:
     """Follow watermarks, until interrupted."""
     if sys.stdout.isatty() and not args.json:
         return _live(lw, args)
+    left = _tell_when_the_reader_leaves(lw)
+    known: set[str] = set()
     for view in lw.watch(*args.names):
+        if not _is_wanted(view.computation, args):
+            continue
+        if args.names and view.computation not in known and not args.even_unregistered:
+            _require_registered(view)
+        known.add(view.computation)
         now = _now_micros()
         print(to_json(render.view_record(view, now)) if args.json else render.line(view, now), flush=True)
+    if left.is_set():
+        raise BrokenPipeError
     return 0
+
+
+def _tell_when_the_reader_leaves(lw: Client) -> threading.Event:
+    """End what follows watermarks when nobody reads it any more. A write would tell, but the next one may be hours away."""
+    left = threading.Event()
+
+    def look(output: int) -> None:
+        if hasattr(select, "poll"):
+            poll = select.poll()
+            poll.register(output, 0)  # errors alone, and there is one when the other end of a pipe is closed
+            poll.poll()
+            left.set()
+            lw.close()
+
+    with suppress(OSError, ValueError):  # standard output that is no file
+        threading.Thread(target=look, args=(sys.stdout.fileno(),), name="lowwater-reader", daemon=True).start()
+    return left
+
+
+def _get(lw: Client, args: argparse.Namespace) -> list[WatermarkView]:
+    return [view for view in lw.get(*args.names).values() if _is_wanted(view.computation, args)]
 
 
 def _live(lw: Client, args: argparse.Namespace) -> int:
     """The live view; where curses is missing, or the terminal too simple for it, a table that is drawn again and again."""
+    with suppress(*AWAY):  # the view says so itself
+        for view in _get(lw, args) if args.names and not args.even_unregistered else ():
+            _require_registered(view)
     if not sys.stdin.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         return _live_table(lw, args)
     try:
         from lowwater.cli import terminal
 
-        terminal.show(lw, args.names)
+        terminal.show(lw, lambda: _get(lw, args))
     except ImportError:
         return _live_table(lw, args)
     return 0
@@ -121,9 +191,11 @@ def _live_table(lw: Client, args: argparse.Namespace) -> int:
     body, heard = "no answer yet", time.monotonic()
     while True:
         try:
-            body = render.status_table(lw.get(*args.names).values(), _now_micros())
+            views, now = _get(lw, args), _now_micros()
+            views.sort(key=lambda view: render.severity(view, now))
+            body = render.status_table(views, now, coloured=_coloured()) if views else _nothing(args, ())
             heard, note = time.monotonic(), "Ctrl-C ends this."
-        except _AWAY as error:
+        except AWAY as error:
             note = f"No answer for {duration(time.monotonic() - heard)}: {on_one_line(str(error))}"
         print(f"{_CLEAR}{body}\n\n{note}", flush=True)
         clock.wait(_REDRAW_SECONDS)
@@ -131,7 +203,7 @@ def _live_table(lw: Client, args: argparse.Namespace) -> int:
 
 def why(lw: Client, args: argparse.Namespace) -> int:
     """Who holds a computation; 3 when the authority cannot tell which key ranges do."""
-    found = _ask(lambda: lw.why(args.name))
+    found = lw.why(args.name)
     print(to_json(render.why_record(found)) if args.json else found)
     return 3 if found.guilty.cause is Cause.CANNOT_TELL else 0
 
@@ -139,12 +211,13 @@ def why(lw: Client, args: argparse.Namespace) -> int:
 def wait(lw: Client, args: argparse.Namespace) -> int:
     """Wait until a computation is complete to a time."""
     try:
-        view = lw.wait(args.name, args.until, args.timeout)
+        view = lw.wait(args.name, args.until, args.timeout, registered=not args.even_unregistered)
     except errors.Timeout as error:
-        if float(error.metadata["stale_for"]) > _SILENT_SECONDS:
-            raise CannotTell(str(error)) from None
-        print(f"lowwater wait: {on_one_line(str(error))}", file=sys.stderr)
-        return 1
+        silent = float(error.metadata["stale_for"]) > _SILENT_SECONDS
+        fix = f"`lowwater why {error.metadata['computation']}` says who holds it up."
+        words = f"{error.message.removesuffix(error.metadata['fix'])}{fix}"
+        told = errors.Timeout(words, metadata={**error.metadata, "fix": fix})
+        return fail("wait", told, as_json=args.json, code=3 if silent else 1)
     now = _now_micros()
     print(to_json(render.view_record(view, now)) if args.json else f"{view.computation} is complete to {view.low}")
     return 0
@@ -152,17 +225,15 @@ def wait(lw: Client, args: argparse.Namespace) -> int:
 
 def complete(lw: Client, args: argparse.Namespace) -> int:
     """Tell by the exit code whether a computation is complete to a time."""
-    try:
-        found = lw.complete(args.name, args.until)
-    except _AWAY as error:
-        raise CannotTell(str(error)) from None
+    found = lw.complete(args.name, args.until)
     name, low, now = found.watermark.computation, found.watermark.low, _now_micros()
     if args.json:
         print(to_json(render.completeness_record(found, args.until, now)))
     elif found.complete:
         print(f"complete: {name} is at {low}, and nothing before {args.until} will come")
     else:
-        print(f"not yet: {name} is at {low}, and {found.holding} key ranges are before {args.until}")
+        ranges = f"{counted(found.holding, 'key range')} {'is' if found.holding == 1 else 'are'}"
+        print(f"not yet: {name} is at {low}, and {ranges} before {args.until}")
         for holder in found.holders:
             print(f"  {render.holder(holder)}, at {holder.watermark}")
     return 0 if found.complete else 1
@@ -170,7 +241,7 @@ def complete(lw: Client, args: argparse.Namespace) -> int:
 
 def ranges(lw: Client, args: argparse.Namespace) -> int:
     """List key ranges."""
-    found = _ask(lambda: lw.ranges(args.name, args.below, args.limit))
+    found = lw.ranges(args.name, args.below, args.limit)
     if args.json:
         print(to_json({"total": found.total, "ranges": [render.range_record(each) for each in found]}))
     else:
@@ -180,8 +251,8 @@ def ranges(lw: Client, args: argparse.Namespace) -> int:
 
 def history(lw: Client, args: argparse.Namespace) -> int:
     """Tell when steps became complete."""
-    found = _ask(lambda: lw.history(args.name, args.since, args.last))
-    (view,) = _ask(lambda: lw.get(args.name)).values()
+    found = lw.history(args.name, args.since, args.last)
+    (view,) = lw.get(args.name).values()
     if args.json:
         print(to_json(history_record(found, view.incarnation)))
     else:
@@ -193,12 +264,16 @@ def reset(lw: Client, args: argparse.Namespace) -> int:
     """Start a new life."""
     if not args.yes:
         question = f"{args.name} and all that reads it start anew, and their workers must claim again."
-        if not sys.stdin.isatty():
-            print(f"lowwater reset: {question} Pass --yes to do it.", file=sys.stderr)
-            return 2
-        if input(f"{question} Go on? [y/N] ").strip().lower() not in {"y", "yes"}:
+        if args.json or not sys.stdin.isatty():
+            refused = errors.InvalidArgument(f"{question} Pass --yes to do it.", metadata={"fix": "pass --yes"})
+            return fail("reset", refused, as_json=args.json)
+        try:
+            answer = input(f"{question} Go on? [y/N] ")
+        except EOFError:
+            answer = ""
+        if answer.strip().lower() not in {"y", "yes"}:
             return 1
-    begun = _ask(lambda: lw.reset(args.name))
+    begun = lw.reset(args.name)
     if args.json:
         print(to_json({"reset": [{"computation": each.name, "incarnation": each.incarnation} for each in begun]}))
     else:
@@ -208,62 +283,78 @@ def reset(lw: Client, args: argparse.Namespace) -> int:
 
 def retire(lw: Client, args: argparse.Namespace) -> int:
     """Take a key range out."""
-    count = _ask(lambda: lw.retire(args.name, args.start, args.end, args.force))
+    count = lw.retire(args.name, args.start, args.end, args.force)
     record = {"computation": args.name, "start": args.start.hex(), "end": args.end.hex(), "retired": count}
-    print(to_json(record) if args.json else f"retired {count} key ranges of {args.name}")
+    print(to_json(record) if args.json else f"retired {counted(count, 'key range')} of {args.name}")
     return 0
 
 
 def shards(lw: Client, args: argparse.Namespace) -> int:
     """List the shards."""
-    found = _ask(lw.shards)
+    found = _inside(lw.shards(), args)
     print(to_json(shards_record(found)) if args.json else shards_table(found))
     return 0
 
 
+def _inside(found: Shards, args: argparse.Namespace) -> Shards:
+    """Return the shards with what they serve of the namespace."""
+
+    def of(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if _is_inside(name, args))
+
+    pins = {name: address for name, address in found.pins.items() if _is_inside(name, args)}
+    each = tuple(replace(shard, computations=of(shard.computations)) for shard in found)
+    return replace(found, shards=each, pins=pins, unserved=of(found.unserved))
+
+
 def drain(lw: Client, args: argparse.Namespace) -> int:
     """Have a shard hand over what it serves, or take that back."""
-    _ask(lambda: lw.drain(args.shard, cancel=args.cancel))
+    shard = _shard(args.shard)
+    lw.drain(shard, cancel=args.cancel)
     if args.cancel:
-        record = drain_record(args.shard, (), draining=False)
-        print(to_json(record) if args.json else f"{args.shard} serves again, and gets back what is its")
+        record = drain_record(shard, (), draining=False)
+        print(to_json(record) if args.json else f"{shard} serves again, and gets back what is its")
         return 0
     clock, told = threading.Event(), ""
     deadline = time.monotonic() + (float("inf") if args.timeout is None else args.timeout)
     while True:
-        found = _ask(lw.shards)
-        remaining = next((each.computations for each in found if each.address == args.shard), ())
-        record = drain_record(args.shard, remaining, draining=True)
-        if (state := to_json(record) if args.json else handing_over(args.shard, remaining)) != told:
+        found = lw.shards()
+        remaining = next((each.computations for each in found if each.address == shard), ())
+        record = drain_record(shard, remaining, draining=True)
+        if (state := to_json(record) if args.json else handing_over(shard, remaining)) != told:
             print(state, flush=True)
             told = state
         if not remaining:
             return 0
         if not taken_by_others(found):
-            print(
-                "lowwater drain: no other shard takes anything: start one, or take a drain back with --cancel",
-                file=sys.stderr,
+            fix = "start one, or take a drain back with --cancel"
+            nobody = errors.LowwaterError(
+                f"no other shard takes anything: {fix}", reason="NO_OTHER_SHARD", metadata={"fix": fix}
             )
+            return fail("drain", nobody, as_json=args.json, code=1)
+        if not args.wait:
             return 1
-        if not args.wait or time.monotonic() >= deadline:
-            return 1
+        if time.monotonic() >= deadline:
+            late = errors.Timeout(f"{handing_over(shard, remaining)}, and --timeout is over")
+            return fail("drain", late, as_json=args.json, code=1)
         clock.wait(_ASK_SECONDS)
+
+
+def _shard(named: str) -> str:
+    """Return the address of a shard as shards have theirs: with a port."""
+    try:
+        return with_port(named)
+    except ValueError:
+        return named  # the authority says which there are
 
 
 def pin(lw: Client, args: argparse.Namespace) -> int:
     """Have a shard serve a computation, or take that back."""
-    _ask(lambda: lw.pin(args.name, args.shard))
-    said = f"{args.name} is not pinned" if args.off else f"{args.name} is pinned to {args.shard}"
-    print(to_json({"computation": args.name, "shard": args.shard}) if args.json else said)
+    shard = None if args.off else _shard(args.shard)
+    lw.pin(args.name, shard)
+    said = f"{args.name} is not pinned" if args.off else f"{args.name} is pinned to {shard}"
+    print(to_json({"computation": args.name, "shard": shard}) if args.json else said)
     return 0
-
-
-def _ask(call: Callable[[], Answer]) -> Answer:
-    """Return what is answered. Raises CannotTell when nobody answers."""
-    try:
-        return call()
-    except _AWAY as error:
-        raise CannotTell(str(error)) from None
 
 
 COMMANDS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {

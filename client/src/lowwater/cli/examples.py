@@ -23,13 +23,15 @@ examples:
 
 The authority's address comes from --address, else from LOWWATER_ADDRESS, else
 it is localhost:7420; of many shards name one or more, with commas between. An
-access token comes from LOWWATER_TOKEN; certificates from --ca, --cert and --key,
-or from the files that LOWWATER_CA, LOWWATER_CERT and LOWWATER_KEY name. Times are
-ISO 8601 with a time zone. "unknown" means that nothing was promised yet,
-"finished" that nothing will ever come.
+address without a port means 7420. An access token comes from LOWWATER_TOKEN;
+certificates from --ca, --cert and --key, or from the files that LOWWATER_CA,
+LOWWATER_CERT and LOWWATER_KEY name. Times are ISO 8601 with a time
+zone. "unknown" means that nothing was promised yet, "finished" that nothing will
+ever come.
 
 Exit codes: 0 done, 1 not yet, 2 error, 3 nobody could tell, because the
-authority is away. Each command has a --help of its own.
+authority is away; docs/cli.md has them by command. Each command has a --help of
+its own.
 """
 
 _STATUS: Final = """\
@@ -38,6 +40,10 @@ examples:
   lowwater status hourly daily
   lowwater status --json --address lowwater-0:7420,lowwater-1:7420
   lowwater status --names                    the names alone, a line each
+  lowwater status --namespace prod           only what is in the namespace
+
+The worst is on top: what nobody works on, then what is furthest behind.
+NO_COLOR in the environment turns colours off.
 """
 
 _WATCH: Final = """\
@@ -67,6 +73,10 @@ examples:
   lowwater wait hourly --until 2013-01-09T14:00Z && publish-report
   lowwater wait hourly --until 2013-01-09T14:00Z --timeout 1h
   lowwater wait flights --until finished
+  lowwater wait hourly --until 2013-01-09T14:00Z --even-unregistered
+
+A name that nobody has registered is an error, and said at once: it may be
+misspelt. --even-unregistered waits for it.
 """
 
 _COMPLETE: Final = """\

@@ -17,7 +17,7 @@ from lowwater._core.text import clock_time, describe_range, duration, lag, on_on
 from lowwater.views import RangeState, WatermarkView
 from lowwater.watermark import MIN
 
-__all__ = ["ORDERS", "Line", "State", "Style", "draw", "press", "seen", "shown"]
+__all__ = ["ORDERS", "Line", "State", "Style", "draw", "press", "seen", "shown", "style_of"]
 
 ORDERS: Final = ("lag", "stood", "name")
 """By what it can be sorted, in the order in which ``s`` goes through them."""
@@ -177,7 +177,8 @@ def _title(state: State, count: int) -> Line:
     time = f"{datetime.fromtimestamp(state.now / 1e6, UTC):%H:%M:%S} UTC"
     some = f"{count} of {len(state.views)}" if state.search else f"{count}"
     found = f', with "{state.search}" in the name' if state.search else ""
-    return Line(f"lowwater at {time}: {some} computations{found}, by {state.order}", Style.HEADING)
+    what = "computation" if some == "1" else "computations"
+    return Line(f"lowwater at {time}: {some} {what}{found}, by {state.order}", Style.HEADING)
 
 
 def _away(state: State) -> list[Line]:
@@ -232,11 +233,16 @@ def _holder(view: WatermarkView, now: int) -> str:
 def _style(view: WatermarkView, state: State) -> Style:
     if state.now - state.changed.get(view.computation, MIN) < FRESH_SECONDS * 1e6:
         return Style.FRESH
+    return style_of(view, state.now)
+
+
+def style_of(view: WatermarkView, now: int) -> Style:
+    """Return how a computation is shown, by the state it is in at a processing time."""
     if view.low.finished:
         return Style.FAINT
-    if cause_of(view, state.now).trouble:
+    if cause_of(view, now).trouble:
         return Style.TROUBLE
-    still = seconds_since(view.since_micros, state.now) > STILL_SECONDS
+    still = seconds_since(view.since_micros, now) > STILL_SECONDS
     return Style.STILL if still or view.low.unknown else Style.PLAIN
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
+from lowwater._core.causes import cause_of
 from lowwater._core.text import describe_key, describe_owner, describe_range, duration, lag, on_one_line
 from lowwater._core.why import Why
+from lowwater.cli.live import Style, style_of
 from lowwater.views import Completeness, Ranges, RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
@@ -19,6 +21,7 @@ __all__ = [
     "moment",
     "range_record",
     "ranges_table",
+    "severity",
     "status_table",
     "table",
     "times",
@@ -26,6 +29,10 @@ __all__ = [
     "view_record",
     "why_record",
 ]
+
+
+_COLOURS: Final = {Style.TROUBLE: "31", Style.STILL: "33", Style.FAINT: "2"}
+"""Of a terminal; a computation that is in order has none."""
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -42,20 +49,22 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def status_table(views: Iterable[WatermarkView], now_micros: int) -> str:
-    """Return where computations stand."""
-    known = list(views)
-    if not known:
-        return "no computation is registered yet; lw.register(...) does it"
-    shares = sorted({share for view in known for share, _ in view.shares}, reverse=True)
-    rows = [
-        ("COMPUTATION", "LOW WATERMARK", "LAG", *(f"{share / 10_000:g} %" for share in shares), "RANGES", "HELD BY")
-    ]
-    for view in known:
+def severity(view: WatermarkView, now_micros: int) -> tuple[bool, int, str]:
+    """Return what sorts the worst first: what somebody has to act on, then what is furthest behind; at the end what is finished."""
+    return (not cause_of(view, now_micros).trouble, view.low.micros, view.computation)
+
+
+def status_table(views: Sequence[WatermarkView], now_micros: int, *, coloured: bool = False) -> str:
+    """Return where computations stand, in the order given."""
+    shares = sorted({share for view in views for share, _ in view.shares}, reverse=True)
+    names = (f"{share / 10_000:g} %" for share in shares)
+    rows = [("COMPUTATION", "STATE", "LOW WATERMARK", "LAG", *names, "RANGES", "HELD BY")]
+    for view in views:
         heuristics = dict(view.shares)
         rows.append(
             (
                 view.computation,
+                cause_of(view, now_micros).value,
                 _low(view),
                 lag(view.low, now_micros),
                 *(_behind(view, heuristics.get(share), now_micros) for share in shares),
@@ -63,7 +72,14 @@ def status_table(views: Iterable[WatermarkView], now_micros: int) -> str:
                 holder(view.holder),
             )
         )
-    return table(rows)
+    head, *lines = table(rows).split("\n")
+    if coloured:
+        lines = [_painted(line, style_of(view, now_micros)) for line, view in zip(lines, views, strict=True)]
+    return "\n".join([head, *lines])
+
+
+def _painted(line: str, style: Style) -> str:
+    return f"\x1b[{_COLOURS[style]}m{line}\x1b[0m" if style in _COLOURS else line
 
 
 def _low(view: WatermarkView) -> str:
@@ -148,6 +164,7 @@ def view_record(view: WatermarkView, now_micros: int) -> dict[str, Any]:
     return {
         "computation": view.computation,
         "registered": view.registered,
+        "state": cause_of(view, now_micros).value,
         **times("low", low),
         "lag_seconds": None if low.unknown or low.finished else (now_micros - low.micros) / 1e6,
         "heuristic": {f"{share / 1e6:g}": str(watermark) for share, watermark in view.shares},

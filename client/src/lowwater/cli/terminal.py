@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import curses
 
     from lowwater._sync.client import Client
+    from lowwater.views import WatermarkView
 
 __all__ = ["show"]
 
@@ -45,14 +46,18 @@ _KEYS: Final = {
 }
 
 
-def show(lw: Client, names: Sequence[str]) -> None:
+Views = Callable[[], "Sequence[WatermarkView]"]
+"""Asks the authority for all that is to be shown."""
+
+
+def show(lw: Client, ask: Views) -> None:
     """Show computations until q is pressed. Raises ImportError without curses, and curses.error on a terminal that is too simple."""
     import curses
 
     os.environ.setdefault("ESCDELAY", "25")
     news: queue.SimpleQueue[News] = queue.SimpleQueue()
     ended = threading.Event()
-    asking = threading.Thread(target=_ask, args=(lw, names, news, ended), name="lowwater-ask", daemon=True)
+    asking = threading.Thread(target=_ask, args=(ask, news, ended), name="lowwater-ask", daemon=True)
     asking.start()
     try:
         # Ctrl-C ends it like q.
@@ -77,11 +82,11 @@ def _on_screen(library: Any, run: Callable[[curses.window], None]) -> None:
         library.endwin()
 
 
-def _ask(lw: Client, names: Sequence[str], news: queue.SimpleQueue[News], ended: threading.Event) -> None:
+def _ask(ask: Views, news: queue.SimpleQueue[News], ended: threading.Event) -> None:
     """Ask for the watermarks again and again, on a thread of its own, so that keys and ages do not wait for an answer."""
     while not ended.is_set():
         try:
-            views = list(lw.get(*names).values())
+            views = ask()
             news.put(lambda state, views=views: seen(state, views, _now()))  # type: ignore[misc]
         except errors.LowwaterError as error:
             news.put(lambda state, why=str(error): replace(state, away=why))  # type: ignore[misc]

@@ -1,0 +1,265 @@
+"""What each command exits with, by the table in docs/cli.md: each is run into each of its codes, for people and for programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lowwater
+from lowwater.cli import main
+from tests.process.serving import Serving, serving
+from tests.process.sharding import Sharded, served
+from tests.process.test_client_end_to_end import eventually
+
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+SOON = "2013-01-09T14:00Z"
+LATE = "2033-01-09T14:00Z"
+NOBODY = ["--address", "localhost:1", "--answer-within", "50ms"]
+
+
+class Answering(io.StringIO):
+    """Somebody at a terminal, who answers a question."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Outcomes:
+    """Commands that have been run, and their exit codes."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.codes: dict[str, set[int]] = {}
+        self._capsys = capsys
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Return the exit code, and what was said on both streams."""
+        try:
+            code = main(arguments)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        said = self._capsys.readouterr()
+        assert "Traceback" not in said.err
+        self.codes.setdefault(arguments[0], set()).add(code)
+        return code, said.out, said.err
+
+    def expect(self, code: int, *arguments: str, of: lowwater.Client | None = None, said: str = "") -> None:
+        """Run a command for people, and where it can for programs, and look at how each is answered."""
+        where = () if of is None else ("--address", of.settings.address)
+        got, out, err = self.run(*arguments, *where)
+        assert got == code, f"{arguments}: {out}{err}"
+        assert said in out + err
+        if code >= 2:
+            assert err.startswith(("lowwater ", "usage: "))
+        if arguments[0] in {"serve", "access", "completion"}:
+            return
+        got, out, err = self.run(*arguments, "--json", *where)
+        assert (got, err) == (code, ""), arguments
+        records = [json.loads(line) for line in out.splitlines()]
+        assert records, "no answer at all"
+        failed = records[-1].get("error")
+        if code >= 2:
+            assert len(records) == 1
+        if code >= 2 or failed is not None:
+            assert failed.keys() == {"reason", "message", "fix", "exit_code", "metadata"}
+            assert failed["exit_code"] == code
+            assert failed["reason"].isupper()
+            assert said in failed["message"]
+
+
+@pytest.fixture
+def outcomes(capsys: pytest.CaptureFixture[str]) -> Outcomes:
+    return Outcomes(capsys)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Serving]:
+    with serving(tmp_path) as there:
+        yield there
+
+
+@pytest.fixture
+def lw(server: Serving) -> Iterator[lowwater.Client]:
+    """A deployment in which ``flights`` is complete to 14:00, ``prod/ledger`` was never claimed, and nothing else is registered."""
+    with lowwater.connect(server.address) as client:
+        client.register("flights")
+        client.register("prod/ledger")
+        lease = client.worker("flights", name="exec-7").claim()
+        lease.advance(None, oldest=None, frontier=lowwater.Watermark(1_357_740_000_000_000))
+        lease.flush()
+        yield client
+
+
+def documented() -> dict[str, set[int]]:
+    """The codes of each command, as the table has them."""
+    found = {}
+    for row in re.findall(r"^\| `(\w+)` \|(.*)\|$", DOCS.read_text().split("## What `why` means")[0], re.MULTILINE):
+        found[row[0]] = {code for code, cell in enumerate(row[1].split("|")) if cell.strip() != "-"}
+    return found
+
+
+def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other(
+    lw: lowwater.Client, server: Serving, outcomes: Outcomes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expect = outcomes.expect
+    for command in (
+        ["status"],
+        ["why"],
+        ["ranges"],
+        ["history"],
+        ["wait", "--until", SOON],
+        ["complete", "--until", SOON],
+    ):
+        name, *rest = command
+        expect(0, name, "flights", *rest, of=lw)
+        expect(2, name, "flihgts", *rest, of=lw, said="did you mean flights?")
+        patience = ["--timeout", "50ms"] if name == "wait" else []
+        expect(3, name, "flights", *rest, *patience, *NOBODY)
+    expect(2, "watch", "flihgts", of=lw, said="did you mean flights?")
+    expect(1, "wait", "flights", "--until", LATE, "--timeout", "50ms", of=lw, said="`lowwater why flights` says who")
+    expect(1, "complete", "flights", "--until", LATE, of=lw)
+    expect(2, "complete", "flights", "--until", "noon", of=lw)
+    expect(2, "status", "--ca", "/nowhere.pem", of=lw, said="/nowhere.pem cannot be read: No such file or directory")
+
+    expect(2, "retire", "flights", "--start", "", "--end", "", of=lw, said="exec-7 owns part")
+    expect(0, "retire", "prod/ledger", "--start", "", "--end", "", of=lw)
+    expect(3, "retire", "prod/ledger", "--start", "", "--end", "", *NOBODY)
+    expect(2, "reset", "flights", of=lw, said="--yes")
+    expect(2, "reset", "flihgts", "--yes", of=lw)
+    expect(3, "reset", "flights", "--yes", *NOBODY)
+    for answer in ("n\n", ""):
+        monkeypatch.setattr(sys, "stdin", Answering(answer))
+        assert outcomes.run("reset", "flights", "--address", server.address)[0] == 1
+    expect(0, "reset", "flights", "--yes", of=lw)
+
+    expect(2, "shards", of=lw)
+    for command in (["shards"], ["drain", "there"], ["pin", "flights", "--off"]):
+        expect(3, *command, *NOBODY)
+
+    expect(2, "journal", "show", str(tmp_path / "nowhere"))
+    access = tmp_path / "access.toml"
+    access.write_text('[[principal]]\nname = "etl"\ncertificates = ["etl"]\n')
+    expect(0, "access", "check", str(access))
+    expect(1, "access", "check", str(access), "--as", "etl", "--may", "read", "flights")
+    expect(2, "access", "check", str(tmp_path / "nowhere"))
+    expect(0, "completion", "bash")
+    expect(2, "completion", "tcsh")
+    expect(2, "serve", "--listen", "nowhere")
+    assert server.stop() == 0
+    outcomes.codes["serve"].add(0)
+    expect(0, "journal", "show", str(server.data))
+
+    sharded(outcomes, tmp_path / "sharded")
+    outcomes.codes = {
+        command: codes - {0} if command == "watch" else codes for command, codes in outcomes.codes.items()
+    }
+    assert outcomes.codes == documented()
+
+
+def sharded(outcomes: Outcomes, folder: Path) -> None:
+    """Run what only a deployment of shards can answer."""
+    folder.mkdir()
+    with Sharded(folder, 2) as there, there.connect() as lw:
+        lw.register("flights")
+        one, two = (shard.address for shard in there.shards)
+        outcomes.expect(0, "shards", of=lw)
+        outcomes.expect(0, "pin", "flights", two, of=lw)
+        eventually(lambda: "flights" in served(lw, there.shards[1]))
+        outcomes.expect(2, "pin", "flihgts", one, of=lw, said="did you mean flights?")
+        outcomes.expect(2, "drain", "nowhere", of=lw, said="nowhere:7420")
+        outcomes.expect(0, "drain", one, of=lw)
+        outcomes.expect(1, "drain", two, of=lw, said="no other shard takes anything")
+
+
+def test_a_name_that_is_registered_later_is_waited_for_when_that_is_asked_for(
+    lw: lowwater.Client, server: Serving
+) -> None:
+    command = [sys.executable, "-m", "lowwater.cli"]
+    rest = ["--until", "finished", "--even-unregistered", "--address", server.address]
+    with (
+        subprocess.Popen([*command, "wait", "later", *rest], stdout=subprocess.PIPE, text=True) as waiting,
+        subprocess.Popen(
+            [*command, "watch", "later", "--json", *rest[2:]], stdout=subprocess.PIPE, text=True
+        ) as watching,
+    ):
+        assert watching.stdout is not None
+        assert json.loads(watching.stdout.readline())["registered"] is False
+        assert waiting.poll() is None
+        lw.register("later")
+        lw.worker("later").claim().finish()
+        assert waiting.wait(30) == 0
+        while json.loads(watching.stdout.readline())["low"] != "finished":
+            pass
+        watching.terminate()
+
+
+def test_a_namespace_shows_only_what_is_in_it(lw: lowwater.Client, outcomes: Outcomes) -> None:
+    where = ("--address", lw.settings.address)
+    _, out, _ = outcomes.run("status", "--namespace", "prod", "--names", *where)
+    assert out == "prod/ledger\n"
+    _, out, _ = outcomes.run("status", "--namespace", "prod", "--json", *where)
+    assert [each["computation"] for each in json.loads(out)["computations"]] == ["prod/ledger"]
+    _, out, _ = outcomes.run("status", "--namespace", "prod", "ledger", "--names", *where)
+    assert out == "prod/ledger\n"
+    code, out, _ = outcomes.run("status", "--namespace", "prdo", *where)
+    assert (code, out) == (
+        0,
+        "no computation is registered in the namespace prdo yet; namespaces that have some: prod\n",
+    )
+    command = [sys.executable, "-m", "lowwater.cli", "watch", "--namespace", "prod", "--json", *where]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert json.loads(watching.stdout.readline())["computation"] == "prod/ledger"
+        lease = lw.worker("flights").claim()
+        lease.advance(None, oldest=None, frontier=lowwater.Watermark(1_357_743_600_000_000))
+        lease.flush()
+        lw.worker("prod/ledger").claim().finish()
+        assert json.loads(watching.stdout.readline())["computation"] == "prod/ledger"
+        watching.terminate()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["watch"], id="a change that never comes"),
+        pytest.param(["status"], id="an answer"),
+        pytest.param(["--help"], id="help"),
+        pytest.param(["access", "token"], id="the other package"),
+        pytest.param(["completion", "zsh"], id="much"),
+    ],
+)
+def test_a_reader_that_leaves_ends_a_command_quietly(
+    lw: lowwater.Client, server: Serving, arguments: list[str]
+) -> None:
+    """As head does when it has had enough; ``watch`` ends though nothing moves any more."""
+    there, here = os.pipe()
+    command = [sys.executable, "-m", "lowwater.cli", *arguments]
+    environment = {**os.environ, "LOWWATER_ADDRESS": server.address}
+    with (
+        os.fdopen(here, "wb") as output,
+        subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, env=environment) as process,
+    ):
+        if arguments == ["watch"]:
+            while b"ledger" not in os.read(there, 1 << 16):
+                pass
+        os.close(there)
+        output.close()
+        _, said = process.communicate(timeout=60)
+    # Help is argparse's to print, which does not mind.
+    assert (process.returncode, said) == (0 if arguments == ["--help"] else 128 + signal.SIGPIPE, "")
+
+
+def test_an_answer_that_cannot_be_written_is_an_error(lw: lowwater.Client, server: Serving) -> None:
+    command = [sys.executable, "-m", "lowwater.cli", "status", "--address", server.address]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == "lowwater status: the answer cannot be written: No space left on device\n"
