@@ -46,8 +46,9 @@ WINDOW_DDL: Final = (
 )
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
-OUT: Final = pa.schema([("id", pa.int64()), ("sched_dep", _TIME), ("landed", pa.bool_())])
-"""State of *flights*: what is on the board and not landed, and what landed before its board row was read."""
+OUT: Final = pa.schema([("id", pa.int64()), ("due", _TIME), ("landed", pa.bool_())])
+"""State of *flights*: what is on the board and not landed, and what landed before its board row was read. That is written already: its time has not
+the name of the event time, by which a record that is still held is known."""
 
 OPEN: Final = pa.schema(
     [

@@ -72,6 +72,25 @@ def test_groups_of_one_time_close_a_millisecond_after_it(
     assert driven.rows == [("a", at(9), 2), ("b", at(9, 1), 1)]
 
 
+def test_groups_may_be_cut_by_any_expression_beside_the_window(
+    driven: Driven, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """An expression has no name, and no watermark of its own; the window has it."""
+    driven.hours = True
+    driven.feed().put([record("a1x", at(9)), record("a1y", at(9, 30)), record("b2", at(9, 59)), record("a1", at(10))])
+    beside = [sf.substring("key", 1, 2), sf.length("key") > 9, sf.upper("key").substr(1, 1).alias("first")]
+    counted = driven.drive().groupBy(sf.window("t", "1 hour"), *beside).count()
+    hours = counted.select(
+        sf.col("substring(key, 1, 2)").alias("key"), sf.col("window.start").alias("t"), "count", "first"
+    )
+    driven.start(hours, stamp=HOUR)
+    driven.await_read(1)
+    say(upstream, at(10))
+    driven.await_watermark(at(10))
+    assert driven.rows == [("a1", at(9), 2, "A"), ("b2", at(9), 1, "B")]
+    until(lambda: low(lw, "stage") == lowwater.Watermark.of(at(9)), "windows are stamped by their start")
+
+
 def test_windows_of_windows_close_at_the_millisecond(driven: Driven, lw: lowwater.Client, upstream: Upstream) -> None:
     """The hour closes in the batch in which its last ten minutes do, and has them; no declaration is needed."""
     rows = [record("a", at(9, 5)), record("a", at(9, 15)), record("a", at(9, 59)), record("b", at(9, 55))]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from lowwater.watermark import MAX
-from lowwater_spark.stateful import held_micros
+from lowwater_spark.stateful import held_micros, least_record
 from tests.spark.support import at
 
 BEFORE_1970 = dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC)
@@ -33,3 +33,15 @@ def test_other_times_are_as_they_were() -> None:
     assert held_micros(pa.array([5, None])) == [5, MAX]
     with pytest.raises(ValueError, match="time zone"):
         held_micros(pa.array([dt.datetime(2013, 1, 9)]))  # noqa: DTZ001 - the mistake itself
+
+
+def test_the_least_record_is_in_what_is_pending_or_in_the_state() -> None:
+    """Its time stands under the name of the event time; other columns and other types are the function's own affair."""
+    times = pa.array(MOMENTS, pa.timestamp("ns", tz="Europe/Berlin"))
+    state = pa.table({"t": times, "due": times, "plain": [5, 6, 7, 8]})
+    assert least_record([7], None, "t") == 7
+    assert least_record([], None, "t") == least_record([], state.slice(0, 0), "t") == MAX
+    assert least_record([7], state, "t") == -1
+    assert least_record([-2], state, "t") == -2
+    assert [least_record([], state, name) for name in ("plain", "missing", "")] == [MAX] * 3
+    assert least_record([], state.slice(2, 1), "t") == MAX, "null is nothing"

@@ -16,6 +16,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater import errors
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.plan import check_options
 from lowwater_spark.sourcelog import CheckpointLog
 from tests.process.serving import Serving
 from tests.spark.support import Feed, Follower, Upstream, at, low, row, until
@@ -277,11 +278,19 @@ def test_the_sinks_of_spark(flow: Flow, lw: lowwater.Client, upstream: Upstream,
         assert (flow.folder / "out/key=a").is_dir()
 
 
+@pytest.mark.parametrize("acks", ["all", "-1", -1], ids=repr)
+def test_all_replicas_is_what_both_spellings_of_acks_mean(acks: object) -> None:
+    check_options({"kafka.acks": acks, "KAFKA.acks": acks, "topic": "out"})
+
+
 def test_what_a_plain_query_cannot_be(flow: Flow) -> None:
     injector = lws.injector(flow.spark, "in", key="key", event_time="t", address=flow.address)
     refused: dict[str, dict[str, Any]] = {
         "injector": {"stage": injector},
         "asyncProgressTracking": {"asyncProgressTrackingEnabled": "true"},
+        "The option kafka.acks with the value '1'": {"format": "kafka", "kafka.acks": "1"},
+        "The option Kafka.Acks with the value 0": {"format": "kafka", "kafka.acks": "all", "Kafka.Acks": 0},
+        "The option KAFKA.ACKS with the value 'some'": {"KAFKA.ACKS": "some"},
         "output mode complete": {"output_mode": "complete"},
         "continuous processing": {"trigger": {"continuous": "1 second"}},
         "real-time mode": {"trigger": {"realTime": "5 seconds"}},

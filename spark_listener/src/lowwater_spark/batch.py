@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 
 import lowwater
 from lowwater.watermark import MAX, MIN
@@ -16,6 +17,7 @@ from lowwater_spark.batchlog import BatchEntry, BatchLog
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.handover import hand_over, sweep
 from lowwater_spark.plan import refuse_pattern
+from lowwater_spark.ranges import key_text
 from lowwater_spark.reading import floor_stamp
 from lowwater_spark.staging import Destination, Receipt
 from lowwater_spark.state import Manifest, StateStore
@@ -24,9 +26,31 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-    from lowwater_spark.tracking import Rows
+    from lowwater_spark.tracking import Actions, Rows
 
 __all__ = ["Batch", "Keyed", "Outcome"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _ends_the_batch(method: Callable[Concatenate[Batch, P], T]) -> Callable[Concatenate[Batch, P], T]:
+    """Let the batch remember what a method of it raises, and raise it again from every later one and when the function has returned.
+
+    A function that catches it would otherwise go on to a commit of a batch whose rows are nowhere. What it wrote afterwards would be found by
+    the replay, and skipped.
+    """
+
+    @functools.wraps(method)
+    def call(batch: Batch, /, *args: P.args, **options: P.kwargs) -> T:
+        batch._refuse_failed()
+        try:
+            return method(batch, *args, **options)
+        except BaseException as failure:
+            batch._failures.append(failure)
+            raise
+
+    return call
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +83,7 @@ class Outcome:
 class Batch:
     """One micro-batch of a tracked stage. Valid while the function runs.
 
+    What one of its methods raises ends the query, also when the function catches it: the batch is run again by the next start.
     In a query of several stages the function gets the batch of the first, and with :meth:`of` the others'.
     """
 
@@ -77,6 +102,7 @@ class Batch:
         probe: Callable[[str, int], None],
         stages: Mapping[str, Batch] | None = None,
         earlier: Sequence[str] = (),
+        actions: Actions | None = None,
     ) -> None:
         self.id = entry.batch
         """Its number, growing by one."""
@@ -96,10 +122,16 @@ class Batch:
         self._stages: Mapping[str, Batch] = {destination.computation: self} if stages is None else stages
         self._earlier = [self._stages[name] for name in earlier]
         self._counted_on = False
+        self._actions = actions
+        self._emitted: tuple[DataFrame, str] | None = None
+        """What stateful() has returned, if there is any row in it, and the metric on it."""
         first = next(iter(self._stages.values()), self)
         # Two stages that write into one directory would skip each other's rows.
         self._taken: set[Path] = set() if first is self else first._taken
+        self._failures: list[BaseException] = [] if first is self else first._failures
+        """What methods of the batch have raised, of any stage of the query."""
 
+    @_ends_the_batch
     def of(self, name: str) -> Batch:
         """Return the batch of the stage of this name, of the same query: same number, same inputs, a state of its own.
 
@@ -111,6 +143,7 @@ class Batch:
         return self._stages[name]
 
     @property
+    @_ends_the_batch
     def low(self) -> lowwater.Watermark:
         """The low watermark that the batch runs with: rows below it are complete, those of this batch included.
 
@@ -130,6 +163,7 @@ class Batch:
         """The frontier that the batch before has told; for injectors."""
         return lowwater.Watermark(self._previous)
 
+    @_ends_the_batch
     def frontier(self, value: lowwater.EventTime) -> None:
         """Say, for an injector, that nothing older will be injected after this batch.
 
@@ -143,6 +177,7 @@ class Batch:
             raise ValueError(msg)
         self._set_frontier(micros)
 
+    @_ends_the_batch
     def finish(self) -> None:
         """Say, for an injector, that nothing will ever come after this batch."""
         self._set_frontier(MAX)
@@ -163,6 +198,7 @@ class Batch:
         self._refuse_counted_on("tell the frontier")
         self._frontier = micros
 
+    @_ends_the_batch
     def write(self, frame: DataFrame, path: str | os.PathLike[str], *, file_format: str = "parquet") -> bool:
         """Hand rows over to the readers of a directory, as ``path/batch=N``, once and whole; False if a replay found it done.
 
@@ -196,6 +232,7 @@ class Batch:
             raise CheckpointMismatch(msg)
         return made
 
+    @_ends_the_batch
     def stateful(
         self,
         frame: DataFrame,
@@ -216,9 +253,12 @@ class Batch:
         ``schema``'s columns or None, the oldest stamp that the range still holds (None: it holds nothing), and the event
         times of the records it still holds. It must depend on nothing else: an interrupted batch calls it again.
 
-        The new version is durable when this returns. Call it once per batch, in every batch, with the same ``path`` (an absolute
+        The new version is durable when this returns, and has the emitted rows only for this batch: write what is returned, in the same
+        batch. A frame with rows that no action has read is told as a warning. Call it once per batch, in every batch, with the same ``path`` (an absolute
         directory; by default in the checkpoint). Raises StateLost, CheckpointMismatch, Unsupported for a path that Spark takes for a
-        pattern, and ValueError when a range holds a stamp that its rows cannot have got: see ``stamp`` of :func:`lowwater_spark.stage`.
+        pattern, and ValueError when a range holds a stamp that its rows cannot have got (see ``stamp`` of :func:`lowwater_spark.stage`), or
+        a record older than the ``oldest`` it returns: one whose time is in ``pending``, or in the state in a timestamp column of the name
+        of the stage's ``event_time``. With ``stamp`` as the length of windows, the start of the record's window counts.
         """
         from pyspark.sql.types import StructType
 
@@ -239,6 +279,13 @@ class Batch:
         self._fix_frontier()
         store = StateStore.opened(self._checkpoint, root, self._keyed.ranges, self.id, ordinal=self._ordinal)
         if root not in self._swept:
+            store.match(
+                {
+                    "key": key_text(frame, self._keyed.key),
+                    "stamp": "event" if self._keyed.window is None else str(self._keyed.window),
+                    "schema": columns.simpleString(),
+                }
+            )
             store.sweep()
             self._swept.add(root)
         manifest, receipts = stateful.build_version(
@@ -262,7 +309,12 @@ class Batch:
         self._outcome = Outcome(
             receipts, manifest, manifest.finished, manifest.late, manifest.late_example, manifest.late_handle
         )
-        return stateful.rows_of(frame.sparkSession, store, manifest, columns)
+        emitted = stateful.rows_of(frame.sparkSession, store, manifest, columns)
+        # A replay may find all that it emits in the sink already, and read nothing.
+        if self._actions is not None and not self.replayed and any(entry.emitted for entry in manifest.ranges):
+            emitted, metric = self._actions.watch(emitted)
+            self._emitted = emitted, metric
+        return emitted
 
     def _low(self) -> int:
         if self._earlier:
@@ -293,6 +345,10 @@ class Batch:
             )
             raise ValueError(msg)
 
+    def _refuse_failed(self) -> None:
+        if self._failures:
+            raise self._failures[0]
+
     def _reference(self) -> int:
         """Return the event time that the ages of held records count from."""
         known = [t for t in (self._low(), *self._entry.reading.heuristics.values()) if t != MAX]
@@ -304,13 +360,19 @@ class Batch:
             self._log.set_frontier(self.id, self._low())
 
     def _close(self, rows: Rows) -> Outcome:
-        """End the batch: fix the frontier, and count the rows of a stage that keeps nothing. Raises StateLost."""
+        """End the batch: fix the frontier, and count the rows of a stage that keeps nothing.
+
+        Raises StateLost, and what a method of the batch has raised before.
+        """
+        self._refuse_failed()
         if self._outcome.manifest is None and StateStore.existing(self._checkpoint) is not None:
             msg = (
                 f"batch {self.id} ended without a new version of the stage's state: call batch.stateful() in every batch, also an empty "
                 "one, and let its errors pass. What the state holds would count as written otherwise."
             )
             raise StateLost(msg)
+        if self._actions is not None and self._emitted is not None:
+            self._actions.tell_unread(*self._emitted, self._destination.computation, self.id)
         self._fix_frontier()
         if self._outcome.manifest is None:
             self._outcome = self._count(rows)

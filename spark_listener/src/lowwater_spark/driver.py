@@ -205,6 +205,7 @@ class Run:
                 probe=self.probe,
                 stages=made,
                 earlier=[each.name for each in part.earlier],
+                actions=self._actions,
             )
         return list(made.values())
 

@@ -29,6 +29,9 @@ KINDS: Final = {
 
 _ON_ARRIVAL: Final = frozenset({"deduplication", "deduplication within the watermark"})
 
+_NAMED: Final = frozenset({"Alias", "AttributeReference"})
+"""Expressions of an analysed plan that have a name of their own, and with it the metadata in which a watermark stands."""
+
 _DELAY: Final = "spark.watermarkDelayMs"
 
 
@@ -111,7 +114,9 @@ def operator_of(node: Any, *, driven: bool) -> Operator | None:
 
 
 def _is_watermarked(expression: Any) -> bool:
-    return hasattr(expression, "metadata") and _DELAY in json.loads(expression.metadata().json())
+    # Of what an expression has no name there is no metadata; asking py4j for the attribute tells nothing, since of a Java object it has every one.
+    named = expression.getClass().getSimpleName() in _NAMED
+    return named and _DELAY in json.loads(expression.metadata().json())
 
 
 def _delay(attribute: Any) -> tuple[int, int] | None:

@@ -274,6 +274,13 @@ def check_options(options: Mapping[str, Any]) -> None:
             "batches are then missing from the offset and commit logs, which say what is read and done",
             "Remove the option.",
         )
+    for option, value in options.items():
+        if option.lower() == "kafka.acks" and str(value) not in ("all", "-1"):
+            raise Unsupported(
+                f"The option {option} with the value {value!r}",
+                "a batch is then committed while Kafka can still lose what it has written, which is reported all the same",
+                'Remove the option: Kafka\'s own default is "all".',
+            )
     for option, argument in (("checkpointlocation", "checkpoint"), ("path", "path"), ("queryname", "name")):
         if option in given:
             msg = f"pass {argument}= and not the option {option}"

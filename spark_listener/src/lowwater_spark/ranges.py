@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column
+from lowwater_spark.operators import items
 
-__all__ = ["KEY_HASH", "MAX_RANGES", "hash_range_column", "place_bytes", "range_bounds", "range_column"]
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["KEY_HASH", "MAX_RANGES", "hash_range_column", "key_text", "place_bytes", "range_bounds", "range_column"]
 
 KEY_HASH: Final = "xxhash64"
 """The name that the computation is registered with."""
@@ -49,6 +51,20 @@ def range_column(key: Sequence[str | Column], count: int) -> Column:
     from pyspark.sql import functions as sf
 
     return hash_range_column(sf.xxhash64(*key), count)
+
+
+def key_text(frame: DataFrame, key: Sequence[str | Column]) -> str:
+    """Return what a key is made of, as SQL with types: the same for the same key, whatever its columns are called in the result.
+
+    Of a function of the user's it has the name and not the code.
+    """
+    parts = []
+    for expression in items(frame.select(*key)._jdf.queryExecution().analyzed().projectList()):
+        kind = expression.getClass().getSimpleName()
+        bare = expression.child() if kind == "Alias" else expression
+        sql = expression.name() if kind == "AttributeReference" else bare.sql()
+        parts.append(f"{sql} {bare.dataType().sql()}")
+    return ", ".join(parts)
 
 
 def hash_range_column(xxhash64: Column, count: int) -> Column:

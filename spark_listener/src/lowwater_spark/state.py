@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from lowwater_spark.durable import make_directory, write_once
+from lowwater_spark.durable import make_directory, write_once, write_over
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.handover import publish_directory, sweep
 
@@ -27,6 +27,7 @@ __all__ = ["Manifest", "RangeEntry", "StateStore"]
 
 _FORMAT: Final = 1
 _MANIFEST: Final = "manifest.json"
+_PLACE: Final = "lowwater/state.json"
 
 KEPT_VERSIONS: Final = 3
 """Versions that stay: the last committed one, the one before, and the one that a batch is building."""
@@ -76,7 +77,7 @@ class Manifest:
 class StateStore:
     """The versions of one stage's state.
 
-    ``checkpoint`` remembers, in a file written once, where the state is, for how many ranges, and since which batch: a version
+    ``checkpoint`` remembers, in one file, where the state is, for how many ranges, since which batch, and by what it is made: a version
     that should be there and is not raises StateLost instead of being taken for a stage that starts.
     """
 
@@ -84,6 +85,8 @@ class StateStore:
     root: Path
     ranges: int
     first: int = field(init=False, default=-1)
+    made: Mapping[str, str] | None = field(init=False, default=None)
+    """By what the state was made, see :meth:`match`; None in checkpoints of releases that kept nothing of it."""
     ordinal: int = field(init=False, default=0)
     """The run that builds in it; 0 for reading."""
 
@@ -91,11 +94,12 @@ class StateStore:
     def existing(cls, checkpoint: Path) -> StateStore | None:
         """Return the store that earlier batches of this checkpoint made, None when there was none."""
         try:
-            entry = json.loads((checkpoint / "lowwater" / "state.json").read_bytes())
+            entry = json.loads((checkpoint / _PLACE).read_bytes())
         except FileNotFoundError:
             return None
         store = cls(checkpoint, Path(entry["root"]), int(entry["ranges"]))
         store.first = int(entry["first"])
+        store.made = entry.get("made")
         return store
 
     @classmethod
@@ -108,8 +112,7 @@ class StateStore:
         if store is None:
             make_directory(root)
             make_directory(checkpoint / "lowwater")
-            entry = {"root": os.fspath(root), "ranges": ranges, "first": batch}
-            write_once(checkpoint / "lowwater" / "state.json", json.dumps(entry).encode())
+            write_once(checkpoint / _PLACE, json.dumps(_place(root, ranges, batch)).encode())
             store = cls.existing(checkpoint)
             assert store is not None
         if store.root != root:
@@ -123,6 +126,22 @@ class StateStore:
             raise CheckpointMismatch(msg)
         store.ordinal = ordinal
         return store
+
+    def match(self, made: Mapping[str, str]) -> None:
+        """Compare the stage with the one that made the state: its key, its stamps, and the schema of what it emits, in words.
+
+        A state that nothing is known of is taken to be of this stage, from now on. Raises CheckpointMismatch.
+        """
+        if self.made is None:
+            entry = {**_place(self.root, self.ranges, self.first), "made": dict(made)}
+            write_over(self.checkpoint / _PLACE, json.dumps(entry).encode())
+            self.made = dict(made)
+        for what, now in made.items():
+            before = self.made.get(what, now)
+            if before != now:
+                raise CheckpointMismatch(
+                    _OTHER.format(root=self.root, what=what, before=before, now=now, why=_WHY[what])
+                )
 
     def version(self, batch: int) -> Manifest | None:
         """Return a version, None when it does not exist."""
@@ -174,6 +193,22 @@ class StateStore:
     def sweep(self) -> None:
         """Delete what earlier runs left half built."""
         sweep(self.root, self.ordinal)
+
+
+_OTHER: Final = (
+    "the state in {root} was made with the {what} {before}, and the stage has the {what} {now}: {why}. Start the stage with what it was, or begin a "
+    "new checkpoint, with adopt=True."
+)
+
+_WHY: Final = {
+    "key": "what is held of a key would be looked for in another key range",
+    "stamp": "what is held would be promised by other stamps than it was kept for",
+    "schema": "an interrupted batch would read its rows by other columns than it has written, as nulls",
+}
+
+
+def _place(root: Path, ranges: int, first: int) -> dict[str, Any]:
+    return {"root": os.fspath(root), "ranges": ranges, "first": first}
 
 
 def _entry(manifest: Manifest) -> dict[str, Any]:

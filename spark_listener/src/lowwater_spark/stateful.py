@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import lowwater
-from lowwater.watermark import all_to_micros
+from lowwater.watermark import MAX, all_to_micros
 from lowwater_spark.ranges import range_column
 from lowwater_spark.reading import floor_stamp
 from lowwater_spark.staging import RECEIPT, Destination, Part, Receipt, receipt_of, stage_part
@@ -28,7 +28,16 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["Update", "UpdateResult", "build_version", "held_micros", "lowest_stamp", "restage", "rows_of"]
+__all__ = [
+    "Update",
+    "UpdateResult",
+    "build_version",
+    "held_micros",
+    "least_record",
+    "lowest_stamp",
+    "restage",
+    "rows_of",
+]
 
 UpdateResult = tuple["pa.Table | None", "pa.Table | None", "lowwater.EventTime | None", Iterable[Any]]
 """(new state, rows to emit, oldest stamp still held, event times of the records still held)."""
@@ -59,6 +68,8 @@ class _Job:
     reference: int
     injector: bool
     window: timedelta | None
+    event_time: str
+    """Name of the rows' event time; empty when it is an expression."""
 
 
 def build_version(
@@ -96,6 +107,7 @@ def build_version(
             reference=reference,
             injector=injector,
             window=window,
+            event_time=event_time if isinstance(event_time, str) else "",
         )
         receipts.extend(_run(job, frame, key, event_time, store.ranges))
         _check_stamps(receipts, batch)
@@ -139,19 +151,30 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
 
 def _by_range(rows: DataFrame, tasks: int) -> DataFrame:
     """Return the rows with all that have one handle in the same one of so many partitions."""
-    if hasattr(rows, "repartitionById"):
+    # Of the class: of a frame a column of that name would be one as well.
+    if hasattr(type(rows), "repartitionById"):
         return rows.repartitionById(tasks, _HANDLE)
     # Before PySpark 4.1. The hash keeps a range in one place as well, but some tasks have several ranges and others none.
     return rows.repartition(tasks, _HANDLE)
 
 
 def _check_stamps(receipts: Sequence[Receipt], batch: int) -> None:
-    """Raise ValueError when a range holds a stamp below all that it has reported and all that its rows can have brought."""
+    """Raise ValueError when a range holds a stamp below all that its rows can have brought, or says that it holds less than it does."""
     for handle, oldest, lowest in (early for receipt in receipts for early in receipt.detail["early"]):
         msg = (
             f"after batch {batch} range {handle} holds a stamp of {lowwater.Watermark(oldest)}, but with what it held before and its rows' "
             f"event times the lowest possible is {lowwater.Watermark(lowest)}. Declare stamp= as the length of the tumbling windows, "
             "which start at whole multiples of it since 1970 in UTC, and return as oldest what is held in fact."
+        )
+        raise ValueError(msg)
+    for handle, oldest, record, stamp in (untold for receipt in receipts for untold in receipt.detail["untold"]):
+        said = "None" if oldest is None else str(lowwater.Watermark(oldest))
+        msg = (
+            f"after batch {batch} range {handle} still holds a record of {lowwater.Watermark(record)}, which is to be written with the stamp "
+            f"{lowwater.Watermark(stamp)} or later, but its oldest stamp is said to be {said}: what is later would be promised before it is "
+            "written. Return as oldest the least of what is held: event times, or with stamp= the starts of their windows. A record is held as "
+            "long as its time is in pending, or in the state in the column of the stage's event_time: give that column another name when "
+            "nothing will be written of its rows."
         )
         raise ValueError(msg)
 
@@ -198,6 +221,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     rows_in = late = emitted_rows = 0
     examples: list[tuple[int, int]] = []
     early: list[tuple[int, int, int]] = []
+    untold: list[tuple[int, int | None, int, int]] = []
     for handle, table in _by_handle(batches):
         data = table.filter(pc.invert(table.column(_SEED)))
         times = data.column(_TIME)
@@ -207,13 +231,17 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
             examples.append((low_time, handle))
         rows_in += data.num_rows
         bare = data.drop_columns([_HANDLE, _TIME, _SEED])
-        entry, held, emitted = _update_range(job, handle, bare, context.taskAttemptId())
+        entry, held, emitted, kept = _update_range(job, handle, bare, context.taskAttemptId())
         emitted_rows += emitted
         pending.add_many(held)
         made[handle] = entry
         lowest = lowest_stamp(job.before[handle].oldest, low_time, job.promised, job.window)
         if entry.oldest is not None and entry.oldest < lowest:
             early.append((handle, entry.oldest, lowest))
+        record = least_record(held, kept, job.event_time)
+        stamp = floor_stamp(record, job.window)
+        if (MAX if entry.oldest is None else entry.oldest) > stamp:
+            untold.append((handle, entry.oldest, record, stamp))
     starts, counts = pending.columns()
     held_before = sum(job.before[handle].records for handle in made)
     # A stage has finished what it no longer holds, an injector what it has emitted: a record comes twice to it, announced
@@ -234,6 +262,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         "late": late,
         "late_example": min(examples, default=None),
         "early": early,
+        "untold": untold,
     }
     if made:
         yield stage_part(job.destination, part, detail)
@@ -252,7 +281,28 @@ def lowest_stamp(held: int | None, oldest_row: int | None, promised: int, window
     return new if held is None else min(held, new)
 
 
-def _update_range(job: _Job, handle: int, rows: pa.Table, attempt: int) -> tuple[RangeEntry, list[int], int]:
+def least_record(pending: Sequence[int], state: pa.Table | None, event_time: str) -> int:
+    """Return the least event time of the records that a range holds, MAX when it holds none. Micros. O(pending + state).
+
+    Held are those that it says are pending, and the rows of its state that have the stage's event time in a timestamp of that name.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    least = min(pending, default=MAX)
+    if state is None or event_time not in state.column_names:
+        return least
+    column = state.column(event_time)
+    if not pa.types.is_timestamp(column.type):
+        return least
+    micros = pc.min(column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64())).as_py()
+    return least if micros is None else min(least, micros)
+
+
+def _update_range(
+    job: _Job, handle: int, rows: pa.Table, attempt: int
+) -> tuple[RangeEntry, list[int], int, pa.Table | None]:
+    """Return what the range is in the new version, the records it holds, how many rows it emits, and its state."""
     state = _load(job.before[handle].state)
     new_state, emitted, oldest, held = job.update(handle, state, rows, lowwater.Watermark(job.low))
     pending = held_micros(held)
@@ -270,7 +320,7 @@ def _update_range(job: _Job, handle: int, rows: pa.Table, attempt: int) -> tuple
 
         entry = replace(entry, emitted=f"{name}.parquet")
         pyarrow.parquet.write_table(emitted.select(job.schema.names).cast(job.schema), Path(job.folder, entry.emitted))
-    return entry, pending, 0 if emitted is None else emitted.num_rows
+    return entry, pending, 0 if emitted is None else emitted.num_rows, new_state
 
 
 def held_micros(held: Any) -> list[int]:

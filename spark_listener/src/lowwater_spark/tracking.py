@@ -148,6 +148,9 @@ class Actions:
         self._prefix = f"lowwater-{uuid.uuid4().hex[:8]}"
         self._metric = ""
         self._found: list[tuple[int, ...]] = []
+        self._unread: dict[str, bool] = {}
+        """By the metric on the rows that a stage has emitted in this batch: whether no action on them has been heard of."""
+        self._told: set[str] = set()
         self._manager: Any = None
         self._listener: Any = None
 
@@ -155,6 +158,33 @@ class Actions:
         """Return the name of the metric to put on a batch's frame; empty when nobody would hear of it."""
         self._found = []
         self._metric = f"{self._prefix}-{next(self._numbers)}"
+        if not self._listen(frame):
+            self._metric = ""
+        return self._metric
+
+    def watch(self, emitted: DataFrame) -> tuple[DataFrame, str]:
+        """Return rows that a batch has emitted, with a metric on them that tells whether an action reads them, and its name; empty: none."""
+        from pyspark.sql import functions as sf
+
+        metric = f"{self._prefix}-{next(self._numbers)}"
+        if not self._listen(emitted):
+            return emitted, ""
+        self._unread[metric] = True
+        return emitted.observe(metric, sf.count(sf.lit(1)).alias("rows")), metric
+
+    def tell_unread(self, emitted: DataFrame, metric: str, stage: str, batch: int) -> None:
+        """Warn, once for each stage of a run, when no action has read what a batch emitted.
+
+        A warning and no error: Spark tells of no action on ``rdd``, so that nothing was heard proves nothing.
+        """
+        unread = self._drained(emitted) and self._unread.get(metric, False)
+        self._unread.pop(metric, None)
+        if unread and stage not in self._told:
+            self._told.add(stage)
+            logger.warning(_UNREAD, batch, stage)
+
+    def _listen(self, frame: DataFrame) -> bool:
+        """Register with the session that runs the batch; False when nobody would hear of it."""
         try:
             # Spark runs the batches of a query in one session, a copy of the user's; nothing promises that it stays the same.
             manager: Any = frame.sparkSession._jsparkSession.listenerManager()
@@ -167,20 +197,26 @@ class Actions:
                 self._manager, self._listener = manager, listener
         except Exception as failure:  # noqa: BLE001 - whatever py4j raises
             logger.debug("actions cannot be observed, so batches are counted by a job: %s", failure)
-            self._metric = ""
-        return self._metric
+            return False
+        return True
 
     def take(self, frame: DataFrame, metric: str) -> tuple[int, ...] | None:
         """Return what the metric came to in the largest complete action; None when there was none, or it is not known."""
-        try:
-            context: Any = frame.sparkSession.sparkContext._jsc
-            context.sc().listenerBus().waitUntilEmpty(_PATIENCE_MS)
-        except Exception as failure:  # noqa: BLE001 - TimeoutException, or whatever py4j raises
-            logger.debug("Spark's events are late, so the batch is counted by a job: %s", failure)
+        if not self._drained(frame):
             return None
         found, self._found = (self._found if metric == self._metric else []), []
         self._metric = ""
         return max(found, default=None)
+
+    def _drained(self, frame: DataFrame) -> bool:
+        """Wait until Spark has handed out its events; False when that takes too long."""
+        try:
+            context: Any = frame.sparkSession.sparkContext._jsc
+            context.sc().listenerBus().waitUntilEmpty(_PATIENCE_MS)
+        except Exception as failure:  # noqa: BLE001 - TimeoutException, or whatever py4j raises
+            logger.debug("Spark's events are late, so they say nothing of the batch: %s", failure)
+            return False
+        return True
 
     def close(self) -> None:
         """Stop hearing."""
@@ -192,10 +228,12 @@ class Actions:
             logger.debug("the listener stays: %s", failure)
 
     def onSuccess(self, function: str, execution: Any, _duration: int) -> None:  # noqa: N802 - Spark's name
-        """See QueryExecutionListener. Costs three calls of the JVM when the metric is in the plan, else one."""
+        """See QueryExecutionListener. Costs three calls of the JVM when the metric is in the plan, else one, and one for each frame of emitted rows."""
         metric = self._metric
         try:
             metrics = execution.observedMetrics()
+            for emitted in self._unread:
+                self._unread[emitted] = self._unread[emitted] and not metrics.contains(emitted)
             if not metric or not metrics.contains(metric):
                 return
             if read_whole(str(execution.executedPlan().toString()), metric, str(function)):
@@ -206,3 +244,10 @@ class Actions:
 
     def onFailure(self, _function: str, _execution: Any, _failure: Any) -> None:  # noqa: N802 - Spark's name
         """See QueryExecutionListener. What an action saw before it failed is no count."""
+
+
+_UNREAD: Final = (
+    "batch %d of %s has emitted rows by batch.stateful() that no action has read: they are in no output, and the next batch does not have them. "
+    "Write the frame that batch.stateful() returns, with batch.write() for example; if nobody wants the rows, return None for them. (Spark "
+    "does not tell of actions on the frame's rdd: if you write it by foreachPartition, all is well.)"
+)
