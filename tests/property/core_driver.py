@@ -122,6 +122,7 @@ class Driver:
         fold: Fold = NO_FOLD,
         required: Fold = NO_FOLD,
         mass: Mass | None = None,
+        turn: int = 0,
         settle: bool = True,
     ) -> set[tuple[str, int | None]]:
         """Report, by default under the next number, and make it durable. Returns (reason, handle) of refusals."""
@@ -134,6 +135,7 @@ class Driver:
             fold,
             0,
             mass,
+            turn,
         )
         refused = self.core.report(
             report, sender=sender, number=number or (1, self._numbers), required=required, now=self.now
@@ -211,8 +213,8 @@ class Driver:
 def durable(snapshot: bytes) -> bytes:
     """A snapshot without what a round may leave out of its record.
 
-    A report that changes no value and no mass is not journaled; it leaves its number and its times behind, which
-    nothing else depends on: what it said again is as harmless as what it said first. A value that moves and comes back
+    A report that changes no value and no mass, and is not the first of its stream, is not journaled; it leaves its number and its times
+    behind, which nothing else depends on: what it said again is as harmless as what it said first. A value that moves and comes back
     within a round has moved for the living alone.
     """
     message = pb.Snapshot.FromString(snapshot)

@@ -212,11 +212,16 @@ class Oracle:
             claim = self.owner(sequencer)
         except Refusal as refusal:
             return {(refusal.reason, None)}
-        if number <= claim.numbers.get(sender, (0, 0)):
-            return set()
+        newest = claim.numbers.get(sender, (0, 0))
+        if number <= newest:
+            return {("OLD_STREAM", None)}
         if fold[0] != required[0]:
             return {("INPUT_VERSION", None)} if handles is None else {("INPUT_VERSION", h) for h in handles}
         claim.numbers[sender] = number
+        if newest[0] < number[0]:
+            # What an earlier stream has yet to say must not count, whatever is lost.
+            self.changed, self.strong = True, self.strong or newest != (0, 0)
+            self.dirty.add(sequencer)
         foreign = fold[1] != required[1]
         refused: set[tuple[str, int | None]] = set()
         if foreign:

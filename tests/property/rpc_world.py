@@ -201,7 +201,7 @@ class World:
             "journal": self.journal(),
         }
 
-    def durable(self) -> dict[str, object]:
+    def durable(self) -> dict[str, Any]:
         """What a restart would bring back."""
         states = {name: durable(recovery.snapshot(self.computation(name))) for name in self.shard.names()}
         return {"states": states, "journal": self.journal(), "graph": self.shard.topology}

@@ -15,6 +15,7 @@ from lowwater_authority.core import computation, heuristics, history, interval_m
 from lowwater_authority.core.computation import Computation, View
 from lowwater_authority.core.group import Group, GroupState
 from lowwater_authority.core.interval_map import IntervalMap, Taken
+from lowwater_authority.core.reports import SENDERS_KEPT
 from lowwater_authority.core.requests import ClaimRequest, GroupReport, Prepare, Refused, TaskAttempt
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
@@ -157,6 +158,44 @@ class NumbersIgnored(Computation):
     def report(self, report: GroupReport, **more: Any) -> list[Refused]:
         more["number"] = (2**40, next(self.later))
         return super().report(report, **more)
+
+
+class OlderReportsVanish(Computation):
+    """What is older than the newest report is acknowledged, though nobody took it over."""
+
+    def report(self, report: GroupReport, **more: Any) -> list[Refused]:
+        return [refused for refused in super().report(report, **more) if refused.reason != "OLD_STREAM"]
+
+
+class NumbersOfChangesOnly(Computation):
+    """Only a report that changes something leaves its number in the journal."""
+
+    def _note_number(self, group: Group, *, strong: bool) -> None:
+        pass
+
+
+class SendersForgotten(Computation):
+    """A new sender takes the place of the one that was known first."""
+
+    def report(self, report: GroupReport, **more: Any) -> list[Refused]:
+        senders = self.map.groups[report.sequencer].senders
+        if len(senders) >= SENDERS_KEPT and more["sender"] not in senders:
+            del senders[next(iter(senders))]
+        return super().report(report, **more)
+
+
+class TurnsIgnored(Computation):
+    """Reports of a claim are ordered for each stream alone."""
+
+    def report(self, report: GroupReport, **more: Any) -> list[Refused]:
+        return super().report(replace(report, turn=0), **more)
+
+
+class AnyClaimRepeats(Computation):
+    """A request id gets its answer, whatever it is used for."""
+
+    def claim(self, request: ClaimRequest, now: int) -> Any:
+        return super().claim(replace(request, digest=b"the same"), now)
 
 
 class ClaimsNotRepeatable(Computation):

@@ -54,6 +54,20 @@ def test_a_bad_request_is_refused_and_changes_nothing(pipeline: Pipeline, name: 
     assert pipeline.world.dump() == before
 
 
+TAKEN_IN_PART = {
+    "a time beyond max skew",
+    "MAX without finish",
+    "MAX less one",
+    "a mass whose starts do not ascend",
+    "a mass with unequal columns",
+    "a mass with a count beyond 63 bits",
+    "a mass of too many records",
+    "a mass of too many recent records",
+    "a frontier beyond max skew",
+}
+"""What stands beside the bad part is taken over. It changes nothing, but no older report may count any more: its number is durable."""
+
+
 @pytest.mark.parametrize("name", IN_PART)
 def test_a_bad_part_of_a_report_is_refused_in_its_acknowledgement(pipeline: Pipeline, name: str) -> None:
     made, reason, handles = IN_PART[name]
@@ -61,7 +75,11 @@ def test_a_bad_part_of_a_report_is_refused_in_its_acknowledgement(pipeline: Pipe
     (found,) = pipeline.say(made(pipeline))
     assert (found.reason, list(found.handles)) == (reason, handles)
     assert found.message
-    assert pipeline.world.durable() == before
+    after = pipeline.world.durable()
+    if name in TAKEN_IN_PART:
+        last, *rest = before["journal"]["a"]
+        before["journal"]["a"] = (last + 1, *rest)
+    assert after == before
 
 
 def test_every_refusal_in_the_sources_is_reached_by_a_case() -> None:

@@ -127,7 +127,7 @@ class Durable:
             self._sim.reach("a weak store went back")
         self._durable[life] = computation.low
         self._highest[life] = max(computation.low, self._highest.get(life, MIN))
-        self._durable_claims.update((name, sequencer) for sequencer in computation.granted.values())
+        self._durable_claims.update((name, sequencer) for sequencer, _ in computation.granted.values())
 
     def _remembers(self, computation: Computation) -> None:
         """What must not be lost is there: who may claim, what was committed, and every grant."""
@@ -141,7 +141,8 @@ class Durable:
         if not self._weak:
             for missing in self._reported.missing(computation):
                 self.fail(f"{about} reports: {missing}")
-        self._expect(book.requests.items() <= computation.granted.items(), f"{about} grants")
+        granted = {request: sequencer for request, (sequencer, _) in computation.granted.items()}
+        self._expect(book.requests.items() <= granted.items(), f"{about} grants")
         self._expect(computation.last_sequencer >= max(sequencers(book), default=0), f"{about} sequencers")
 
     def _sound(self, name: str, computation: Computation) -> None:

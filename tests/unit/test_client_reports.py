@@ -30,10 +30,17 @@ class Authority:
 
     values: dict[int, dict[int, int]] = field(default_factory=dict)
     newest: tuple[int, int] = (0, 0)
+    turns: dict[int, tuple[int, int]] = field(default_factory=dict)
     lost: dict[int, set[int]] = field(default_factory=dict)
     limit: int = FAR
 
     def take(self, stream: int, report: Report) -> list[tuple[str, int, Refusal]]:
+        for group in report.groups:
+            turn = self.turns.get(group.sequencer, (0, 0))
+            assert (stream, report.number) <= self.newest or (group.turn, report.number) > turn, (
+                "newer ones have greater turns"
+            )
+            self.turns[group.sequencer] = max(turn, (group.turn, report.number))
         if (stream, report.number) <= self.newest:
             return []
         self.newest = (stream, report.number)
@@ -478,8 +485,8 @@ def test_rule8_a_lost_report_is_told_again_by_the_next_stream(kind: type[Reporte
 
 def test_a_state_too_large_for_one_report_names_a_claim_once_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lowwater._core.reports.MESSAGE_WORDS", 4)
-    group = GroupState("a", 1, array("I", range(20)), 14, False, 0, (), 0, None)
-    other = GroupState("b", 2, None, 14, False, 0, (), 0, None)
+    group = GroupState("a", 1, array("I", range(20)), 14, False, 0, (), 0, None, 1)
+    other = GroupState("b", 2, None, 14, False, 0, (), 0, None, 1)
     messages = list(_messages([other, group, other]))
     assert len(messages) > 2
     assert max(sum(part.computation == "a" for part in message) for message in messages) == 1
@@ -487,3 +494,41 @@ def test_a_state_too_large_for_one_report_names_a_claim_once_in_each(monkeypatch
         handle for message in messages for part in message if part.computation == "a" for handle in part.handles or ()
     ]
     assert handles == list(range(20))
+
+
+def test_rule8_a_claim_that_moves_between_streams_counts_its_turns_over_all_of_them() -> None:
+    home, other = (ReporterState(name * 16, INTERVAL, lambda: 1.0) for name in (b"h", b"o"))
+    lease = LeaseState("c", 1, Column(COUNT, 0), reference=0)
+    said: list[int] = []
+    for carrier in (home, other, home):
+        carrier.open()
+        carrier.accepted(0.0)
+        carrier.add(lease)
+        lease.advance(Fold(50, (), 1, ()), 40, now=0.0)
+        carrier.staged(lease)
+        said += [group.turn for report in carrier.take(10.0 * len(said)) for group in report.groups]
+        carrier.remove(lease)
+    assert len(said) == 3
+    assert said == sorted(set(said)), "each is greater than all before it"
+
+
+def test_a_claim_whose_turn_was_too_old_begins_one_above_it_with_its_full_state() -> None:
+    reporter = ReporterState(b"s" * 16, INTERVAL, lambda: 1.0)
+    lease, beside = (LeaseState("c", sequencer, Column(COUNT, 0), reference=0) for sequencer in (1, 2))
+    for each in (lease, beside):
+        reporter.add(each)
+        each.advance(Fold(50, (), 1, ()), 40, now=0.0)
+        reporter.staged(each)
+    reporter.open()
+    reporter.accepted(0.0)
+    (first,) = reporter.take(0.0)
+    reporter.begin_above(lease, 9)
+    answered = reporter.acknowledged(first.number)
+    assert (answered, lease.answered) == ([beside], 0), "nothing of it was taken over"
+    (second,) = reporter.take(1.0)
+    (group,) = second.groups
+    assert (group.sequencer, group.turn, group.handles) == (1, 10, None), "the claim beside it is not sent again"
+    reporter.begin_above(lease, 3)
+    assert reporter.take(2.0) == [], "the answer to an older turn says nothing of this one"
+    assert reporter.acknowledged(second.number) == [lease]
+    reporter._check()

@@ -254,15 +254,18 @@ class Shard(Serving):
         number: tuple[int, int],
         after: asyncio.Future[Any] | None = None,
         barred: set[str] | None = None,
+        older: dict[tuple[str, int], Refused] | None = None,
     ) -> asyncio.Future[list[tuple[str, Refused]]]:
         """Take over the states of several claims; the future ends with what was refused, by computation.
 
         ``after`` is the report before it in its stream: when that one failed, this one ends with OldStream, since it says
         only what changed since, and what was lost may have lowered a range. For the same reason nothing counts of a computation
         that is ``barred``: an earlier report of the stream was refused because another shard served it, or it was let go since the
-        stream began. Those that are refused for it here are added.
+        stream began. Those that are refused for it here are added. Nor does a claim of which a report of the stream was refused as
+        OLD_STREAM, ``older`` by (computation, sequencer), until its turn is above the one it was told.
         """
         stopped = set() if barred is None else barred
+        outrun = {} if older is None else older
 
         def stage(round_: Round) -> list[tuple[str, Refused]]:
             if after is not None and after.done() and (after.cancelled() or after.exception() is not None):
@@ -279,9 +282,14 @@ class Shard(Serving):
                         stopped.add(name)
                     refused.append((name, _refusal(report, error)))
                     continue
+                key = name, report.sequencer
+                if key in outrun and report.turn <= outrun[key].newest:
+                    refused.append((name, outrun[key]))
+                    continue
                 required = self.topology.required(name)
                 found = computation.report(report, sender=sender, number=number, required=required, now=round_.now)
                 refused += [(name, refusal) for refusal in found]
+                outrun.update((key, refusal) for refusal in found if refusal.reason == errors.OldStream.reason)
             return refused
 
         return self._loop.write(stage)

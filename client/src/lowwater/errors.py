@@ -163,7 +163,7 @@ class Moved(LowwaterError):
 
 
 class OldStream(LowwaterError):
-    """The process opened a newer report stream in the meantime. The reporter reconnects by itself."""
+    """A newer report stream, or a newer report of the claim, was heard of in the meantime. The reporter begins anew by itself."""
 
 
 class NotPrepared(LowwaterError):

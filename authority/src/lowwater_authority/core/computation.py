@@ -21,7 +21,7 @@ from lowwater_authority.core.commits import Commits
 from lowwater_authority.core.group import Group, GroupState
 from lowwater_authority.core.heuristics import candidates, reference_time
 from lowwater_authority.core.interval_map import Range, Taken
-from lowwater_authority.core.requests import Fenced, Grant
+from lowwater_authority.core.requests import Fenced, Grant, Granted
 from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:
@@ -69,12 +69,12 @@ class Computation(Commits):
     def claim(self, request: ClaimRequest, now: int) -> Grant:
         """Grant the ranges between the request's bounds, or refuse it and change nothing.
 
-        A repeat of a request id gets the first answer. A prepared batch that the claim's generation proves committed is
+        A repeat of a request gets the first answer; its id names no other request (InvalidArgument). A prepared batch that the claim's generation proves committed is
         applied first. Raises IdentityMismatch, OlderClaim, Rewound, TooFarAhead, StaleSequencer (a repeat of a superseded
         claim).
         """
         if request.request_id in self.granted:
-            return self._granted_before(self.granted[request.request_id])
+            return self._granted_before(request)
         self._check_order(request)
         self._check_bounds(request, now)
         prepared = self.batches.prepared
@@ -91,6 +91,7 @@ class Computation(Commits):
             ordinal=request.ordinal,
             request_id=request.request_id,
             bound_micros=codec.int64_bytes(request.bound_micros),
+            asked=request.digest,
         )
         group, taken = self._apply_claim(op, now)
         group.last_report = now  # nobody is accused of silence from the time of an owner before it
@@ -100,7 +101,16 @@ class Computation(Commits):
         fenced = tuple(self._fenced(taken, "a newer claim took it over"))
         return Grant(group.sequencer, watermarks, self.reference, fenced)
 
-    def _granted_before(self, sequencer: int) -> Grant:
+    def _granted_before(self, request: ClaimRequest) -> Grant:
+        sequencer, asked = self.granted[request.request_id]
+        if asked and asked != request.digest:
+            msg = (
+                "request_id named another claim before, which was granted: this one asks for something else, by its bounds, its order or "
+                "its owner; a new claim needs 16 new random bytes"
+            )
+            raise errors.InvalidArgument(
+                msg, metadata=self._about(field="request_id", fix="16 new random bytes for a new claim")
+            )
         group = self.map.groups.get(sequencer)
         if group is None or group.state is not GroupState.OWNED:
             msg = "this claim was granted and has been superseded since; make a new one if this worker is the owner"
@@ -163,7 +173,7 @@ class Computation(Commits):
         self.identity = op.identity
         self.order = max(self.order, (op.generation, op.ordinal))
         if op.request_id:
-            self.granted[op.request_id] = op.sequencer
+            self.granted[op.request_id] = Granted(op.sequencer, op.asked)
             if len(self.granted) > GRANTS_KEPT:
                 self.granted.popitem(last=False)
         self._mass_changed = True

@@ -47,7 +47,7 @@ class Group:
     host: str = ""
     request_id: bytes = b""
     senders: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    """Newest report taken over, (stream, number), of each sender."""
+    """Newest report taken over, (stream, number), of each sender; of the claim's own turns under no name."""
     oldest_operation: int = 0
     """As it was told last; what was said before a release or the end of all ranges stays."""
     last_report: int = 0

@@ -19,6 +19,7 @@ from lowwater_authority.core.heuristics import reference_time
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.mass import RecentSlots
+from lowwater_authority.core.requests import Granted
 from lowwater_authority.core.times import MAX
 
 if TYPE_CHECKING:
@@ -114,7 +115,10 @@ def snapshot(computation: Computation) -> bytes:
         generation=computation.order[0],
         ordinal=computation.order[1],
         since_micros=computation.since,
-        granted=[pb.Granted(request_id=key, sequencer=value) for key, value in computation.granted.items()],
+        granted=[
+            pb.Granted(request_id=key, sequencer=sequencer, asked=asked)
+            for key, (sequencer, asked) in computation.granted.items()
+        ],
         history=codec.completions(computation.history),
     )
     if computation.last_batch is not None:
@@ -160,7 +164,7 @@ def _restore(computation: Computation, message: pb.Snapshot) -> None:
     computation.last_batch = (message.batch, message.batch_digest) if message.has_batch else None
     computation.committed_by = message.batch_sequencer
     computation.granted.clear()
-    computation.granted.update((granted.request_id, granted.sequencer) for granted in message.granted)
+    computation.granted.update((each.request_id, Granted(each.sequencer, each.asked)) for each in message.granted)
 
 
 def _group_from(message: pb.Group) -> tuple[Group, Int64s, Int64s]:

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from lowwater_authority.core.requests import Fold, GroupReport
 
 SENDERS_KEPT: Final = 64
-"""Senders of one claim whose newest report is remembered; one process owns a claim, so there is rarely a second."""
+"""Senders of one claim whose newest report is remembered. One process owns a claim, so there is rarely a second; one more is refused,
+for an older report of a sender that was forgotten would count."""
+
+OWN_TURNS: Final = b""
+"""Stands for the sender where the reports of a claim count turns of their own, whatever streams they come by."""
 
 
 class Reports(Staged):
@@ -32,19 +36,27 @@ class Reports(Staged):
     ) -> list[Refused]:
         """Take over one claim's state, range by range, and return what was refused.
 
-        ``number`` is (stream, number) of the sender; one not above the newest taken over changes nothing.
+        ``number`` is (stream, number) of the sender; a report that names a turn orders by (turn, number). One that is not above the
+        newest taken over changes nothing and is refused: whoever counts from the start again must hear of it.
         ``required`` names the inputs as registered now: a fold over other lives of them counts as MIN.
         """
         group = self.map.groups.get(report.sequencer)
         if group is None or group.state is not GroupState.OWNED:
             return [self._stale(report.sequencer, None)]
-        if number <= group.senders.get(sender, (0, 0)):
-            return []
+        if report.turn:
+            sender, number = OWN_TURNS, (report.turn, number[1])
+        newest = group.senders.get(sender)
+        if newest is not None and number <= newest:
+            return [_older(report, newest[0])]
+        if newest is None and len(group.senders) >= SENDERS_KEPT:
+            msg = f"{SENDERS_KEPT} senders have reported for this claim, and none of them may be forgotten; claim again"
+            return [Refused(group.sequencer, errors.StaleSequencer.reason, msg)]
         if refusal := self._check_report(group, report, required):
             return [refusal]
         group.senders[sender] = number
-        if len(group.senders) > SENDERS_KEPT:
-            del group.senders[next(iter(group.senders))]
+        if newest is None or newest[0] < number[0]:
+            # Durable though nothing else may change: reports of an earlier stream may still come, also after a restart.
+            self._note_number(group, strong=newest is not None)
         group.last_report = now
         group.oldest_operation = report.oldest_operation
         values, mass = report.watermarks, report.mass
@@ -135,6 +147,14 @@ class Reports(Staged):
                 return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
         self._set_mass(group, mass)
         return []
+
+
+def _older(report: GroupReport, newest: int) -> Refused:
+    if report.turn:
+        msg = f"a newer report of this claim was taken over, of its turn {newest}; send the full state under a greater turn"
+    else:
+        msg = f"a newer report of this sender was taken over, of its stream {newest}; open a greater stream and send the full state"
+    return Refused(report.sequencer, errors.OldStream.reason, msg, newest=newest)
 
 
 def _distinct(handles: npt.NDArray[np.uint32]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -29,6 +30,19 @@ class ClaimRequest:
     request_id: bytes = b""
     bound_micros: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     batch_digest: bytes = b""
+    digest: bytes = b""
+    """Of all the others, as they were asked first."""
+
+    def __post_init__(self) -> None:
+        if not self.digest:
+            object.__setattr__(self, "digest", self._digest())
+
+    def _digest(self) -> bytes:
+        names = (self.worker.encode(), self.host.encode(), self.identity.encode(), self.batch_digest, self.request_id)
+        parts = [*names, b"%d %d" % (self.generation, self.ordinal), self.bound_micros.tobytes(), *self.bounds]
+        found = blake2b(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)).tobytes(), digest_size=16)
+        found.update(b"".join(parts))
+        return found.digest()
 
 
 class Fold(NamedTuple):
@@ -53,6 +67,8 @@ class GroupReport:
     fold: Fold = NO_FOLD
     oldest_operation: int = 0
     mass: Mass | None = None
+    turn: int = 0
+    """Orders the claim's reports whoever carries them; 0: by sender and stream."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +79,8 @@ class Refused:
     reason: str
     message: str
     handles: npt.NDArray[np.uint32] | None = None
+    newest: int = 0
+    """With OLD_STREAM: the newest stream, or turn, that was heard of."""
 
 
 class Fenced(NamedTuple):
@@ -82,6 +100,14 @@ class Grant:
     watermarks: Int64s
     reference: int
     fenced: tuple[Fenced, ...] = ()
+
+
+class Granted(NamedTuple):
+    """What a request id was granted, and for which request."""
+
+    sequencer: int
+    asked: bytes
+    """The digest of the request; empty when it was journaled by a release that kept none."""
 
 
 class TaskAttempt(NamedTuple):

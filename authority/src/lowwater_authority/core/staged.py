@@ -15,7 +15,7 @@ from lowwater_authority.core.batches import BatchStage
 from lowwater_authority.core.group import Group, GroupState
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap
-from lowwater_authority.core.requests import Refused
+from lowwater_authority.core.requests import Granted, Refused
 from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class _Changes:
     handles: list[npt.NDArray[np.intp]] = field(default_factory=list)
     lowers: bool = False
     mass: bool = False
+    newer: bool = False
+    """Whether it is the first of a stream: losing that lets what an earlier stream said count again, which may be more."""
 
 
 class Staged:
@@ -66,7 +68,7 @@ class Staged:
         self.last_batch: tuple[int, bytes] | None = None
         self.committed_by = 0
         """The claim that committed it."""
-        self.granted: OrderedDict[bytes, int] = OrderedDict()
+        self.granted: OrderedDict[bytes, Granted] = OrderedDict()
         self._ops: list[pb.Op] = []
         self._changes: dict[int, _Changes] = {}
         self._refused_of_batch: list[Refused] = []
@@ -120,6 +122,11 @@ class Staged:
         self._changes.setdefault(group.sequencer, _Changes()).mass = True
         self._mass_changed = True
 
+    def _note_number(self, group: Group, *, strong: bool) -> None:
+        """Journal how far the senders of a claim are, whatever else changes. ``strong``: it is not safe to lose that."""
+        changes = self._changes.setdefault(group.sequencer, _Changes())
+        changes.newer = changes.newer or strong
+
     def _flush(self) -> None:
         """Turn the changed values into ops, so that ops stand in the order of the checks."""
         for sequencer, changes in self._changes.items():
@@ -139,7 +146,7 @@ class Staged:
                     )
                 )
             )
-            self._strong = self._strong or changes.lowers
+            self._strong = self._strong or changes.lowers or changes.newer
         self._changes.clear()
 
     def _apply_values(self, op: pb.Values, now: int) -> None:

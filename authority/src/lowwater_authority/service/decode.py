@@ -183,6 +183,7 @@ def group(message: workers_pb2.GroupReport) -> GroupReport:
         fold(message),
         message.oldest_operation_micros,
         mass(message.mass) if message.HasField("mass") else None,
+        message.turn,
     )
 
 

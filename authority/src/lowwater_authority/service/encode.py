@@ -96,7 +96,12 @@ def completion(value: Completion) -> watermarks_pb2.Completion:
 def refused(name: str, value: Refused, redirect: types_pb2.Redirect | None = None) -> workers_pb2.RefusedRanges:
     """Encode refused ranges."""
     message = workers_pb2.RefusedRanges(
-        computation=name, sequencer=value.sequencer, reason=value.reason, message=value.message, redirect=redirect
+        computation=name,
+        sequencer=value.sequencer,
+        reason=value.reason,
+        message=value.message,
+        redirect=redirect,
+        newest=value.newest,
     )
     if value.handles is not None:
         message.handles.extend(value.handles.tolist())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from lowwater_authority.admission import Gate
-    from lowwater_authority.core.requests import Fenced
+    from lowwater_authority.core.requests import Fenced, Refused
 
 IN_FLIGHT: Final = 64
 """Reports of one stream that may wait for the journal; more are left in the transport, which slows the sender."""
@@ -80,6 +80,8 @@ class Outbox:
         self.barred: set[str] = set()
         """Computations of which the stream may not report any more: another shard served them in between, and may have been told what
         this one was not."""
+        self.older: dict[tuple[str, int], Refused] = {}
+        """Claims of which a newer report than this stream's was taken over, by computation and sequencer, and what they were told."""
         self.denied: set[str] = set()
         """Computations that its caller was not allowed to report for."""
         self.permits = asyncio.Semaphore(IN_FLIGHT)

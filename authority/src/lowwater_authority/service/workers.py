@@ -236,7 +236,9 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         ranges = sum(len(group.watermarks) if group.handles is None else len(group.handles) for _, group in groups)
         names = dict.fromkeys(name for name, _ in groups)
         number = (stream, report.number)
-        durable = self.services.shard.report(groups, sender=sender, number=number, after=after, barred=outbox.barred)
+        durable = self.services.shard.report(
+            groups, sender=sender, number=number, after=after, barred=outbox.barred, older=outbox.older
+        )
 
         def acknowledge(done: asyncio.Future[list[tuple[str, Refused]]]) -> None:
             self.streams.started(outbox)

@@ -46,6 +46,7 @@ class GroupState:
     input_incarnations: tuple[int, ...]
     oldest_operation: int
     mass: Mass | None
+    turn: int
 
     @property
     def count(self) -> int:
@@ -90,6 +91,8 @@ class LeaseState:
         """Handles that a newer claim, a reset or a retirement took, and why. Not filled when all are lost."""
         self.lost_all: str = ""
         """Why the whole claim is stale; empty while it is not."""
+        self.turn: int = 0
+        """How often it began to be reported with its full state: the authority orders its reports by it, whatever stream they take."""
         self.finished: set[int] = set()
         self.finished_all: bool = False
 
@@ -170,6 +173,7 @@ class LeaseState:
 
     def reconnect(self) -> None:
         """Forget what the authority knows: a new stream begins with the full state."""
+        self.turn += 1
         self._sent = self._sent_mass = self._dirty = None
         self._again = set()
 
@@ -267,6 +271,7 @@ class LeaseState:
             self._fold.input_incarnations,
             self._oldest_operation,
             mass,
+            self.turn,
         )
 
     # -- answered by the authority ---------------------------------------------------------------------------------

@@ -130,6 +130,8 @@ class ReportStream:
         moved: dict[str, tuple[workers_pb2.RefusedRanges, list[LeaseState]]] = {}
         for each in ack.refused:
             lease = self.state.find(each.computation, each.sequencer)
+            if each.reason == errors.OldStream.reason and lease is not None:
+                self.state.begin_above(lease, each.newest)
             if each.reason == errors.Moved.reason and lease is not None:
                 # Gone before anything counts as answered: what the number says of its reports is not true of it.
                 self.state.remove(lease)
@@ -137,7 +139,7 @@ class ReportStream:
         refused = [
             (each.computation, each.sequencer, wire.refusal(each))
             for each in ack.refused
-            if each.reason != errors.Moved.reason
+            if each.reason not in (errors.Moved.reason, errors.OldStream.reason)
         ]
         self._reporting.log(refused)
         references = [(each.computation, each.micros) for each in ack.references]

@@ -117,6 +117,13 @@ class ReporterState:
                 (number, [each for each in carried if each[0] != key]) for number, carried in sent.carried
             )
 
+    def begin_above(self, lease: LeaseState, newest: int) -> None:
+        """Begin to report a lease anew: the authority has heard of its turn ``newest``. It may be older than what is said here by now."""
+        if newest >= lease.turn:
+            lease.turn = newest
+            self.remove(lease)
+            self.add(lease)
+
     @property
     def leases(self) -> list[LeaseState]:
         """Those that are reported here."""

@@ -97,6 +97,7 @@ def _fill(message: workers_pb2.GroupReport, group: GroupState) -> None:
     message.input_version = group.input_version
     message.input_incarnations.extend(group.input_incarnations)
     message.oldest_operation_micros = group.oldest_operation
+    message.turn = group.turn
     if group.mass is not None:
         message.mass.CopyFrom(_mass(group.mass))
 

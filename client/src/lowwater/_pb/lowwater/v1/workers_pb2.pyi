@@ -56,7 +56,10 @@ class ClaimRequest(google.protobuf.message.Message):
     ordinal: builtins.int
     """Orders runs of one generation."""
     request_id: builtins.bytes
-    """A repeat of the id gets the same answer. 16 random bytes."""
+    """A repeat of the id gets the same answer, as long as the claim is not
+    superseded; the rest of the request must be the same too. 16 random bytes,
+    new ones for each claim.
+    """
     batch_digest: builtins.bytes
     """Digest of the first batch the owner will run, when it was already planned:
     the same batch with the same digest is a replay, not a rewind.
@@ -277,6 +280,7 @@ class GroupReport(google.protobuf.message.Message):
     INPUT_INCARNATIONS_FIELD_NUMBER: builtins.int
     OLDEST_OPERATION_MICROS_FIELD_NUMBER: builtins.int
     MASS_FIELD_NUMBER: builtins.int
+    TURN_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     sequencer: builtins.int
@@ -289,6 +293,13 @@ class GroupReport(google.protobuf.message.Message):
     """The version of the inputs that were folded; 0 for an injector."""
     oldest_operation_micros: builtins.int
     """Processing time, by the worker's clock, of the oldest operation; 0: none."""
+    turn: builtins.int
+    """Counts from 1 how often the claim's process began to report it anew, with
+    its full state: on a new stream, or on another one. Of two reports of a
+    claim the one of the greater turn is newer, whatever streams and senders
+    carried them. For a process that moves claims between streams; 0: its
+    reports are ordered by their sender's stream.
+    """
     @property
     def handles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Which ranges; empty means all of the claim, in order."""
@@ -319,9 +330,10 @@ class GroupReport(google.protobuf.message.Message):
         input_incarnations: collections.abc.Iterable[builtins.int] | None = ...,
         oldest_operation_micros: builtins.int = ...,
         mass: Global___Mass | None = ...,
+        turn: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["mass", b"mass"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "finish", b"finish", "handles", b"handles", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "mass", b"mass", "oldest_operation_micros", b"oldest_operation_micros", "sequencer", b"sequencer", "watermarks_micros", b"watermarks_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "finish", b"finish", "handles", b"handles", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "mass", b"mass", "oldest_operation_micros", b"oldest_operation_micros", "sequencer", b"sequencer", "turn", b"turn", "watermarks_micros", b"watermarks_micros"]) -> None: ...
 
 Global___GroupReport: typing_extensions.TypeAlias = GroupReport
 
@@ -366,10 +378,15 @@ class ReportOpen(google.protobuf.message.Message):
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
     sender: builtins.bytes
-    """Who sends: 16 random bytes, one per process."""
+    """Who sends: 16 random bytes, made anew by each process. At most 64 senders
+    may ever report for one claim.
+    """
     stream: builtins.int
-    """Grows with each stream of the sender. A lower one than the newest is
-    refused, a newer one closes the older stream.
+    """Counts from 1 and grows with each stream of the sender: one counter over
+    all shards, for as long as the sender's name is used. One that is not above
+    the newest is refused with OLD_STREAM, a newer one closes the older stream.
+    A claim remembers the newest stream it was reported by, over restarts of
+    the authority and moves to other shards; see RefusedRanges.newest.
     """
     epoch: builtins.int
     """Ignored: each computation has an ownership number of its own, and its
@@ -537,6 +554,7 @@ class RefusedRanges(google.protobuf.message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     HANDLES_FIELD_NUMBER: builtins.int
     REDIRECT_FIELD_NUMBER: builtins.int
+    NEWEST_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     sequencer: builtins.int
@@ -545,6 +563,12 @@ class RefusedRanges(google.protobuf.message.Message):
     """As in ErrorInfo: STALE_SEQUENCER, TOO_FAR_AHEAD, ..."""
     message: builtins.str
     """What happened and what to do."""
+    newest: builtins.int
+    """With the reason OLD_STREAM: a newer report of the claim was taken over
+    before, of this stream (or turn, if the claim's reports name turns). Nothing
+    of the claim counts on this stream any more: open one with a greater
+    number (or begin a greater turn) and send the claim's full state.
+    """
     @property
     def handles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Which ranges; empty means all."""
@@ -564,9 +588,10 @@ class RefusedRanges(google.protobuf.message.Message):
         message: builtins.str = ...,
         handles: collections.abc.Iterable[builtins.int] | None = ...,
         redirect: lowwater._pb.lowwater.v1.types_pb2.Redirect | None = ...,
+        newest: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["redirect", b"redirect"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "handles", b"handles", "message", b"message", "reason", b"reason", "redirect", b"redirect", "sequencer", b"sequencer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "handles", b"handles", "message", b"message", "newest", b"newest", "reason", b"reason", "redirect", b"redirect", "sequencer", b"sequencer"]) -> None: ...
 
 Global___RefusedRanges: typing_extensions.TypeAlias = RefusedRanges
 

@@ -150,6 +150,7 @@ class Claim(google.protobuf.message.Message):
     ORDINAL_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     BOUND_MICROS_FIELD_NUMBER: builtins.int
+    ASKED_FIELD_NUMBER: builtins.int
     sequencer: builtins.int
     """The sequencer it got."""
     worker: builtins.str
@@ -165,7 +166,9 @@ class Claim(google.protobuf.message.Message):
     request_id: builtins.bytes
     """Repeats of the id get the same sequencer."""
     bound_micros: builtins.bytes
-    """The starting bounds as asked: none, one, or n."""
+    """The starting bounds: none, one, or n."""
+    asked: builtins.bytes
+    """Digest of all that was asked; a repeat must ask the same. Empty: not known."""
     @property
     def bounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """n + 1 bounds of n ranges."""
@@ -182,8 +185,9 @@ class Claim(google.protobuf.message.Message):
         ordinal: builtins.int = ...,
         request_id: builtins.bytes = ...,
         bound_micros: builtins.bytes = ...,
+        asked: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bound_micros", b"bound_micros", "bounds", b"bounds", "generation", b"generation", "host", b"host", "identity", b"identity", "ordinal", b"ordinal", "request_id", b"request_id", "sequencer", b"sequencer", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["asked", b"asked", "bound_micros", b"bound_micros", "bounds", b"bounds", "generation", b"generation", "host", b"host", "identity", b"identity", "ordinal", b"ordinal", "request_id", b"request_id", "sequencer", b"sequencer", "worker", b"worker"]) -> None: ...
 
 Global___Claim: typing_extensions.TypeAlias = Claim
 
@@ -518,17 +522,21 @@ class Granted(google.protobuf.message.Message):
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
     SEQUENCER_FIELD_NUMBER: builtins.int
+    ASKED_FIELD_NUMBER: builtins.int
     request_id: builtins.bytes
     """The request id."""
     sequencer: builtins.int
     """The sequencer."""
+    asked: builtins.bytes
+    """As in Claim."""
     def __init__(
         self,
         *,
         request_id: builtins.bytes = ...,
         sequencer: builtins.int = ...,
+        asked: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["request_id", b"request_id", "sequencer", b"sequencer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["asked", b"asked", "request_id", b"request_id", "sequencer", b"sequencer"]) -> None: ...
 
 Global___Granted: typing_extensions.TypeAlias = Granted
 

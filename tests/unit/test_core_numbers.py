@@ -1,0 +1,223 @@
+"""Rule 8 of one claim's reports: which of two is newer, whoever carried them, whatever was restarted in between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lowwater import errors
+from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater_authority.core import recovery
+from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.reports import SENDERS_KEPT
+from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, GroupReport
+from tests.property import switches
+from tests.property.core_driver import Driver, column, request
+from tests.property.switches import off
+
+OLD = {("OLD_STREAM", None)}
+
+
+# -- what is older is refused ----------------------------------------------------------------------------------
+
+
+def counter_began_again(made: type[Computation]) -> None:
+    """Stream 9, a restart, stream 3: its lowering is not taken over, and must not be taken for durable."""
+    d = Driver(made=made)
+    owner = d.claim(b"", b"m", b"").sequencer
+    d.report(owner, 1000, 500, number=(9, 1))
+    for number in ((3, 1), (9, 1)):
+        assert d.report(owner, 400, 2000, number=number) == OLD
+        d.crash()
+        assert d.report(owner, 400, 2000, number=number) == OLD
+    assert d.values() == [(b"", 1000), (b"m", 500)]
+    assert d.report(owner, 400, 2000, number=(10, 1)) == set()
+    assert d.values() == [(b"", 400), (b"m", 2000)]
+
+
+def test_rule8_a_report_that_is_not_newer_is_refused() -> None:
+    counter_began_again(Computation)
+
+
+@off(8)
+def test_rule8_off_older_reports_vanish() -> None:
+    counter_began_again(switches.OlderReportsVanish)
+
+
+def test_the_refusal_says_which_stream_is_the_newest_and_what_to_do() -> None:
+    d = Driver()
+    owner = d.claim(b"", b"").sequencer
+    d.report(owner, 10, number=(9, 4))
+    report = GroupReport(owner, column([5]))
+    (refused,) = d.core.report(report, sender=b"s", number=(9, 4), required=NO_FOLD, now=d.now)
+    assert (refused.reason, refused.newest, refused.handles) == ("OLD_STREAM", 9, None)
+    assert "open a greater stream and send the full state" in refused.message
+    assert d.report(owner, 7, sender=b"another", number=(1, 1)) == set(), (
+        "its own counter is no other sender's business"
+    )
+
+
+def test_a_refused_report_leaves_the_claim_beside_it_alone() -> None:
+    d = Driver()
+    left, right = d.claim(b"", b"m").sequencer, d.claim(b"m", b"").sequencer
+    d.report(left, 10, number=(9, 1))
+    assert d.report(left, 20, number=(3, 1)) == OLD
+    assert d.report(right, 20, number=(3, 1)) == set()
+    assert d.values() == [(b"", 10), (b"m", 20)]
+
+
+# -- numbers are durable ---------------------------------------------------------------------------------------
+
+
+def unchanged_by_its_first_report(made: type[Computation]) -> None:
+    """(1, 6) said 15 and is on its way. The owner went back to 14 and opened stream 2: it changes nothing, and is acknowledged."""
+    d = Driver(made=made)
+    owner = d.claim(b"", b"").sequencer
+    d.report(owner, 14, number=(1, 5))
+    assert d.report(owner, 14, number=(2, 1)) == set()
+    d.crash()
+    assert d.report(owner, 15, number=(1, 6)) == OLD
+    assert d.low == 14
+
+
+def test_rule8_numbers_survive_a_restart() -> None:
+    unchanged_by_its_first_report(Computation)
+
+
+@off(8)
+def test_rule8_off_numbers_of_changes_only() -> None:
+    unchanged_by_its_first_report(switches.NumbersOfChangesOnly)
+
+
+def test_only_the_first_report_of_a_stream_is_written_for_its_number() -> None:
+    """Claims repeat themselves every few seconds: that must not keep the journal busy."""
+    d = Driver()
+    owner = d.claim(b"", b"").sequencer
+    d.report(owner, 14, number=(1, 1))
+    written = len(d.records)
+    for number in range(2, 10):
+        d.report(owner, 14, number=(1, number))
+    assert len(d.records) == written
+    d.report(owner, 14, number=(2, 1))
+    assert (len(d.records), d.strong[-1]) == (written + 1, True)
+    for number in range(2, 10):
+        d.report(owner, 14, number=(2, number))
+    assert len(d.records) == written + 1
+
+
+def senders_beyond_the_bound(made: type[Computation]) -> None:
+    """However many come, what the owner said last is never forgotten, so nothing older of it counts."""
+    d = Driver(made=made)
+    owner = d.claim(b"", b"").sequencer
+    d.report(owner, 14, sender=b"owner", number=(1, 9))
+    for index in range(SENDERS_KEPT - 1):
+        assert d.report(owner, 14, sender=b"%d" % index, number=(1, 1)) == set()
+    refused = d.report(owner, 15, sender=b"one more", number=(1, 1))
+    assert d.report(owner, 15, sender=b"owner", number=(1, 8)) == OLD
+    assert d.low == 14
+    assert refused == {("STALE_SEQUENCER", None)}
+    assert d.report(owner, 16, sender=b"owner", number=(1, 10)) == set(), "those that are known go on"
+    again = d.claim(b"", b"").sequencer
+    assert d.report(again, 15, sender=b"one more", number=(1, 1)) == set(), "a new claim starts anew"
+
+
+def test_rule8_no_sender_is_forgotten() -> None:
+    senders_beyond_the_bound(Computation)
+
+
+@off(8)
+def test_rule8_off_senders_are_forgotten() -> None:
+    senders_beyond_the_bound(switches.SendersForgotten)
+
+
+# -- turns -----------------------------------------------------------------------------------------------------
+
+
+def late_on_another_stream(made: type[Computation]) -> None:
+    """A claim has moved from one stream of its process to another, both to this shard; then the first stream's last report comes."""
+    d = Driver(made=made)
+    owner = d.claim(b"", b"").sequencer
+    d.report(owner, 14, sender=b"first", number=(7, 1), turn=1)
+    d.report(owner, 12, sender=b"second", number=(1, 1), turn=2)
+    assert d.report(owner, 15, sender=b"first", number=(7, 2), turn=1) == OLD
+    d.crash()
+    assert d.report(owner, 15, sender=b"first", number=(7, 2), turn=1) == OLD
+    assert d.values() == [(b"", 12)]
+    assert d.report(owner, 16, sender=b"first", number=(7, 3), turn=3) == set(), "and back again"
+    assert d.values() == [(b"", 16)]
+
+
+def test_rule8_turns_order_a_claims_reports_over_all_streams() -> None:
+    late_on_another_stream(Computation)
+
+
+@off(8)
+def test_rule8_off_turns_are_ignored() -> None:
+    late_on_another_stream(switches.TurnsIgnored)
+
+
+def test_turns_take_one_place_however_many_streams_there_were() -> None:
+    d = Driver()
+    owner = d.claim(b"", b"").sequencer
+    for turn in range(1, 2 * SENDERS_KEPT):
+        assert d.report(owner, turn, sender=b"%d" % turn, number=(1, 1), turn=turn) == set()
+    assert len(d.core.map.groups[owner].senders) == 1
+
+
+# -- request ids -----------------------------------------------------------------------------------------------
+
+
+def refusal(core: Computation, asked: ClaimRequest) -> tuple[str, str]:
+    """The field that a claim is refused for, and the fix."""
+    try:
+        core.claim(asked, 0)
+    except errors.InvalidArgument as error:
+        return error.metadata["field"], error.metadata["fix"]
+    return "", ""
+
+
+def one_id_for_two_claims(made: type[Computation]) -> None:
+    """Also behind a restart, from records and from a snapshot."""
+    d = Driver(made=made)
+    first = d.claim(b"", b"m", b"", request_id=b"1", bound=[5]).sequencer
+    from_records = recovery.recover(d.spec, None, d.records, epoch_base=0)
+    from_snapshot = recovery.recover(d.spec, recovery.snapshot(d.core), [], epoch_base=0)
+    for core in (d.core, from_records, from_snapshot):
+        for asked in (
+            request([b"", b"x", b""], request_id=b"1", bound=[5]),
+            request([b"", b"m", b""], request_id=b"1", bound=[6]),
+            request([b"", b"m", b""], request_id=b"1"),
+            request([b"", b"m", b""], request_id=b"1", bound=[5], generation=1),
+            request([b"", b"m", b""], request_id=b"1", bound=[5], ordinal=1),
+            request([b"", b"m", b""], request_id=b"1", bound=[5], identity="q"),
+            request([b"", b"m", b""], request_id=b"1", bound=[5], worker="another"),
+            request([b"", b"m", b""], request_id=b"1", bound=[5], digest=b"d"),
+        ):
+            assert refusal(core, asked) == ("request_id", "16 new random bytes for a new claim")
+        again = core.claim(request([b"", b"m", b""], request_id=b"1", bound=[5]), d.now)
+        assert again.sequencer == first, "a repeat has its answer"
+
+
+def test_rule8_a_request_id_names_one_request() -> None:
+    one_id_for_two_claims(Computation)
+
+
+@off(8)
+def test_rule8_off_any_claim_repeats() -> None:
+    one_id_for_two_claims(switches.AnyClaimRepeats)
+
+
+def test_a_grant_of_a_release_that_kept_no_digest_is_still_repeated() -> None:
+    d = Driver()
+    first = d.claim(b"", b"", request_id=b"1").sequencer
+    record = pb.Record.FromString(d.records[0])
+    record.ops[0].claim.asked = b""
+    d.core = recovery.recover(d.spec, None, [record.SerializeToString()], epoch_base=0)
+    assert d.claim(b"", b"", request_id=b"1").sequencer == first
+
+
+def test_bounds_that_the_authority_clamped_do_not_make_another_request() -> None:
+    """What is published of the inputs moves on between a claim and its repeat, and clamps the bound elsewhere."""
+    d = Driver()
+    asked = request([b"", b""], request_id=b"1", bound=[50])
+    first = d.core.claim(replace(asked, bound_micros=column([10])), d.now)
+    assert d.core.claim(replace(asked, bound_micros=column([20])), d.now).sequencer == first.sequencer
