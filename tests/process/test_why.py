@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import lowwater
+import lowwater.aio
 from lowwater._pb.lowwater.v1 import workers_pb2, workers_pb2_grpc
 from tests.process.serving import serving
 from tests.process.sharding import Sharded
@@ -106,3 +111,53 @@ def test_a_claim_is_a_sign_of_life_and_after_a_restart_nobody_is_accused(tmp_pat
         server.start()
         with lowwater.connect(server.address) as lw:
             assert lw.why("flights").sentence == f"{held}of which the authority has not heard yet."
+
+
+def test_every_way_to_ask_blames_the_late_source_and_not_its_reader(tmp_path: Path) -> None:
+    """Flights are hours late and alive; hourly is a second behind them. Whoever asks is told of flights, and never of hourly's worker."""
+    late = int(time.time() * 1e6) - 8_400_000_000
+    with serving(tmp_path) as server, lowwater.connect(server.address) as lw:
+        lw.register("flights")
+        lw.register("hourly", inputs=["flights"])
+        lw.worker("flights", name="ingest").claim().advance(None, oldest=None, frontier=late)
+        reader = lw.worker("hourly", name="innocent")
+        lease = reader.claim()
+        eventually(lambda: reader.inputs().low.micros >= late)
+        lease.advance(reader.inputs(), oldest=late - 1_000_000)
+        lw.wait("hourly", late - 1_000_000, 60)
+
+        def command(*arguments: str) -> tuple[int, str]:
+            line = [sys.executable, "-m", "lowwater.cli", *arguments, "--address", server.address]
+            done = subprocess.run(line, capture_output=True, text=True, check=False)
+            return done.returncode, done.stdout + done.stderr
+
+        async def waiting() -> None:
+            async with lowwater.aio.connect(server.address) as other:
+                await other.wait("hourly", lowwater.Watermark.FINISHED, 0.5)
+
+        with pytest.raises(lowwater.Timeout, match="did not reach finished") as here:
+            lw.wait("hourly", lowwater.Watermark.FINISHED, 0.1)
+        with pytest.raises(lowwater.Timeout, match="did not reach finished") as there:
+            asyncio.run(waiting())
+        asked = {
+            "why": command("why", "hourly"),
+            "status": command("status", "hourly"),
+            "complete": command("complete", "hourly", "--until", "finished"),
+            "wait": command("wait", "hourly", "--until", "finished", "--timeout", "1s"),
+            "wait of the client": (1, str(here.value)),
+            "wait of asyncio": (1, str(there.value)),
+        }
+        line = [sys.executable, "-u", "-m", "lowwater.cli", "watch", "hourly", "--address", server.address]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as watching:
+            assert watching.stdout is not None
+            asked["watch"] = (0, watching.stdout.readline())
+            watching.kill()
+        record = json.loads(command("complete", "hourly", "--until", "finished", "--json")[1])
+        [status] = json.loads(command("status", "hourly", "--json")[1])["computations"]
+    assert (record["guilty"], status["guilty"], here.value.metadata["guilty"]) == ("flights",) * 3
+    for what, (code, text) in asked.items():
+        assert code == (0 if what in {"why", "status", "watch"} else 1), (what, text)
+        first = text if what != "why" else text.splitlines()[0]
+        assert "flights all keys" in first, (what, text)
+        assert "ingest" in first, (what, text)
+        assert "innocent" not in first, (what, text)

@@ -6,17 +6,20 @@ import re
 import sys
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from lowwater import Client, Completeness, Ranges, RangeState, RangeView, Watermark, WatermarkView, errors
 from lowwater._core.text import describe_holder, describe_key, describe_range, duration, lag
-from lowwater._core.why import explain
+from lowwater._core.why import explain, find_culprits
 from lowwater.cli import main, render
 from lowwater.cli.arguments import parse_count, parse_duration, parse_key, parse_time, parser
 from lowwater.cli.commands import COMMANDS
 from lowwater.cli.history import history_record, history_table, why_empty
+from lowwater.cli.live import State, draw, seen
 from lowwater.views import Completion, History
+from tests import blame
 
 NOW = 1_357_740_000_000_000  # 2013-01-09 14:00 UTC
 HOUR = 3_600_000_000
@@ -129,7 +132,7 @@ def test_lag_is_for_what_has_a_time() -> None:
 
 
 def test_status_is_a_table() -> None:
-    assert render.status_table(VIEWS, NOW).splitlines() == [
+    assert render.status_table(VIEWS, NOW, {}).splitlines() == [
         "COMPUTATION  STATE           LOW WATERMARK         LAG  99 %   50 %  RANGES  HELD BY",
         "enriched     waiting         2013-01-09T13:00:00Z  1 h  1 min  =     64      [0x40, 0x80), owned by exec-7 on host-3",
         "flights      finished        finished              -                 1",
@@ -158,10 +161,10 @@ def test_a_status_in_colours_is_the_same_text() -> None:
     silent = replace(VIEWS[0], holder=replace(HOLDER, last_report_micros=NOW - 60_000_000))
     moving = replace(VIEWS[0], since_micros=NOW, holder=replace(HOLDER, since_micros=NOW))
     views = [silent, VIEWS[2], moving, VIEWS[1]]
-    _, *lines = render.status_table(views, NOW, coloured=True).splitlines()
+    _, *lines = render.status_table(views, NOW, {}, coloured=True).splitlines()
     assert [line[: len("\x1b[31m")] for line in lines] == ["\x1b[31m", "\x1b[33m", "enric", "\x1b[2mf"]
     plain = [re.sub(r"\x1b\[\d+m", "", line) for line in lines]
-    assert plain == render.status_table(views, NOW).splitlines()[1:]
+    assert plain == render.status_table(views, NOW, {}).splitlines()[1:]
 
 
 EVIL = replace(HOLDER, worker="exec\x1b]0;pwned\x07\x1b[2J", host="h\n2013-01-09T14:00:00Z  flights  FORGED\0\u202e")
@@ -172,8 +175,8 @@ def test_what_a_worker_calls_itself_reaches_no_terminal_as_it_is() -> None:
     view = replace(VIEWS[0], holder=EVIL)
     why = explain("enriched", {"enriched": view, "flights": VIEWS[1]}, NOW, Ranges((EVIL,), 1))
     for text in (
-        render.status_table([view], NOW),
-        render.line(view, NOW),
+        render.status_table([view], NOW, {}),
+        render.line(view, NOW, view),
         render.ranges_table(Ranges((EVIL,), 1), NOW),
         render.holder(EVIL),
         describe_holder(view),
@@ -203,11 +206,38 @@ def test_only_names_are_offered_to_a_shell(capsys: pytest.CaptureFixture[str], m
 
 
 def test_watch_is_a_line_a_change() -> None:
-    assert render.line(VIEWS[0], NOW) == (
+    assert render.line(VIEWS[0], NOW, VIEWS[0]) == (
         "2013-01-09T14:00:00Z  enriched  2013-01-09T13:00:00Z  lag 1 h  99 % 2013-01-09T13:59:00Z  "
         "held by [0x40, 0x80), owned by exec-7 on host-3"
     )
-    assert render.line(VIEWS[1], NOW) == "2013-01-09T14:00:00Z  flights  finished"
+    assert render.line(VIEWS[1], NOW, VIEWS[1]) == "2013-01-09T14:00:00Z  flights  finished"
+
+
+@pytest.mark.parametrize("case", blame.CASES, ids=[case["name"] for case in blame.CASES])
+def test_status_and_watch_blame_whom_why_blames(case: dict[str, Any]) -> None:
+    """One function decides: a worker that only waits for another computation is named nowhere."""
+    views = blame.views(case)
+    guilty = find_culprits(views, views, blame.NOW)
+    root = case["way"][-1]
+    asked = views[case["ask"]]
+    live = draw(seen(State(), [asked], blame.NOW, guilty), 200, 5)[2].text
+    shown = {
+        "status": render.status_table([asked], blame.NOW, guilty),
+        "watch": render.line(asked, blame.NOW, guilty[asked.computation]),
+        "the live view": live,
+    }
+    assert render.view_record(asked, blame.NOW, guilty[asked.computation])["guilty"] == root
+    for what, text in shown.items():
+        blamed = {name for name in views if f"{name}-1 on node-4" in text}
+        assert blamed <= {root}, f"{what} names {blamed} for what {root} holds"
+        assert root in text, what
+        assert root == case["ask"] or f"{root} all keys" in text or f"{root}, " in text, what
+    assert root == case["ask"] or f"waits for {root}" in shown["status"]
+
+
+def test_nobody_is_blamed_while_nobody_can_tell() -> None:
+    assert "held by" not in render.line(VIEWS[0], NOW, None)
+    assert render.view_record(VIEWS[0], NOW)["guilty"] is None
 
 
 def test_ranges_are_a_table_that_says_what_it_leaves_out() -> None:
@@ -251,11 +281,12 @@ def test_json_has_texts_for_people_and_numbers_for_programs() -> None:
             "since": "2013-01-09T13:00:00Z",
             "last_report": "2013-01-09T13:59:58Z",
         },
+        "guilty": None,
     }
     for view in VIEWS[1:]:
         record = render.view_record(view, NOW)
         assert (record["low_micros"], record["lag_seconds"]) == (None, None)
-    found = render.completeness_record(Completeness(False, VIEWS[0], (HOLDER,), 1), Watermark(NOW), NOW)
+    found = render.completeness_record(Completeness(False, VIEWS[0], (HOLDER,), 1), Watermark(NOW), NOW, None)
     assert (found["complete"], found["until_micros"], found["holding"], len(found["holders"])) == (False, NOW, 1, 1)
 
 

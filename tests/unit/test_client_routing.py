@@ -565,8 +565,8 @@ def test_who_waits_for_what_nobody_serves_is_told_so() -> None:
     waiting = Waiting("b", 5, 1.0)
     watching(world, "a", "b")
     world.known.stream().take(told([watermark("a")], [("b", "", 1)]))
-    assert "no shard serves it just now" in str(waiting.too_late(world.known))
-    assert "no shard" not in str(Waiting("a", 5, 1.0).too_late(world.known))
+    assert "no shard serves it just now" in str(waiting.too_late(world.known, None))
+    assert "no shard" not in str(Waiting("a", 5, 1.0).too_late(world.known, None))
 
 
 def renewals(world: World, seconds: float) -> int:

@@ -212,8 +212,8 @@ VIEW = WatermarkView("guess", registered=True, incarnation=1, low=NOON, estimate
 def test_everything_that_shows_it_says_so() -> None:
     now = NOON.micros + 60_000_000
     assert view_record(VIEW, now)["estimated"] is True
-    assert f"{NOON} (estimated)" in status_table([VIEW], now)
-    assert f"{NOON} (estimated)" in line(VIEW, now)
+    assert f"{NOON} (estimated)" in status_table([VIEW], now, {})
+    assert f"{NOON} (estimated)" in line(VIEW, now, VIEW)
     sentence = str(explain("guess", {"guess": VIEW}, now, Ranges((), 0)))
     assert sentence.startswith("guess, which is only estimated, is at 12:00 UTC, 1 min behind")
     assert f"\nguess, which is only estimated, stands at {NOON}" in sentence
@@ -222,5 +222,5 @@ def test_everything_that_shows_it_says_so() -> None:
 def test_nothing_exact_says_so() -> None:
     exact = WatermarkView("sure", registered=True, incarnation=1, low=NOON)
     assert view_record(exact, NOON.micros)["estimated"] is False
-    assert "estimated" not in status_table([exact], NOON.micros)
+    assert "estimated" not in status_table([exact], NOON.micros, {})
     assert "estimated" not in str(explain("sure", {"sure": exact}, NOON.micros, Ranges((), 0)))

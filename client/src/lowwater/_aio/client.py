@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Self, TypeVar
@@ -144,7 +146,13 @@ class Client:
         try:
             if await watcher.wait(lambda: waiting.reached(watcher.state, subscription), deadline):
                 return watcher.state.ratchet.get(waiting.name)
-            raise waiting.too_late(watcher.state)
+            why = None
+            if waiting.answers(watcher.state):
+                with suppress(errors.LowwaterError):
+                    why = await self._why(waiting.name, ASK_SECONDS)
+            if waiting.reached(watcher.state, subscription):  # while it was asked
+                return watcher.state.ratchet.get(waiting.name)
+            raise waiting.too_late(watcher.state, why)
         finally:
             watcher.unsubscribe(subscription)
 
@@ -168,9 +176,11 @@ class Client:
 
         Raises UnknownComputation.
         """
+        return await self._why(self._full(name))
+
+    async def _why(self, full: str, within: float = math.inf) -> Why:
         runtime = self._runtime()
-        full = self._full(name)
-        published = await runtime.call(runtime.calls.get(()))
+        published = await runtime.call(runtime.calls.get(()), within)
         published.require(full)
         guilty = find_guilty(full, published.views, published.time_micros)
         found, unknown = Ranges((), 0), None

@@ -8,12 +8,17 @@ from lowwater import errors
 from lowwater._core import checks
 from lowwater._core.attempts import words_of
 from lowwater._core.fold import Reading, fold_inputs
-from lowwater._core.text import describe_holder, duration
+from lowwater._core.text import duration
 from lowwater._core.watching import Subscription, WatchState
+from lowwater._core.why import Why
 from lowwater.views import Inputs, WatermarkView
 from lowwater.watermark import EventTime, Watermark
 
 __all__ = ["Changes", "Folding", "FoldChanges", "Waiting", "check_followed", "closed_reader"]
+
+
+_LATELY = 5.0
+"""Seconds without a word from the authority until a question to it is not worth its time; a healthy one is heard every second or so."""
 
 
 class Waiting:
@@ -58,15 +63,20 @@ class Waiting:
             raise errors.IncarnationChanged(msg, metadata=metadata)
         return view.registered and view.low >= self._target
 
-    def too_late(self, known: WatchState) -> errors.Timeout:
-        """Return the error of not being there in time; it says who holds it."""
+    def answers(self, known: WatchState) -> bool:
+        """Whether the authority was heard a moment ago, so that it will say soon who holds it."""
+        return known.stale_for([self.name]) <= _LATELY and self.name not in known.unserved
+
+    def too_late(self, known: WatchState, why: Why | None) -> errors.Timeout:
+        """Return the error of not being there in time; it says who holds it, unless nobody could tell."""
         view = known.ratchet.get(self.name)
         stale = known.stale_for([self.name])
         if stale == float("inf"):
-            why = "" if known.last_error is None else f": {words_of(known.last_error)}"
-            where = f"the authority was never heard of{why}"
+            failed = "" if known.last_error is None else f": {words_of(known.last_error)}"
+            where = f"the authority was never heard of{failed}"
         else:
-            where = f"it is {view.low}, held by {describe_holder(view)}" if view.registered else "it is not registered"
+            stands = why.sentence.rstrip(".") if why is not None else f"it is {view.low}"
+            where = stands if view.registered else "it is not registered"
             where += f"; the authority was last heard {duration(stale)} ago"
         if self.name in known.unserved:
             where += "; no shard serves it just now"
@@ -78,7 +88,7 @@ class Waiting:
             "low": str(view.low),
             "stale_for": f"{stale:g}",
             "fix": fix,
-        }
+        } | ({} if why is None else {"guilty": why.guilty.computation})
         return errors.Timeout(msg, metadata=metadata)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
@@ -159,7 +161,15 @@ class Client:
             with watcher.changed:
                 if watcher.wait(lambda: waiting.reached(state, subscription), deadline):
                     return state.ratchet.get(waiting.name)
-                raise waiting.too_late(state)
+                answers = waiting.answers(state)
+            why = None
+            if answers:
+                with suppress(errors.LowwaterError):
+                    why = self._why(waiting.name, ASK_SECONDS)
+            with watcher.changed:
+                if waiting.reached(state, subscription):  # while it was asked
+                    return state.ratchet.get(waiting.name)
+                raise waiting.too_late(state, why)
         finally:
             watcher.unsubscribe(subscription)
 
@@ -189,9 +199,11 @@ class Client:
 
         Costs a read of all watermarks and one of a few key ranges. Raises UnknownComputation.
         """
+        return self._why(self._full(name))
+
+    def _why(self, full: str, within: float = math.inf) -> Why:
         runtime = self._runtime()
-        full = self._full(name)
-        published = runtime.call(runtime.calls.get(()))
+        published = runtime.call(runtime.calls.get(()), within)
         published.require(full)
         guilty = find_guilty(full, published.views, published.time_micros)
         found, unknown = Ranges((), 0), None

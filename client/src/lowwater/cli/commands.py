@@ -20,6 +20,7 @@ from lowwater._core.checks import is_name
 from lowwater._core.file_settings import FileSettings
 from lowwater._core.settings import address_of, with_port
 from lowwater._core.text import counted, duration, on_one_line
+from lowwater._core.why import find_culprits
 from lowwater._sync.client import Client
 from lowwater.cli import render
 from lowwater.cli.failures import AWAY, fail, unknown
@@ -92,14 +93,20 @@ def status(lw: Client, args: argparse.Namespace) -> int:
         print("\n".join(view.computation for view in views if is_name(view.computation)))
         return 0
     views.sort(key=lambda view: render.severity(view, now))
+    guilty = _guilty(lw, args, found)
     if args.json:
-        records = [render.view_record(each, now) for each in views]
+        records = [render.view_record(each, now, guilty.get(each.computation)) for each in views]
         print(to_json({"server_token": lw.server_token, "computations": records}))
     elif views:
-        print(render.status_table(views, now, coloured=_coloured()))
+        print(render.status_table(views, now, guilty, coloured=_coloured()))
     else:
         print(_nothing(args, found))
     return 0
+
+
+def _guilty(lw: Client, args: argparse.Namespace, found: dict[str, WatermarkView]) -> render.Guilty:
+    """Return who holds what was found, as `lowwater why` has it. It may be one that was not asked for, so all are looked at."""
+    return find_culprits(found, {**lw.get(), **found} if args.names else found, _now_micros())
 
 
 def _is_wanted(name: str, args: argparse.Namespace) -> bool:
@@ -136,17 +143,41 @@ def watch(lw: Client, args: argparse.Namespace) -> int:
         return _live(lw, args)
     left = _tell_when_the_reader_leaves(lw)
     known: set[str] = set()
+    blame = _Blame(lw)
     for view in lw.watch(*args.names):
         if not _is_wanted(view.computation, args):
             continue
         if args.names and view.computation not in known and not args.even_unregistered:
             _require_registered(view)
         known.add(view.computation)
-        now = _now_micros()
-        print(to_json(render.view_record(view, now)) if args.json else render.line(view, now), flush=True)
+        now, guilty = _now_micros(), blame.of(view)
+        print(
+            to_json(render.view_record(view, now, guilty)) if args.json else render.line(view, now, guilty), flush=True
+        )
     if left.is_set():
         raise BrokenPipeError
     return 0
+
+
+class _Blame:
+    """Who holds what has changed. It may be one that is not watched, so all are asked for, once a second at most."""
+
+    def __init__(self, lw: Client) -> None:
+        self._lw = lw
+        self._views: dict[str, WatermarkView] = {}
+        self._asked = float("-inf")
+
+    def of(self, view: WatermarkView) -> WatermarkView | None:
+        """Return the computation that holds it; None when nobody can tell just now."""
+        if time.monotonic() - self._asked >= _REDRAW_SECONDS:
+            self._views = {}
+            with suppress(errors.LowwaterError):
+                self._views = self._lw.get()
+                self._asked = time.monotonic()
+        if not self._views:
+            return None
+        self._views[view.computation] = view
+        return find_culprits([view.computation], self._views, _now_micros())[view.computation]
 
 
 def _tell_when_the_reader_leaves(lw: Client) -> threading.Event:
@@ -166,14 +197,15 @@ def _tell_when_the_reader_leaves(lw: Client) -> threading.Event:
     return left
 
 
-def _get(lw: Client, args: argparse.Namespace) -> list[WatermarkView]:
-    return [view for view in lw.get(*args.names).values() if _is_wanted(view.computation, args)]
+def _get(lw: Client, args: argparse.Namespace) -> tuple[list[WatermarkView], render.Guilty]:
+    found = lw.get(*args.names)
+    return [view for view in found.values() if _is_wanted(view.computation, args)], _guilty(lw, args, found)
 
 
 def _live(lw: Client, args: argparse.Namespace) -> int:
     """The live view; where curses is missing, or the terminal too simple for it, a table that is drawn again and again."""
     with suppress(*AWAY):  # the view says so itself
-        for view in _get(lw, args) if args.names and not args.even_unregistered else ():
+        for view in lw.get(*args.names).values() if args.names and not args.even_unregistered else ():
             _require_registered(view)
     if not sys.stdin.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         return _live_table(lw, args)
@@ -191,9 +223,9 @@ def _live_table(lw: Client, args: argparse.Namespace) -> int:
     body, heard = "no answer yet", time.monotonic()
     while True:
         try:
-            views, now = _get(lw, args), _now_micros()
+            (views, guilty), now = _get(lw, args), _now_micros()
             views.sort(key=lambda view: render.severity(view, now))
-            body = render.status_table(views, now, coloured=_coloured()) if views else _nothing(args, ())
+            body = render.status_table(views, now, guilty, coloured=_coloured()) if views else _nothing(args, ())
             heard, note = time.monotonic(), "Ctrl-C ends this."
         except AWAY as error:
             note = f"No answer for {duration(time.monotonic() - heard)}: {on_one_line(str(error))}"
@@ -227,13 +259,20 @@ def complete(lw: Client, args: argparse.Namespace) -> int:
     """Tell by the exit code whether a computation is complete to a time."""
     found = lw.complete(args.name, args.until)
     name, low, now = found.watermark.computation, found.watermark.low, _now_micros()
+    why = None
+    with suppress(errors.LowwaterError):  # the answer is there all the same
+        why = None if found.complete else lw.why(args.name)
     if args.json:
-        print(to_json(render.completeness_record(found, args.until, now)))
+        print(to_json(render.completeness_record(found, args.until, now, why)))
     elif found.complete:
         print(f"complete: {name} is at {low}, and nothing before {args.until} will come")
     else:
         ranges = f"{counted(found.holding, 'key range')} {'is' if found.holding == 1 else 'are'}"
         print(f"not yet: {name} is at {low}, and {ranges} before {args.until}")
+        if why is not None and why.guilty.computation != name:
+            # Its own key ranges stand there for what another one holds: their workers are not to blame.
+            print(f"  {on_one_line(why.sentence)}")
+            return 1
         for holder in found.holders:
             print(f"  {render.holder(holder)}, at {holder.watermark}")
     return 0 if found.complete else 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum, auto
 from textwrap import wrap
+from types import MappingProxyType
 from typing import Final
 
 from lowwater._core.causes import Cause, cause_of, seconds_since
@@ -69,6 +70,8 @@ class State:
     """What is known and what was asked for. Times are processing times in microseconds, by this machine's clock."""
 
     views: Mapping[str, WatermarkView] = field(default_factory=dict[str, WatermarkView])
+    guilty: Mapping[str, WatermarkView] = field(default_factory=dict[str, WatermarkView])
+    """By computation the one that holds it, as `lowwater why` has it."""
     changed: Mapping[str, int] = field(default_factory=dict[str, int])
     """When a computation was last seen to move."""
     now: int = 0
@@ -86,12 +89,14 @@ class State:
     done: bool = False
 
 
-def seen(state: State, views: Iterable[WatermarkView], now: int) -> State:
+def seen(
+    state: State, views: Iterable[WatermarkView], now: int, guilty: Mapping[str, WatermarkView] = MappingProxyType({})
+) -> State:
     """Return the state after an answer. What moved is marked, but not at the first sight of it."""
     newest = {view.computation: view for view in views}
     moved = {name: now for name, view in newest.items() if name in state.views and state.views[name].low != view.low}
     kept = {name: at for name, at in state.changed.items() if name in newest}
-    return replace(state, views=newest, changed={**kept, **moved}, now=now, heard=now, away="")
+    return replace(state, views=newest, guilty=guilty, changed={**kept, **moved}, now=now, heard=now, away="")
 
 
 def shown(state: State) -> list[WatermarkView]:
@@ -209,7 +214,16 @@ def _row(view: WatermarkView, state: State) -> tuple[str, ...]:
         return (view.computation, "not registered", "-", "", "")
     low = clock_time(view.low, state.now) + (" (estimated)" if view.estimated else "")
     stood = "" if view.low.finished or not view.since_micros else duration(seconds_since(view.since_micros, state.now))
-    return (view.computation, low, lag(view.low, state.now), stood, _holder(view, state.now))
+    return (view.computation, low, lag(view.low, state.now), stood, _held(view, state))
+
+
+def _held(view: WatermarkView, state: State) -> str:
+    guilty = state.guilty.get(view.computation, view)
+    if guilty.computation == view.computation:
+        return _holder(view, state.now)
+    if not guilty.registered:
+        return f"{guilty.computation}, not registered"
+    return f"{guilty.computation} {_holder(guilty, state.now)}".rstrip()
 
 
 def _holder(view: WatermarkView, now: int) -> str:

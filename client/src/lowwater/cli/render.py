@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -15,7 +15,9 @@ from lowwater.views import Completeness, Ranges, RangeState, RangeView, Watermar
 from lowwater.watermark import Watermark
 
 __all__ = [
+    "Guilty",
     "completeness_record",
+    "held",
     "holder",
     "line",
     "moment",
@@ -54,7 +56,11 @@ def severity(view: WatermarkView, now_micros: int) -> tuple[bool, int, str]:
     return (not cause_of(view, now_micros).trouble, view.low.micros, view.computation)
 
 
-def status_table(views: Sequence[WatermarkView], now_micros: int, *, coloured: bool = False) -> str:
+Guilty = Mapping[str, WatermarkView]
+"""By computation the one that holds it."""
+
+
+def status_table(views: Sequence[WatermarkView], now_micros: int, guilty: Guilty, *, coloured: bool = False) -> str:
     """Return where computations stand, in the order given."""
     shares = sorted({share for view in views for share, _ in view.shares}, reverse=True)
     names = (f"{share / 10_000:g} %" for share in shares)
@@ -64,12 +70,12 @@ def status_table(views: Sequence[WatermarkView], now_micros: int, *, coloured: b
         rows.append(
             (
                 view.computation,
-                cause_of(view, now_micros).value,
+                _state(view, guilty.get(view.computation), now_micros),
                 _low(view),
                 lag(view.low, now_micros),
                 *(_behind(view, heuristics.get(share), now_micros) for share in shares),
                 str(view.ranges),
-                holder(view.holder),
+                held(view, guilty.get(view.computation)),
             )
         )
     head, *lines = table(rows).split("\n")
@@ -101,14 +107,30 @@ def holder(each: RangeView | None) -> str:
     return "" if each is None else f"{describe_range(each.start, each.end)}, {describe_owner(each)}"
 
 
-def line(view: WatermarkView, now_micros: int) -> str:
-    """Return one change as a line."""
+def _state(view: WatermarkView, guilty: WatermarkView | None, now_micros: int) -> str:
+    """Return what keeps a computation where it is. Trouble of its own is told even while it waits: it is the next to act on."""
+    cause = cause_of(view, now_micros)
+    waits = guilty is not None and guilty.computation != view.computation and not cause.trouble
+    return f"waits for {guilty.computation}" if waits and guilty is not None else cause.value
+
+
+def held(view: WatermarkView, guilty: WatermarkView | None) -> str:
+    """Return who holds a computation: one of its own key ranges, or another computation with the range that holds that one."""
+    if guilty is None or guilty.computation == view.computation:
+        return holder(view.holder)
+    if not guilty.registered:
+        return f"{guilty.computation}, which is not registered"
+    return f"{guilty.computation} {holder(guilty.holder)}".rstrip()
+
+
+def line(view: WatermarkView, now_micros: int, guilty: WatermarkView | None) -> str:
+    """Return one change as a line; without ``guilty`` nobody is said to hold it."""
     parts = [moment(now_micros), view.computation, _low(view)]
     if not (view.low.unknown or view.low.finished):
         parts.append(f"lag {lag(view.low, now_micros)}")
     parts += [f"{share / 10_000:g} % {watermark}" for share, watermark in view.shares if watermark != view.low]
-    if view.holder is not None:
-        parts.append(f"held by {holder(view.holder)}")
+    if guilty is not None and (who := held(view, guilty)):
+        parts.append(f"held by {who}")
     return on_one_line("  ".join(parts))
 
 
@@ -158,8 +180,8 @@ def _date(value: datetime | None) -> str | None:
     return None if value is None else value.isoformat().replace("+00:00", "Z")
 
 
-def view_record(view: WatermarkView, now_micros: int) -> dict[str, Any]:
-    """Return the watermarks of a computation for JSON."""
+def view_record(view: WatermarkView, now_micros: int, guilty: WatermarkView | None = None) -> dict[str, Any]:
+    """Return the watermarks of a computation for JSON; ``guilty``: the one that holds it, None when nobody can tell."""
     low = view.low
     return {
         "computation": view.computation,
@@ -176,6 +198,7 @@ def view_record(view: WatermarkView, now_micros: int) -> dict[str, Any]:
         "inputs": list(view.inputs),
         "estimated": view.estimated,
         "holder": None if view.holder is None else range_record(view.holder),
+        "guilty": None if guilty is None else guilty.computation,
     }
 
 
@@ -194,14 +217,16 @@ def range_record(each: RangeView) -> dict[str, Any]:
     }
 
 
-def completeness_record(found: Completeness, until: Watermark, now_micros: int) -> dict[str, Any]:
-    """Return the answer of ``complete`` for JSON."""
+def completeness_record(found: Completeness, until: Watermark, now_micros: int, why: Why | None) -> dict[str, Any]:
+    """Return the answer of ``complete`` for JSON; ``why``: what holds it, None when it is complete or nobody can tell."""
     return {
         "complete": found.complete,
         **times("until", until),
         "watermark": view_record(found.watermark, now_micros),
         "holding": found.holding,
         "holders": [range_record(each) for each in found.holders],
+        "guilty": None if why is None else why.guilty.computation,
+        "why": None if why is None else why.sentence,
     }
 
 

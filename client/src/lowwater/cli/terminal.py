@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -46,8 +46,8 @@ _KEYS: Final = {
 }
 
 
-Views = Callable[[], "Sequence[WatermarkView]"]
-"""Asks the authority for all that is to be shown."""
+Views = Callable[[], "tuple[Sequence[WatermarkView], Mapping[str, WatermarkView]]"]
+"""Asks the authority for all that is to be shown, and by computation for the one that holds it."""
 
 
 def show(lw: Client, ask: Views) -> None:
@@ -86,8 +86,8 @@ def _ask(ask: Views, news: queue.SimpleQueue[News], ended: threading.Event) -> N
     """Ask for the watermarks again and again, on a thread of its own, so that keys and ages do not wait for an answer."""
     while not ended.is_set():
         try:
-            views = ask()
-            news.put(lambda state, views=views: seen(state, views, _now()))  # type: ignore[misc]
+            views, guilty = ask()
+            news.put(lambda state, views=views, guilty=guilty: seen(state, views, _now(), guilty))  # type: ignore[misc]
         except errors.LowwaterError as error:
             news.put(lambda state, why=str(error): replace(state, away=why))  # type: ignore[misc]
         ended.wait(ASK_SECONDS)
