@@ -41,11 +41,28 @@ class Refusals:
 
     @staticmethod
     def modified_after(spark: SparkSession, feed: Feed) -> DataFrame:
-        return spark.readStream.schema(SCHEMA).option("maxFileAge", "1d").json(str(feed.folder))
+        return spark.readStream.schema(SCHEMA).option("modifiedAfter", "2013-01-01T00:00:00").json(str(feed.folder))
 
     @staticmethod
     def sub_directories(spark: SparkSession, feed: Feed) -> DataFrame:
         feed.put([], "sub/a.json")
+        return spark.readStream.schema(SCHEMA).json(str(feed.folder))
+
+    @staticmethod
+    def sub_directories_of_partitions(spark: SparkSession, feed: Feed) -> DataFrame:
+        feed.put([], "year=2013/sub/a.json")
+        return spark.readStream.schema(SCHEMA).json(str(feed.folder))
+
+    @staticmethod
+    def later_partitions(spark: SparkSession, feed: Feed) -> DataFrame:
+        frame = spark.readStream.schema(SCHEMA).json(str(feed.folder))
+        feed.put([], "year=2013/a.json")
+        return frame
+
+    @staticmethod
+    def beside_partitions(spark: SparkSession, feed: Feed) -> DataFrame:
+        feed.put([], "year=2013/a.json")
+        feed.put([], "a.json")
         return spark.readStream.schema(SCHEMA).json(str(feed.folder))
 
     @staticmethod
@@ -83,8 +100,11 @@ REASONS = {
     "batch_frame": "not streaming",
     "glob": "pattern",
     "path_glob_filter": "pathglobfilter",
-    "modified_after": "maxfileage",
+    "modified_after": "modifiedafter",
     "sub_directories": "recursiveFileLookup",
+    "sub_directories_of_partitions": r"sub-directory \(sub\) .* recursiveFileLookup",
+    "later_partitions": "year=2013 has files with the partition columns year, and the frame was made with none",
+    "beside_partitions": "in has files with the partition columns none, and the frame was made with year",
     "sink_log": "the sink's log cannot be read",
     "aggregate": "The streaming operator aggregation",
     "watermark": "withWatermark",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lowwater_spark.head import Candidates, FileSource, list_head
+from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.head import Candidates, FileSource, list_head, source_logs
+from lowwater_spark.plan import check_plan
 from lowwater_spark.sourcelog import CheckpointLog, File, SourceLog
 from lowwater_spark.ticks import Ticks, with_ticks
 from tests.spark.support import Feed, until
@@ -229,3 +232,71 @@ def test_a_file_that_spark_finds_too_old_holds_and_is_named(
     waiting.add("W", [list_head(FileSource(str(source.folder), recursive=True))])
     assert waiting.newest_reached([1], forget=True) is None
     assert waiting.missing() == [str(old)]
+
+
+def test_hive_partitions_are_listed_as_spark_takes_them(
+    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
+) -> None:
+    """With hidden names, and partitions that come while the query runs. What Spark reads no rows from holds, also if Spark logs it."""
+    source = feed("in")
+    for name in ("year=2013/month=1/a.json", "year=2013/_tmp/x.json", "year=2012/month=2/y.json"):
+        source.put([{"key": name, "t": 1}], name)
+    frame = spark.readStream.schema(SCHEMA).json(str(source.folder))
+    [found] = check_plan(spark, frame).sources
+    assert isinstance(found, FileSource)
+    assert found.columns == ("year", "month")
+    run = Batches(frame, tmp_path / "ck")
+    run.query.processAllAvailable()
+    source.put([{"key": "later", "t": 1}], "year=2014/month=12/b.json")
+    run.query.processAllAvailable()
+    run.query.stop()
+    [log] = source_logs(tmp_path / "ck", [found])
+    log.read_to(1)
+    assert list_head(found) == {File(path, taken.modified) for path, taken in log.taken.items()}
+    assert run.keys == {0: ["year=2012/month=2/y.json", "year=2013/month=1/a.json"], 1: ["later"]}
+    for name in ("sub/c.json", "day=3/d.json"):
+        source.put([{"key": name, "t": 1}], name)
+    assert {file.path for file in list_head(found) - {File(p, t.modified) for p, t in log.taken.items()}} == {
+        f"{source.folder}/sub/",
+        f"{source.folder}/day=3/",
+    }
+    for folder in ("sub", "day=3"):
+        shutil.rmtree(source.folder / folder)
+    source.put([{"key": "in", "t": 1}], "year=2014/month=12/c.json")
+    root = source.put([{"key": "root", "t": 1}], "root.json")
+    assert (str(root), -1) in list_head(found)
+    run = Batches(frame, tmp_path / "ck")
+    run.query.processAllAvailable()
+    run.query.stop()
+    assert run.keys == {2: ["in"]}, "Spark has taken the other file as well, and read no rows from it"
+    with pytest.raises(CheckpointMismatch, match=r"has taken .*/root.json, .* by: year, month"):
+        log.read_to(2)
+
+
+@pytest.mark.parametrize("age", ["7d", "3650d"])
+def test_an_old_file_is_read_or_named(
+    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path, age: str
+) -> None:
+    """Files that come with an old time, as rsync and tar leave it: Spark passes over what is older than maxFileAge."""
+    source = feed("in")
+    now = 1_700_000_000
+    source.put([{"key": "new", "t": 1}], mtime=now)
+    options = {} if age == "7d" else {"maxFileAge": age}
+    frame = spark.readStream.schema(SCHEMA).options(**options).json(str(source.folder))
+    checked = check_plan(spark, frame)
+    run = Batches(frame, tmp_path / "ck")
+    run.query.processAllAvailable()
+    old = source.put([{"key": "old", "t": 1}], mtime=now - 8 * 86_400)
+    source.put([{"key": "newer", "t": 1}], mtime=now + 1)
+    logs = source_logs(tmp_path / "ck", checked.sources)
+    waiting = Candidates[str](logs)
+    waiting.add("W", [list_head(each) for each in checked.sources])
+    run.query.processAllAvailable()
+    run.query.stop()
+    logs[0].read_to(1)
+    reached = waiting.newest_reached([1], forget=False)
+    if age == "7d":
+        assert (reached, run.keys[1]) == (None, ["newer"])
+        assert waiting.missing() == [f"{old} (older than the newest file by more than maxFileAge)"]
+    else:
+        assert (reached, run.keys[1], waiting.missing()) == ("W", ["newer", "old"], [])

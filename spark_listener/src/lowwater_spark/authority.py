@@ -16,6 +16,7 @@ from typing import Final
 
 import lowwater
 from lowwater import errors
+from lowwater._core.calls import full_name
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.errors import AWAY
 from lowwater_spark.ranges import KEY_HASH, range_bounds
@@ -90,6 +91,11 @@ class Authority:
     def __post_init__(self) -> None:
         settings = self.client.settings
         self._quick = lowwater.Client(dataclasses.replace(settings, timeout=min(settings.timeout, CALL_TIMEOUT)))
+
+    @property
+    def full_name(self) -> str:
+        """The computation's name, with the namespace of the client."""
+        return full_name(self.client.settings.namespace, self.registration.name)
 
     @property
     def complaint(self) -> str:

@@ -21,6 +21,7 @@ from lowwater_spark.ranges import key_text
 from lowwater_spark.reading import floor_stamp
 from lowwater_spark.staging import Destination, Receipt
 from lowwater_spark.state import Manifest, StateStore
+from lowwater_spark.writers import mark_writer
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -100,6 +101,7 @@ class Batch:
         ordinal: int,
         swept: set[Path],
         probe: Callable[[str, int], None],
+        writer: str = "",
         stages: Mapping[str, Batch] | None = None,
         earlier: Sequence[str] = (),
         actions: Actions | None = None,
@@ -117,6 +119,7 @@ class Batch:
         self._frontier: int | None = None
         self._ordinal = ordinal
         self._swept = swept
+        self._writer = writer or destination.computation
         self._outcome = Outcome()
         self._probe = probe
         self._stages: Mapping[str, Batch] = {destination.computation: self} if stages is None else stages
@@ -221,6 +224,7 @@ class Batch:
         self._taken.add(folder)
         if folder not in self._swept:
             sweep(folder, self._ordinal)
+            mark_writer(folder, self._writer)
             self._swept.add(folder)
         digest = self._entry.digest
         made = hand_over(frame, folder, self.id, digest, ordinal=self._ordinal, file_format=file_format)

@@ -203,6 +203,7 @@ class Run:
                 ordinal=part.authority.registration.ordinal,
                 swept=self._swept,
                 probe=self.probe,
+                writer=part.authority.full_name,
                 stages=made,
                 earlier=[each.name for each in part.earlier],
                 actions=self._actions,

@@ -27,12 +27,24 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from lowwater_spark.sinklog import SINK_LOG, list_sink
 from lowwater_spark.sourcelog import NOTHING, File, SourceLog
+from lowwater_spark.writers import MARKS, above, strangers
 
-__all__ = ["Candidates", "ControlSource", "FileSource", "Source", "hidden", "list_head", "list_heads", "source_logs"]
+__all__ = [
+    "Candidates",
+    "ControlSource",
+    "FileSource",
+    "Intruder",
+    "Source",
+    "hidden",
+    "intruders",
+    "list_head",
+    "list_heads",
+    "source_logs",
+]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -51,6 +63,12 @@ class FileSource:
     format: str = ""
     sink_log: bool = False
     """Whether it is the output of a Spark file sink, which is read by the sink's log and not by a listing."""
+    inputs: frozenset[str] | None = None
+    """The full names of the computations that are waited for, for what is read here; None: nobody's (an injector waits for none)."""
+    columns: tuple[str, ...] = ()
+    """The columns of its Hive partitions, directories like ``year=2013/month=1``: Spark reads files that have all of them, and no others."""
+    max_age: int = 7 * 86_400_000
+    """maxFileAge, milliseconds, by default a week: Spark passes over a file that is older than the newest one by more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +85,17 @@ Source = FileSource | ControlSource
 def source_logs(checkpoint: Path, sources: Sequence[Source]) -> list[SourceLog]:
     """Return the logs of a query's sources, in their order. A control's stays empty: its plan names no offset in it."""
     folder = checkpoint / "sources"
-    roots = [source.root if isinstance(source, FileSource) else "/" for source in sources]
-    return [SourceLog(folder / str(i), root) for i, root in enumerate(roots)]
+    return [
+        SourceLog(
+            folder / str(i),
+            source.root,
+            source.max_age,
+            None if source.recursive or source.sink_log else source.columns,
+        )
+        if isinstance(source, FileSource)
+        else SourceLog(folder / str(i))
+        for i, source in enumerate(sources)
+    ]
 
 
 def hidden(name: str, *, folder: bool = False) -> bool:
@@ -91,22 +118,56 @@ _NO_FILE: Final = -1
 """Stands for the modification time of what is no file of rows, and which Spark therefore never takes."""
 
 
+class Intruder(NamedTuple):
+    """What brings in rows that no input stands for."""
+
+    path: str
+    """The log of a file sink that Spark does not go by, or a writer's mark."""
+    writer: str = ""
+    """The full name of the writer that the inputs do not name; empty for a log."""
+
+
 def list_head(source: Source) -> set[File]:
     """Return every file that Spark has to take before all that stands in the source now has been read; of a control none.
 
-    Without recursiveFileLookup a sub-directory is a path of its own that Spark never takes, and so is the log of a Spark file sink
-    that was not there when the query started: Spark would then read by other rules than these. O(entries), with a stat of each. Raises OSError when the
-    root cannot be listed; then nothing is known, and no watermark counts.
+    What Spark never takes holds for as long as it is there: a sub-directory without recursiveFileLookup, and each :class:`Intruder`.
+    O(entries), with a stat of each. Raises OSError when the root cannot be listed; then nothing is known, and no watermark counts.
     """
     if isinstance(source, ControlSource):
         return set()
+    return {_waited_for(found) if isinstance(found, Intruder) else found for found in _walk(source)}
+
+
+def _waited_for(found: Intruder) -> File:
+    reason = f" ({found.writer} writes here, and the inputs do not name it)" if found.writer else ""
+    return File(found.path + reason, _NO_FILE)
+
+
+def intruders(source: FileSource) -> list[Intruder]:
+    """Return what brings in rows that no input stands for, in order. Costs and raises as :func:`list_head`."""
+    return sorted(found for found in _walk(source) if isinstance(found, Intruder))
+
+
+def _walk(source: FileSource) -> Iterator[File | Intruder]:
+    """Yield the files of a source, and what stands beside them.
+
+    Spark goes by a sink's log only if the log was there when the query started, and if it reads the very directory of the sink. Of a
+    directory above it, or of a partition in it, it takes what failed attempts have left as well.
+    """
+    for folder in above(source.root):
+        if Path(folder, SINK_LOG).exists():
+            yield Intruder(str(Path(folder, SINK_LOG)))
+        yield from _strangers(source, folder)
     if source.sink_log:
-        return list_sink(source.root)
-    found = set(_list(source.root, recursive=source.recursive, root=True))
-    sink_log = Path(source.root, SINK_LOG)
-    if sink_log.exists():
-        found.add(File(os.fspath(sink_log), _NO_FILE))
-    return found
+        yield from list_sink(source.root)
+        yield from _strangers(source, source.root)
+    else:
+        yield from _list(source, source.root)
+
+
+def _strangers(source: FileSource, folder: str) -> Iterator[Intruder]:
+    if source.inputs is not None:
+        yield from itertools.starmap(Intruder, strangers(folder, source.inputs))
 
 
 def list_heads(sources: Sequence[Source]) -> list[set[File]] | None:
@@ -118,23 +179,32 @@ def list_heads(sources: Sequence[Source]) -> list[set[File]] | None:
         return None
 
 
-def _list(folder: str, *, recursive: bool, root: bool = False) -> Iterator[File]:
+def _list(source: FileSource, folder: str, columns: tuple[str, ...] = ()) -> Iterator[File | Intruder]:
+    """Yield what stands in a folder of a source; ``columns`` are those that the way to it has given."""
     try:
         with os.scandir(folder) as listing:
             entries = list(listing)
     except FileNotFoundError:
-        if root:
+        if folder == source.root:
             raise
         return  # removed while we walked: there is nothing left to be read
     for entry in entries:
         folder_too = entry.is_dir()
-        if hidden(entry.name, folder=folder_too):
+        if entry.name == SINK_LOG:
+            yield Intruder(entry.path)
+        elif entry.name == MARKS:
+            yield from _strangers(source, folder)
+        elif hidden(entry.name, folder=folder_too):
             continue
-        if not folder_too:
+        elif not folder_too:
+            read = source.recursive or columns == source.columns
             with contextlib.suppress(FileNotFoundError):  # removed, or a link to nothing: Spark does not list it either
-                yield File(entry.path, entry.stat().st_mtime_ns // 1_000_000)
-        elif recursive:
-            yield from _list(entry.path, recursive=True)
+                # Spark logs a file beside the partitions as taken, and reads no rows from it.
+                yield File(entry.path, entry.stat().st_mtime_ns // 1_000_000 if read else _NO_FILE)
+        elif source.recursive:
+            yield from _list(source, entry.path)
+        elif (below := (*columns, entry.name.partition("=")[0])) == source.columns[: len(below)] and "=" in entry.name:
+            yield from _list(source, entry.path, below)
         else:
             yield File(entry.path + os.sep, _NO_FILE)
 
@@ -247,7 +317,7 @@ class Candidates(Generic[T]):
     def missing(self, limit: int = 5) -> list[str]:
         """Return some of the paths that no batch has taken yet, of the oldest reading that waits for any; in order of names.
 
-        With a path that was written again since a batch has read it, which waiting does not help, goes the reason.
+        Where waiting does not help, the reason goes with the path: it was written again since a batch has read it, or it is too old.
         """
         for candidate in self._waiting:
             named = [
@@ -261,4 +331,8 @@ class Candidates(Generic[T]):
 
 
 def _named(file: File, log: SourceLog) -> str:
-    return file.path if file.path not in log.taken else f"{file.path} (written again after it was read)"
+    if file.path in log.taken and file.modified != _NO_FILE:
+        return f"{file.path} (written again after it was read)"
+    if file.modified != _NO_FILE and log.passes_over(file):
+        return f"{file.path} (older than the newest file by more than maxFileAge)"
+    return file.path

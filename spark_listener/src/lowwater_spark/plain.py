@@ -36,6 +36,7 @@ from lowwater_spark.progress import Committed, Progress
 from lowwater_spark.reading import still_counts
 from lowwater_spark.sourcelog import NOTHING, CheckpointLog, Plan, SourceLog
 from lowwater_spark.status import Status
+from lowwater_spark.writers import mark_writer
 
 __all__ = ["PlainRun"]
 
@@ -53,6 +54,8 @@ class PlainRun:
     checked: Checked
     keyed: Keyed
     authority: Authority
+    output: Path | None = None
+    """The directory that the sink writes files to; None when it is of another kind, or not local."""
     clock: Callable[[], float] = time.monotonic
     log: CheckpointLog = field(init=False)
     progress: Progress = field(init=False)
@@ -83,6 +86,8 @@ class PlainRun:
     def start(self) -> None:
         """Claim, and then read the durable state: until the claim an older run may still have written it."""
         self.claim()
+        if self.output is not None:
+            mark_writer(self.output, self.authority.full_name)
         self.progress.restart(self._durable())
         if self.authority.registered is not None:
             self._check_lives(self.authority.registered)

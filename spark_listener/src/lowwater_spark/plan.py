@@ -6,8 +6,9 @@ the reason and the way out.
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.control import DIRECTORY, END, is_control
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.head import ControlSource, FileSource, Source, hidden
+from lowwater_spark.head import ControlSource, FileSource, Source, hidden, intruders
 from lowwater_spark.operators import KINDS, Operator, Watermark, items, longest, nodes, operator_of, watermark_of
 from lowwater_spark.sinklog import SINK_LOG, list_sink
-from lowwater_spark.sourcelog import Plan
+from lowwater_spark.sourcelog import FOR_EVER, Plan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,7 +68,6 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "filenameonly": "Spark takes two files of one name for one, and never reads the second",
     "ignorecorruptfiles": "rows of a file that is passed over would count as read",
     "ignoremissingfiles": "rows of a file that is passed over would count as read",
-    "maxfileage": "Spark passes over files by age, and their rows would be missing",
     "modifiedafter": "the files that Spark passes over stand in the directory all the same",
     "modifiedbefore": "the files that Spark passes over stand in the directory all the same",
     "pathglobfilter": "the files that Spark passes over stand in the directory all the same",
@@ -128,6 +128,26 @@ class Checked:
     watermarks: Sequence[Watermark] = ()
     retention: timedelta | None = None
     """How far below Spark's own watermark what Spark holds can still come out; None: it holds nothing."""
+
+    def waiting_for(self, inputs: Iterable[str], driven: Mapping[int, Iterable[str]]) -> Checked:
+        """Return it with the inputs that are waited for, by their full names: the query's, and by the number of a control those of its frame.
+
+        The sources of a driven frame come after its control, which is what Spark numbers them by.
+        """
+        sources, waited_for = list[Source](), frozenset(inputs)
+        for number, source in enumerate(self.sources):
+            if isinstance(source, ControlSource):
+                waited_for = frozenset(driven[number])
+                sources.append(source)
+            else:
+                sources.append(dataclasses.replace(source, inputs=waited_for))
+        return dataclasses.replace(self, sources=sources)
+
+    def check_writers(self) -> None:
+        """Raise Unsupported when somebody writes into a source whom the inputs do not name."""
+        for source in self.sources:
+            if isinstance(source, FileSource):
+                _refuse_strangers(source)
 
     @property
     def controls(self) -> dict[int, ControlSource]:
@@ -334,9 +354,35 @@ def _file_source(spark: SparkSession, relation: Any) -> FileSource:
     sink_log = Path(root, SINK_LOG).exists()
     if sink_log:
         _check_sink_log(spark, path, root)
-    elif not recursive:
-        _refuse_folders(root)
-    return FileSource(root, recursive, kind, sink_log)
+    columns = () if recursive or sink_log else _partition_columns(relation, root)
+    read = FileSource(root, recursive, kind, sink_log, columns=columns, max_age=_max_age(spark, options))
+    _refuse_logs(read)
+    return read
+
+
+def _refuse_logs(source: FileSource) -> None:
+    """Refuse a directory with a sink's output in it, or a part of one: there Spark does not go by the sink's log."""
+    logs = [found.path for found in intruders(source) if not found.writer]
+    if logs:
+        output = Path(logs[0]).parent
+        raise Unsupported(
+            f"The path {source.root}",
+            f"Spark's file sink writes to {output}, and Spark goes by the sink's log only when it reads that very directory: what failed attempts "
+            "have left would be read as well",
+            f"Read {output} by a frame of its own, and unite it with others.",
+        )
+
+
+def _refuse_strangers(source: FileSource) -> None:
+    """Refuse a directory that computations write into which the inputs do not name."""
+    writers = {found.writer: found.path for found in intruders(source) if found.writer}
+    if writers:
+        names = ", ".join(sorted(writers))
+        raise Unsupported(
+            f"The path {source.root}",
+            f"{names} writes there, and the inputs do not name it: its rows would not be waited for",
+            f"Name it in inputs (those of lws.drive() as well). If it does not write there any more, delete {', '.join(sorted(writers.values()))}.",
+        )
 
 
 def _check_sink_log(spark: SparkSession, path: str, root: str) -> None:
@@ -357,15 +403,54 @@ def _check_sink_log(spark: SparkSession, path: str, root: str) -> None:
         ) from error
 
 
-def _refuse_folders(root: str) -> None:
-    with os.scandir(root) as listing:
-        found = [entry.name for entry in listing if entry.is_dir() and not hidden(entry.name, folder=True)]
-    if found:
-        raise Unsupported(
-            f"The directory {root}",
-            f"it has sub-directories ({min(found)}), which Spark passes over or takes for partitions",
-            'Set the option recursiveFileLookup to "true".',
-        )
+def _partition_columns(relation: Any, root: str) -> tuple[str, ...]:
+    """Return the columns of a directory's Hive partitions, none if it has no sub-directories. Raises Unsupported for what Spark would pass over.
+
+    Spark finds the columns when the frame is made, and puts them last; in a batch it matches columns by their places. A file that does not have
+    all of them is logged as taken, and no rows of it are read.
+    """
+    columns = tuple(str(name) for name in items(relation.dataSource().sourceInfo().partitionColumns()))
+    for folder, found in _partitions(root, ()):
+        if found != columns:
+            raise Unsupported(
+                f"The directory {root}",
+                f"{folder} has files with the partition columns {', '.join(found) or 'none'}, and the frame was made with {', '.join(columns) or 'none'}: "
+                "Spark would log such files as read, and read no rows from them",
+                "Keep all files in partitions by the same columns, and make the frame when they are there; or set the option recursiveFileLookup to "
+                '"true", which takes no columns from names.',
+            )
+    return columns
+
+
+def _partitions(folder: str, columns: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the directories with files in them, and the columns that the names on the way to each give."""
+    files = False
+    with os.scandir(folder) as listing:
+        for entry in listing:
+            name, equals, value = entry.name.partition("=")
+            if hidden(entry.name, folder=entry.is_dir()):
+                continue
+            if not entry.is_dir():
+                files = True
+            elif name and equals and value:
+                yield from _partitions(entry.path, (*columns, name))
+            else:
+                raise Unsupported(
+                    f"The directory {folder}",
+                    f"it has a sub-directory ({entry.name}) that is no partition, which Spark passes over or takes for one",
+                    'Set the option recursiveFileLookup to "true".',
+                )
+    if files:
+        yield folder, columns
+
+
+def _max_age(spark: SparkSession, options: Mapping[str, str]) -> int:
+    """Return maxFileAge, milliseconds, by Spark's rules."""
+    limited = "maxfilespertrigger" in options or "maxbytespertrigger" in options
+    if options.get("latestfirst", "false").lower() == "true" and limited:
+        return FOR_EVER
+    jvm: Any = spark._jvm
+    return int(jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(options.get("maxfileage", "7d")))
 
 
 def local_directory(spark: SparkSession, path: str, what: str) -> str:

@@ -23,7 +23,10 @@ from urllib.parse import unquote
 
 from lowwater_spark.errors import CheckpointMismatch
 
-__all__ = ["NOTHING", "CheckpointLog", "File", "Plan", "SourceLog", "Taken", "local_path"]
+__all__ = ["FOR_EVER", "NOTHING", "CheckpointLog", "File", "Plan", "SourceLog", "Taken", "local_path"]
+
+FOR_EVER: Final = 1 << 63
+"""Milliseconds that no file is old."""
 
 NOTHING: Final = -1
 """The log offset of a source that has given nothing yet: below every batch id."""
@@ -145,14 +148,21 @@ class SourceLog:
     """The files that one file source has taken, with the entry that took each.
 
     ``root`` is the directory that the source reads: an entry from elsewhere raises CheckpointMismatch, since then the query's sources
-    are not those of the checkpoint, or not in its order.
+    are not those of the checkpoint, or not in its order. ``max_age`` is the source's maxFileAge, milliseconds.
+    ``columns`` are those of its Hive partitions; None: Spark does not go by them. An entry of a file that does not have them raises
+    CheckpointMismatch: Spark logs it, and reads no rows from it, or from those that came with it.
 
     Reads each entry once: :meth:`read_to` costs O(new entries), or O(all files) for a compacted one, which Spark writes
     at every tenth. Holds one path per file ever read, as Spark itself does.
     """
 
-    def __init__(self, log: Path, root: str = "/") -> None:
+    def __init__(
+        self, log: Path, root: str = "/", max_age: int = FOR_EVER, columns: tuple[str, ...] | None = None
+    ) -> None:
         self._log = log
+        self._columns = columns
+        self._max_age = max_age
+        self._newest = 0
         self._root = root.rstrip("/") + "/"
         self._taken: dict[str, Taken] = {}
         self.read = NOTHING
@@ -161,6 +171,10 @@ class SourceLog:
     def taken(self) -> Mapping[str, Taken]:
         """Every path read so far, with the entry that took it."""
         return self._taken
+
+    def passes_over(self, file: File) -> bool:
+        """Return whether Spark does not take a file any more for its age: counted from the newest that it has taken."""
+        return file.modified < self._newest - self._max_age
 
     def batch_of(self, file: File) -> int | None:
         """Return the batch id of the entry that took a file; None when there is none, or when the file was written again since."""
@@ -223,13 +237,28 @@ class SourceLog:
                 path = local_path(entry["path"])
                 if not path.startswith(self._root):
                     raise CheckpointMismatch(_OTHER_SOURCE.format(log=self._log, path=path, root=self._root))
+                self._check_place(path)
                 taken, known = Taken(int(entry["batchId"]), int(entry["timestamp"])), self._taken.get(path)
+                self._newest = max(self._newest, taken.modified)
                 # Spark takes a path again only when it has forgotten it by maxFileAge.
                 if known is None or known.batch <= taken.batch:
                     self._taken[path] = taken
             return True
         return False
 
+    def _check_place(self, path: str) -> None:
+        if self._columns is None:
+            return
+        *folders, _ = path.removeprefix(self._root).split("/")
+        if tuple(folder.partition("=")[0] for folder in folders) != self._columns:
+            columns = ", ".join(self._columns) or "none"
+            raise CheckpointMismatch(_OTHER_PLACE.format(log=self._log, path=path, columns=columns))
+
+
+_OTHER_PLACE: Final = (
+    "{log} has taken {path}, but the partitions of this source are by: {columns}. Spark may have read no rows from it, or from files that came "
+    "with it. Start from a new checkpoint, with recursiveFileLookup, or over a directory in which every file is in such a partition."
+)
 
 _OTHER_SOURCE: Final = (
     "{log} has taken {path}, but this source of the query reads {root}. Spark knows sources by their order in the query: keep it, "

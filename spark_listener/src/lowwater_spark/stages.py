@@ -6,16 +6,18 @@ import contextlib
 import dataclasses
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import lowwater
+from lowwater._core.calls import full_name
 from lowwater_spark.authority import Authority, Registration
 from lowwater_spark.batch import Keyed
 from lowwater_spark.connection import connection
+from lowwater_spark.drive_frame import drive_of
 from lowwater_spark.driver import Run, WriteBatch
 from lowwater_spark.driving import Driving, is_approximate
 from lowwater_spark.errors import Unsupported
@@ -30,6 +32,7 @@ from lowwater_spark.plan import (
     check_plan,
     check_session,
     check_trigger,
+    local_directory,
 )
 from lowwater_spark.query import INTERVAL, TrackedQuery
 from lowwater_spark.ranges import range_bounds
@@ -47,6 +50,9 @@ __all__ = ["Stage", "injector", "stage"]
 
 Stamp = timedelta | str
 """``"event"``, or the length of windows that are stamped by their start."""
+
+_FILES: Final = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
+"""What Spark's file sink writes."""
 
 _EVERY_BATCH: Final[Mapping[str, Any]] = {"processingTime": "0 seconds"}
 
@@ -211,7 +217,10 @@ class Stage:
         folder = absolute(checkpoint, self.spark)
         self._check_running(folder, name or self.name)
         check_names(folder, [stage.name for stage in stages])
+        reads = [stage.inputs for stage, inner in zip(stages, earlier, strict=True) if stage.inputs and not inner]
+        checked = self._waiting_for(checked, reads[0]) if reads else checked
         driving = Driving.of(self.spark, df, checked, folder, self.inputs, triggered)
+        checked.check_writers()
         check_shape(folder, "function", checked)
         frame = with_ticks(self.spark, df, folder)
         client = self._connect() if self.client is None else self.client
@@ -285,7 +294,9 @@ class Stage:
         _check_columns(df, self.keyed)
         folder = absolute(checkpoint, self.spark)
         self._check_running(folder, name or self.name)
+        checked = self._waiting_for(checked, self.inputs)
         driving = Driving.of(self.spark, df, checked, folder, self.inputs, triggered)
+        checked.check_writers()
         check_shape(folder, "plain", checked)
         writer = observe_oldest(df, self.keyed.event_time).writeStream.format(format).outputMode(output_mode)
         writer = writer.options(**options).queryName(name or self.name).trigger(**triggered)
@@ -298,7 +309,7 @@ class Stage:
             client, self._registration(folder, checked, adopt=adopt, estimated=is_approximate(driving))
         )
         with self._beginning(client, [authority], driving) as begin:
-            run = PlainRun(folder, checked, self.keyed, authority)
+            run = PlainRun(folder, checked, self.keyed, authority, self._output(format, path))
             return begin(run, writer.option("checkpointLocation", f"file://{folder}"))
 
     @contextlib.contextmanager
@@ -330,7 +341,31 @@ class Stage:
             raise
 
     def _connect(self) -> lowwater.Client:
-        return lowwater.Client(connection(lambda name: self.spark.conf.get(name, None), self.address))
+        return lowwater.Client(self._settings())
+
+    def _settings(self) -> lowwater.Settings:
+        if self.client is not None:
+            return self.client.settings
+        return connection(lambda name: self.spark.conf.get(name, None), self.address)
+
+    def _waiting_for(self, checked: Checked, inputs: Sequence[str]) -> Checked:
+        """Return what a plan reads with whom is waited for. Of several stages that read from outside, all wait for the same."""
+        namespace = self._settings().namespace
+
+        def full(names: Iterable[str]) -> list[str]:
+            return [full_name(namespace, name) for name in names]
+
+        driven = {number: full(drive_of(control.directory).inputs) for number, control in checked.controls.items()}
+        return checked.waiting_for(full(inputs), driven)
+
+    def _output(self, kind: str, path: str | os.PathLike[str] | None) -> Path | None:
+        """Return the local directory that a sink of Spark's writes files to; None for any other sink."""
+        if path is None or kind.lower() not in _FILES:
+            return None
+        try:
+            return Path(local_directory(self.spark, os.fspath(path), "The path"))
+        except Unsupported:
+            return None
 
     def _check_running(self, checkpoint: Path, name: str) -> None:
         """Find what Spark would refuse, before the claim fences a query that runs."""

@@ -1,0 +1,71 @@
+"""Who writes into a directory: marks beside the output, which a reader compares with the inputs that it names.
+
+A reader's low watermark is the least of its inputs. A writer that the inputs do not name is not waited for: its rows come late, and nothing
+says so. So whoever writes leaves its name in the directory before its first row, in a folder that readers of rows pass over, and a reader
+that does not name it is refused, or holds if the mark comes later. A directory without marks says nothing: who writes there is not known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Set
+from pathlib import Path
+from typing import Final
+
+from lowwater_spark.durable import make_directory, write_once
+
+__all__ = ["MARKS", "above", "mark_writer", "strangers"]
+
+MARKS: Final = "_lowwater_writers"
+"""The folder of the marks: Spark and others read no rows from a folder of such a name."""
+
+_FORMAT: Final = 1
+
+
+def mark_writer(folder: Path, computation: str) -> None:
+    """Leave a writer's full name in the directory that it writes into. Durable when it returns; costs two fsyncs."""
+    marks = folder / MARKS
+    make_directory(marks)
+    content = json.dumps({"format": _FORMAT, "computation": computation})
+    # A name may have characters that a file's may not have.
+    write_once(marks / f"{hashlib.sha256(computation.encode()).hexdigest()[:16]}.json", content.encode())
+
+
+def strangers(folder: str, inputs: Set[str]) -> list[tuple[str, str]]:
+    """Return the marks in a directory of writers that are no inputs: the path of each mark, and the writer's full name.
+
+    Raises OSError when they cannot be read; then nothing is known of who writes there.
+    """
+    try:
+        with os.scandir(Path(folder, MARKS)) as listing:
+            marks = sorted(entry.path for entry in listing if entry.name.endswith(".json"))
+    except FileNotFoundError:
+        return []
+    found = [(path, _computation(Path(path))) for path in marks]
+    return [(path, name) for path, name in found if name not in inputs]
+
+
+def _computation(path: Path) -> str:
+    try:
+        content = json.loads(path.read_bytes())
+        if content["format"] == _FORMAT:
+            return str(content["computation"])
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"{path} is no mark of a writer"
+        raise OSError(msg) from error
+    msg = f"{path} is of format {content['format']}; this release reads {_FORMAT}. Use a newer lowwater-spark."
+    raise OSError(msg)
+
+
+def above(root: str) -> Iterator[str]:
+    """Yield the directories whose writers write into this one: all above it, as long as it is a partition of theirs.
+
+    >>> list(above("/out/year=2013/month=1")), list(above("/out/raw"))
+    (['/out/year=2013', '/out'], [])
+    """
+    path = Path(root)
+    while "=" in path.name:
+        path = path.parent
+        yield os.fspath(path)
