@@ -13,7 +13,7 @@ import pytest
 
 import lowwater
 from lowwater.watermark import MIN
-from lowwater_spark import plain
+from lowwater_spark import plain, sinklog
 from lowwater_spark.authority import Authority, Registration
 from lowwater_spark.batch import Keyed
 from lowwater_spark.errors import CheckpointMismatch
@@ -63,13 +63,30 @@ class Checkpoint:
     def commit(self, batch: int) -> None:
         (self.path / f"commits/{batch}").write_text('v1\n{"nextBatchWatermarkMs":0}')
 
-    def start(self, retention: timedelta | None = None, window: timedelta | None = None) -> PlainRun:
+    def write(self, batch: int, *names: str, compacts: Sequence[str] = ()) -> None:
+        """What Spark's file sink does in a batch: the files, each of its name's length, then the entry of its log."""
+        out = self.folder / "out"
+        for name in names:
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).write_text(name)
+        (out / "_spark_metadata").mkdir(parents=True, exist_ok=True)
+        fields = {"isDir": False, "modificationTime": 1, "action": "add"}
+        lines = [json.dumps({"path": f"file://{out / n}", "size": len(n), **fields}) for n in (*compacts, *names)]
+        entry = f"{batch}.compact" if compacts else f"{batch}"
+        (out / "_spark_metadata" / entry).write_text("\n".join(["v1", *lines]))
+
+    def start(
+        self, retention: timedelta | None = None, window: timedelta | None = None, *, sink: bool = False
+    ) -> PlainRun:
+        first = 1 + max((int(entry.name) for entry in (self.path / "commits").iterdir()), default=-1)
         registration = Registration(
-            "out", ("source",), (0.99,), 4, identity(self.path), 0, new_ordinal(self.path), b"", adopt=False
+            "out", ("source",), (0.99,), 4, identity(self.path), first, new_ordinal(self.path), b"", adopt=False
         )
         checked = Checked([FileSource(str(self.folder / "in"), recursive=False)], retention=retention)
         keyed = Keyed(("key",), "t", 4, injector=False, window=window)
-        run = PlainRun(self.path, checked, keyed, Authority(self.client, registration), clock=lambda: self.now)
+        authority = Authority(self.client, registration)
+        output = self.folder / "out" if sink else None
+        run = PlainRun(self.path, checked, keyed, authority, output, clock=lambda: self.now)
         self.runs.append(run)
         run.start()
         return run
@@ -185,6 +202,113 @@ def test_what_is_reported_is_durable_first(
     assert set(told) == {"commits/1", "offsets/0", "offsets/1", "sources/0/0", "sources/0/1"} | folders
     run.tick()
     assert len(synced) == len(told), "once"
+
+
+def test_rule6_the_output_of_a_file_sink_is_durable_before_its_commit_and_the_report(
+    checkpoint: Checkpoint, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark syncs nothing: first the files, then the directories that name them, the sink's log, and only then what says that they are there."""
+    assert order_of_syncs(checkpoint, upstream, monkeypatch, sink=True) == [
+        ["out/year=1/a", "out/b", "out/year=1/", "out/", "out/_spark_metadata/0", "out/_spark_metadata/", "out/"],
+        ["ck/commits/0"],
+        ["reported"],
+        ["out/c", "out/", "out/_spark_metadata/1.compact", "out/_spark_metadata/", "out/"],
+        ["ck/commits/1"],
+        ["reported"],
+    ]
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when rule 6 is switched off")
+def test_rule6_breaks_when_the_output_is_not_synced(
+    checkpoint: Checkpoint, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "out/b" in order_of_syncs(checkpoint, upstream, monkeypatch, sink=False)[0]
+
+
+def order_of_syncs(
+    checkpoint: Checkpoint, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, *, sink: bool
+) -> list[list[str]]:
+    """What is synced of the output, and when commits are synced and reported; cut where one follows another."""
+    order: list[str] = []
+
+    def synced(path: Path) -> None:
+        order.append(f"{path.relative_to(checkpoint.folder)}{'/' if path.is_dir() else ''}")
+
+    monkeypatch.setattr(Authority, "prepare", lambda *_, **__: order.append("reported") or "")
+    monkeypatch.setattr(Authority, "commit", lambda *_: "")
+    upstream.at(13)
+    run = checkpoint.start(sink=sink)
+    for module in (plain, sinklog):
+        for name in ("sync_file", "sync_directory"):
+            monkeypatch.setattr(module, name, synced)
+    checkpoint.write(0, "year=1/a", "b")
+    checkpoint.plan(0, [])
+    checkpoint.commit(0)
+    run.tick()
+    checkpoint.write(1, "c", compacts=["year=1/a", "b"])
+    checkpoint.plan(1, [])
+    checkpoint.commit(1)
+    run.tick()
+    found: list[list[str]] = [[]]
+    for name in order:
+        if name.startswith("ck/commits/") and not name.endswith("/"):
+            found += [[name], []]
+        elif name == "reported":
+            found[-1] = [name]
+            found.append([])
+        elif name.startswith("out/"):
+            found[-1].append(name)
+    return [each for each in found if each]
+
+
+def test_rule6_a_commit_whose_output_a_power_cut_has_taken_is_not_reported(
+    checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    upstream.at(13)
+    run = checkpoint.start(sink=True)
+    checkpoint.write(0, "a")
+    checkpoint.plan(0, [])
+    checkpoint.commit(0)
+    until(ticks(run, lambda: low(lw, "out").micros == micros(13)), "the first batch")
+    run.close()
+    # The next batches are committed, and the machine loses power before anybody has looked.
+    for batch, name in ((1, "bb"), (2, "cc")):
+        checkpoint.write(batch, name)
+        checkpoint.plan(batch, [])
+        checkpoint.commit(batch)
+    upstream.at(14)
+    lost = checkpoint.folder / "out/cc"
+    lost.write_text("")
+    with pytest.raises(
+        CheckpointMismatch, match=r"up to batch 2 is not whole: .*/cc has 0 bytes, and the sink's log says 2"
+    ):
+        checkpoint.start(sink=True)
+    lost.unlink()
+    with pytest.raises(CheckpointMismatch, match="/cc is not there"):
+        checkpoint.start(sink=True)
+    (checkpoint.folder / "out/_spark_metadata/2").unlink()
+    with pytest.raises(CheckpointMismatch, match=r"log lacks .*/_spark_metadata/2"):
+        checkpoint.start(sink=True)
+    assert low(lw, "out").micros == micros(13)
+    # What was durable may be cleaned up, as long as it was found whole once.
+    checkpoint.write(2, "cc")
+    (checkpoint.folder / "out/a").unlink()
+    run = checkpoint.start(sink=True)
+    until(ticks(run, lambda: low(lw, "out").micros == micros(14)), "the batches are whole")
+
+
+def test_the_output_of_a_checkpoint_that_an_older_release_has_begun_is_synced_whole(
+    checkpoint: Checkpoint, upstream: Upstream
+) -> None:
+    """Of what was cleaned up since nobody can tell."""
+    checkpoint.write(0, "a")
+    checkpoint.write(1, "b")
+    for batch in (0, 1):
+        checkpoint.plan(batch, [])
+        checkpoint.commit(batch)
+    (checkpoint.folder / "out/a").unlink()
+    checkpoint.start(sink=True)
+    assert json.loads((checkpoint.path / "lowwater/sink.json").read_text()) == {"format": 1, "batch": 1}
 
 
 def window(kind: str = "aggregation") -> Operator:

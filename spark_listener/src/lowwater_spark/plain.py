@@ -34,6 +34,7 @@ from lowwater_spark.lastreading import LastReading
 from lowwater_spark.plan import Checked
 from lowwater_spark.progress import Committed, Progress
 from lowwater_spark.reading import still_counts
+from lowwater_spark.sinklog import DurableSink
 from lowwater_spark.sourcelog import NOTHING, CheckpointLog, Plan, SourceLog
 from lowwater_spark.status import Status
 from lowwater_spark.writers import mark_writer
@@ -71,6 +72,8 @@ class PlainRun:
     """The newest committed batch, while the authority does not know that it is."""
     _promises: deque[tuple[int, int]] = field(init=False)
     """A committed batch, and what had been promised before it and those since the entry before."""
+    _sink: DurableSink | None = field(init=False)
+    """What makes the sink's output durable; None when it is not made of local files."""
     _late: int = field(default=0, init=False)
     _late_example: tuple[int, int] | None = field(default=None, init=False)
 
@@ -78,6 +81,7 @@ class PlainRun:
         self.log = CheckpointLog(self.checkpoint, self.checked.controls)
         self._logs = source_logs(self.checkpoint, self.checked.sources)
         self._last = LastReading(self.checkpoint)
+        self._sink = None if self.output is None else DurableSink(self.output, self.checkpoint)
         self._promises = deque(maxlen=_KEPT_PROMISES)
         self.progress = Progress(self.keyed.ranges, self.keyed.window, self._logs, self._durable())
 
@@ -100,6 +104,8 @@ class PlainRun:
         batch = self.log.last_committed()
         if batch is None:
             self._last.load(NOTHING)
+            if self._sink is not None:
+                self._sink.begin()
             return Committed(spark_bound=self.checked.spark_bound(None))
         plan = self._plan(batch)
         self._sync(batch)
@@ -113,7 +119,9 @@ class PlainRun:
         return plan
 
     def _sync(self, last: int) -> None:
-        """Make the batches up to a committed one durable: a power cut must not take back what is reported."""
+        """Make the batches up to a committed one durable, their output first: a power cut must not take back what is reported."""
+        if self._sink is not None:
+            self._sink.sync(last)
         plans = self.log.plans_after(self._synced, last)
         files = [file for plan in plans for file in self.log.files_of(plan)]
         files.append(self.checkpoint / "commits" / str(last))

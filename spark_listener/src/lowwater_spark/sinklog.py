@@ -9,13 +9,18 @@ A line has a file's size and its modification time, milliseconds; a reader's sou
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from lowwater_spark.sourcelog import File, local_path
+from lowwater_spark.durable import make_directory, sync_directory, sync_file, write_over
+from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.sourcelog import NOTHING, File, local_path
 
-__all__ = ["SINK_LOG", "list_sink"]
+__all__ = ["SINK_LOG", "DurableSink", "list_sink"]
 
 SINK_LOG: Final = "_spark_metadata"
 """The name of the log in the directory that the sink writes to."""
@@ -43,17 +48,24 @@ def list_sink(root: str) -> set[File]:
 
 
 def _read(log: Path) -> set[File]:
-    names = {entry.name for entry in log.iterdir()}
-    compacted = max(
-        (int(n.removesuffix(".compact")) for n in names if n.endswith(".compact") and n[:-8].isdecimal()), default=-1
-    )
-    plain = [int(name) for name in names if name.isdecimal()]
-    last = max(plain, default=-1)
-    entries: list[dict[str, Any]] = [] if compacted < 0 else _entry(log / f"{compacted}.compact")
-    for number in range(compacted + 1, last + 1):
-        entries += _entry(log / str(number))
+    entries = _entries(log)
     gone = {entry["path"] for entry in entries if entry["action"] == "delete"}
     return {_file(entry) for entry in entries if not entry["isDir"] and entry["path"] not in gone}
+
+
+def _entries(log: Path, last: float = math.inf) -> list[dict[str, Any]]:
+    """Return all lines of the batches up to one."""
+    names = {entry.name for entry in log.iterdir()}
+    compacted = max((n for n in _compacted(names) if n <= last), default=-1)
+    plain = [int(name) for name in names if name.isdecimal() and int(name) <= last]
+    entries: list[dict[str, Any]] = [] if compacted < 0 else _entry(log / f"{compacted}.compact")
+    for number in range(compacted + 1, max(plain, default=-1) + 1):
+        entries += _entry(log / str(number))
+    return entries
+
+
+def _compacted(names: Iterable[str]) -> list[int]:
+    return [int(n.removesuffix(".compact")) for n in names if n.endswith(".compact") and n[:-8].isdecimal()]
 
 
 def _file(entry: dict[str, Any]) -> File:
@@ -75,3 +87,119 @@ def _entry(path: Path) -> list[dict[str, Any]]:
         msg = f"{path} is of version {version!r}; this release reads v1. Use PySpark 4.3, or a newer lowwater-spark."
         raise OSError(msg)
     return [json.loads(line) for line in filter(None, lines)]
+
+
+class DurableSink:
+    """Makes the output of a file sink durable: Spark writes files and log, and syncs neither.
+
+    The files of a batch come first, then the directories that name them, then the batch's entry in the sink's log. How far all is durable
+    stands in ``CHECKPOINT/lowwater/sink.json``: a new run begins behind that, and finds there what a power cut has taken.
+    """
+
+    def __init__(self, root: Path, checkpoint: Path) -> None:
+        self._root = root
+        self._log = root / SINK_LOG
+        self._mark = checkpoint / "lowwater" / "sink.json"
+        self._synced = self._load()
+        """The last batch whose output is durable; None: a release that did not look after it has begun the checkpoint."""
+        self._compared = False
+        """Whether what was there before this run has been compared with the log. A power cut ends a run, so nothing is lost later."""
+
+    def begin(self) -> None:
+        """Note that nothing is committed yet. Durable when it returns."""
+        if self._synced is None:
+            self._save(NOTHING)
+
+    def sync(self, last: int) -> None:
+        """Make all output up to a batch durable, which stands in the commit log. Costs an fsync for each new file and directory, and four more.
+
+        Raises CheckpointMismatch when it is not whole, as after a power cut: the commit is on the disk, and what it stands for is not. OSError when
+        the log cannot be read.
+        """
+        if self._synced is not None and self._synced >= last:
+            return
+        files, entries, exact = self._new(last)
+        strict = exact and not self._compared
+        for path, size in files:
+            try:
+                sync_file(path)
+                found = path.stat().st_size
+            except FileNotFoundError:
+                if strict:
+                    raise _damaged(last, f"{path} is not there") from None
+                continue  # somebody has cleaned up
+            if strict and found != size:
+                raise _damaged(last, f"{path} has {found} bytes, and the sink's log says {size}")
+        above = {folder for path, _ in files for folder in path.parents if folder.is_relative_to(self._root)}
+        for folder in sorted({path.parent for path, _ in files} | above, reverse=True):
+            with contextlib.suppress(FileNotFoundError):
+                sync_directory(folder)
+        for entry in entries:
+            sync_file(entry)
+        sync_directory(self._log)
+        sync_directory(self._root)
+        self._save(last)
+        self._compared = True
+
+    def _new(self, last: int) -> tuple[list[tuple[Path, int]], list[Path], bool]:
+        """Return the files of the batches that are not durable yet, with their sizes, and the entries that name them.
+
+        Last, whether it is these alone: a log that was compacted may not tell any more which were there before.
+        """
+        for _ in range(_TRIES - 1):
+            try:
+                return self._read_new(last)
+            except FileNotFoundError:
+                continue  # Spark has compacted its log, and deleted what we were about to read
+        try:
+            return self._read_new(last)
+        except FileNotFoundError as error:
+            raise _damaged(last, f"the sink's log lacks {error.filename}") from error
+
+    def _read_new(self, last: int) -> tuple[list[tuple[Path, int]], list[Path], bool]:
+        first = NOTHING + 1 if self._synced is None else self._synced + 1
+        names = {entry.name for entry in self._log.iterdir()}
+        compacted = [n for n in _compacted(names) if first <= n <= last]
+        if not compacted:
+            numbers = range(first, last + 1)
+            lines = [line for n in numbers for line in _entry(self._log / str(n))]
+            return _sizes(lines, set()), [self._log / str(n) for n in numbers], self._synced is not None
+        lines, known, exact = _entries(self._log, last), set[str](), self._synced is not None
+        try:
+            known = {line["path"] for line in _entries(self._log, first - 1)}
+        except FileNotFoundError:
+            exact = False
+        exact = exact and (first == 0 or bool(known))
+        plain = [n for n in range(first, last + 1) if str(n) in names]
+        entries = [self._log / f"{n}.compact" for n in compacted] + [self._log / str(n) for n in plain]
+        return _sizes(lines, known), [entry for entry in entries if entry.exists()], exact
+
+    def _load(self) -> int | None:
+        try:
+            content = json.loads(self._mark.read_bytes())
+        except FileNotFoundError:
+            return None
+        if content.get("format") != 1:
+            msg = f"{self._mark} is of format {content.get('format')}; this release reads 1. Use the release that wrote it, or a newer one."
+            raise CheckpointMismatch(msg)
+        return int(content["batch"])
+
+    def _save(self, batch: int) -> None:
+        make_directory(self._mark.parent)
+        write_over(self._mark, json.dumps({"format": 1, "batch": batch}).encode())
+        self._synced = batch
+
+
+def _sizes(lines: Iterable[dict[str, Any]], known: Container[str]) -> list[tuple[Path, int]]:
+    return [
+        (Path(local_path(line["path"])), int(line["size"]))
+        for line in lines
+        if not line["isDir"] and line["action"] != "delete" and line["path"] not in known
+    ]
+
+
+def _damaged(last: int, what: str) -> CheckpointMismatch:
+    return CheckpointMismatch(
+        f"the output up to batch {last} is not whole: {what}. The commit log is ahead of what was written, as after a power cut, or files were "
+        "changed. Restore both, or start from a new checkpoint into a new output, with adopt=True."
+    )
