@@ -71,7 +71,10 @@ class Registration:
 
 @dataclass(slots=True)
 class Authority:
-    """One run's claim, and whether the authority can be reached. Used by the batch's thread and the driver's, one at a time."""
+    """One run's claim, and whether the authority can be reached. Used by the batch's thread and the driver's, one at a time.
+
+    But for the claim, which may take long: the driver's thread makes it while a batch runs, and that one has no lease until the claim is made.
+    """
 
     client: lowwater.Client
     registration: Registration

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,8 +35,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "Status", "WriteBatch"]
 
+logger = logging.getLogger("lowwater.spark")
+
 WriteBatch = Callable[["DataFrame", Batch], object]
 """write_batch(batch_df, batch)."""
+
+_PATIENCE: Final = (0.05, 0.2, 1.0, 2.0, *[5.0] * 11)
+"""Seconds between the attempts of a batch that begins to read the checkpoint."""
 
 _KEPT_BATCHES: Final = 100
 """Entries of the batch log that stay, as many as Spark keeps of its own logs."""
@@ -70,6 +77,8 @@ class Run:
     batches: BatchLog = field(init=False)
     ticks: Ticks = field(init=False)
     failure: BaseException | None = field(default=None, init=False)
+    unread: str = field(default="", init=False)
+    """What could not be read of the checkpoint when the clock looked last, or by the batch that begins; empty: nothing."""
     stopping: bool = field(default=False, init=False)
     """Whether the user has asked for the end: a batch that is interrupted then has not failed."""
     _logs: list[SourceLog] = field(init=False)
@@ -131,11 +140,11 @@ class Run:
 
     def claim(self) -> None:
         """Register and claim, from where the durable state stands. Raises what the authority refuses; degrades when it is away."""
+        for part in self.parts:
+            # What a stage reads is registered before it. The calls are made without the lock: a batch does not wait for them.
+            if part.authority.lease is None and (part.authority.problem or not part.claim(self._reader, self._lock)):
+                break
         with self._lock:
-            for part in self.parts:
-                # What a stage reads is registered before it.
-                if part.authority.lease is None and (part.authority.problem or not part.claim(self._reader)):
-                    break
             self._renew()
 
     def start(self) -> None:
@@ -244,16 +253,8 @@ class Run:
 
     def _begin(self, number: int) -> _Running:
         """Choose W for the batch and make it durable, together with the plan that it was chosen for."""
+        plan = self._read_plan(number)
         with self._lock:
-            self._settle(evidence=number)
-            plan = self.log.plan(number)
-            if plan is None:
-                msg = f"batch {number} runs, but {self.checkpoint}/offsets/{number} is not there; lowwater needs Spark's own offset log"
-                raise CheckpointMismatch(msg)
-            self._read_logs(plan.offsets)
-            for file in self.log.files_of(plan):
-                sync_file(file)
-                sync_directory(file.parent)
             chosen, promised = UNREAD, MIN
             if self._reader is not None:
                 chosen = self._reader.progress.choose(plan.offsets)
@@ -266,6 +267,33 @@ class Run:
             self._running = _Running(plan, entry, replayed, time.time())
             return self._running
 
+    def _read_plan(self, number: int) -> Plan:
+        """Settle the batch before, and return the plan of the one that begins, durable, with its source logs read.
+
+        A file system that is away for a moment must not end the query: it is asked again, for a minute at most.
+        """
+        pauses = itertools.chain(_PATIENCE, [None])
+        while True:
+            try:
+                with self._lock:
+                    self._settle(evidence=number)
+                    plan = self.log.plan(number)
+                    if plan is None:
+                        msg = f"batch {number} runs, but {self.checkpoint}/offsets/{number} is not there; lowwater needs Spark's own offset log"
+                        raise CheckpointMismatch(msg)
+                    self._read_logs(plan.offsets)
+                    for file in self.log.files_of(plan):
+                        sync_file(file)
+                        sync_directory(file.parent)
+                    return plan
+            except OSError as failure:
+                pause = next(pauses)
+                if pause is None or self.stopping:
+                    raise
+                self.unread = str(failure)
+                logger.warning("batch %d waits, and reads again: %s", number, failure)
+                time.sleep(pause)
+
     def _settle(self, evidence: int | None = None) -> None:
         """Take notice of a batch in the commit log: commit what was prepared. Hold the lock.
 
@@ -275,8 +303,10 @@ class Run:
         if running is None or not running.ended:
             return
         number = running.plan.batch
-        if not (self.log.committed(number) or (evidence is not None and evidence > number)):
+        if not ((evidence is not None and evidence > number) or self.log.committed(number)):
             return
+        # Before anything is told: what cannot be read now is read, and told, at the next look.
+        self._read_logs(running.plan.offsets)
         self.probe("committed", number)
         # What a stage reads is committed before it: a crash in between leaves the later ones behind, never ahead.
         told = [
@@ -284,11 +314,14 @@ class Run:
             for part, (state, outcome, holding) in zip(self.parts, running.ended, strict=True)
         ]
         self._running = None
-        self._read_logs(running.plan.offsets)
         for part, (state, outcome, holding) in zip(self.parts, told, strict=True):
             part.settle(state, outcome, holding)
-            part.batches.purge(number - _KEPT_BATCHES)
-        self.ticks.clean(self._tick_offset())
+        try:
+            for part in self.parts:
+                part.clean(number, number - _KEPT_BATCHES)
+            self.ticks.clean(self._tick_offset())
+        except OSError as failure:
+            logger.warning("what batch %d leaves behind is deleted after the next: %s", number, failure)
 
     # -- the clock --------------------------------------------------------------------------------------------------
 
@@ -380,7 +413,7 @@ class Run:
                 low=lowwater.Watermark(reading.low),
                 reported=lowwater.Watermark(min(progress.values(reading), default=MAX)),
                 holding=holding,
-                waiting_for=tuple(waiting),
+                waiting_for=(*filter(None, [self.unread]), *waiting),
                 late_rows=part.late_rows,
                 late_example="" if late is None else f"{lowwater.Watermark(late.micros)} in batch {late.batch}",
                 ticks=self._ticked,

@@ -284,10 +284,10 @@ class Driving:
     def _reached(self) -> _Seen | None:
         """Return the newest reading whose head is planned; the plans that it stands on are durable then."""
         batch, offsets = self.read_plans()
-        reached = self._candidates.newest_reached(offsets, forget=True)
-        if reached is not None and batch is not None:
+        if batch is not None and self._candidates.newest_reached(offsets, forget=False) is not None:
             self._sync(batch)
-        return reached
+        # Only now: what cannot be synced yet is asked for again.
+        return self._candidates.newest_reached(offsets, forget=True)
 
     def read_plans(self) -> tuple[int | None, Sequence[int]]:
         """Read the source logs as far as batches are planned; return the newest of these, and how far it goes."""
@@ -316,8 +316,8 @@ class Driving:
         batch = self.log.last_committed()
         if batch is None or batch == self._followed:
             return
-        self._followed = batch
         plan, found = self.log.plan(batch), self._next_watermark(batch)
+        self._followed = batch
         if plan is None or found is None:
             return
         offsets = [Offset.of_line(plan.entries[number]) for number in self.drives]

@@ -10,7 +10,11 @@ import os
 import uuid
 from pathlib import Path
 
-__all__ = ["make_directory", "sync_directory", "sync_file", "sync_tree", "write_once", "write_over"]
+__all__ = ["NotDurable", "make_directory", "sync_directory", "sync_file", "sync_tree", "write_once", "write_over"]
+
+
+class NotDurable(RuntimeError):
+    """A file could not be made durable. Syncing it again proves nothing: the system may have given the data up by then."""
 
 
 def write_once(path: Path, data: bytes) -> bool:
@@ -45,10 +49,13 @@ def make_directory(path: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make a file's content durable, whoever wrote it."""
+    """Make a file's content durable, whoever wrote it. Raises NotDurable, and OSError when it cannot be opened."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as failure:
+        msg = f"{path} cannot be made durable: {failure}. Mend the file system, and start the query again."
+        raise NotDurable(msg) from failure
     finally:
         os.close(descriptor)
 

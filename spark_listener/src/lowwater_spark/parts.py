@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,14 +139,23 @@ class Part:
 
     # -- the claim ----------------------------------------------------------------------------------------------------
 
-    def claim(self, reader: Part | None) -> bool:
-        """Register and claim, from where the durable state stands; False when the authority is away. Raises what it refuses."""
-        if not self.authority.enter(
-            lambda registered: self.check_lives(registered, reader), lambda: self.progress.values(self.progress.reading)
-        ):
-            return False
-        self._unreported = (self.progress.committed.pending, 0)
-        return True
+    def claim(self, reader: Part | None, lock: threading.RLock) -> bool:
+        """Register and claim, from where the committed state stands; False when the authority is away. Raises what it refuses.
+
+        ``lock`` is the run's, and not held: the calls may take long, and a batch that begins or ends meanwhile needs it. What the claim says
+        of a state that is not the newest any more stays true, and the next report says the rest.
+        """
+
+        def check(registered: lowwater.Computation) -> None:
+            with lock:
+                self.check_lives(registered, reader)
+
+        def values() -> list[int]:
+            with lock:
+                self._unreported = (self.progress.committed.pending, 0)
+                return self.progress.values(self.progress.reading)
+
+        return self.authority.enter(check, values)
 
     def check_lives(self, registered: lowwater.Computation, reader: Part | None) -> None:
         """Compare the inputs with those that the checkpoint's watermark was read from."""
@@ -173,9 +183,13 @@ class Part:
         self._unreported = (self.progress.committed.pending, finished)
         if holding:
             logger.warning("%s holds after batch %d: %s", self.name, state.batch, holding)
+
+    def clean(self, committed: int, before: int) -> None:
+        """Delete what no replay can need after a committed batch: versions of the state, and entries of batches ``before`` one. Raises OSError."""
         store = StateStore.existing(self.home)
         if store is not None:
-            store.purge(state.batch)
+            store.purge(committed)
+        self.batches.purge(before)
 
     def advance(self, reader: Part | None) -> None:
         """Take the newest reading that counts now. The stages before it have taken theirs."""

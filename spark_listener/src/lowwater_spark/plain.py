@@ -61,6 +61,8 @@ class PlainRun:
     log: CheckpointLog = field(init=False)
     progress: Progress = field(init=False)
     failure: BaseException | None = field(default=None, init=False)
+    unread: str = field(default="", init=False)
+    """What could not be read of the checkpoint when the clock looked last; empty: nothing."""
     stopping: bool = field(default=False, init=False)
     """Whether the user has asked for the end."""
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
@@ -269,7 +271,7 @@ class PlainRun:
                 low=lowwater.Watermark(reading.low),
                 reported=lowwater.Watermark(min(progress.values(reading), default=MAX)),
                 holding=holding,
-                waiting_for=tuple(progress.waiting_for()),
+                waiting_for=(*filter(None, [self.unread]), *progress.waiting_for()),
                 late_rows=self._late,
                 late_example=example,
                 ticks=0,

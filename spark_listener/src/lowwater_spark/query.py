@@ -59,6 +59,8 @@ class TrackedQuery:
         self._driving = driving
         self._events = Events(query) if isinstance(run, PlainRun) or run.checked.watermarks else None
         self._dropped = 0
+        self._unread = False
+        """Whether the last look has failed for want of a file."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._clock, name="lowwater-spark", daemon=True)
         self._thread.start()
@@ -154,10 +156,20 @@ class TrackedQuery:
                     self._look(last=ended)
                 finally:
                     took = time.monotonic() - since
+                self._run.unread = ""
+                self._unread = False
             except (*REPLACED, errors.Closed) as failure:
                 logger.error("%s stops: %s", self._run.authority.registration.name, failure)
                 self._run.fail(failure)
                 ended = True
+            except OSError as failure:
+                # A file system that is away for a moment (EIO, or ESTALE of NFS) says nothing of the batches: nothing new counts until it answers.
+                self._run.unread = str(failure)
+                if not self._unread:
+                    logger.warning("%s holds, and looks again: %s", self._run.authority.registration.name, failure)
+                self._unread = True
+                if not ended:
+                    self._stopping.wait(self._interval)
             except errors.LowwaterError as failure:
                 # The stage whose call it was has taken note, and holds; the others go on.
                 logger.debug("%s looks again later: %s", self._run.authority.registration.name, failure)
