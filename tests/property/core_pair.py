@@ -6,6 +6,7 @@ import pickle
 from collections import Counter
 from typing import Any, ClassVar
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
@@ -82,18 +83,20 @@ class Pair(RuleBasedStateMachine):
         """Compare all they hold, and the invariants of the core."""
         self.turn += 1
         self.core._check()
-        ranges = [(run.group, handle) for run in self.core.map.runs() for handle in range(run.low, run.high)]
-        starts = {group.bounds[handle]: (group, handle) for group, handle in ranges}
-        group, handle = starts[b""]
+        ranges = [(run.group, place) for run in self.core.map.runs() for place in range(run.low, run.high)]
+        starts = {group.bounds[place]: (group, place) for group, place in ranges}
+        group, place = starts[b""]
         for index, cell in enumerate(self.oracle.cells):
-            group, handle = starts.get(edge(index), (group, handle))
-            value = int(self.core.map.columns.values[group.base + handle])
+            group, place = starts.get(edge(index), (group, place))
+            value = int(self.core.map.columns.values[group.base + place])
+            [handle] = group.handles_of(np.array([place])).tolist()
             assert value == cell.value, f"cell {index} stands at {value}, not {cell.value}"
             assert group.state.name == cell.state, f"cell {index} is {group.state.name}, not {cell.state}"
             if cell.claim is not None:
                 assert (group.sequencer, handle) == (cell.claim.sequencer, cell.handle)
                 assert group.finished == self.oracle.finished(cell.claim)
                 self.steps["stand-ins"] += bool(cell.claim.masses and cell.claim.told is None)
+        self.steps["shrunk"] += any(group.handles is not None for group in self.core.map.run_groups())
         assert self.core.map.minimum() == self.oracle.minimum()
         assert list(self.core.history) == self.oracle.history
         view = self.core.published

@@ -100,6 +100,15 @@ class NoRatchet(Computation):
 # -- rule 4 ------------------------------------------------------------------------------------------------
 
 
+def handles_count_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an owner calls its fifth range is the fifth of those that its group still has a place for."""
+
+    def shifted(self: Group, handles: Any) -> Any:
+        return np.minimum(handles, self.count - 1)
+
+    monkeypatch.setattr(Group, "places_of", shifted)
+
+
 class Unfenced(Computation):
     """A report moves the keys it names, whoever owns them now."""
 

@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowwater_authority.core import columns, interval_map
+from lowwater_authority.core import columns, interval_map, recovery
+from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.group import Group, GroupState, before, earlier_end
 from lowwater_authority.core.interval_map import IntervalMap
+from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, GroupReport
+from lowwater_authority.core.topology import Spec
 from tests.property import switches
 from tests.property.core_driver import MAX, MIN, column
 from tests.property.switches import off
@@ -35,6 +38,7 @@ class Walk:
         self.retired = [False] * KEYS
         self.edges = {0, KEYS}
         self.sequencer = 0
+        self.claimed: dict[int, list[int]] = {}
         self.compactions = 0
 
     def interval(self) -> tuple[int, int]:
@@ -56,6 +60,7 @@ class Walk:
         self.retired[start:end] = [False] * (end - start)
         self.edges = {e for e in self.edges if not start < e < end} | set(bounds)
         self.sequencer += 1
+        self.claimed[self.sequencer] = bounds
         group = Group(self.sequencer, [key(b) for b in bounds], 0, GroupState.OWNED)
         self.change(lambda: self.map.claim(group, column(micros), now=self.sequencer))
 
@@ -76,13 +81,12 @@ class Walk:
         if not self.map.groups:
             return
         group = self.rng.choice(list(self.map.groups.values()))
-        handles = group.live_handles()
-        handles = handles[np.array([self.rng.random() < 0.5 for _ in handles], dtype=np.bool_)]
+        places = group.live_places()
+        handles = group.handles_of(places[np.array([self.rng.random() < 0.5 for _ in places], dtype=np.bool_)])
         news = column(self.rng.randrange(100) for _ in handles)
-        self.map.columns.set(group.base + handles, news)
+        self.map.columns.set(group.base + group.places_of(handles), news)
         for handle, value in zip(handles.tolist(), news.tolist(), strict=True):
-            low, high = (int.from_bytes(group.bounds[handle + i], "big") for i in (0, 1))
-            high = high or KEYS
+            low, high = self.claimed[group.sequencer][handle : handle + 2]
             self.values[low:high] = [value] * (high - low)
 
     def restore(self) -> None:
@@ -166,9 +170,38 @@ def test_more_ranges_than_a_block_holds() -> None:
         assert map_.minimum() == min(values.values())
         holder = map_.holder()
         assert holder is not None
-        assert values[group.handle_at(holder.start)] == min(values.values())
+        assert values[group.place_at(holder.start)] == min(values.values())
     map_.columns.set(slice(0, 0), 5)
     map_._check()
+
+
+def test_claims_that_keep_a_range_each_cost_a_slot_each() -> None:
+    """Forty claims of 20,000 ranges, each shifted by a key, so that every one keeps one range: its owner reports it by the handle it knows."""
+    claims, each = 40, 20_000
+    c = Computation(Spec("x"))
+    grants = []
+    for shift in range(claims):
+        keys = [(shift + i).to_bytes(8, "big") for i in range(each)]
+        grants.append(c.claim(ClaimRequest(keys, request_id=b"%d" % shift), 0).sequencer)
+        c.take_record(0)
+        c.publish()
+        c.map._check()
+    assert len(c.map) == each - 1 + claims - 1 + 2
+    assert c.map.columns.size <= 2 * (len(c.map) + 3 * claims) + columns.BLOCK
+    assert sum(len(group.bounds) for group in c.map.run_groups()) < 3 * each
+    stored = recovery.snapshot(c)
+    assert len(stored) < 60 * len(c.map)
+    for core in (c, recovery.recover(Spec("x"), stored, (), epoch_base=0)):
+        for sequencer in grants[:-1]:
+            said = GroupReport(sequencer, column([7]), np.array([0, 1, each - 2], dtype=np.uint32))
+            [stale] = core.report(said, sender=b"s", number=(1, 1), required=NO_FOLD, now=9)
+            assert stale.handles is not None
+            assert (stale.reason, stale.handles.tolist()) == ("STALE_SEQUENCER", [1, each - 2])
+        core.take_record(0)
+        core.map._check()
+        moved, total = core.map.all_ranges(len(core.map))
+        assert {r.start for r in moved if r.value == 7} == {key.to_bytes(8, "big") for key in range(claims - 1)}
+        assert total == len(core.map)
 
 
 def test_claims_over_and_over_do_not_fill_memory() -> None:

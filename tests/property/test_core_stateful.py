@@ -55,6 +55,7 @@ MOMENTS = (
     "stand-ins",
     "batch committed",
     "batch committed by a claim",
+    "shrunk",
 )
 
 
@@ -105,6 +106,7 @@ PATCHES = (
     (1, switches.merge_takes_the_greatest),
     (1, switches.split_forgets),
     (1, switches.recovery_skips_lowering),
+    (4, switches.handles_count_what_is_left),
     (9, switches.reset_keeps_owners),
     ("S7", switches.finished_claims_keep_their_mass),
     ("H", switches.unknown_masses_count_as_none),

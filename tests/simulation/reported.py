@@ -80,8 +80,9 @@ class Reported:
                 continue
             later = [said.values for waiting in self._said.values() for said in waiting if said.key == key]
             values = computation.map.columns.values[group.slots()]
-            for handle in map(int, group.live_handles()):
+            places = group.live_places()
+            for place, handle in zip(places.tolist(), group.handles_of(places).tolist(), strict=True):
                 told = [each[by] for each in [settled, *later] for by in (handle, None) if by in each]
-                if told and int(values[handle]) not in told:
-                    found.append(f"{key} {handle} stands at {values[handle]}, but {told[0]} was acknowledged")
+                if told and int(values[place]) not in told:
+                    found.append(f"{key} {handle} stands at {values[place]}, but {told[0]} was acknowledged")
         return found

@@ -119,7 +119,8 @@ def test_a_full_history_is_small() -> None:
     try:
         noted = History(Completion(1, hour * HOUR, (hour + 1) * HOUR, NOW + hour * HOUR) for hour in range(KEPT))
         assert len(noted) == KEPT
-        assert tracemalloc.get_traced_memory()[0] < 300 * KEPT
+        assert noted.bytes == 32 * KEPT
+        assert tracemalloc.get_traced_memory()[0] < 40 * KEPT
     finally:
         tracemalloc.stop()
 

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 MAX_PARTS: Final = 100_000
 """Bound of parts waiting per computation; a batch with more tasks is refused."""
 
+MAX_PART_BYTES: Final = 256 << 20
+"""Bound of the bytes of these parts: some 4,500 tasks, each with a histogram of 3,500 buckets."""
+
+PART_BYTES: Final = 1024
+"""What a part costs besides its columns."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
@@ -50,28 +56,39 @@ class Prepared:
 
 
 class BatchStage:
-    """The parts and the prepared set of one computation; holds those of the newest batch of one claim only."""
+    """The parts and the prepared set of one computation; holds those of the newest batch of one claim only, until it is committed."""
 
     def __init__(self) -> None:
         self._key = (0, -1)
         self._parts: dict[TaskAttempt, TaskPart] = {}
+        self._committed = (0, -1)
         self.prepared: Prepared | None = None
+        self.bytes = 0
+        """Of the parts that wait."""
 
     def __len__(self) -> int:
         """Return the number of parts waiting."""
         return len(self._parts)
 
     def add(self, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart) -> bool:
-        """Keep a part. A part of an older batch is dropped. Returns False when the bound is reached."""
+        """Keep a part. A part of an older batch, or of one that is committed, is dropped. Returns False when a bound is reached."""
         key = (sequencer, batch)
-        if key < self._key:
+        if key < self._key or key <= self._committed:
             return True
         if key != self._key:
-            self._key, self._parts = key, {}
-        if len(self._parts) >= MAX_PARTS and task not in self._parts:
+            self._key, self._parts, self.bytes = key, {}, 0
+        size = self.bytes + _size(part) - (_size(self._parts[task]) if task in self._parts else 0)
+        if size > MAX_PART_BYTES or (len(self._parts) >= MAX_PARTS and task not in self._parts):
             return False
-        self._parts[task] = part
+        self._parts[task], self.bytes = part, size
         return True
+
+    def committed(self, sequencer: int, batch: int) -> None:
+        """Forget the parts of a batch that nobody will prepare again, what is prepared of it, and what comes late of it."""
+        self.prepared = None
+        self._committed = max(self._committed, (sequencer, batch))
+        if self._key <= self._committed:
+            self._parts, self.bytes = {}, 0
 
     def prepare(self, request: Prepare, ranges: int) -> Sequence[TaskAttempt]:
         """Prepare the named attempts and return those whose part never came; with any, nothing is prepared.
@@ -89,6 +106,11 @@ class BatchStage:
             return missing
         self.prepared = _merged(request, {task: parts[task] for task in request.tasks}, ranges)
         return []
+
+
+def _size(part: TaskPart) -> int:
+    columns = (part.handles, part.oldest, part.pending_starts, part.pending_counts)
+    return PART_BYTES + sum(column.nbytes for column in columns)
 
 
 def _merged(request: Prepare, parts: Mapping[TaskAttempt, TaskPart], ranges: int) -> Prepared:

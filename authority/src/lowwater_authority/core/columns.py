@@ -43,6 +43,11 @@ class Columns:
         """Slots that fresh columns would not have."""
 
     @property
+    def bytes(self) -> int:
+        """Memory of the columns."""
+        return self.values.nbytes + self.since.nbytes
+
+    @property
     def wasteful(self) -> bool:
         """Whether more than half of the slots handed out can be reclaimed."""
         return 2 * self.reclaimable > self.size + BLOCK

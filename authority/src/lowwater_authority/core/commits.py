@@ -24,12 +24,12 @@ class Commits(Reports):
     def stage_task(self, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart) -> None:
         """Keep a task's part of a micro-batch, in memory. Raises StaleSequencer, InvalidArgument, Overloaded."""
         group = self._owned(sequencer)
-        if len(part.handles) and int(part.handles.max()) >= group.count:
-            msg = f"handles names {int(part.handles.max())}, but the claim has the handles 0 to {group.count - 1}"
-            fix = f"name handles below {group.count}"
+        if len(part.handles) and int(part.handles.max()) >= group.granted:
+            msg = f"handles names {int(part.handles.max())}, but the claim has the handles 0 to {group.granted - 1}"
+            fix = f"name handles below {group.granted}"
             raise errors.InvalidArgument(msg, metadata=self._about(field="handles", fix=fix))
         if not self.batches.add(sequencer, batch, task, part):
-            msg = "too many task parts wait for their batch to be prepared; use fewer partitions"
+            msg = f"too many task parts wait for batch {batch} to be committed, or too large ones; use fewer partitions"
             raise errors.Overloaded(msg, metadata=self._about(batch=batch))
 
     def prepare(self, request: Prepare) -> Sequence[TaskAttempt]:
@@ -41,7 +41,7 @@ class Commits(Reports):
                 return list(request.tasks)
             if (request.sequencer, request.batch) == (self.committed_by, self.last_batch[0]):
                 return []
-        return self.batches.prepare(request, group.count)
+        return self.batches.prepare(request, group.granted)
 
     def commit(self, sequencer: int, batch: int, required: Fold, now: int) -> list[Refused]:
         """Apply the prepared batch, whole or not at all; returns what was refused of it. A repeat gets the first answer.
@@ -69,8 +69,8 @@ class Commits(Reports):
     def _apply_prepared(self, now: int) -> list[Refused]:
         prepared = self.batches.prepared
         assert prepared is not None
-        self.batches.prepared = None
         request = prepared.request
+        self.batches.committed(request.sequencer, request.batch)
         group = self.map.groups.get(request.sequencer)
         if group is None or group.state is not GroupState.OWNED:
             return [self._stale(request.sequencer, None)]

@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
@@ -115,9 +117,9 @@ class Computation(Commits):
         if group is None or group.state is not GroupState.OWNED:
             msg = "this claim was granted and has been superseded since; make a new one if this worker is the owner"
             raise errors.StaleSequencer(msg, metadata=self._about(sequencer=sequencer))
-        watermarks = self.map.columns.values[group.slots()].copy()
-        if group.live is not None:
-            watermarks[~group.live] = MIN  # somebody else's by now: nothing is known of them
+        watermarks = np.full(group.granted, MIN)  # of what is somebody else's by now nothing is known
+        places = group.live_places()
+        watermarks[group.handles_of(places)] = self.map.columns.values[group.base + places]
         return Grant(sequencer, watermarks, self.reference)
 
     def _check_order(self, request: ClaimRequest) -> None:
@@ -208,7 +210,7 @@ class Computation(Commits):
         for lost in taken:
             if lost.group.sequencer and lost.group.state is GroupState.OWNED:
                 handles = [handle for low, high in lost.handles for handle in range(low, high)]
-                whole = len(handles) == lost.group.count
+                whole = len(handles) == lost.group.granted
                 yield Fenced(self.spec.name, lost.group.sequencer, None if whole else handles, reason)
 
     def release(self, sequencer: int) -> None:
@@ -251,7 +253,7 @@ class Computation(Commits):
         for group in self.map.run_groups():
             if group.state is GroupState.RETIRED:
                 continue
-            slots = group.base + group.live_handles()
+            slots = group.base + group.live_places()
             beyond = slots[columns.values[slots] > op.bound_micros]
             columns.set(beyond, op.bound_micros)
             columns.since[beyond] = now

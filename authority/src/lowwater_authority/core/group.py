@@ -31,10 +31,12 @@ class GroupState(enum.IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The ranges ``[bounds[h], bounds[h + 1])`` for each handle ``h``, in slots ``base + h``.
+    """The ranges ``[bounds[p], bounds[p + 1])`` for each place ``p``, in slots ``base + p``.
 
-    A handle is *live* while the range belongs to this group; a newer claim takes handles away. ``live`` is
-    None while all are. A stretch that no claim names has the sequencer 0.
+    Owners name ranges by handle, the index in the bounds that they claimed, for as long as the claim counts. A place is where one stands
+    here. They are the same until ranges are lost and :meth:`shrink` leaves one place for all that were lost side by side; ``handles`` says
+    then which handle each place begins with. A place is *live* while its range belongs to this group; a newer claim takes places away.
+    ``live`` is None while all are. A stretch that no claim names has the sequencer 0.
     """
 
     sequencer: int
@@ -62,34 +64,79 @@ class Group:
     """Every live range is at MAX."""
     recent: RecentSlots = field(default_factory=RecentSlots)
     """Records its committed micro-batches finished lately."""
+    handles: npt.NDArray[np.intp] | None = None
+    """The first handle of each place, ascending; None: place p is handle p."""
+    granted: int = 0
+    """Number of handles of the claim, live or not."""
+    gaps: int = 0
+    """Stretches of places that are not live."""
+
+    def __post_init__(self) -> None:
+        """Begin with a place for each handle."""
+        self.granted = self.granted or self.count
 
     @property
     def count(self) -> int:
-        """Number of handles, live or not."""
+        """Number of places, live or not."""
         return len(self.bounds) - 1
 
+    @property
+    def spare(self) -> int:
+        """Places that :meth:`shrink` would give back. O(1)."""
+        return self.count - self.live_count - self.gaps
+
     def slots(self) -> slice:
-        """Return the slots of all handles."""
+        """Return the slots of all places."""
         return slice(self.base, self.base + self.count)
 
-    def handle_at(self, key: bytes) -> int:
-        """Return the handle whose range contains ``key``, which must lie within the bounds. O(log n)."""
+    def place_at(self, key: bytes) -> int:
+        """Return the place whose range contains ``key``, which must lie within the bounds. O(log n)."""
         return bisect_right(self.bounds, key, 0, self.count) - 1
 
-    def handle_to(self, key: bytes) -> int:
-        """Return the first handle whose range starts at or after ``key`` (empty: no upper bound). O(log n)."""
+    def place_to(self, key: bytes) -> int:
+        """Return the first place whose range starts at or after ``key`` (empty: no upper bound). O(log n)."""
         return self.count if not key else bisect_left(self.bounds, key, 0, self.count)
 
     def drop(self, low: int, high: int) -> None:
-        """Make the handles ``[low, high)`` no longer live. They must be. O(n)."""
+        """Make the places ``[low, high)`` no longer live. They must be. O(n)."""
         if self.live is None:
             self.live = np.ones(self.count, dtype=np.bool_)
+        joins = (low > 0 and not self.live[low - 1]) + (high < self.count and not self.live[high])
+        self.gaps += 1 - joins
         self.live[low:high] = False
         self.live_count -= high - low
 
-    def live_handles(self) -> npt.NDArray[np.intp]:
-        """Return the live handles, ascending. O(n)."""
+    def live_places(self) -> npt.NDArray[np.intp]:
+        """Return the live places, ascending. O(n)."""
         return np.arange(self.count) if self.live is None else np.flatnonzero(self.live)
+
+    def places_of(self, handles: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Return where handles stand, each below ``granted``. O(handles), times a logarithm after a shrink."""
+        return handles if self.handles is None else np.searchsorted(self.handles, handles, side="right") - 1
+
+    def handles_of(self, places: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Return the handles of live places. O(n)."""
+        return places if self.handles is None else self.handles[places]
+
+    def lost(self, handles: npt.NDArray[np.intp] | None) -> npt.NDArray[np.bool_]:
+        """Return which of some handles, None: of all, are not live any more. O(handles) as :meth:`places_of`."""
+        if self.live is None:
+            return np.zeros(self.granted if handles is None else len(handles), dtype=np.bool_)
+        if handles is not None:
+            return ~self.live[self.places_of(handles)]
+        lost = np.ones(self.granted, dtype=np.bool_)
+        lost[self.handles_of(self.live_places())] = False
+        return lost
+
+    def shrink(self) -> npt.NDArray[np.intp]:
+        """Leave one place for each stretch of places that are not live; returns the places that stay, as they were numbered. O(n)."""
+        if not self.spare or self.live is None:
+            return np.arange(self.count)
+        kept = np.flatnonzero(self.live | np.concatenate(([True], self.live[:-1])))
+        self.bounds = [*(self.bounds[place] for place in kept.tolist()), self.bounds[-1]]
+        self.handles = self.handles_of(kept)
+        self.live = self.live[kept]
+        return kept
 
     def masses(self) -> list[Mass]:
         """Return the masses that stand for the group's records."""

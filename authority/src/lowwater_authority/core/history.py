@@ -7,7 +7,7 @@ watermarks and the times of their rounds: live rounds, replayed records and snap
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater_authority.core.times import DAY, MAX, MIN
@@ -38,32 +38,48 @@ class Completion(NamedTuple):
     """Processing time of the round."""
 
 
+_FIELDS: Final = len(Completion._fields)
+
+
 class History:
     """The newest completions of a computation, oldest first; of this life and of those before it.
 
-    Cost: noting is O(1), everything else O(completions kept). About 200 bytes each.
+    Cost: everything is O(completions kept); noting moves 320 KB at most, some 10 us. 32 bytes each.
     """
 
     def __init__(self, completions: Iterable[Completion] = ()) -> None:
-        self._kept = deque(completions, maxlen=KEPT)
+        self._kept = array("q")
+        for each in completions:
+            self._keep(each)
 
     def __len__(self) -> int:
         """Return the number of completions kept."""
-        return len(self._kept)
+        return len(self._kept) // _FIELDS
 
     def __iter__(self) -> Iterator[Completion]:
         """Go through them, oldest first."""
-        return iter(self._kept)
+        fields = iter(self._kept)
+        return map(Completion, fields, fields, fields, fields)
+
+    @property
+    def bytes(self) -> int:
+        """Of all that is kept."""
+        return len(self._kept) * self._kept.itemsize
+
+    def _keep(self, completion: Completion) -> None:
+        self._kept.extend(completion)
+        if len(self) > KEPT:
+            del self._kept[:_FIELDS]
 
     def note(self, incarnation: int, step: int, *, old: int, low: int, now: int) -> None:
         """Note that a life's published low watermark has moved from ``old`` to ``low``."""
         after, through = boundary(old, step), boundary(low, step)
         if through > after:
-            self._kept.append(Completion(incarnation, after, through, now))
+            self._keep(Completion(incarnation, after, through, now))
 
     def newest(self, since: int | None, limit: int) -> tuple[list[Completion], int]:
         """Return the newest completions of steps that end after ``since``, oldest first, and how many there are in all."""
-        found = [each for each in self._kept if since is None or each.through > since]
+        found = [each for each in self if since is None or each.through > since]
         return found[max(0, len(found) - limit) :], len(found)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Run(NamedTuple):
-    """Adjoining live handles ``[low, high)`` of one group."""
+    """Adjoining live places ``[low, high)`` of one group."""
 
     group: Group
     low: int
@@ -47,7 +47,7 @@ class Taken:
 
     group: Group
     handles: list[tuple[int, int]]
-    """Stretches ``[low, high)`` of handles that are no longer live."""
+    """Stretches ``[low, high)`` of handles that are no longer live, by which the owner knows them."""
     remainder: bool
     """Whether keys of those ranges stay outside the taken interval, as stretches of their own."""
 
@@ -148,11 +148,11 @@ class IntervalMap:
         group = self._placed[bisect_right(self._bases, slot) - 1]
         return self._range(group, slot - group.base)
 
-    def _range(self, group: Group, handle: int) -> Range:
-        slot = group.base + handle
+    def _range(self, group: Group, place: int) -> Range:
+        slot = group.base + place
         return Range(
-            group.bounds[handle],
-            group.bounds[handle + 1],
+            group.bounds[place],
+            group.bounds[place + 1],
             int(self.columns.values[slot]),
             int(self.columns.since[slot]),
             Owner(group.sequencer, group.state, group.worker, group.host, group.last_report),
@@ -191,14 +191,14 @@ class IntervalMap:
         return taken
 
     def overlapping(self, start: bytes, end: bytes) -> Iterator[tuple[Group, int, int]]:
-        """Iterate over (group, low, high): the live handles that share keys with an interval, in key order."""
+        """Iterate over (group, low, high): the live places that share keys with an interval, in key order."""
         first = self._runs.bisect_right(start) - 1
         for index in range(first, len(self._runs)):
             run: Run = self._runs.values()[index]
             if not before(run.start, end):
                 return
-            low = run.low if run.start >= start else run.group.handle_at(start)
-            yield run.group, low, min(run.high, run.group.handle_to(end))
+            low = run.low if run.start >= start else run.group.place_at(start)
+            yield run.group, low, min(run.high, run.group.place_to(end))
 
     def _covering(self, start: bytes, end: bytes) -> tuple[list[bytes], Int64s, Int64s, npt.NDArray[np.bool_]]:
         """Return start, value, since, and whether it is retired, of all ranges that share keys with an interval."""
@@ -235,16 +235,19 @@ class IntervalMap:
                 lost.remainder = True
                 self._cut_off(group, high - 1, end, piece_end)
         for lost in taken.values():
-            for low, high in lost.handles:
-                lost.group.drop(low, high)
-                self.columns.free(lost.group.base + low, high - low)
-            if not lost.group.live_count:
-                self.groups.pop(lost.group.sequencer, None)
-                self.columns.reclaimable += lost.group.count
+            group, spare = lost.group, lost.group.spare
+            for index, (low, high) in enumerate(lost.handles):
+                group.drop(low, high)
+                self.columns.free(group.base + low, high - low)
+                first = low if group.handles is None else int(group.handles[low])
+                lost.handles[index] = (first, first + high - low)
+            if not group.live_count:
+                self.groups.pop(group.sequencer, None)
+            self.columns.reclaimable += (group.spare if group.live_count else group.count) - spare
         return list(taken.values())
 
-    def _cut_off(self, group: Group, handle: int, start: bytes, end: bytes) -> None:
-        slot = group.base + handle
+    def _cut_off(self, group: Group, place: int, start: bytes, end: bytes) -> None:
+        slot = group.base + place
         state = group.state if group.state in (GroupState.NEVER, GroupState.RETIRED) else GroupState.UNOWNED
         stretch = self._stretch(start, end, int(self.columns.values[slot]), int(self.columns.since[slot]), state)
         stretch.worker, stretch.host, stretch.last_report = group.worker, group.host, group.last_report
@@ -262,13 +265,20 @@ class IntervalMap:
         self._placed.append(group)
 
     def _compact(self) -> None:
-        """Move all groups into fresh columns once dead groups hold more than half of them. Amortised O(1) a slot."""
-        if not self.columns.wasteful:
-            return
+        """Move all groups into fresh columns once what is dead takes more than half of them. Amortised O(1) a slot."""
+        if self.columns.wasteful:
+            self._move()
+
+    def _move(self) -> None:
+        """Move what is live into fresh columns; of what a group has lost, each stretch keeps one slot. O(n)."""
         groups, old = self.run_groups(), self.columns
+        kept = {group: group.shrink() for group in groups}
+        for start, (group, low, high) in list(self._runs.items()):
+            place = int(np.searchsorted(kept[group], low))
+            self._runs[start] = Run(group, place, place + high - low)
         self._clear_columns(sum(group.count for group in groups))
-        for group in groups:
-            slots = group.slots()
+        for group, places in kept.items():
+            slots = group.base + places
             self._place(group, old.values[slots], old.since[slots])
             self.columns.used -= group.count - group.live_count
 
@@ -293,9 +303,12 @@ class IntervalMap:
             group.live_count = int(group.live.sum())
             self.columns.used -= group.count - group.live_count
             edges = np.flatnonzero(np.diff(np.concatenate(([False], group.live, [False])).astype(np.int8)))
+            group.gaps = _gaps(group.live)
+            self.columns.reclaimable += group.spare
             for low, high in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
                 self._runs[group.bounds[low]] = Run(group, low, high)
             self.columns.set(group.base + np.flatnonzero(~group.live), MAX)
+        self._compact()
         return self
 
     def _check(self) -> None:
@@ -320,13 +333,33 @@ class IntervalMap:
             assert all(before(a, b) for a, b in zip(group.bounds, group.bounds[1:], strict=False))
             if group.live is not None:
                 assert (self.columns.values[group.slots()][~group.live] == MAX).all()
+            assert group.gaps == (0 if group.live is None else _gaps(group.live))
+            assert group.granted >= group.count
+            if group.handles is None:
+                assert group.granted == group.count
+            else:
+                assert group.live is not None, "only what has lost ranges has fewer places than handles"
+                assert group.handles[0] == 0
+                widths = np.diff(np.append(group.handles, group.granted))
+                assert (widths >= 1).all()
+                assert (widths[group.live] == 1).all(), "a live place is one range"
+                assert (group.places_of(np.arange(group.granted)) == np.repeat(np.arange(group.count), widths)).all()
             if group.state in (GroupState.NEVER, GroupState.RETIRED):
                 expected = MIN if group.state is GroupState.NEVER else MAX
                 assert (self.columns.values[group.slots()] == expected).all()
         assert {id(g) for g in self.groups.values()} == {key for key, g in groups.items() if g.sequencer}
         assert self.columns.used == sum(live.values())
+        needed = sum(group.count - group.spare for group in groups.values())
+        assert self.columns.size - self.columns.reclaimable == needed
+        assert not self.columns.wasteful, "at most half of the slots, and some, are dead"
+        assert needed <= 2 * self.columns.used + len(groups), "what was lost side by side is one slot"
         extents = sorted((g.base, g.base + g.count) for g in groups.values())
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(extents))
+
+
+def _gaps(live: npt.NDArray[np.bool_]) -> int:
+    """Return how many stretches of places are not live."""
+    return int((~live[1:] & live[:-1]).sum()) + int(not live[0])
 
 
 def _merge(

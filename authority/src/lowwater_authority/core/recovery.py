@@ -147,6 +147,8 @@ def _group(group: Group, columns: Columns) -> pb.Group:
         stand_ins=[codec.mass(mass) for mass in group.stand_ins],
         last_report_micros=group.last_report,
         recent=[pb.Slot(minute=minute, finished=finished) for minute, finished in group.recent.slots],
+        handles=b"" if group.handles is None else codec.handle_bytes(group.handles),
+        granted=0 if group.handles is None else group.granted,
     )
 
 
@@ -185,6 +187,8 @@ def _group_from(message: pb.Group) -> tuple[Group, Int64s, Int64s]:
         mass=codec.mass_from(message.mass) if message.HasField("mass") else None,
         mass_known=message.mass_known,
         stand_ins=[codec.mass_from(mass) for mass in message.stand_ins],
+        handles=codec.handles(message.handles) if message.granted else None,
+        granted=message.granted,
     )
     values = codec.int64s(message.micros)
     group.finished = group.state is not GroupState.RETIRED and bool((values == MAX).all())

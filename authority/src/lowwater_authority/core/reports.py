@@ -72,12 +72,14 @@ class Reports(Staged):
         return refused
 
     def _check_report(self, group: Group, report: GroupReport, required: Fold) -> Refused | None:
-        ranges = group.count if report.handles is None else len(report.handles)
+        ranges = group.granted if report.handles is None else len(report.handles)
         problem = ""
         if len(report.watermarks) not in (1, ranges):
             problem = f"watermarks_micros has {len(report.watermarks)} values for {ranges} ranges; send one a range, or one for all"
-        elif report.handles is not None and ranges and int(report.handles.max()) >= group.count:
-            problem = f"handles names {int(report.handles.max())}, but the claim has the handles 0 to {group.count - 1}"
+        elif report.handles is not None and ranges and int(report.handles.max()) >= group.granted:
+            problem = (
+                f"handles names {int(report.handles.max())}, but the claim has the handles 0 to {group.granted - 1}"
+            )
         elif report.handles is not None and not _distinct(report.handles):
             problem = "handles names a range twice; send one value a range"
         if problem:
@@ -99,7 +101,7 @@ class Reports(Staged):
         wrong = np.zeros(0, dtype=np.bool_)
         refused: list[Refused] = []
         if group.live is not None:
-            wrong = ~(group.live if named is None else group.live[named])
+            wrong = group.lost(named)
             if wrong.any():
                 refused.append(self._stale(group.sequencer, _named(named, wrong)))
         if len(values) and int(values.max()) > limit:
@@ -114,15 +116,15 @@ class Reports(Staged):
                 ),
             ):
                 if mask.any():
-                    ranges = group.count if named is None else len(named)
+                    ranges = group.granted if named is None else len(named)
                     spread = np.broadcast_to(mask, ranges) if len(mask) == 1 else mask
                     refused.append(Refused(group.sequencer, reason, text, _named(named, spread)))
                     wrong = spread | wrong if len(wrong) else spread
         if len(wrong) and wrong.any():
-            named = np.arange(group.count) if named is None else named
+            named = np.arange(group.granted) if named is None else named
             values = np.broadcast_to(values, len(named))[~wrong]
             named = named[~wrong]
-        self._store(group, named, values, now)
+        self._store(group, None if named is None else group.places_of(named), values, now)
         return refused
 
     def _take_mass(self, group: Group, mass: Mass, now: int) -> list[Refused]:

@@ -37,7 +37,7 @@ class _Changes:
     """What a round changed in one claim, not yet in an op."""
 
     whole: bool = False
-    handles: list[npt.NDArray[np.intp]] = field(default_factory=list)
+    places: list[npt.NDArray[np.intp]] = field(default_factory=list)
     lowers: bool = False
     mass: bool = False
     newer: bool = False
@@ -88,23 +88,23 @@ class Staged:
     def _about(self, **facts: object) -> dict[str, str]:
         return {"computation": self.spec.name} | {key: str(value) for key, value in facts.items()}
 
-    def _store(self, group: Group, handles: npt.NDArray[np.intp] | None, values: Int64s, now: int) -> None:
-        """Set values that passed all checks, remembering which changed. ``handles`` None: all, and all are live."""
+    def _store(self, group: Group, places: npt.NDArray[np.intp] | None, values: Int64s, now: int) -> None:
+        """Set values that passed all checks, remembering which changed. ``places`` None: all, and all are live."""
         columns = self.map.columns
-        slots = group.slots() if handles is None else group.base + handles
+        slots = group.slots() if places is None else group.base + places
         old = columns.values[slots]
         changed = old != values
         if not changed.any():
             return
         changes = self._changes.setdefault(group.sequencer, _Changes())
         changes.lowers = changes.lowers or bool((values < old).any())
-        if handles is None and changed.all():
+        if places is None and changed.all():
             changes.whole = True
             columns.set(slots, values)
             columns.since[slots] = now
         else:
-            moved = np.flatnonzero(changed) if handles is None else handles[changed]
-            changes.handles.append(moved)
+            moved = np.flatnonzero(changed) if places is None else places[changed]
+            changes.places.append(moved)
             columns.set(group.base + moved, values if len(values) == 1 else values[changed])
             columns.since[group.base + moved] = now
         self._settle_finished(group)
@@ -131,13 +131,13 @@ class Staged:
         """Turn the changed values into ops, so that ops stand in the order of the checks."""
         for sequencer, changes in self._changes.items():
             group = self.map.groups[sequencer]
-            handles = None if changes.whole else _united(changes.handles, group.count)
-            slots = group.slots() if handles is None else group.base + handles
+            places = None if changes.whole else _united(changes.places, group.count)
+            slots = group.slots() if places is None else group.base + places
             self._ops.append(
                 pb.Op(
                     values=pb.Values(
                         sequencer=sequencer,
-                        handles=b"" if handles is None else codec.handle_bytes(handles),
+                        handles=b"" if places is None else codec.handle_bytes(group.handles_of(places)),
                         micros=codec.int64_bytes(_shortened(self.map.columns.values[slots])),
                         lowers=changes.lowers,
                         senders=codec.senders(group.senders),
@@ -154,14 +154,15 @@ class Staged:
         values = codec.int64s(op.micros)
         handles = codec.handles(op.handles)
         if group.state is not GroupState.OWNED or (
-            len(values) and group.live is not None and not (len(handles) and group.live[handles].all())
+            len(values) and group.live is not None and (not len(handles) or group.lost(handles).any())
         ):
             msg = f"values for ranges that the claim {op.sequencer} does not own"
             raise ValueError(msg)
         if len(values):
-            self._store(group, handles if len(handles) else None, values, now)
+            places = group.places_of(handles) if len(handles) else None
+            self._store(group, places, values, now)
             # Also a range that moved and came back within the round.
-            self.map.columns.since[group.base + handles if len(handles) else group.slots()] = now
+            self.map.columns.since[group.slots() if places is None else group.base + places] = now
         if op.HasField("mass"):
             self._set_mass(group, codec.mass_from(op.mass))
         group.senders = codec.senders_from(op.senders)
@@ -174,11 +175,11 @@ def _shortened(values: Int64s) -> Int64s:
     return values[:1] if len(values) and bool((values == values[0]).all()) else values
 
 
-def _united(handles: Sequence[npt.NDArray[np.intp]], count: int) -> npt.NDArray[np.intp]:
-    """Return the handles that any of the arrays names, ascending, without a sort."""
-    if len(handles) == 1 and bool((handles[0][1:] > handles[0][:-1]).all()):
-        return handles[0]
+def _united(places: Sequence[npt.NDArray[np.intp]], count: int) -> npt.NDArray[np.intp]:
+    """Return the places that any of the arrays names, ascending, without a sort."""
+    if len(places) == 1 and bool((places[0][1:] > places[0][:-1]).all()):
+        return places[0]
     named = np.zeros(count, dtype=np.bool_)
-    for some in handles:
+    for some in places:
         named[some] = True
     return np.flatnonzero(named)

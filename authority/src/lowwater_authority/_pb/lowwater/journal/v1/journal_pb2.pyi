@@ -562,6 +562,8 @@ class Group(google.protobuf.message.Message):
     SINCE_FIELD_NUMBER: builtins.int
     LAST_REPORT_MICROS_FIELD_NUMBER: builtins.int
     RECENT_FIELD_NUMBER: builtins.int
+    HANDLES_FIELD_NUMBER: builtins.int
+    GRANTED_FIELD_NUMBER: builtins.int
     sequencer: builtins.int
     """Its sequencer; 0 for a stretch that no claim names any more."""
     live: builtins.bytes
@@ -584,6 +586,10 @@ class Group(google.protobuf.message.Message):
     """Processing times since which each range stands at its value, 64-bit."""
     last_report_micros: builtins.int
     """Processing time of the last report."""
+    handles: builtins.bytes
+    """The first handle of each range, 32-bit, when ranges that it has lost side by side are one; empty: each is a handle."""
+    granted: builtins.int
+    """Then the number of handles that its claim was granted; else 0."""
     @property
     def bounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """n + 1 bounds."""
@@ -623,9 +629,11 @@ class Group(google.protobuf.message.Message):
         since: builtins.bytes = ...,
         last_report_micros: builtins.int = ...,
         recent: collections.abc.Iterable[Global___Slot] | None = ...,
+        handles: builtins.bytes = ...,
+        granted: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["mass", b"mass"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bounds", b"bounds", "host", b"host", "last_report_micros", b"last_report_micros", "live", b"live", "mass", b"mass", "mass_known", b"mass_known", "micros", b"micros", "oldest_operation_micros", b"oldest_operation_micros", "recent", b"recent", "request_id", b"request_id", "senders", b"senders", "sequencer", b"sequencer", "since", b"since", "stand_ins", b"stand_ins", "state", b"state", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bounds", b"bounds", "granted", b"granted", "handles", b"handles", "host", b"host", "last_report_micros", b"last_report_micros", "live", b"live", "mass", b"mass", "mass_known", b"mass_known", "micros", b"micros", "oldest_operation_micros", b"oldest_operation_micros", "recent", b"recent", "request_id", b"request_id", "senders", b"senders", "sequencer", b"sequencer", "since", b"since", "stand_ins", b"stand_ins", "state", b"state", "worker", b"worker"]) -> None: ...
 
 Global___Group: typing_extensions.TypeAlias = Group
 
