@@ -20,9 +20,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 
 from lowwater import Watermark, WatermarkView, errors
+from lowwater_authority.core.batches import PART_BYTES
+from lowwater_authority.core.columns import BLOCK
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.group import GroupState
-from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport
+from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt
 from lowwater_authority.core.times import MAX
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.hub import Hub
@@ -33,6 +35,7 @@ from lowwater_authority.web import loop_lag, range_survey
 from lowwater_authority.web.loop_lag import LoopLag
 from lowwater_authority.web.metrics import FIGURES, Metrics
 from lowwater_authority.web.range_survey import RangeSurvey, counted
+from tests.property.core_driver import part
 from tests.unit.metered import Metered, metered
 from tests.unit.test_shard import HOUR, Gate, Running
 
@@ -516,6 +519,24 @@ def test_claims_are_granted_or_refused() -> None:
     assert value("lowwater_refused_reports_total", {"reason": "STALE_SEQUENCER"}) == 2
     assert (value("lowwater_reports_total"), value("lowwater_reported_ranges_total")) == (1, 10)
     assert value("lowwater_build_info", {"version": "9.9"}) == 1
+
+
+async def test_the_memory_of_computations_is_told(one: Metered) -> None:
+    def held() -> dict[str, float]:
+        return {labels["what"]: value for labels, value in one.samples("lowwater_held_bytes")}
+
+    await one.shard.register(Spec("a"))
+    await one.shard.register(Spec("b"))
+    grant = await one.claim("a", b"", b"m", b"")
+    assert held() == {"ranges": 2 * 16 * BLOCK, "parts": 0, "histories": 0}
+    for hour in range(3):
+        await one.report(grant, hour)
+    task = TaskAttempt(0, 0, 0)
+    one.shard.stage_task("a", grant.sequencer, 1, task, part({0: 5}))
+    assert held() == {"ranges": 2 * 16 * BLOCK, "parts": PART_BYTES + 12, "histories": 3 * 32}
+    one.shard.prepare("a", Prepare(grant.sequencer, 1, b"", [task], 5, False, NO_FOLD, 0, {}))
+    await one.shard.commit("a", grant.sequencer, 1)
+    assert held()["parts"] == 0
 
 
 async def test_what_is_known_to_be_newest_stands_still_while_an_append_hangs() -> None:

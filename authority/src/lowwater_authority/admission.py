@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 STREAMS: Final = 8192
 """Report streams open at once. Each reports every three seconds at least, which is about all that one process takes."""
 
+WATCHES: Final = 8192
+"""Watch streams open at once. Each is told something every second, and keeps one value for each computation that it follows."""
+
 STARTING: Final = 128
 """Streams that start at once. More would not be served sooner, but delay those that run: one process works at one at a time."""
 
@@ -185,8 +188,9 @@ class Admission(Generic[Ticket]):
         """Report streams whose first report is not durable yet."""
         self.watches = Gate[Ticket]("starting_watch_streams", STARTING, LINE)
         """Watch streams that wait for their first values."""
+        self.open_watches = Gate[Ticket]("watch_streams", WATCHES, 0)
 
     @property
     def gates(self) -> tuple[Gate[Ticket], ...]:
         """All of them."""
-        return self.streams, self.starting, self.watches
+        return self.streams, self.starting, self.watches, self.open_watches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 
 IN_FLIGHT: Final = 64
 """Reports of one stream that may wait for the journal; more are left in the transport, which slows the sender."""
+
+STREAM_BYTES: Final = 64 << 20
+"""Bytes of these reports, decoded: one of the largest, or many that are small."""
+
+ALL_BYTES: Final = 256 << 20
+"""The same of all streams together. A stream that waits for it has read one report more."""
 
 SENDERS_KEPT: Final = 4096
 """Senders without a stream whose newest one is remembered."""
@@ -73,6 +80,60 @@ async def inside(gate: Gate[Turn]) -> AsyncIterator[None]:
         leave(gate)
 
 
+class Room:
+    """So many bytes at once; who comes beyond them waits, in order. What is larger than all of it is let in alone. O(1)."""
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self.bytes = 0
+        """How many are inside."""
+        self.peak = 0
+        """The most that ever were."""
+        self._line: deque[tuple[Turn, int]] = deque()
+
+    async def enter(self, size: int) -> None:
+        """Return when there is room, which is to be left then."""
+        if self.free(size):
+            self._admit(size)
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._line.append((turn, size))
+        try:
+            await turn
+        except BaseException:  # cancelled: the caller is gone
+            if turn.cancelled():
+                self._next()  # who waits behind it may need less
+            else:
+                self.leave(size)
+            raise
+
+    def free(self, size: int) -> bool:
+        """Whether so many may enter at once."""
+        return not self._line and self._fits(size)
+
+    def leave(self, size: int) -> None:
+        """Let others in."""
+        self.bytes -= size
+        self._next()
+
+    def _next(self) -> None:
+        while self._line:
+            turn, size = self._line[0]
+            if not turn.cancelled():
+                if not self._fits(size):
+                    return
+                self._admit(size)
+                turn.set_result(None)
+            self._line.popleft()
+
+    def _fits(self, size: int) -> bool:
+        return not self.bytes or self.bytes + size <= self.bound
+
+    def _admit(self, size: int) -> None:
+        self.bytes += size
+        self.peak = max(self.peak, self.bytes)
+
+
 class Outbox:
     """What waits to be sent down one stream: acknowledgements merge, so it stays small."""
 
@@ -85,6 +146,7 @@ class Outbox:
         self.denied: set[str] = set()
         """Computations that its caller was not allowed to report for."""
         self.permits = asyncio.Semaphore(IN_FLIGHT)
+        self.room = Room(STREAM_BYTES)
         self.closed: errors.LowwaterError | None = None
         self.finished = False
         self.silence: asyncio.TimerHandle | None = None
@@ -168,6 +230,10 @@ class Streams:
 
     def __init__(self) -> None:
         self.admission: Admission[Turn] = Admission()
+        self.room = Room(ALL_BYTES)
+        """What waits for the journal, of all streams."""
+        self.slowed = 0
+        """Reports whose streams were not read on, because too many bytes waited."""
         self._newest: dict[bytes, tuple[int, Outbox]] = {}
         self._ended: dict[bytes, int] = {}
         """The newest stream of senders that have none now, oldest first."""
@@ -260,6 +326,22 @@ class Streams:
         """A computation was let go: what was sent of it on the streams that are open now counts no more."""
         for _, outbox in self._newest.values():
             outbox.barred.add(name)
+
+    async def enter(self, outbox: Outbox, size: int) -> None:
+        """Return when a report of so many bytes may wait for the journal; the next ones of its stream are not read before."""
+        await outbox.permits.acquire()
+        self.slowed += not (outbox.room.free(size) and self.room.free(size))
+        await outbox.room.enter(size)
+        try:
+            await self.room.enter(size)
+        except BaseException:
+            outbox.room.leave(size)
+            raise
+
+    def leave(self, outbox: Outbox, size: int) -> None:
+        """A report is durable, or refused: whether or not its sender reads that."""
+        outbox.room.leave(size)
+        self.room.leave(size)
 
     def wake(self) -> None:
         """Make every stream look around, and end those that wait to start: the server stops."""

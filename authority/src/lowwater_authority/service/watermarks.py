@@ -12,7 +12,7 @@ from lowwater_authority.access.caller import calling, visible
 from lowwater_authority.placement import moved
 from lowwater_authority.service import decode, encode
 from lowwater_authority.service.refusals import bad_field, check_token, refuse, refusing
-from lowwater_authority.service.streams import inside
+from lowwater_authority.service.streams import enter, inside, leave
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import grpc
 
     from lowwater._pb.lowwater.v1 import types_pb2
-    from lowwater_authority.admission import Gate
+    from lowwater_authority.admission import Admission
     from lowwater_authority.core.computation import View
     from lowwater_authority.hub import Subscription
     from lowwater_authority.service.context import Services
@@ -40,9 +40,10 @@ MAX_PAGE: Final = 10_000
 class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
     """See proto/lowwater/v1/watermarks.proto."""
 
-    def __init__(self, services: Services, starting: Gate[Turn]) -> None:
+    def __init__(self, services: Services, admission: Admission[Turn]) -> None:
         self.services = services
-        self._starting = starting
+        self._starting = admission.watches
+        self._open = admission.open_watches
 
     @refusing
     async def GetWatermarks(self, request: pb.GetWatermarksRequest, context: Context) -> pb.GetWatermarksResponse:  # noqa: N802
@@ -61,9 +62,12 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         """Follow watermarks, conflated. The first values are confirmed like those of a get."""
         services, shard = self.services, self.services.shard
         subscription: Subscription | None = None
+        counted = False
         try:
             services.check()
             check_token(services.token, request.server_token)
+            await enter(self._open)
+            counted = True
             asked = list(dict.fromkeys(decode.names("computations", request.computations)))
             rights = _rights()
             async with inside(self._starting):
@@ -87,6 +91,8 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         finally:
             if subscription is not None:
                 shard.hub.unsubscribe(subscription)
+            if counted:
+                leave(self._open)
 
     @refusing
     async def CheckComplete(self, request: pb.CheckCompleteRequest, context: Context) -> pb.CheckCompleteResponse:  # noqa: N802

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lowwater import errors
@@ -35,6 +36,12 @@ log = logging.getLogger(__name__)
 
 SENDER_BYTES = 16
 """Size of a sender's name."""
+
+REPORT_BYTES = 1024
+"""What a report costs besides its claims."""
+
+GROUP_BYTES = 512
+"""What a claim in it costs besides its columns."""
 
 
 class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
@@ -172,9 +179,16 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 if not _follows(request.report.number, newest):
                     continue
                 newest = request.report.number
-                await outbox.permits.acquire()
-                redirects = await self._redirects(request.report, outbox.barred)
-                last = self._take(request.report, sender, stream, outbox, redirects, after=last)
+                size = _size(request.report)
+                await self.streams.enter(outbox, size)
+                leave = partial(self._leave, outbox, size)
+                try:
+                    redirects = await self._redirects(request.report, outbox.barred)
+                    last = self._take(request.report, sender, stream, outbox, redirects, after=last)
+                except BaseException:
+                    leave()
+                    raise
+                last.add_done_callback(leave)
             if last is not None:
                 await asyncio.wait([last])
         except errors.LowwaterError as error:
@@ -182,6 +196,9 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             outbox.close(error)
         finally:
             outbox.finish()
+
+    def _leave(self, outbox: Outbox, size: int, _: object = None) -> None:
+        self.streams.leave(outbox, size)
 
     async def _redirects(self, report: pb.Report, barred: set[str]) -> dict[str, Redirect]:
         """Return where the computations of a report are that other shards serve, or did since the stream began (``barred``)."""
@@ -291,6 +308,15 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         shard = self.services.shard
         known = (name for name in names if shard.view(name) is not None)
         return [pb.ReferenceTime(computation=name, micros=shard.reference(name)) for name in known]
+
+
+def _size(report: pb.Report) -> int:
+    """Return about how many bytes a report has, decoded. O(groups)."""
+    size = REPORT_BYTES
+    for group in report.groups:
+        size += GROUP_BYTES + 8 * len(group.watermarks_micros) + 4 * len(group.handles)
+        size += 16 * len(group.mass.pending.counts) if group.HasField("mass") else 0
+    return size
 
 
 def _permitted(message: pb.GroupReport) -> GroupReport:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
+    from lowwater_authority.core.computation import Computation
     from lowwater_authority.service.streams import Streams
     from lowwater_authority.shard import Shard
     from lowwater_authority.tls import Certificates
@@ -52,6 +53,13 @@ PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
     ),
     _gauge("subscribers", "Watch streams that follow something here."): lambda shard, _: len(shard.hub),
     _gauge("report_streams", "Open report streams."): lambda _, streams: len(streams),
+    _gauge("reports_in_flight_bytes", "Bytes of the reports that wait for the journal, of all streams."): (
+        lambda _, streams: streams.room.bytes
+    ),
+    _counter(
+        "reports_slowed",
+        "Reports whose streams were not read on for a while, because too many bytes wait for the journal.",
+    ): (lambda _, streams: streams.slowed),
     _gauge("queued_requests", "Requests that wait for a round."): lambda shard, _: shard.queued,
     _counter("conflated_watermarks", "Watermarks replaced by newer ones before a subscriber took them."): (
         lambda shard, _: shard.hub.conflated
@@ -68,6 +76,19 @@ PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
     ): lambda shard, _: shard.confirmed_at(time.time_ns() // 1000) / 1e6,
 }
 
+HELD: Final = _gauge(
+    "held_bytes",
+    "Memory of the computations served here: the columns of their ranges, parts of micro-batches that are not committed, histories.",
+    "what",
+)
+
+KINDS: Final[dict[str, Callable[[Computation], int]]] = {
+    "ranges": lambda computation: computation.map.columns.bytes,
+    "parts": lambda computation: computation.batches.bytes,
+    "histories": lambda computation: computation.history.bytes,
+}
+"""What ``HELD`` counts."""
+
 ERRORS: Final = _counter(
     "journal_errors", "Writes that the store refused (failed), or did not answer (unknown; tried again).", "outcome"
 )
@@ -82,7 +103,7 @@ NOT_AFTER: Final = _gauge(
     "When the certificate expires that new connections are shown; absent without TLS.",
 )
 
-FIGURES: Final[tuple[Figure, ...]] = (*READ, *PROCESS, CONFIRMED, NOT_AFTER, ERRORS, *GATES)
+FIGURES: Final[tuple[Figure, ...]] = (*READ, *PROCESS, HELD, CONFIRMED, NOT_AFTER, ERRORS, *GATES)
 """All that is read at a scrape."""
 
 
@@ -129,6 +150,7 @@ class ShardCollector(Collector):
             family = figure.family()
             family.add_metric([], read(self._shard, self._streams))
             yield family
+        yield self._held()
         confirmed = CONFIRMED.family()
         if stale_for is not None:
             confirmed.add_metric([], time.time() - stale_for)
@@ -143,6 +165,13 @@ class ShardCollector(Collector):
             for gate in self._streams.admission.gates:
                 family.add_metric([gate.name], read_gate(gate))
             yield family
+
+    def _held(self) -> Metric:
+        served = list(self._shard.held.computations.values())
+        family = HELD.family()
+        for what, count in KINDS.items():
+            family.add_metric([what], sum(map(count, served)))
+        return family
 
     def _errors(self) -> Metric:
         statistics = self._shard.journal.statistics()
