@@ -175,7 +175,7 @@ def test_more_ranges_than_a_block_holds() -> None:
     map_._check()
 
 
-def test_claims_that_keep_a_range_each_cost_a_slot_each() -> None:
+def test_rule7_claims_that_keep_a_range_each_cost_a_slot_each() -> None:
     """Forty claims of 20,000 ranges, each shifted by a key, so that every one keeps one range: its owner reports it by the handle it knows."""
     claims, each = 40, 20_000
     c = Computation(Spec("x"))
@@ -202,6 +202,13 @@ def test_claims_that_keep_a_range_each_cost_a_slot_each() -> None:
         moved, total = core.map.all_ranges(len(core.map))
         assert {r.start for r in moved if r.value == 7} == {key.to_bytes(8, "big") for key in range(claims - 1)}
         assert total == len(core.map)
+
+
+@off(7)
+def test_rule7_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim keeps all its slots for as long as it has one range left."""
+    monkeypatch.setattr(Group, "spare", 0)
+    test_rule7_claims_that_keep_a_range_each_cost_a_slot_each()
 
 
 def test_claims_over_and_over_do_not_fill_memory() -> None:

@@ -268,7 +268,7 @@ def test_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(d.core.batches) == 1
 
 
-def test_the_bytes_of_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule7_the_bytes_of_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few tasks with large histograms cost what many with small ones do; a repeat of a task takes the place of its first part."""
     monkeypatch.setattr(batches, "MAX_PART_BYTES", 3 * batches.PART_BYTES)
     d = Driver()
@@ -285,7 +285,7 @@ def test_the_bytes_of_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     neighbour.core.stage_task(other, 1, TaskAttempt(0, 1, 0), large)
 
 
-def test_nothing_of_a_batch_is_kept_after_its_commit() -> None:
+def test_rule7_nothing_of_a_batch_is_kept_after_its_commit() -> None:
     """Nor what comes late of it; the parts of the next batch, which is here before it, stay."""
     d = Driver()
     run = d.claim(b"", b"d", b"").sequencer
@@ -303,6 +303,15 @@ def test_nothing_of_a_batch_is_kept_after_its_commit() -> None:
     assert d.commit(run, 2) == set()
     assert len(d.core.batches) == 1, "of the batch that follows"
     assert {value for _, value in d.values()} == {19}
+
+
+@off(7)
+def test_rule7_off_for_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(self: batches.BatchStage, *_: object) -> None:
+        self.prepared = None
+
+    monkeypatch.setattr(batches.BatchStage, "committed", kept)
+    test_rule7_nothing_of_a_batch_is_kept_after_its_commit()
 
 
 def test_a_part_of_a_range_that_is_not_there_is_refused() -> None:
