@@ -85,6 +85,25 @@ def test_a_search_that_finds_nothing_says_so_and_ends_with_escape(story: Story, 
     expect(page.get_by_role("rowheader")).to_have_count(2)
 
 
+def test_a_count_shows_those_alone_and_another_press_all_again(story: Story, tab: Watched) -> None:
+    story.tell(1, 40 * MINUTES)
+    page = tab.open()
+    names = page.get_by_role("rowheader")
+    expect(names).to_have_text(["enriched", "flights"])
+    late = page.get_by_role("button", name="1 late")
+    late.click()
+    expect(names).to_have_text(["enriched"])
+    expect(late).to_have_attribute("aria-pressed", "true")
+    assert urlsplit(page.url).fragment == "/?only=late"
+    late.click()
+    expect(names).to_have_text(["enriched", "flights"])
+    page.get_by_role("button", name="1 on time").click()
+    expect(names).to_have_text(["flights"])
+    page.keyboard.press("Escape")
+    expect(names).to_have_count(2)
+    assert urlsplit(page.url).fragment == "/"
+
+
 def test_what_counts_as_late_is_chosen_and_shared(story: Story, tab: Watched) -> None:
     story.tell(1, 40)
     page = tab.open()

@@ -30,6 +30,18 @@ export function what_is_read_stands_before_what_reads_it() {
   }
 }
 
+export function what_reads_nothing_stands_first_however_late_it_is_read() {
+  const chain = Array.from({ length: 4 }, (_, i) => computation(`c${i}`, 1, { inputs: i ? [`c${i - 1}`] : [] }));
+  const many = [...chain, computation("weather", 1), computation("storms", 1, { inputs: ["c2", "weather"] }), computation("alone", 1)];
+  const of = shape(many.map(({ name }) => name), new Map(many.map((each) => [each.name, each])));
+  for (const down of [false, true]) {
+    const { nodes, edges } = layout(of, BOX, down);
+    const at = new Map(nodes.map((node) => [node.name, down ? node.y : node.x]));
+    equal(["weather", "alone"].map((name) => at.get(name)), [at.get("c0"), at.get("c0")]);
+    equal([nodes.length, edges.length], [7, 5]);
+  }
+}
+
 export function the_breadth_is_known_before_anything_is_placed() {
   for (const many of [pipeline(), pipeline().slice(0, 1)]) {
     const of = shape(many.map(({ name }) => name), new Map(many.map((each) => [each.name, each])));

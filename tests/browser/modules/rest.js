@@ -19,12 +19,12 @@ function names(found) {
 
 export function an_address_survives_its_way_through_text() {
   for (const route of [
-    { name: "", query: "", late: 1800, from: "", sort: "" },
-    { name: "shop/a b?%#", query: "exec-7 node", late: 10, from: "data", sort: "-lag" },
+    { name: "", query: "", late: 1800, from: "", only: "", sort: "" },
+    { name: "shop/a b?%#", query: "exec-7 node", late: 10, from: "data", only: "stuck", sort: "-lag" },
   ]) equal(parse(format(route)), route);
   equal(format({ name: "hourly" }), "#/c/hourly");
   equal(parse("#/c/%E0%A4%A").name, "%E0%A4%A");
-  equal(parse("#/?late=soon&from=mars"), parse(""));
+  equal(parse("#/?late=soon&from=mars&only=some"), parse(""));
 }
 
 export function the_table_begins_with_the_worst() {

@@ -71,7 +71,7 @@ function App() {
   return html`
     <a class="skip" href="#main" onClick=${skip}>To the content</a>
     <header class="top">
-      <a class="brand" href=${format({ ...route, name: "", query: "" })}><img src="/static/icon.svg" alt="" width="22" height="22" />lowwater</a>
+      <a class="brand" href=${format({ ...route, name: "", query: "", only: "" })}><img src="/static/icon.svg" alt="" width="22" height="22" />lowwater</a>
       <form class="search" role="search" onSubmit=${(/** @type {Event} */ event) => { event.preventDefault(); first(); }}>
         <input
           ref=${search}
@@ -152,7 +152,7 @@ function useKeys(search, route, go) {
         search.current?.focus();
         search.current?.select();
       } else if (event.key === "Escape") {
-        if (route.query) go({ ...route, query: "" });
+        if (route.query || route.only) go({ ...route, query: "", only: "" });
         else if (typing) /** @type {HTMLElement} */ (event.target).blur();
         else if (route.name) go({ ...route, name: "" });
       }

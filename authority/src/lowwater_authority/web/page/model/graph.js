@@ -98,8 +98,13 @@ export function breadth(of, width) {
   return most * width + Math.max(0, most - 1) * BETWEEN + 2 * MARGIN;
 }
 
+/** What leads to every source, drawn nowhere. No computation is called so. */
+const ORIGIN = " ";
+/** How much more the lines from there weigh than others, so that they are kept short. */
+const FIRST = 1000;
+
 /**
- * Places computations so that what is read stands before what reads it.
+ * Places computations so that what is read stands before what reads it. What reads nothing stands first, not right before its first reader.
  *
  * @param {string} of As `shape` gives it.
  * @param {{width: number, height: number}} box Of one computation, in pixels.
@@ -115,17 +120,30 @@ export function layout(of, box, down) {
   const nodes = JSON.parse(of);
   const known = new Set(nodes.map(([name]) => name));
   for (const name of known) graph.setNode(name, { ...box });
-  for (const [name, inputs] of nodes) for (const input of inputs) if (known.has(input)) graph.setEdge(input, name);
+  graph.setNode(ORIGIN, { width: 0, height: 0 });
+  for (const [name, inputs] of nodes) {
+    const read = inputs.filter((input) => known.has(input));
+    for (const input of read) graph.setEdge(input, name);
+    if (read.length === 0) graph.setEdge(ORIGIN, name, { weight: FIRST });
+  }
   dagre.layout(graph);
-  const { width = 0, height = 0 } = graph.graph();
+  const skipped = nodes.length ? (down ? 26 : BETWEEN) : 0;
+  for (const name of [...known]) {
+    const node = graph.node(name);
+    if (down) node.y -= skipped;
+    else node.x -= skipped;
+  }
+  const edges = graph.edges().filter((/** @type {{v: string}} */ { v }) => v !== ORIGIN);
+  for (const edge of edges) for (const point of graph.edge(edge).points) point[down ? "y" : "x"] -= skipped;
+  const { width = 0, height = 0 } = nodes.length ? graph.graph() : {};
   return {
-    width: Math.ceil(Math.max(width, 0)),
-    height: Math.ceil(Math.max(height, 0)),
-    nodes: graph.nodes().map((/** @type {string} */ name) => {
+    width: Math.ceil(Math.max(width - (down ? 0 : skipped), 0)),
+    height: Math.ceil(Math.max(height - (down ? skipped : 0), 0)),
+    nodes: [...known].map((/** @type {string} */ name) => {
       const { x, y } = graph.node(name);
       return { name, x: Math.round(x - box.width / 2), y: Math.round(y - box.height / 2) };
     }),
-    edges: graph.edges().map((/** @type {{v: string, w: string}} */ { v, w }) => {
+    edges: edges.map((/** @type {{v: string, w: string}} */ { v, w }) => {
       // Lines leave and arrive in the middle of a side. Past other boxes, where dagre has kept room, they go straight; every
       // second of its points lies there, the others between two ranks.
       /** @type {{x: number, y: number}[]} */

@@ -146,6 +146,18 @@ function isLate(at) {
 }
 
 /**
+ * As what a computation is counted.
+ *
+ * @param {Verdict} verdict
+ * @returns {"late" | "stuck" | "unknown" | "ontime" | "finished"}
+ */
+export function kind({ level: at, cause: why }) {
+  if (isLate(at)) return "late";
+  if (at === "unknown" || at === "finished") return at;
+  return why === "stuck" ? "stuck" : "ontime";
+}
+
+/**
  * @typedef {object} Summary
  * @property {import("./lag.js").Level | "stuck" | "none"} tone
  * @property {string} text The sentence up to who holds.
@@ -165,13 +177,7 @@ function isLate(at) {
 export function summary(verdicts, now) {
   const sorted = ranked(verdicts.values());
   const counts = { late: 0, stuck: 0, unknown: 0, ontime: 0, finished: 0 };
-  for (const { level: at, cause: why } of sorted) {
-    if (isLate(at)) counts.late += 1;
-    else if (at === "unknown") counts.unknown += 1;
-    else if (at === "finished") counts.finished += 1;
-    else if (why === "stuck") counts.stuck += 1;
-    else counts.ontime += 1;
-  }
+  for (const each of sorted) counts[kind(each)] += 1;
   const total = sorted.length;
   const none = { tone: /** @type {const} */ ("none"), held: "", worst: "", guilty: "", counts };
   if (total === 0) return { ...none, text: "No computation is registered yet." };

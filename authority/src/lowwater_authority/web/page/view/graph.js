@@ -19,7 +19,11 @@ const BOXES = [
   { width: 188, height: 92 },
   { width: 164, height: 92 },
 ];
-const SMALL = { width: 102, height: 58 };
+/** On a small screen a box is as wide as its name needs, within these bounds; at the upper one two stand side by side. */
+const SMALL = { least: 102, most: 148, height: 58 };
+/** Pixels of a letter of a name on a small screen, and of what else is in its line. */
+const LETTER = 7.6;
+const BESIDE = 30;
 /** The height beyond which the graph scrolls, as in the style sheet. */
 const TALL = 620;
 /** How often another part of a large pipeline may be chosen to be drawn. */
@@ -101,7 +105,11 @@ function useCentred(frame, name, placed, box, room) {
  * @param {boolean} down
  */
 function fit(of, room, down) {
-  if (down) return { placed: layout(of, SMALL, true), box: SMALL };
+  if (down) {
+    const longest = Math.max(0, ...JSON.parse(of).map((/** @type {[string]} */ [name]) => name.length));
+    const box = { width: Math.min(SMALL.most, Math.max(SMALL.least, Math.ceil(longest * LETTER) + BESIDE)), height: SMALL.height };
+    return { placed: layout(of, box, true), box };
+  }
   const box = BOXES.find(({ width }) => breadth(of, width) <= room) ?? BOXES[room === 0 ? 0 : BOXES.length - 1];
   return { placed: layout(of, box, false), box };
 }

@@ -5,7 +5,7 @@ import { format } from "../model/route.js";
 import { LATE_SECONDS } from "../model/lag.js";
 import { matches } from "../model/table.js";
 import { duration } from "../model/time.js";
-import { summary } from "../model/verdict.js";
+import { kind, summary } from "../model/verdict.js";
 import { Graph } from "./graph.js";
 import { Symbol, Time } from "./parts.js";
 import { Table } from "./table.js";
@@ -19,20 +19,21 @@ import { Table } from "./table.js";
  */
 export function Overview({ verdicts, from, route, go, now }) {
   const said = summary(verdicts, now);
-  const found = route.query ? [...verdicts.values()].filter((verdict) => matches(verdict, route.query)) : [...verdicts.values()];
-  const wanted = route.query ? found.map(({ computation }) => computation.name) : [];
+  const asked = route.query !== "" || route.only !== "";
+  const found = [...verdicts.values()].filter((verdict) => matches(verdict, route.query) && (!route.only || kind(verdict) === route.only));
+  const wanted = asked ? found.map(({ computation }) => computation.name) : [];
   return html`<main id="main">
     <section class="lead tone-${said.tone}" aria-label="Summary">
       <${Symbol} level=${said.tone} />
       <div>
         <h1><${Sentence} said=${said} route=${route} /></h1>
-        <${Counts} counts=${said.counts} />
+        <${Counts} counts=${said.counts} route=${route} go=${go} />
       </div>
     </section>
     <${Scale} from=${from} route=${route} go=${go} now=${now} />
     ${verdicts.size === 0
       ? html`<${Empty} />`
-      : html`${(!route.query || found.length > 0) &&
+      : html`${(!asked || found.length > 0) &&
           html`<${Graph} verdicts=${verdicts} wanted=${wanted} route=${route} now=${now} worst=${said.held ? said.worst : ""} />`}
           <${Table} verdicts=${found} total=${verdicts.size} route=${route} go=${go} now=${now} />`}
   </main>`;
@@ -73,9 +74,11 @@ function find(text, name) {
 }
 
 /**
- * @param {{counts: import("../model/verdict.js").Summary["counts"]}} props
+ * How many there are of each kind; a press shows these alone, and another one all again.
+ *
+ * @param {{counts: import("../model/verdict.js").Summary["counts"], route: Route, go: (route: Route) => void}} props
  */
-function Counts({ counts }) {
+function Counts({ counts, route, go }) {
   const words = /** @type {const} */ ([
     ["late", "late", "late"],
     ["stuck", "stuck", "stuck"],
@@ -85,10 +88,14 @@ function Counts({ counts }) {
   ]);
   return html`<ul class="counts" aria-label="How many">
     ${words
-      .filter(([key]) => counts[key] > 0)
+      .filter(([key]) => counts[key] > 0 || route.only === key)
       .map(
         ([key, level, word]) =>
-          html`<li key=${key}><${Symbol} level=${level} /><b>${counts[key].toLocaleString("en")}</b> ${word}</li>`,
+          html`<li key=${key}>
+            <button type="button" aria-pressed=${route.only === key} onClick=${() => go({ ...route, only: route.only === key ? "" : key })}>
+              <${Symbol} level=${level} /><b>${counts[key].toLocaleString("en")}</b> ${word}
+            </button>
+          </li>`,
       )}
   </ul>`;
 }

@@ -23,6 +23,11 @@ const COLUMNS = [
   ["guilty", "Held by", "held"],
 ];
 
+const NOTHING = {
+  found: "Nothing is called that, and nobody called that holds anything. Escape clears the search.",
+  counted: "There is none any more. Escape shows all.",
+};
+
 /**
  * @param {{verdicts: Verdict[], total: number, route: Route, go: (route: Route) => void, now: number}} props
  */
@@ -31,7 +36,7 @@ export function Table({ verdicts, total, route, go, now }) {
   const shares = new Set(rows.map(({ mostName }) => mostName).filter(Boolean));
   const [share] = shares.size === 1 ? shares : [""];
   const narrow = useMedia("(max-width: 640px)");
-  const row = narrow ? 62 : 52;
+  const row = narrow ? 72 : 52;
   const scroller = useRef(/** @type {HTMLElement | null} */ (null));
   const virtual = rows.length > VIRTUAL_ROWS;
   const [sight, look] = useState({ top: 0, height: 600 });
@@ -81,7 +86,7 @@ export function Table({ verdicts, total, route, go, now }) {
           html`<tr key="below" class="space" aria-hidden="true"><td colspan=${COLUMNS.length} style=${{ height: `${(rows.length - last) * row}px` }}></td></tr>`}
         </tbody>
       </table>
-      ${rows.length === 0 && html`<p class="empty">Nothing is called that, and nobody called that holds anything. Escape clears the search.</p>`}
+      ${rows.length === 0 && html`<p class="empty">${NOTHING[route.query ? "found" : "counted"]}</p>`}
     </div>
   </section>`;
 }
@@ -99,8 +104,10 @@ function Row({ verdict, index, route, now, share }) {
     </th>
     <td class="cell-state"><${State} verdict=${verdict} /></td>
     <td class="number cell-lag">
-      <span class="lag ink-${level}">${verdict.lag === null ? "–" : far(verdict)}</span>
-      <span class="quiet low"><${Mark} watermark=${computation.low} now=${now} /></span>
+      <div class="lag-line">
+        <span class="lag ink-${level}">${verdict.lag === null ? "–" : far(verdict)}</span>
+        <span class="quiet low"><${Mark} watermark=${computation.low} now=${now} /></span>
+      </div>
       <${Bar} verdict=${verdict} late=${route.late} />
     </td>
     <td class="number wide">${most === null ? html`<span class="quiet">–</span>` : html`${mostName !== share && html`<span class="quiet">${mostName}</span> `}${lag(most)}`}</td>
