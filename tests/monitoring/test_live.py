@@ -144,6 +144,21 @@ def test_what_nobody_owns_and_what_is_refused_is_about_to_be_told(watched: Watch
     assert told == {"left"}, "neither what is owned nor what is finished"
 
 
+def test_the_alerts_of_a_computation_end_when_it_is_dropped(watched: Watched) -> None:
+    """What is gone for good fires for ever, until somebody says so."""
+    prometheus = watched.prometheus
+
+    def told_of(name: str) -> list[dict[str, Any]]:
+        found = [each for alert in rules("alerts") if "alert" in alert for each in prometheus.alerts(alert["alert"])]
+        return [each for each in found if each["labels"].get("computation") == name]
+
+    until(lambda: told_of("left"), 60)
+    watched.pipeline.client.drop("left")
+    until(lambda: not told_of("left"), 60, lambda: told_of("left"))
+    until(lambda: not prometheus.now('lowwater_epoch{computation="left"}'), 30)
+    assert told_of("enriched"), "its neighbours' go on"
+
+
 def test_an_authority_that_is_gone_is_told(watched: Watched) -> None:
     """The last of this module: it ends the authority."""
     watched.server.kill()

@@ -133,6 +133,35 @@ def test_a_silent_holder_is_told_of_in_words_that_name_it(tmp_path: Path) -> Non
     check(tmp_path, silent(), {"LowwaterHolderSilent": {7320: [ONE | WHO | says]}}, says=True)
 
 
+def dead(until: float) -> World:
+    """The job that makes hourly is gone since a moment, and is dropped at another."""
+    world = healthy()
+    computation(world, "hourly", held(FAULT, hourly), following)
+    world[of("last_report_timestamp_seconds", "hourly")] = lambda t: min(t, FAULT)
+    labels = ', worker="exec-9", host="node-1", range="[.., ..)"'
+    world[of("holder_info", "hourly", labels)] = lambda t: 1 if t >= FAULT + 30 else None
+    paused(world, until, 20 * HOURS, 'computation="hourly"')
+    world[own("lowwater_registered_computations")] = lambda t: 3 if t < until else 2
+    return world
+
+
+def test_what_is_told_of_a_job_that_is_gone_ends_when_it_is_dropped(tmp_path: Path) -> None:
+    """Without a drop these fire for ever; with it they end with its series, and nothing else is told of."""
+    hour = {"job": "lowwater", "computation": "hourly"}
+    who = {"worker": "exec-9", "host": "node-1", "range": "[.., ..)"}
+    drop = FAULT + 6300  # the promise is broken by then, too
+    kept: Expected = {"LowwaterHolderSilent": {drop + 600: [hour | who]}}
+    (tmp_path / "kept").mkdir()
+    check(tmp_path / "kept", dead(20 * HOURS), kept)
+    # A burnt budget is looked back at for half an hour.
+    ends: Expected = {
+        **quiet((drop + 30, drop + 1830), "LowwaterPromiseBroken"),
+        "LowwaterPromiseBroken": {drop + 1830: []},
+        "LowwaterHolderSilent": {drop - 30: [hour | who], drop + 30: [], drop + 1830: []},
+    }
+    check(tmp_path, dead(drop), ends)
+
+
 TWO = 'job="lowwater", instance="two:7421"'
 ONE_HOLDER, EVERY_HOLDER = "topk by (job, computation) (1, ", "("
 

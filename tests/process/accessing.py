@@ -182,6 +182,7 @@ CALLS: Final[dict[str, Call]] = {
         computation=_name,
         force=_constant(True),
     ),
+    "Drop": _unary("graph", "Drop", topology_pb2.DropRequest, computation=_name),
     "Locate": _unary("cluster", "Locate", cluster_pb2.LocateRequest, computations=_names),
     "ListShards": _unary("cluster", "ListShards", cluster_pb2.ListShardsRequest),
     "Drain": _unary("cluster", "Drain", cluster_pb2.DrainRequest, address=_constant("127.0.0.1:1")),

@@ -147,6 +147,8 @@ class Viewer:
             self.events.append(event)
             if event.kind == "snapshot":
                 self.shown.clear()
+            for name in told.get("removed", ()):
+                self.shown.pop(name, None)
             for each in told.get("computations", ()):
                 self.shown[each["name"]] = each
                 if each["low"]["state"] == "time":

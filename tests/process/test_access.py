@@ -66,7 +66,7 @@ RIGHTS: dict[str, dict[str, set[str]]] = {
 NEEDS = {
     "report": ("Claim", "Release", "Report", "StageTask", "PrepareBatch", "CommitBatch", "Register"),
     "read": ("GetWatermarks", "Watch", "CheckComplete", "ListRanges", "GetHistory"),
-    "operate": ("SetInputs", "Reset", "Retire"),
+    "operate": ("SetInputs", "Reset", "Retire", "Drop"),
     "any": ("Locate",),
     "everything": ("Drain", "Pin"),
 }

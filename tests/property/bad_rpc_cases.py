@@ -156,6 +156,8 @@ CASES: Final[dict[str, Case]] = {
         "Retire", put(start=lambda r, _: b"m" * r.randint(1025, 20_000), end=b""), field="start"
     ),
     "an interval with a long end": Case("Retire", put(end=lambda r, _: b"m" * r.randint(1025, 20_000)), field="end"),
+    "a drop of what is read": Case("Drop", put(computation="a"), "STILL_READ"),
+    "a drop of what is owned": Case("Drop", put(computation="d"), "OWNED_RANGES"),
     "an interval that is owned": Case("Retire", put(computation="a"), "OWNED_RANGES"),
     # -- reading
     "too many names to get": Case(
@@ -284,7 +286,17 @@ CASES.update(
         if method != "Report"
     }
 )
-_NAMED: Final = ("SetInputs", "Reset", "Retire", "CheckComplete", "ListRanges", "GetHistory", "Claim", "Release")
+_NAMED: Final = (
+    "SetInputs",
+    "Reset",
+    "Retire",
+    "Drop",
+    "CheckComplete",
+    "ListRanges",
+    "GetHistory",
+    "Claim",
+    "Release",
+)
 CASES.update(
     {
         f"{method} of an unknown computation": Case(method, put(computation=UNKNOWN), "UNKNOWN_COMPUTATION")

@@ -38,6 +38,7 @@ COMMON: Final = {
     "crash a reader": 2,
     "pause a reader": 2,
     "reset": 1,
+    "drop": 2,
     "new inputs": 2,
 }
 """What happens in every world."""

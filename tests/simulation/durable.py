@@ -66,6 +66,8 @@ class Durable:
         self._excused: dict[str, int] = {}
         """What was published of a computation when a new owner came to do old work again: that is not taken back."""
         self._reported = Reported()
+        self._dropped: dict[str, int] = {}
+        """The lives in which somebody was told that computations were dropped."""
         self._bereft: set[str] = set()
         """Computations of which something that was acknowledged, and is not just an advance, is lost for good."""
 
@@ -249,7 +251,16 @@ class Durable:
         return any(set(inputs) <= set(each) for each in known)
 
     def lost_lives(self) -> list[str]:
-        """Return the computations of which the store has forgotten a reset."""
+        """Return the computations of which the store has forgotten a reset, or a drop: who was told of it waits for a later life."""
         lives = self._ledger.book(GRAPH).lives
         newest = {name: max((life for known, life in self._highest if known == name), default=0) for name in lives}
-        return [name for name, life in lives.items() if life < newest[name]]
+        return [name for name, life in lives.items() if life < newest[name] or name in self.undropped()]
+
+    def undropped(self) -> list[str]:
+        """Return the computations that the store has in a life that somebody was told to be over."""
+        book = self._ledger.book(GRAPH)
+        return [
+            name
+            for name, life in self._dropped.items()
+            if book.lives.get(name, 0) < life or (book.lives[name] == life and name not in book.dropped)
+        ]

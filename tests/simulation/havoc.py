@@ -8,6 +8,7 @@ from dataclasses import fields
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from lowwater import errors
 from tests.simulation.chaos import Move
 from tests.simulation.kernel import Process, StoreWeather, Weather
 from tests.simulation.upheaval import Upheaval
@@ -75,6 +76,10 @@ class Havoc:
                 names = list(self._world.pipeline.nodes)
                 self._acted(move.kind)
                 self.reset(names[int(facts["pick"] * len(names))])
+            case "drop":
+                names = list(self._world.pipeline.nodes)[-3:]  # the first of these is read
+                self._acted(move.kind)
+                self._drop(names[int(facts["pick"] * len(names))])
             case "new inputs":
                 if not self._world.inputs_changed:
                     self._acted(move.kind)
@@ -176,6 +181,19 @@ class Havoc:
 
         async def run(lw: Client) -> None:
             await lw.reset(name)
+
+        self.operate(run)
+
+    def _drop(self, name: str) -> None:
+        """Let an operator drop a computation. Its workers find out, and register it again when they are started anew."""
+
+        async def run(lw: Client) -> None:
+            try:
+                await lw.drop(name, force=True)
+            except (errors.StillRead, errors.UnknownComputation) as error:
+                self._world.sim.reach(f"drop: {error.reason}")
+            else:
+                self._world.sim.reach("a computation was dropped")
 
         self.operate(run)
 

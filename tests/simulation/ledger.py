@@ -33,13 +33,17 @@ class Book:
     inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Of the graph: what each computation reads."""
     lives: Mapping[str, int] = field(default_factory=dict)
-    """Of the graph: the life of each computation."""
+    """Of the graph: the life of each computation, the last one of what was dropped."""
+    dropped: frozenset[str] = frozenset()
+    """Of the graph: what was dropped, and is not registered since."""
 
     def graph(self, payload: bytes, position: int) -> Book:
         """The book behind a record of the graph, which is all of it."""
         found = journal_pb2.Topology.FromString(payload).computations
         inputs = {each.name: tuple(each.inputs) for each in found}
-        return replace(self, position=position, inputs=inputs, lives={each.name: each.incarnation for each in found})
+        dropped = frozenset(each.name for each in found if each.dropped)
+        lives = {each.name: each.incarnation for each in found}
+        return replace(self, position=position, inputs=inputs, lives=lives, dropped=dropped)
 
     def record(self, record: journal_pb2.Record, position: int) -> Book:
         """The book behind a record of a computation."""

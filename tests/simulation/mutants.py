@@ -20,10 +20,11 @@ from lowwater._core.ratchet import Ratchet
 from lowwater._core.routes import Routes
 from lowwater.aio import Lease
 from lowwater_authority import holdings
-from lowwater_authority.core import recovery
+from lowwater_authority.core import recovery, topology
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.group import GroupState
 from lowwater_authority.core.times import MAX
+from lowwater_authority.core.topology import Spec
 from lowwater_authority.journal import Ownership, memory, owned
 from lowwater_authority.journal.memory import MemoryJournal, StoredLog
 from lowwater_authority.journal.owned import Held
@@ -187,6 +188,17 @@ def follow_a_redirect_to_a_lower_epoch(planted: Planted) -> None:
     planted.setattr(Ratchet, "admit", forgetful)
 
 
+def forget_the_tombstone(planted: Planted) -> None:
+    """What is dropped leaves nothing behind, and its log stays as it was: its next registration begins with life 1 (rule 3)."""
+    planted.setattr(topology, "_tombstone", lambda known: Spec(known.name, incarnation=0, input_version=0))
+
+    async def leave(self: holdings.Holdings, name: str, *_: Any) -> None:
+        self.journal.release(name)
+        del self._ending[name]
+
+    planted.setattr(holdings.Holdings, "_end", leave)
+
+
 MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
     plant.__name__: plant
     for plant in (
@@ -202,6 +214,7 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         restart_counters_after_a_lost_epoch,
         overwrite_a_newer_snapshot,
         follow_a_redirect_to_a_lower_epoch,
+        forget_the_tombstone,
     )
 }
 

@@ -56,6 +56,8 @@ class Oracle(Durable):
         """When a reset or new inputs of a computation were last asked for: all its older claims may be stale since."""
         self._released: set[tuple[str, int]] = set()
         self._histories: dict[tuple[str, int], dict[int, int]] = {}
+        self._dropping: dict[int, int] = {}
+        """The life that somebody had been told of when a drop was asked for."""
         self._registered: dict[str, int] = {}
         """The lives that somebody was told of."""
 
@@ -97,6 +99,18 @@ class Oracle(Durable):
                 self._reported.sent(tap.call, message)
             case topology_pb2.RegisterResponse() as message:
                 self._keeps(message.computation)
+            case topology_pb2.DropRequest() as message:
+                self._ended[message.computation] = self._sim.now
+                self._dropping[tap.call] = self._registered.get(message.computation, 0)
+            case topology_pb2.DropResponse() as message:
+                told = message.computation
+                before = self._dropping[tap.call]
+                self._expect(
+                    told.incarnation >= before or self._weak,
+                    f"{told.name} is dropped in its life {told.incarnation}, after its life {before}",
+                )
+                self._dropped[told.name] = max(told.incarnation, self._dropped.get(told.name, 0))
+                self.keeps_the_graph()
             case topology_pb2.ResetResponse() as message:
                 for each in message.computations:
                     self._keeps(each)
@@ -116,8 +130,10 @@ class Oracle(Durable):
         self.keeps_the_graph()
 
     def keeps_the_graph(self) -> None:
-        """Look whether every registration and every reset is there that somebody was told of."""
+        """Look whether every registration, every reset and every drop is there that somebody was told of."""
         lives = self._ledger.book(GRAPH).lives
+        for name in () if self._weak else self.undropped():
+            self.fail(f"{name} was told to be dropped in its life {self._dropped[name]}, but the store has it")
         for name, life in self._registered.items():
             known = lives.get(name, 0)
             self._expect(

@@ -39,6 +39,7 @@ NEEDS = {
     "SetInputs": [("operate", "computation"), ("read", "inputs")],
     "Reset": [("operate", "computation")],
     "Retire": [("operate", "computation")],
+    "Drop": [("operate", "computation")],
     "Locate": [],
     "ListShards": [],
     "Drain": [],

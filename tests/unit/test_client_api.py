@@ -32,7 +32,7 @@ NAMES = """
 Client ClientStatistics Closed Completeness Completion Computation Cycle EstimatedInput EventTime FinishRequired Histogram History Hop
 IdentityMismatch IncarnationChanged InputReader InputVersion Inputs InvalidArgument JournalFailed Lease LowwaterError MAX MIN Moved NotPrepared OldStream
 OlderClaim Overloaded OwnedRanges PermissionDenied RangeState RangeView Ranges Refusal RegistrationConflict Rewound ServerTokenMismatch Settings
-ShardView Shards ShuttingDown StaleEpoch StaleSequencer TaskAttempt Timeout TooFarAhead Topology Unauthenticated Unavailable UnknownComputation Watermark
+ShardView Shards ShuttingDown StaleEpoch StaleSequencer StillRead TaskAttempt Timeout TooFarAhead Topology Unauthenticated Unavailable UnknownComputation Watermark
 WatermarkView Watermarks Why Worker WouldRegress connect
 """
 

@@ -69,7 +69,8 @@ class Running:
         self, grant: Grant, *hours: int, name: str = "a", finish: bool = False, lives: tuple[int, ...] = ()
     ) -> asyncio.Future[list[tuple[str, Refused]]]:
         values = np.array([h if h in (MIN, MAX) else h * HOUR for h in hours], dtype=np.int64)
-        fold = Fold(self.shard.topology.required(name).input_version, lives)
+        known = name in self.shard.topology.computations
+        fold = Fold(self.shard.topology.required(name).input_version if known else 1, lives)
         report = GroupReport(grant.sequencer, values, finish=finish, fold=fold)
         return self.shard.report([(name, report)], sender=SENDER, number=(self._stream, next(self._number)))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -21,6 +22,7 @@ from lowwater_authority.core.topology import Topology
 from lowwater_authority.journal import (
     GRAPH,
     JournalCorrupt,
+    JournalError,
     JournalFailed,
     JournalFenced,
     JournalLost,
@@ -77,6 +79,8 @@ class Holdings:
         """Where this process is reached."""
         self._in_doubt: set[str] = set()
         """Computations whose ownership is being renewed."""
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        """What lets go of the logs of computations that were dropped."""
         self.let_gone = 0
         """How many computations were let go: by a take that was slow, perhaps one that is to be served here."""
 
@@ -104,6 +108,8 @@ class Holdings:
 
         Raises JournalOutvoted, JournalFailed, JournalUnknown, JournalCorrupt, ...
         """
+        if name in self._ending:
+            await asyncio.wait([self._ending[name]])
         ownership = await self.journal.take(name, view=self.view, address=self.address)
         try:
             return ownership, await self.journal.load(name, known=known)
@@ -146,6 +152,33 @@ class Holdings:
             self.journal.release(name)
         self.let_gone += len(gone)
         return gone
+
+    def drop(self, name: str) -> None:
+        """Let go of a computation that was dropped, if it is held. Its log begins anew, for a next life, before another may take it."""
+        computation, ownership = self.computations.pop(name, None), self.ownerships.pop(name, None)
+        if computation is None or ownership is None:
+            return
+        after = replace(computation.spec, incarnation=computation.incarnation + 1)
+        empty = recovery.snapshot(recovery.restarted(computation, after))
+        self._ending[name] = asyncio.create_task(self._end(name, self.logs.position(name), empty))
+        self.logs.forget(name)
+
+    async def _end(self, name: str, position: int, empty: bytes) -> None:
+        """Leave as little of a log as its next life needs. A failure is logged: what is left is only longer."""
+        try:
+            if position:
+                await self.journal.snapshot(name, position, empty)
+        except JournalError as error:
+            told = event("snapshot_failed", computation=name, reason=str(error))
+            log.warning("the log of %s, which was dropped, is not shortened: %s", name, error, extra=told)
+        finally:
+            self.journal.release(name)
+            del self._ending[name]
+
+    async def settle(self) -> None:
+        """Wait for the logs that are being shortened since their computations were dropped."""
+        while self._ending:
+            await asyncio.wait(self._ending.values())
 
     def epoch(self, name: str) -> int:
         """Return the number under which a computation is held; 0 when it is not."""

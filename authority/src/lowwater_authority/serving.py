@@ -38,6 +38,9 @@ WAIT_SECONDS: Final = 5.0
 TOGETHER_SECONDS: Final = 1.0
 """How long a question about several computations waits for those that are not served yet: it is not to hide the others."""
 
+DROPPED: Final = "its computation was dropped"
+"""Why the owners of a computation lose it that is taken out of the graph."""
+
 log = logging.getLogger(__name__)
 
 
@@ -81,6 +84,9 @@ class Serving:
         # Lives that began before the logs were taken; rounds do not run yet.
         held.topology = held.newer(await held.read_graph()) or held.topology
         for name, (ownership, loaded) in taken.items():
+            if name not in held.topology.computations:
+                held.journal.release(name)  # it was dropped meanwhile
+                continue
             held.hold(held.topology.get(name), ownership, loaded)
         self._count()
 
@@ -104,6 +110,7 @@ class Serving:
         """
         logs = self.held.logs
         await logs.settle()
+        await self.held.settle()
         readable = True
         for name, computation in list(self.held.computations.items()):
             if logs.behind(name):
@@ -386,7 +393,7 @@ class Serving:
         views = [computation.publish() for computation in kept.values()]
         if round_.topology is not None:
             views += self._use(round_.topology)
-        self.hub.publish(views)
+        self.hub.publish(view for view in views if self.serves(view.name))
         for fenced in round_.fenced:
             self.on_fenced(fenced)
         self._tell_losses(round_.fenced)
@@ -412,7 +419,11 @@ class Serving:
     def _use(self, topology: Topology) -> list[View]:
         """Go on with another graph; returns what the new lives that it begins have published."""
         new = [name for name in topology.computations if name not in self.topology.computations]
+        gone = [name for name in self.topology.computations if name not in topology.computations]
         self.held.topology = topology
+        for name in gone:
+            self.held.drop(name)
+            self.hub.move(name)
         views = []
         for name, computation in self.held.computations.items():
             spec = topology.get(name)
@@ -452,12 +463,11 @@ class Serving:
 
     def _fence_ended_lives(self, round_: Round) -> None:
         assert round_.topology is not None
-        round_.fenced += [
-            Fenced(name, sequencer, None, f"{name} was reset")
-            for name, computation in self.held.computations.items()
-            if computation.incarnation < round_.topology.get(name).incarnation
-            for sequencer in computation.map.groups
-        ]
+        for name, computation in self.held.computations.items():
+            spec = round_.topology.computations.get(name)
+            if spec is None or computation.incarnation < spec.incarnation:
+                reason = DROPPED if spec is None else f"{name} was reset"
+                round_.fenced += [Fenced(name, sequencer, None, reason) for sequencer in computation.map.groups]
 
     # -- shared --------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.rounds import GivenUp, GraphMoved, Round
-from lowwater_authority.serving import Serving
+from lowwater_authority.serving import DROPPED, Serving
 from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
@@ -277,9 +277,12 @@ class Shard(Serving):
                     computation = self._touch(round_, name)
                     if name in stopped:
                         raise _elsewhere(name)
-                except (errors.UnknownComputation, errors.Moved) as error:
+                except (errors.UnknownComputation, errors.Moved) as caught:
+                    error: errors.LowwaterError = caught
                     if isinstance(error, errors.Moved):
                         stopped.add(name)
+                    if name in self.topology.dropped:
+                        error = _dropped(name)
                     refused.append((name, _refusal(report, error)))
                     continue
                 key = name, report.sequencer
@@ -312,6 +315,29 @@ class Shard(Serving):
         were = "was" if ranges == 1 else "were"
         log.warning("%s of %s %s retired", counted(ranges, "key range"), name, were, extra=told)
         return ranges
+
+    async def drop(self, name: str, *, force: bool) -> Spec:
+        """Take a computation out of the graph; returns its tombstone.
+
+        Its claims are revoked in the same step, by a record in its own log: so nobody drops what another shard serves by then. Raises
+        UnknownComputation, StillRead, and OwnedRanges unless forced.
+        """
+
+        def stage(round_: Round) -> Spec:
+            changed = self.topology.drop(name)
+            computation = self._computation(name)
+            if not force:
+                computation.refuse_owners(round_.now)
+            round_.touched[name] = computation
+            version = self.topology.get(name).input_version
+            round_.fenced += computation.revoke(version, round_.now, reason=DROPPED)
+            round_.topology = changed
+            return changed.dropped[name]
+
+        dropped = await self._write(stage, alone=True)
+        told = event("dropped", computation=name, incarnation=dropped.incarnation, force=force)
+        log.warning("%s was dropped, in its life %d", name, dropped.incarnation, extra=told)
+        return dropped
 
     def stage_task(self, name: str, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart) -> None:
         """Keep a task's part, in memory only: it promises nothing until it is prepared and committed."""
@@ -383,6 +409,12 @@ def _ranges_with(held: IntervalMap, bounds: Sequence[bytes]) -> int:
 def _elsewhere(name: str) -> errors.Moved:
     msg = f"{name} was served by another shard in between; open a new stream and send the full state"
     return errors.Moved(msg, metadata={"computation": name})
+
+
+def _dropped(name: str) -> errors.StaleSequencer:
+    """Return why a claim of a dropped computation is over, whoever comes back with it; a new life of it would say the same."""
+    msg = f"{name} was dropped, and its claims ended with it"
+    return errors.StaleSequencer(msg, metadata={"computation": name})
 
 
 def _refusal(report: GroupReport, error: errors.LowwaterError) -> Refused:

@@ -47,6 +47,7 @@ __all__ = [
     "ShuttingDown",
     "StaleEpoch",
     "StaleSequencer",
+    "StillRead",
     "Timeout",
     "TooFarAhead",
     "Unauthenticated",
@@ -144,7 +145,7 @@ class InputVersion(LowwaterError):
 
 
 class IncarnationChanged(LowwaterError):
-    """The computation was reset: what was waited for belongs to an earlier life of it."""
+    """The computation was reset, or dropped: what was waited for belongs to an earlier life of it."""
 
 
 class ServerTokenMismatch(LowwaterError):
@@ -171,7 +172,14 @@ class NotPrepared(LowwaterError):
 
 
 class OwnedRanges(LowwaterError):
-    """Workers own part of what should be retired. Stop them first, or force it."""
+    """Workers own part of what should be retired, or dropped. Stop them first, or force it."""
+
+
+class StillRead(LowwaterError):
+    """What should be dropped is an input of other computations. Change their inputs, or drop them first.
+
+    ``metadata`` has ``computation`` and ``consumers``, some of their names.
+    """
 
 
 class WouldRegress(LowwaterError):

@@ -114,6 +114,11 @@ class WatermarkView:
     """Whether nobody promises the watermarks; only estimated computations read it."""
 
     @property
+    def dropped(self) -> bool:
+        """Whether it was dropped: it is not registered any more, and ``incarnation`` was its last life."""
+        return not self.registered and self.incarnation > 0
+
+    @property
     def heuristic(self) -> Mapping[float, Watermark]:
         """The heuristic watermarks by share: ``heuristic[0.99]`` has been passed by 99 % of the records lately seen.
 

@@ -30,7 +30,7 @@ _MOST_DECISIONS: Final = 10_000
 
 _NAMES: Final = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)?")
 
-_NAMING: Final = (errors.Cycle, errors.EstimatedInput, errors.WouldRegress, errors.Unavailable)
+_NAMING: Final = (errors.Cycle, errors.EstimatedInput, errors.StillRead, errors.WouldRegress, errors.Unavailable)
 """What names computations that the caller did not name. Other errors repeat what the caller has sent, and to hide there what is registered
 would say what is."""
 

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from lowwater_authority.core.requests import ClaimRequest
     from lowwater_authority.core.topology import Spec
 
+NAMED: Final = 20
+"""Most workers that a refusal lists."""
+
 GRANTS_KEPT: Final = 4096
 """Request ids remembered, so that a repeated claim gets its first answer even after it was superseded."""
 
@@ -225,7 +228,26 @@ class Computation(Commits):
     def _apply_release(self, op: pb.Release) -> None:
         self.map.groups[op.sequencer].state = GroupState.UNOWNED
 
-    def revoke(self, input_version: int, now: int, *, bound: int | None = None) -> list[Fenced]:
+    def refuse_owners(self, now: int) -> None:
+        """Raise OwnedRanges while a worker owns a range that is not finished. Whether it lives is not known, only when it was heard of last."""
+        owned = [g for g in self.map.groups.values() if g.state is GroupState.OWNED and not g.finished]
+        if not owned:
+            return
+        workers = sorted({group.worker or "unnamed" for group in owned})
+        some = ", ".join(workers[:NAMED]) + (f" and {len(workers) - NAMED} more" if len(workers) > NAMED else "")
+        heard = max(group.last_report for group in owned)
+        last = (
+            f"the last was heard of {max(0, now - heard) // 1_000_000} s ago" if heard else "none was heard of lately"
+        )
+        msg = (
+            f"{some} own key ranges of {self.spec.name}, {last}. Stop them and let them release what they own, or drop it with force: "
+            "what they report is refused then."
+        )
+        raise errors.OwnedRanges(msg, metadata=self._about(workers=", ".join(workers[:NAMED])))
+
+    def revoke(
+        self, input_version: int, now: int, *, bound: int | None = None, reason: str = "its inputs changed"
+    ) -> list[Fenced]:
         """Make every sequencer stale, and demand a newer version of the inputs from those that follow.
 
         ``bound``, when inputs are added: the least of their low watermarks. No range may stand beyond it: what the old owners
@@ -234,7 +256,7 @@ class Computation(Commits):
         """
         self._flush()
         fenced = [
-            Fenced(self.spec.name, group.sequencer, None, "its inputs changed")
+            Fenced(self.spec.name, group.sequencer, None, reason)
             for group in self.map.groups.values()
             if group.state is GroupState.OWNED
         ]

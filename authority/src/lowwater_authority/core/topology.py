@@ -28,6 +28,9 @@ MAX_INPUTS: Final = 1000
 MAX_HEURISTICS: Final = 16
 MAX_HASH: Final = 64
 
+NAMED: Final = 20
+"""Most names that a refusal lists."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spec:
@@ -57,6 +60,9 @@ class Topology:
 
     version: int = 0
     computations: Mapping[str, Spec] = field(default_factory=dict)
+    dropped: Mapping[str, Spec] = field(default_factory=dict)
+    """Tombstones: the last life, and version of the inputs, of names that are not registered any more. A re-registration goes on above
+    them, so nobody takes its values for older ones. They stay for good."""
     _estimated: frozenset[str] = field(init=False, compare=False, repr=False)
     """What is estimated, by its registration or by what it reads. Derived, never stored: it ends with its reason."""
 
@@ -68,6 +74,8 @@ class Topology:
         spec = self.computations.get(name)
         if spec is None:
             msg = f"there is no computation {name!r}; register it first, or check the spelling and the namespace"
+            if name in self.dropped:
+                msg = f"{name} was dropped; register it again to begin a new life of it"
             raise errors.UnknownComputation(msg, metadata={"computation": name})
         return spec
 
@@ -109,7 +117,24 @@ class Topology:
                 f"{'estimated' if known.estimated else 'exact'}. Register the same, or change the inputs with set_inputs."
             )
             raise errors.RegistrationConflict(msg, metadata={"computation": spec.name})
+        before = self.dropped.get(spec.name)
+        if before is not None:
+            spec = replace(spec, incarnation=before.incarnation + 1, input_version=before.input_version + 1)
         return self._with(spec)
+
+    def drop(self, name: str) -> Topology:
+        """Return the graph without a computation, but with its tombstone. Raises UnknownComputation, StillRead. O(graph)."""
+        known = self.get(name)
+        readers = sorted(each.name for each in self.computations.values() if name in each.inputs)
+        if readers:
+            some = ", ".join(readers[:NAMED]) + (f" and {len(readers) - NAMED} more" if len(readers) > NAMED else "")
+            msg = (
+                f"{name} is an input of {some}: without it they would hold for ever. Change their inputs with set_inputs, or drop them "
+                "first."
+            )
+            raise errors.StillRead(msg, metadata={"computation": name, "consumers": ", ".join(readers[:NAMED])})
+        kept = {other: spec for other, spec in self.computations.items() if other != name}
+        return Topology(self.version + 1, kept, {**self.dropped, name: _tombstone(known)})
 
     def set_inputs(self, name: str, inputs: Sequence[str]) -> Topology:
         """Return the graph with other inputs for a computation. Raises as register does.
@@ -128,7 +153,7 @@ class Topology:
         """Return the graph with a new life of a computation and of all that reads it, and their names in order."""
         names = self.downstream(name)
         fresh = {n: replace(self.computations[n], incarnation=self.computations[n].incarnation + 1) for n in names}
-        return Topology(self.version + 1, {**self.computations, **fresh}), names
+        return Topology(self.version + 1, {**self.computations, **fresh}, self.dropped), names
 
     def merged(self, other: Topology) -> Topology:
         """Return the graph with all that either knows, of each computation the newer; for a store that has lost changes.
@@ -145,9 +170,17 @@ class Topology:
                 continue
             newer = spec if _age(known) < _age(spec) else known
             newest[name] = replace(newer, estimated=known.estimated or spec.estimated)
-        if newest == self.computations and self.version >= other.version:
+        dropped = dict(self.dropped)
+        for name, spec in other.dropped.items():
+            if name not in dropped or _age(dropped[name]) < _age(spec):
+                dropped[name] = spec
+        for name in dropped.keys() & newest.keys():
+            # What was dropped stays so, until it is registered again, in a later life.
+            ended = dropped if newest[name].incarnation > dropped[name].incarnation else newest
+            del ended[name]
+        if (newest, dropped) == (self.computations, self.dropped) and self.version >= other.version:
             return self
-        return Topology(max(self.version, other.version) + 1, newest)
+        return Topology(max(self.version, other.version) + 1, newest, dropped)
 
     def downstream(self, name: str) -> list[str]:
         """Return a computation and all that reads it, directly or not, in topological order, if there is one. O(graph).
@@ -173,7 +206,8 @@ class Topology:
             return list(reached)
 
     def _with(self, spec: Spec) -> Topology:
-        changed = Topology(self.version + 1, {**self.computations, spec.name: spec})
+        dropped = {name: known for name, known in self.dropped.items() if name != spec.name}
+        changed = Topology(self.version + 1, {**self.computations, spec.name: spec}, dropped)
         cycle = changed._cycle_through(spec.name)
         if cycle:
             msg = (
@@ -213,43 +247,52 @@ class Topology:
 
     def encode(self) -> bytes:
         """Serialise for the journal."""
-        return pb.Topology(
-            version=self.version,
-            computations=[
-                pb.Computation(
-                    name=spec.name,
-                    inputs=spec.inputs,
-                    heuristics_ppm=spec.heuristics,
-                    key_hash=spec.key_hash,
-                    max_skew_micros=spec.max_skew,
-                    incarnation=spec.incarnation,
-                    input_version=spec.input_version,
-                    history_step_micros=spec.history_step,
-                    estimated=spec.estimated,
-                )
-                for spec in self.computations.values()
-            ],
-        ).SerializeToString()
+        dropped = (_message(spec, dropped=True) for spec in self.dropped.values())
+        computations = [*map(_message, self.computations.values()), *dropped]
+        return pb.Topology(version=self.version, computations=computations).SerializeToString()
 
     @classmethod
     def decode(cls, payload: bytes) -> Topology:
         """Read what encode wrote."""
         message = pb.Topology.FromString(payload)
-        specs = (
-            Spec(
-                c.name,
-                tuple(c.inputs),
-                tuple(c.heuristics_ppm),
-                c.key_hash,
-                c.max_skew_micros,
-                c.incarnation,
-                c.input_version,
-                c.history_step_micros or HOUR,
-                c.estimated,
-            )
-            for c in message.computations
+        computations = {each.name: _spec(each) for each in message.computations if not each.dropped}
+        return cls(
+            message.version, computations, {each.name: _spec(each) for each in message.computations if each.dropped}
         )
-        return cls(message.version, {spec.name: spec for spec in specs})
+
+
+def _message(spec: Spec, *, dropped: bool = False) -> pb.Computation:
+    return pb.Computation(
+        name=spec.name,
+        inputs=spec.inputs,
+        heuristics_ppm=spec.heuristics,
+        key_hash=spec.key_hash,
+        max_skew_micros=spec.max_skew,
+        incarnation=spec.incarnation,
+        input_version=spec.input_version,
+        history_step_micros=spec.history_step,
+        estimated=spec.estimated,
+        dropped=dropped,
+    )
+
+
+def _spec(message: pb.Computation) -> Spec:
+    return Spec(
+        message.name,
+        tuple(message.inputs),
+        tuple(message.heuristics_ppm),
+        message.key_hash,
+        message.max_skew_micros,
+        message.incarnation,
+        message.input_version,
+        message.history_step_micros or HOUR,
+        message.estimated,
+    )
+
+
+def _tombstone(spec: Spec) -> Spec:
+    """Return what is kept of a computation that is dropped: its numbers."""
+    return Spec(spec.name, incarnation=spec.incarnation, input_version=spec.input_version)
 
 
 def _age(spec: Spec) -> tuple[int, int]:

@@ -41,7 +41,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     @refusing
     async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateResponse:  # noqa: N802
         """Tell where computations are served."""
-        self._cluster()
+        cluster = self._cluster()
         names = decode.names("computations", request.computations)
         if len(request.epochs) not in {0, len(names)}:
             raise bad_field(
@@ -62,6 +62,11 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
                 self._tell_ahead(name, seen)
         registered = [name for name in names if name in shard.topology.computations]
         found = {redirect.computation: redirect for redirect in await self.services.redirects(registered)}
+        # Of one that was dropped any shard tells, and so does this one.
+        dropped, me = shard.topology.dropped, cluster.me.address
+        for name, seen in numbers:
+            if name in dropped:
+                found[name] = types_pb2.Redirect(computation=name, address=me, epoch=seen)
         redirects = [found.get(name) or types_pb2.Redirect(computation=name) for name in names]
         return pb.LocateResponse(server_token=self.services.token, redirects=redirects)
 

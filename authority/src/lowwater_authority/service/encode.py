@@ -41,10 +41,12 @@ def key_range(value: Range) -> types_pb2.Range:
 
 
 def watermark(name: str, view: View | None, topology: Topology, epoch: int) -> types_pb2.Watermark:
-    """Encode what is published of a computation; an unregistered one is at MIN."""
-    if view is None:
-        return types_pb2.Watermark(computation=name, registered=False, epoch=epoch, low_micros=MIN)
-    spec = topology.computations[name]
+    """Encode what is published of a computation; an unregistered one is at MIN, with the life in which it was dropped, if it was."""
+    spec = topology.computations.get(name)
+    if view is None or spec is None:
+        before = topology.dropped.get(name)
+        life = 0 if before is None else before.incarnation
+        return types_pb2.Watermark(computation=name, registered=False, incarnation=life, epoch=epoch, low_micros=MIN)
     return types_pb2.Watermark(
         computation=name,
         registered=True,
@@ -80,6 +82,13 @@ def computation(spec: Spec, topology: Topology) -> topology_pb2.Computation:
         input_incarnations=required.input_incarnations,
         history_step_micros=spec.history_step,
         estimated=topology.is_estimated(spec.name),
+    )
+
+
+def tombstone(spec: Spec) -> topology_pb2.Computation:
+    """Encode what is kept of a computation that was dropped."""
+    return topology_pb2.Computation(
+        name=spec.name, incarnation=spec.incarnation, input_version=spec.input_version, dropped=True
     )
 
 

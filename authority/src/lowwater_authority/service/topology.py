@@ -75,3 +75,11 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         await self.services.reach(request.computation)
         ranges = await self.services.shard.retire(request.computation, start, end, force=request.force)
         return topology_pb2.RetireResponse(ranges=ranges)
+
+    @refusing
+    async def Drop(self, request: topology_pb2.DropRequest, context: Context) -> topology_pb2.DropResponse:  # noqa: N802
+        """Take a computation out of the graph."""
+        await self.services.shard.confirm(())  # what another shard has registered since may read it
+        await self.services.reach(request.computation)
+        dropped = await self.services.shard.drop(request.computation, force=request.force)
+        return topology_pb2.DropResponse(computation=encode.tombstone(dropped))

@@ -74,7 +74,8 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
                 subscription = shard.hub.subscribe(asked)
                 confirmed, unknown = await self._begin(subscription, asked)
             taken = await subscription.take(0)
-            yield await self._response(taken if asked else _readable(taken), confirmed, unknown)
+            dropped = [] if asked else visible(sorted(shard.topology.dropped))
+            yield await self._response(taken if asked else _readable(taken), confirmed, unknown, dropped=dropped)
             while not services.leaving.is_set():
                 if not asked and rights != _rights():
                     # What may be read only now is told as if asked for now: it may not change for long.
@@ -185,11 +186,14 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         go_away: types_pb2.GoAway | None = None,
         *,
         waited: float | None = None,
+        dropped: Iterable[str] = (),
     ) -> pb.WatchResponse:
         shard = self.services.shard
-        watermarks = [*unknown, *(self._watermark(name, view) for name, view in taken.items() if view is not None)]
+        known = shard.topology.computations
+        told = {name: view for name, view in taken.items() if view is not None or name not in known}
+        watermarks = [*unknown, *(self._watermark(name, view) for name, view in told.items())]
         self.services.observer.pushed(len(watermarks), waited)
-        elsewhere = [name for name, view in taken.items() if view is None and not shard.serves(name)]
+        elsewhere = [name for name in taken if name not in told and not shard.serves(name)]
         return pb.WatchResponse(
             server_token=self.services.token,
             watermarks=watermarks,
@@ -197,6 +201,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             go_away=go_away,
             clock_micros=shard.now,
             redirects=await self.services.redirects(elsewhere),
+            dropped=[self._watermark(name, None) for name in dropped],
         )
 
 

@@ -51,10 +51,14 @@ class Board:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def admit(self, view: WatermarkView) -> None:
-        """Take over what is newer than what is known; a value never goes back within a life (rule 3)."""
+        """Take over what is newer than what is known; a value never goes back within a life (rule 3). What was dropped is forgotten."""
         name = view.computation
         with self._lock:
             known = self._views.get(name)
+            if not view.registered:
+                if known is not None and view.incarnation >= known.incarnation:
+                    self._forget(name)
+                return
             if known is not None and (view.incarnation, view.low) < (known.incarnation, known.low):
                 return
             if known is None or known.inputs != view.inputs:
@@ -64,6 +68,12 @@ class Board:
             self._views[name] = view
             self._roots = None
             self._changed[name] = None
+
+    def _forget(self, name: str) -> None:
+        del self._views[name]
+        self._order = self._roots = None
+        self._changed[name] = None
+        self._samples.remove(name)
 
     def post(self, shards: Iterable[ShardView]) -> None:
         """Replace the shards of the deployment."""
@@ -115,7 +125,10 @@ class Board:
         return self._samples.of(name)
 
     def changes(self) -> list[str]:
-        """Return what stands or lags otherwise than when this was asked last, each once. O(edges of the graph) if anything does."""
+        """Return what stands or lags otherwise than when this was asked last, each once, and what was forgotten since.
+
+        O(edges of the graph) if there is anything.
+        """
         with self._lock:
             if not self._changed:
                 return []
@@ -194,6 +207,8 @@ class _Samples:
         self._times: npt.NDArray[np.int64] = np.zeros(SAMPLES, np.int64)
         self._values: npt.NDArray[np.int64] = np.zeros((0, SAMPLES, 2), np.int64)
         self._rows: dict[str, int] = {}
+        self._free: list[int] = []
+        """Rows of what was dropped."""
         self._since: dict[str, int] = {}
         """Which sample is the first of a computation's present life."""
 
@@ -201,9 +216,9 @@ class _Samples:
         with self._lock:
             for view in views:
                 if view.computation not in self._rows:
-                    self._rows[view.computation] = len(self._rows)
+                    self._rows[view.computation] = self._free.pop() if self._free else len(self._rows)
                     self._since.setdefault(view.computation, self._taken)
-            missing = len(self._rows) - len(self._values)
+            missing = len(self._rows) + len(self._free) - len(self._values)
             if missing > 0:
                 more = max(missing, len(self._values))
                 self._values = np.concatenate((self._values, np.zeros((more, SAMPLES, 2), np.int64)))
@@ -219,6 +234,14 @@ class _Samples:
         """A new life has begun."""
         with self._lock:
             self._since[name] = self._taken
+
+    def remove(self, name: str) -> None:
+        """It was dropped."""
+        with self._lock:
+            row = self._rows.pop(name, None)
+            if row is not None:
+                self._free.append(row)
+            self._since.pop(name, None)
 
     def of(self, name: str) -> list[Sample]:
         with self._lock:

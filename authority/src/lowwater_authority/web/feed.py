@@ -50,6 +50,8 @@ class Feed:
         self._encoding = asyncio.Lock()
         self._encoded: dict[str, bytes] = {}
         self._untold: dict[str, None] = {}
+        self._removed: dict[str, None] = {}
+        """What was dropped since the newest message."""
         self._message = b""
         self._number = 0
         self._whole = (-1, 0.0, b"")
@@ -124,7 +126,12 @@ class Feed:
         async with self._encoding:
             for i, name in enumerate(self._board.changes(), start=1):
                 view = self._board.view(name)
-                if view is not None:
+                if view is None:
+                    self._untold.pop(name, None)
+                    if self._encoded.pop(name, None) is not None:
+                        self._removed[name] = None
+                else:
+                    self._removed.pop(name, None)
                     record = records.computation(view, self._board)
                     self._encoded[name] = json.dumps(record, separators=(",", ":")).encode()
                     self._untold[name] = None
@@ -133,8 +140,10 @@ class Feed:
 
     def _changes(self) -> bytes:
         changed = b",".join(self._encoded[name] for name in self._untold)
+        removed = json.dumps(list(self._removed)).encode()
         self._untold.clear()
-        return b'%s,"computations":[%s],"removed":[]}' % (self._head(), changed)
+        self._removed.clear()
+        return b'%s,"computations":[%s],"removed":%s}' % (self._head(), changed, removed)
 
     def _head(self) -> bytes:
         stale_for = self._follower.stale_for
@@ -143,7 +152,7 @@ class Feed:
 
     async def _tell(self) -> None:
         await self._encode()
-        if self._untold:
+        if self._untold or self._removed:
             self._message = _event("changes", self._changes())
         elif time.monotonic() - self._told_at >= BEAT:
             self._message = _event("beat", self._head() + b"}")

@@ -137,13 +137,20 @@ class Follower:
     def _poll(self) -> None:
         began = time.monotonic()
         try:
-            views = self.client().get()
+            self._ask(self.client())
         except (errors.Unavailable, errors.Timeout):
             self.look()  # the board says how stale it is
             return
+        self._confirmed = max(self._confirmed, began)
+
+    def _ask(self, client: Client) -> None:
+        views = client.get()
         for view in views.values():
             self._board.admit(view)
-        self._confirmed = max(self._confirmed, began)
+        # What is not among them was dropped, as a rule, which is told of what is asked for by name.
+        missing = [name for name in self._board.names() if name not in views]
+        for view in client.get(*missing).values() if missing else ():
+            self._board.admit(view)
 
     def _watch(self) -> None:
         client = self._connect()
@@ -160,7 +167,13 @@ class Follower:
     def _fill(self, client: Client) -> None:
         seen: set[str] = set()
         due = time.monotonic() + PERIOD
+        asked = False
         for view in client.watch():
+            if not asked:
+                # A client that is new is not told of what was dropped before it came.
+                with suppress(errors.Unavailable, errors.Timeout):
+                    self._ask(client)
+                asked = True
             if view.computation in seen or time.monotonic() > due:
                 # Those that changed take turns, so all have had theirs: what changes again until the next round is conflated.
                 self._stopping.wait(max(0.0, due - time.monotonic()))

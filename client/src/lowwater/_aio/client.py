@@ -99,6 +99,10 @@ class Client:
         """Take ``[start, end)`` out of a computation until it is claimed again; see :meth:`lowwater.Client.retire`."""
         return await self._call(self._calls.retire(name, start, end, force=force))
 
+    async def drop(self, name: str, force: bool = False) -> int:
+        """Take a computation out of the graph; see :meth:`lowwater.Client.drop`."""
+        return await self._call(self._calls.drop(name, force=force))
+
     # -- reading ------------------------------------------------------------------------------------------------------
 
     async def get(self, *names: str) -> dict[str, WatermarkView]:

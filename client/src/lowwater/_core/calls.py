@@ -180,6 +180,20 @@ class Calls:
         # A forced one may not be repeated by itself: an owner may have claimed in between.
         return Call(lambda stubs: stubs.graph.Retire, request, take, request.computation, repeatable=not force)
 
+    def drop(self, name: str, *, force: bool) -> Call[int]:
+        """Take a computation out of the graph."""
+        request = topology_pb2.DropRequest(
+            server_token=self._known.server_token, computation=self.full(name), force=checks.flag("force", force)
+        )
+
+        def take(answer: topology_pb2.DropResponse) -> int:
+            dropped = answer.computation
+            self._known.dropped(WatermarkView(dropped.name, incarnation=dropped.incarnation))
+            return dropped.incarnation
+
+        # Repeated by itself it could drop what somebody has registered again in between.
+        return Call(lambda stubs: stubs.graph.Drop, request, take, request.computation, repeatable=False)
+
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def get(self, names: Sequence[str]) -> Gather[Published]:

@@ -67,7 +67,7 @@ def fold_inputs(
         each=each,
         computation=reading.computation if reading is not None else "",
         input_version=reading.input_version if reading is not None else 0,
-        incarnations=tuple(view.incarnation for view in each.values()),
+        incarnations=tuple(view.incarnation if view.registered else 0 for view in each.values()),
     )
 
 

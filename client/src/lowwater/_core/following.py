@@ -39,7 +39,7 @@ class Waiting:
     def reached(self, known: WatchState, subscription: Subscription) -> bool:
         """Whether it is there.
 
-        Raises IncarnationChanged when it was reset meanwhile; UnknownComputation when it is not registered and has to be; and as long as
+        Raises IncarnationChanged when it was reset or dropped meanwhile; UnknownComputation when it is not registered and has to be; and as long as
         nothing was heard, why that is not allowed.
         """
         # What was heard late may be of a life that ended since; the newest stands right behind it.
@@ -49,11 +49,19 @@ class Waiting:
         if known.holding([self.name]):
             return False
         view = known.ratchet.get(self.name)
-        if self._registered and not view.registered:
+        if view.registered:
+            self._life = self._life or view.incarnation
+        elif self._life:
+            msg = (
+                f"{self.name} was dropped while it was waited for: its life {self._life} ended, and nobody reports for it any more. Wait "
+                "anew when it is registered again."
+            )
+            metadata = {"computation": self.name, "waited_for": str(self._life), "incarnation": "0"}
+            raise errors.IncarnationChanged(msg, metadata=metadata)
+        elif self._registered:
             msg = f"there is no computation {self.name!r}; check the spelling and the namespace"
             raise errors.UnknownComputation(msg, metadata={"computation": self.name})
-        self._life = self._life or view.incarnation
-        if view.incarnation != self._life:
+        if view.registered and view.incarnation != self._life:
             msg = f"{self.name} was reset while it was waited for: life {self._life} ended, {view.incarnation} began. Wait anew."
             metadata = {
                 "computation": self.name,

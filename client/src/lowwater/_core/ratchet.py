@@ -47,16 +47,18 @@ class Ratchet:
         if known is None:
             return self._store(view)
         if not view.registered:
-            # Values of a name that was registered once stay: a promise is not taken back by forgetting it.
-            return False if known.registered else self._store(view)
-        if known.registered and view.epoch < known.epoch:
+            # Values of a name that was registered once stay: a promise is not taken back by forgetting it. Only to be dropped ends its life.
+            if view.incarnation < known.incarnation:
+                return False
+            return self._store(replace(view, epoch=max(view.epoch, known.epoch)))
+        if view.epoch < known.epoch:
             msg = (
                 f"a server answered for {view.computation} with the ownership number {view.epoch}, but {known.epoch} was seen "
                 "already: that server has been replaced and does not know it yet. Its answer was not used."
             )
             metadata = {"computation": view.computation, "epoch": str(view.epoch), "seen": str(known.epoch)}
             raise StaleEpoch(msg, metadata=metadata)
-        if view.incarnation < known.incarnation:
+        if view.incarnation < known.incarnation or (view.incarnation == known.incarnation and not known.registered):
             self.held_back += 1
             return False
         if view.incarnation == known.incarnation:

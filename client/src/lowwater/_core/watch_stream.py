@@ -145,6 +145,8 @@ class WatchStream:
         for redirect in response.redirects:
             self._redirect(redirect)
         arrived = [message for message in response.watermarks if self._admit(message)]
+        for message in response.dropped:
+            known.dropped(wire.watermark_view(message))
         if self._ages is not None:
             self._ages.read(response.time_micros, response.clock_micros)
             if self._ages.lasted > CAP:

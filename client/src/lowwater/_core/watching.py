@@ -340,6 +340,11 @@ class WatchState:
         self._at[name] = stream.key
         return True
 
+    def dropped(self, view: WatermarkView) -> None:
+        """A computation was dropped while no stream told of it; what was never heard of stays so."""
+        if view.computation in self.ratchet.views:
+            self.ratchet.admit(view)
+
     def refused(self, stream: WatchStream, name: str) -> None:
         """A shard does not serve a computation, and it is not known who does: look for it, the later the more often this happens."""
         self._part(stream, name)

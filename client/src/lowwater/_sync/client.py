@@ -107,6 +107,16 @@ class Client:
         runtime = self._runtime()
         return runtime.call(runtime.calls.retire(name, start, end, force=force))
 
+    def drop(self, name: str, force: bool = False) -> int:
+        """Take a computation out of the graph: its watermarks, metrics and alerts end, and nobody waits for it. Returns its last life.
+
+        Its claims are revoked, and reports for it refused. The name may be registered again and goes on with the next life, never with
+        older values. Raises UnknownComputation, StillRead while another computation names it as an input, and OwnedRanges while a worker
+        owns part of it that is not finished and ``force`` is not set: whether that worker is still alive nobody knows for sure.
+        """
+        runtime = self._runtime()
+        return runtime.call(runtime.calls.drop(name, force=force))
+
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def get(self, *names: str) -> dict[str, WatermarkView]:
@@ -149,7 +159,7 @@ class Client:
         """Wait until everything before ``until`` is complete, at most ``timeout`` seconds (None: without end).
 
         A name that nobody has registered yet is waited for as well; with ``registered`` it raises UnknownComputation at once.
-        Raises Timeout, saying who holds it; IncarnationChanged when the computation was reset meanwhile, since what
+        Raises Timeout, saying who holds it; IncarnationChanged when the computation was reset or dropped meanwhile, since what
         was waited for belonged to its earlier life.
         """
         waiting = Waiting(self._full(name), until, timeout, registered=registered)

@@ -203,6 +203,10 @@ def parser() -> CommandParser:
     )
     retire.add_argument("--force", action="store_true", help="even ranges that a worker owns")
 
+    drop = _command(commands, "drop", "take a computation that is gone for good out of the pipeline: its alerts end")
+    _name(drop)
+    drop.add_argument("--force", action="store_true", help="even if a worker owns key ranges of it; it is refused then")
+
     _command(commands, "shards", "the shards of the deployment, and what each serves")
 
     drain = _command(

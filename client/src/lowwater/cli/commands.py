@@ -328,6 +328,14 @@ def retire(lw: Client, args: argparse.Namespace) -> int:
     return 0
 
 
+def drop(lw: Client, args: argparse.Namespace) -> int:
+    """Take a computation out of the graph."""
+    life = lw.drop(args.name, args.force)
+    record = {"computation": args.name, "dropped": True, "incarnation": life}
+    print(to_json(record) if args.json else f"dropped {args.name}, in its life {life}")
+    return 0
+
+
 def shards(lw: Client, args: argparse.Namespace) -> int:
     """List the shards."""
     found = _inside(lw.shards(), args)
@@ -406,6 +414,7 @@ COMMANDS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
     "history": history,
     "reset": reset,
     "retire": retire,
+    "drop": drop,
     "shards": shards,
     "drain": drain,
     "pin": pin,

@@ -7,7 +7,7 @@
 
 _shtab_lowwater_journal_subparsers=(copy show)
 _shtab_lowwater_access_subparsers=(token hash check)
-_shtab_lowwater_subparsers=(serve journal access status watch why wait complete ranges history reset retire shards drain pin completion)
+_shtab_lowwater_subparsers=(serve journal access status watch why wait complete ranges history reset retire drop shards drain pin completion)
 
 _shtab_lowwater_serve_option_strings=(-h --help --data --store --deployment --advertise --dead-after --listen --http --tls-cert --tls-key --tls-client-ca --peer-ca --access --reflection --log-format --verbose)
 _shtab_lowwater_journal_copy_option_strings=(-h --help --json)
@@ -26,6 +26,7 @@ _shtab_lowwater_ranges_option_strings=(-h --help --json --address --namespace --
 _shtab_lowwater_history_option_strings=(-h --help --json --address --namespace --answer-within --server-token --ca --cert --key --since --last)
 _shtab_lowwater_reset_option_strings=(-h --help --json --address --namespace --answer-within --server-token --ca --cert --key --yes)
 _shtab_lowwater_retire_option_strings=(-h --help --json --address --namespace --answer-within --server-token --ca --cert --key --start --end --force)
+_shtab_lowwater_drop_option_strings=(-h --help --json --address --namespace --answer-within --server-token --ca --cert --key --force)
 _shtab_lowwater_shards_option_strings=(-h --help --json --address --namespace --answer-within --server-token --ca --cert --key)
 _shtab_lowwater_drain_option_strings=(-h --help --json --address --answer-within --server-token --ca --cert --key --cancel --wait --no-wait --timeout)
 _shtab_lowwater_pin_option_strings=(-h --help --json --address --namespace --answer-within --server-token --ca --cert --key --off)
@@ -78,6 +79,10 @@ _shtab_lowwater_retire_pos_0_COMPGEN=_lowwater_names
 _shtab_lowwater_retire___ca_COMPGEN=_shtab_compgen_files
 _shtab_lowwater_retire___cert_COMPGEN=_shtab_compgen_files
 _shtab_lowwater_retire___key_COMPGEN=_shtab_compgen_files
+_shtab_lowwater_drop_pos_0_COMPGEN=_lowwater_names
+_shtab_lowwater_drop___ca_COMPGEN=_shtab_compgen_files
+_shtab_lowwater_drop___cert_COMPGEN=_shtab_compgen_files
+_shtab_lowwater_drop___key_COMPGEN=_shtab_compgen_files
 _shtab_lowwater_shards___ca_COMPGEN=_shtab_compgen_files
 _shtab_lowwater_shards___cert_COMPGEN=_shtab_compgen_files
 _shtab_lowwater_shards___key_COMPGEN=_shtab_compgen_files
@@ -93,7 +98,7 @@ _shtab_lowwater_serve___log_format_choices=(text json)
 _shtab_lowwater_journal_pos_0_choices=(copy show)
 _shtab_lowwater_access_pos_0_choices=(token hash check)
 _shtab_lowwater_completion_pos_0_choices=(bash zsh fish)
-_shtab_lowwater_pos_0_choices=(serve journal access status watch why wait complete ranges history reset retire shards drain pin completion)
+_shtab_lowwater_pos_0_choices=(serve journal access status watch why wait complete ranges history reset retire drop shards drain pin completion)
 
 _shtab_lowwater_serve__h_nargs=0
 _shtab_lowwater_serve___help_nargs=0
@@ -152,6 +157,10 @@ _shtab_lowwater_retire__h_nargs=0
 _shtab_lowwater_retire___help_nargs=0
 _shtab_lowwater_retire___json_nargs=0
 _shtab_lowwater_retire___force_nargs=0
+_shtab_lowwater_drop__h_nargs=0
+_shtab_lowwater_drop___help_nargs=0
+_shtab_lowwater_drop___json_nargs=0
+_shtab_lowwater_drop___force_nargs=0
 _shtab_lowwater_shards__h_nargs=0
 _shtab_lowwater_shards___help_nargs=0
 _shtab_lowwater_shards___json_nargs=0

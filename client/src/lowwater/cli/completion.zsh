@@ -14,6 +14,7 @@ _shtab_lowwater_commands() {
     complete:'Is everything before a time here? exits 0 yes, 1 not yet, 2 error, 3 nobody can tell.'
     completion:'Print a script that completes commands, options and names in a shell.'
     drain:'Have a shard hand over what it serves; exits 0 when it serves nothing any more, 1 when not in time.'
+    drop:'Take a computation that is gone for good out of the pipeline: its alerts end.'
     history:'When each hour, or other step of event time, became complete.'
     journal:'Copy a journal to another store, or list what is in one.'
     pin:'Have a shard serve a computation whenever it lives.'
@@ -128,6 +129,23 @@ _shtab_lowwater_drain_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_lowwater_drain_defaults_added=0
+
+_shtab_lowwater_drop_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  "--force[even if a worker owns key ranges of it\; it is refused then]"
+  ":the computation:_lowwater_names"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_drop_defaults_added=0
 
 _shtab_lowwater_history_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -374,6 +392,7 @@ _shtab_lowwater() {
         complete) _arguments -C -s $_shtab_lowwater_complete_options ;;
         completion) _arguments -C -s $_shtab_lowwater_completion_options ;;
         drain) _arguments -C -s $_shtab_lowwater_drain_options ;;
+        drop) _arguments -C -s $_shtab_lowwater_drop_options ;;
         history) _arguments -C -s $_shtab_lowwater_history_options ;;
         journal) _shtab_lowwater_journal ;;
         pin) _arguments -C -s $_shtab_lowwater_pin_options ;;

@@ -123,6 +123,18 @@ examples:
   lowwater retire enriched --start N --end '' --force
 """
 
+_DROP: Final = """\
+examples:
+  lowwater drop old-report
+  lowwater drop old-report --force
+
+For a job that is gone for good: its watermarks, metrics and alerts end. It is
+refused while another computation reads it, which is named; change its inputs
+or drop it first. A worker that was killed owns its key ranges still, and only
+you know that it is gone: that takes --force, and should it report once more
+it is refused. The name may be registered again: that begins the next life.
+"""
+
 _SHARDS: Final = """\
 example:
   $ lowwater shards
@@ -177,6 +189,7 @@ EXAMPLES: Final = {
     "history": _HISTORY,
     "reset": _RESET,
     "retire": _RETIRE,
+    "drop": _DROP,
     "shards": _SHARDS,
     "drain": _DRAIN,
     "pin": _PIN,

@@ -49,7 +49,7 @@ class Computation(google.protobuf.message.Message):
     """Grows with every change of the inputs; folds name it."""
     dropped: builtins.bool
     """Whether it was dropped: only its numbers are kept, for when the name is
-    registered again. No release drops yet.
+    registered again.
     """
     history_step_micros: builtins.int
     """The step of the completeness history, in microseconds of event time."""
@@ -357,3 +357,50 @@ class RetireResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["ranges", b"ranges"]) -> None: ...
 
 Global___RetireResponse: typing_extensions.TypeAlias = RetireResponse
+
+@typing.final
+class DropRequest(google.protobuf.message.Message):
+    """Takes a computation out of the graph."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMPUTATION_FIELD_NUMBER: builtins.int
+    FORCE_FIELD_NUMBER: builtins.int
+    SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    computation: builtins.str
+    """The computation."""
+    force: builtins.bool
+    """Drop it even if workers own key ranges of it that are not finished."""
+    server_token: builtins.str
+    """The deployment the caller means; empty accepts any."""
+    def __init__(
+        self,
+        *,
+        computation: builtins.str = ...,
+        force: builtins.bool = ...,
+        server_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "force", b"force", "server_token", b"server_token"]) -> None: ...
+
+Global___DropRequest: typing_extensions.TypeAlias = DropRequest
+
+@typing.final
+class DropResponse(google.protobuf.message.Message):
+    """What was dropped."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMPUTATION_FIELD_NUMBER: builtins.int
+    @property
+    def computation(self) -> Global___Computation:
+        """What is kept of it: its numbers."""
+
+    def __init__(
+        self,
+        *,
+        computation: Global___Computation | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["computation", b"computation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation"]) -> None: ...
+
+Global___DropResponse: typing_extensions.TypeAlias = DropResponse

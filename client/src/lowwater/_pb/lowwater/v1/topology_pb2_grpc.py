@@ -61,6 +61,11 @@ class TopologyServiceStub(object):
                 request_serializer=lowwater_dot_v1_dot_topology__pb2.RetireRequest.SerializeToString,
                 response_deserializer=lowwater_dot_v1_dot_topology__pb2.RetireResponse.FromString,
                 _registered_method=True)
+        self.Drop = channel.unary_unary(
+                '/lowwater.v1.TopologyService/Drop',
+                request_serializer=lowwater_dot_v1_dot_topology__pb2.DropRequest.SerializeToString,
+                response_deserializer=lowwater_dot_v1_dot_topology__pb2.DropResponse.FromString,
+                _registered_method=True)
 
 
 class TopologyServiceServicer(object):
@@ -104,6 +109,14 @@ class TopologyServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drop(self, request, context):
+        """Takes a computation out of the graph. Refused while another one reads it.
+        Its name can be registered again, and goes on with the next life.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TopologyServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -131,6 +144,11 @@ def add_TopologyServiceServicer_to_server(servicer, server):
                     servicer.Retire,
                     request_deserializer=lowwater_dot_v1_dot_topology__pb2.RetireRequest.FromString,
                     response_serializer=lowwater_dot_v1_dot_topology__pb2.RetireResponse.SerializeToString,
+            ),
+            'Drop': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drop,
+                    request_deserializer=lowwater_dot_v1_dot_topology__pb2.DropRequest.FromString,
+                    response_serializer=lowwater_dot_v1_dot_topology__pb2.DropResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -270,6 +288,33 @@ class TopologyService(object):
             '/lowwater.v1.TopologyService/Retire',
             lowwater_dot_v1_dot_topology__pb2.RetireRequest.SerializeToString,
             lowwater_dot_v1_dot_topology__pb2.RetireResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drop(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lowwater.v1.TopologyService/Drop',
+            lowwater_dot_v1_dot_topology__pb2.DropRequest.SerializeToString,
+            lowwater_dot_v1_dot_topology__pb2.DropResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -105,7 +105,23 @@ _TopologyServiceRetireType = typing_extensions.TypeVar(
     ],
 )
 
-class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _TopologyServiceGetTopologyType, _TopologyServiceSetInputsType, _TopologyServiceResetType, _TopologyServiceRetireType]):
+_TopologyServiceDropType = typing_extensions.TypeVar(
+    '_TopologyServiceDropType',
+    grpc.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.topology_pb2.DropRequest,
+        lowwater._pb.lowwater.v1.topology_pb2.DropResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.topology_pb2.DropRequest,
+        lowwater._pb.lowwater.v1.topology_pb2.DropResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.topology_pb2.DropRequest,
+        lowwater._pb.lowwater.v1.topology_pb2.DropResponse,
+    ],
+)
+
+class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _TopologyServiceGetTopologyType, _TopologyServiceSetInputsType, _TopologyServiceResetType, _TopologyServiceRetireType, _TopologyServiceDropType]):
     """Registers computations and changes the graph. Each change is one journaled,
     versioned record.
     """
@@ -132,6 +148,10 @@ class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _Topology
             lowwater._pb.lowwater.v1.topology_pb2.RetireRequest,
             lowwater._pb.lowwater.v1.topology_pb2.RetireResponse,
         ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.DropRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.DropResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -156,6 +176,10 @@ class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _Topology
             lowwater._pb.lowwater.v1.topology_pb2.RetireRequest,
             lowwater._pb.lowwater.v1.topology_pb2.RetireResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.DropRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.DropResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Register: _TopologyServiceRegisterType
@@ -174,6 +198,11 @@ class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _Topology
 
     Retire: _TopologyServiceRetireType
     """Takes a key range out of a computation until it is claimed again."""
+
+    Drop: _TopologyServiceDropType
+    """Takes a computation out of the graph. Refused while another one reads it.
+    Its name can be registered again, and goes on with the next life.
+    """
 
 TopologyServiceAsyncStub: typing_extensions.TypeAlias = TopologyServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -195,6 +224,10 @@ TopologyServiceAsyncStub: typing_extensions.TypeAlias = TopologyServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.topology_pb2.RetireRequest,
         lowwater._pb.lowwater.v1.topology_pb2.RetireResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.topology_pb2.DropRequest,
+        lowwater._pb.lowwater.v1.topology_pb2.DropResponse,
     ],
 ]
 
@@ -244,5 +277,15 @@ class TopologyServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[lowwater._pb.lowwater.v1.topology_pb2.RetireResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.RetireResponse]]:
         """Takes a key range out of a computation until it is claimed again."""
+
+    @abc.abstractmethod
+    def Drop(
+        self,
+        request: lowwater._pb.lowwater.v1.topology_pb2.DropRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[lowwater._pb.lowwater.v1.topology_pb2.DropResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.DropResponse]]:
+        """Takes a computation out of the graph. Refused while another one reads it.
+        Its name can be registered again, and goes on with the next life.
+        """
 
 def add_TopologyServiceServicer_to_server(servicer: TopologyServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

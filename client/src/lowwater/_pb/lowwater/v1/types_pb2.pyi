@@ -161,7 +161,10 @@ class Watermark(google.protobuf.message.Message):
     registered: builtins.bool
     """Whether the name is registered. When not, the watermark is MIN."""
     incarnation: builtins.int
-    """The computation's life number: values of different lives never compare."""
+    """The computation's life number: values of different lives never compare. Of
+    one that is not registered, the life in which it was dropped; 0 when it
+    never was registered.
+    """
     epoch: builtins.int
     """The computation's ownership number among the shards. Never goes down."""
     low_micros: builtins.int

@@ -115,6 +115,7 @@ class WatchResponse(google.protobuf.message.Message):
     GO_AWAY_FIELD_NUMBER: builtins.int
     CLOCK_MICROS_FIELD_NUMBER: builtins.int
     REDIRECTS_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
     server_token: builtins.str
     """The deployment's identity."""
     time_micros: builtins.int
@@ -140,6 +141,12 @@ class WatchResponse(google.protobuf.message.Message):
         they come back here.
         """
 
+    @property
+    def dropped(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Watermark]:
+        """In the first message of a stream that follows all: what was dropped, and is
+        not registered since. Later ones are among the watermarks.
+        """
+
     def __init__(
         self,
         *,
@@ -149,9 +156,10 @@ class WatchResponse(google.protobuf.message.Message):
         go_away: lowwater._pb.lowwater.v1.types_pb2.GoAway | None = ...,
         clock_micros: builtins.int = ...,
         redirects: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.Redirect] | None = ...,
+        dropped: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.Watermark] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["go_away", b"go_away"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clock_micros", b"clock_micros", "go_away", b"go_away", "redirects", b"redirects", "server_token", b"server_token", "time_micros", b"time_micros", "watermarks", b"watermarks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock_micros", b"clock_micros", "dropped", b"dropped", "go_away", b"go_away", "redirects", b"redirects", "server_token", b"server_token", "time_micros", b"time_micros", "watermarks", b"watermarks"]) -> None: ...
 
 Global___WatchResponse: typing_extensions.TypeAlias = WatchResponse
 

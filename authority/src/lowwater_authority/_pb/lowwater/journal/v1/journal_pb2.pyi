@@ -698,6 +698,7 @@ class Computation(google.protobuf.message.Message):
     INPUT_VERSION_FIELD_NUMBER: builtins.int
     HISTORY_STEP_MICROS_FIELD_NUMBER: builtins.int
     ESTIMATED_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name."""
     key_hash: builtins.str
@@ -712,6 +713,10 @@ class Computation(google.protobuf.message.Message):
     """Step of the completeness history, microseconds; 0: one hour."""
     estimated: builtins.bool
     """Whether its watermarks are estimates."""
+    dropped: builtins.bool
+    """Whether it was dropped: only its name, life and version of the inputs count,
+    for when it is registered again.
+    """
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What it reads."""
@@ -732,8 +737,9 @@ class Computation(google.protobuf.message.Message):
         input_version: builtins.int = ...,
         history_step_micros: builtins.int = ...,
         estimated: builtins.bool = ...,
+        dropped: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation
 

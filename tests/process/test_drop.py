@@ -1,0 +1,209 @@
+"""A job is dropped: by command and by the clients, on one authority and on shards, and what everybody sees of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+import urllib.request
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import lowwater
+import lowwater.aio
+from lowwater import errors
+from lowwater.cli import main
+from tests.process.browsing import Viewer
+from tests.process.serving import Serving
+from tests.process.sharding import Sharded, balanced, move, served, spread
+from tests.process.test_client_end_to_end import eventually
+
+NOON = 1_767_268_800_000_000
+HOUR = 3_600_000_000
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path / "data") as one:
+        yield one
+
+
+@pytest.fixture
+def lw(server: Serving) -> Iterator[lowwater.Client]:
+    with lowwater.connect(server.address) as client:
+        yield client
+
+
+def reported(lw: lowwater.Client, name: str, hour: int) -> lowwater.Lease:
+    """A worker that has said how far it is."""
+    lw.register(name)
+    lease = lw.worker(name, name="exec-7").claim()
+    lease.advance(None, oldest=None, frontier=NOON + hour * HOUR)
+    lease.flush(30)
+    return lease
+
+
+def series(server: Serving, name: str) -> list[str]:
+    """The samples of a computation in a scrape."""
+    with urllib.request.urlopen(server.metrics, timeout=30) as answer:
+        return [line for line in answer.read().decode().splitlines() if f'computation="{name}"' in line]
+
+
+def test_everything_of_a_dropped_job_ends_and_a_new_life_begins_above(server: Serving, lw: lowwater.Client) -> None:
+    lease, neighbour = reported(lw, "old", 2), reported(lw, "beside", 1)
+    told: list[lowwater.WatermarkView] = []
+    with lowwater.connect(server.address) as reader, Viewer(server.page) as viewer:
+        thread = threading.Thread(
+            target=lambda: told.extend(view for view in reader.watch() if view.computation == "old")
+        )
+        thread.start()
+        waited = _Waits(server.address)
+        eventually(lambda: [view.low.micros for view in told] == [NOON + 2 * HOUR])
+        viewer.until(lambda page: page.low("old") == NOON + 2 * HOUR)
+        waited.begun()
+        assert series(server, "old")
+
+        with pytest.raises(errors.OwnedRanges, match=r"exec-7 own key ranges of old, the last was heard of \d+ s ago"):
+            lw.drop("old")
+        assert lw.drop("old", force=True) == 1
+
+        eventually(lambda: told[-1].dropped)
+        assert isinstance(waited.ended(), errors.IncarnationChanged)
+        viewer.until(lambda page: "old" not in page.shown)
+        assert not series(server, "old")
+        assert [*lw.get()] == ["beside"]
+        assert lw.get("old")["old"].dropped
+        with pytest.raises(errors.StaleSequencer, match="its computation was dropped"):
+            _until_refused(lease)
+        with pytest.raises(errors.UnknownComputation, match="old was dropped"):
+            lw.worker("old").claim()
+        assert [*lw.topology().computations] == ["beside"]
+
+        neighbour.advance(None, oldest=None, frontier=NOON + 3 * HOUR)
+        neighbour.flush(30)
+
+        reported(lw, "old", 1)
+        eventually(lambda: (told[-1].incarnation, told[-1].low.micros) == (2, NOON + HOUR))
+        viewer.until(lambda page: page.low("old") == NOON + HOUR)
+    thread.join()
+    server.kill()
+    server.start()
+    eventually(lambda: lw.get("old")["old"].low.micros == NOON + HOUR)
+    assert lw.get("old")["old"].incarnation == 2
+
+
+class _Waits:
+    """Somebody who waits for what will not come."""
+
+    def __init__(self, address: str) -> None:
+        self._client = lowwater.connect(address)
+        self._failed: list[Exception] = []
+        self._thread = threading.Thread(target=self._wait)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        try:
+            self._client.wait("old", NOON + 9 * HOUR, timeout=60)
+        except errors.LowwaterError as error:
+            self._failed.append(error)
+
+    def begun(self) -> None:
+        eventually(lambda: self._client.statistics().watcher.messages > 0)
+
+    def ended(self) -> Exception:
+        self._thread.join(60)
+        self._client.close()
+        [error] = self._failed
+        return error
+
+
+def _until_refused(lease: lowwater.Lease) -> None:
+    def refused() -> bool:
+        lease.advance(None, oldest=None, frontier=NOON + 5 * HOUR)
+        return False
+
+    eventually(refused)
+
+
+def test_a_follower_that_was_away_learns_of_the_drop_when_it_comes_back(server: Serving, lw: lowwater.Client) -> None:
+    reported(lw, "old", 2).release()
+    with lowwater.connect(server.address) as reader:
+        changes = reader.watch()
+        assert next(changes).computation == "old"
+        server.kill()
+        server.start()
+        with lowwater.connect(server.address) as other:
+            other.drop("old")
+        assert next(view for view in changes if not view.registered).dropped
+
+
+def test_the_command_drops_and_says_what_is_in_the_way(
+    server: Serving, lw: lowwater.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lw.register("a")
+    lw.register("b", inputs=["a"])
+
+    def run(*arguments: str) -> tuple[int, str]:
+        code = main([*arguments, "--address", server.address])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    code, said = run("drop", "a")
+    assert code == 2
+    assert "a is an input of b" in said
+    assert "set_inputs" in said
+    assert run("drop", "b") == (0, "dropped b, in its life 1\n")
+    code, said = run("drop", "a", "--json")
+    assert (code, json.loads(said)) == (0, {"computation": "a", "dropped": True, "incarnation": 1})
+    code, said = run("drop", "a")
+    assert code == 2
+    assert "there is no computation 'a'" in said
+
+
+def test_an_asyncio_client_drops(server: Serving, lw: lowwater.Client) -> None:
+    lw.register("a")
+
+    async def drop() -> int:
+        async with lowwater.aio.connect(server.address) as client:
+            return await client.drop("a")
+
+    assert asyncio.run(drop()) == 1
+    assert lw.get() == {}
+
+
+def _has_only(lw: lowwater.Client, name: str) -> bool:
+    return [*lw.get()] == [name]
+
+
+def test_shards_agree_on_a_drop_and_one_that_was_away_brings_nothing_back(tmp_path: Path) -> None:
+    with Sharded(tmp_path, 2) as deployment:
+        one, other = deployment.shards
+        names = balanced("c", 1, one, other)
+        with deployment.connect() as lw, deployment.connect() as reader:
+            for name in names:
+                reported(lw, name, 2)
+            eventually(lambda: spread(lw, names, one, other))
+            [gone] = served(lw, other)
+            [kept] = served(lw, one)
+            changes = reader.watch(gone)
+            assert next(changes).low.micros == NOON + 2 * HOUR
+            other.signal(signal.SIGSTOP)
+            eventually(lambda: served(lw, one) == tuple(sorted(names)))
+            lw.drop(gone, force=True)
+            assert next(view for view in changes if not view.registered).dropped
+            other.thaw()
+            eventually(lambda: len(lw.shards().shards) == 2)
+            for shard in (one, other):
+                with lowwater.connect(shard.address) as asked:
+                    eventually(partial(_has_only, asked, kept))
+            move(lw, other, kept)
+            one.kill()
+            one.start()
+            assert lw.get(gone)[gone].dropped
+            reported(lw, gone, 1)
+            found = next(view for view in changes if view.low.micros == NOON + HOUR)
+            assert found.incarnation == 2
