@@ -230,8 +230,16 @@ def test_a_stage_behind_a_finished_input_is_to_blame_itself() -> None:
 def test_ranges_that_moved_on_meanwhile_are_no_error() -> None:
     for found in (ranges(), ranges(held(0))):
         why = told("flights", [view("flights", -HOUR)], found if len(found) else ranges(held(0), total=0))
-        assert why.sentence == "flights is at 13:00 UTC, 1 h behind: held by flights, whose workers have just moved on."
+        assert why.sentence == (
+            "flights is at 13:00 UTC, 1 h behind: held by flights, whose workers have just moved on: the data is old."
+        )
         assert why.guilty.sentence.endswith("its workers have just moved on.")
+
+
+def test_who_is_late_and_moves_all_the_time_is_told_by_how_far_it_is_behind() -> None:
+    """The key ranges are asked for a moment after the watermarks, so that one that moves has always moved on."""
+    why = told("top", [view("top", -HOUR, "stage"), view("stage", -HOUR, "a"), view("a", 0)], ranges(held(0), total=0))
+    assert why.sentence.endswith("held by stage, whose workers have just moved on, but it is 1 h behind its input.")
 
 
 def test_a_range_that_its_owner_lowered_below_what_was_published_holds() -> None:

@@ -45,12 +45,12 @@ def counted(count: int, what: str) -> str:
 def duration(seconds: float) -> str:
     """Return a length of time in at most two units.
 
-    >>> duration(0.05), duration(61), duration(7_384), duration(-2)
-    ('50 ms', '1 min 1 s', '2 h 3 min', '-2 s')
+    >>> duration(0.05), duration(0.9999), duration(61), duration(7_384), duration(-2)
+    ('50 ms', '1 s', '1 min 1 s', '2 h 3 min', '-2 s')
     """
     if seconds < 0:
         return f"-{duration(-seconds)}"
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{round(seconds * 1_000)} ms"
     rest = round(seconds)
     for i, (size, unit) in enumerate(_UNITS):

@@ -527,6 +527,16 @@ def _untold(unknown: errors.LowwaterError) -> str:
     return f"nobody can tell just now which key ranges hold it: {unknown.message.rstrip('.')}{hangs}"
 
 
+def _still_behind(root: Hop, views: Mapping[str, WatermarkView]) -> str:
+    """Say of a computation that moves why it is the root cause all the same: one whose data comes late moves all the time."""
+    holder = views[root.computation].holder
+    if holder is None or holder.state is not RangeState.OWNED or _timeless(root.watermark):
+        return ""
+    if root.behind is not None and root.behind > 0:
+        return f", but it is {duration(root.behind)} behind its input"
+    return "" if views[root.computation].inputs else ": the data is old"
+
+
 def _root_words(
     root: Hop, views: Mapping[str, WatermarkView], now_micros: int, unknown: errors.LowwaterError | None
 ) -> str:
@@ -535,7 +545,7 @@ def _root_words(
     if unknown is not None:
         return f"held by {root.computation}, but {_untold(unknown)}"
     if not root.holders:
-        return f"held by {root.computation}, whose workers have just moved on"
+        return f"held by {root.computation}, whose workers have just moved on{_still_behind(root, views)}"
     holder = root.holders[0]
     held = f"held by {root.computation} {describe_range(holder.start, holder.end)}{_on(holder)}"
     more = f", and by {root.holding - 1} more of its key ranges" if root.holding > 1 else ""
