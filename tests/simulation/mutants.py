@@ -19,7 +19,7 @@ from lowwater._core.granted import Granted
 from lowwater._core.ratchet import Ratchet
 from lowwater._core.routes import Routes
 from lowwater.aio import Lease
-from lowwater_authority import holdings
+from lowwater_authority import holdings, rounds
 from lowwater_authority.core import recovery, topology
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.group import GroupState
@@ -199,6 +199,17 @@ def forget_the_tombstone(planted: Planted) -> None:
     planted.setattr(holdings.Holdings, "_end", leave)
 
 
+def answer_what_has_left_a_round(planted: Planted) -> None:
+    """What another shard has taken leaves the round, and its callers are answered as if it were written too (rule 2)."""
+    end = rounds._Work.end
+
+    def answer_all(self: rounds._Work[Any], result: Any, dropped: Mapping[str, Exception]) -> None:
+        del dropped
+        end(self, result, {})
+
+    planted.setattr(rounds._Work, "end", answer_all)
+
+
 MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
     plant.__name__: plant
     for plant in (
@@ -215,10 +226,11 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         overwrite_a_newer_snapshot,
         follow_a_redirect_to_a_lower_epoch,
         forget_the_tombstone,
+        answer_what_has_left_a_round,
     )
 }
 
-SHARDED: Final = (skip_the_epoch_check, overwrite_a_newer_snapshot)
+SHARDED: Final = (skip_the_epoch_check, overwrite_a_newer_snapshot, answer_what_has_left_a_round)
 """Bugs that only many shards can have; they are looked for where there are many."""
 
 FORGETFUL: Final = (restart_counters_after_a_lost_epoch, follow_a_redirect_to_a_lower_epoch)

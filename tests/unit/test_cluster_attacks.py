@@ -59,8 +59,25 @@ async def two_ranges(one: One, name: str) -> Grant:
     return await one.shard.claim(name, ClaimRequest([b"", b"m", b""], request_id=b"two".ljust(16)))
 
 
-async def test_rule8_the_third_report_behind_one_that_was_given_up_does_not_count(deployment: Deployment) -> None:
-    """Scale-out takes x away; a lowering of y in the same round is given up, and two more reports of its stream wait already."""
+async def test_rule8_the_third_report_behind_one_that_failed_does_not_count(deployment: Deployment) -> None:
+    """A lowering fails with its round, and two more reports of its stream wait already."""
+    one, _ = await two(deployment)
+    y = min(held(one))
+    stream = Stream(one, y, await two_ranges(one, y))
+    await stream.say(14, 10)
+    one.faults.held["append"] = asyncio.Event()
+    one.faults.ends["append"] = [Outcome.FAILED]
+    waiting = [stream.say(11, handles=[0])]
+    await turns()
+    waiting += [stream.say(10, handles=[1]), stream.say(14, handles=[1])]
+    one.faults.held.pop("append").set()
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(error, Exception) for error in ended)
+    assert one.low(y) <= 11
+
+
+async def test_rule8_a_lowering_counts_beside_a_computation_that_went_away(deployment: Deployment) -> None:
+    """Scale-out takes x away; a lowering of y is in the same round, and two more reports of its stream wait already."""
     one, other = await two(deployment)
     x, y = sorted(held(one))[:2]
     moved = await one.claim(x)
@@ -69,15 +86,16 @@ async def test_rule8_the_third_report_behind_one_that_was_given_up_does_not_coun
     await other.cluster.change(lambda view: view.pinned(x, "other:1"))
     await other.beat()
     one.faults.held["append"] = asyncio.Event()
-    given_up = asyncio.ensure_future(one.report(x, moved, 15))
+    gone = asyncio.ensure_future(one.report(x, moved, 15))
     await asyncio.sleep(0)
     waiting = [stream.say(11, handles=[0])]
     await asyncio.sleep(0)
     waiting += [stream.say(10, handles=[1]), stream.say(14, handles=[1])]
     one.faults.held.pop("append").set()
-    ended = await asyncio.gather(given_up, *waiting, return_exceptions=True)
-    assert all(isinstance(error, Exception) for error in ended)
-    assert one.low(y) <= 11
+    [(_, refused)] = await gone
+    assert refused.reason == "MOVED"
+    assert await asyncio.gather(*waiting) == [[], [], []]
+    assert one.low(y) == 11
 
 
 async def test_a_refused_adopt_changes_nothing(deployment: Deployment) -> None:
@@ -247,11 +265,11 @@ async def test_a_computation_that_comes_back_while_another_is_healed_gets_nothin
     back = asyncio.ensure_future(one.shard.serve(x))
     await turns()
     one.faults.held.pop("restore").set()
-    ended = await asyncio.gather(reporting, return_exceptions=True)
-    assert isinstance(ended[0], Exception)
+    [(refused, why)] = await reporting
+    assert (refused, why.reason) == (x, "MOVED")
     assert await back
     assert alive(one)
-    assert one.low(x) == 10
+    assert (one.low(x), one.low(y)) == (10, 11)
     assert await one.report(x, grants[x], 12) == []
 
 

@@ -48,20 +48,19 @@ T = TypeVar("T")
 
 
 class _Attempts:
-    """The attempts of one append. Raises InDoubt where an earlier one may be written and this one surely was not."""
+    """The attempts of one append. Raises InDoubt where a part of it may be written by now and this attempt surely was not."""
 
-    def __init__(self, write: Callable[[], Awaitable[None]]) -> None:
-        self._write = write
-        self._doubt = False
+    def __init__(self) -> None:
+        self.doubt = False
 
-    async def __call__(self) -> None:
+    async def run(self, write: Callable[[], Awaitable[None]]) -> None:
         try:
-            await self._write()
+            await write()
         except JournalUnknown:
-            self._doubt = True
+            self.doubt = True
             raise
         except (JournalFailed, JournalFenced, JournalPosition) as error:
-            if self._doubt:
+            if self.doubt:
                 raise InDoubt(error) from error
             raise
 
@@ -103,44 +102,66 @@ class Logs:
         """A log is another process's."""
         self._logs.pop(name, None)
 
-    async def append(self, records: Sequence[tuple[str, bytes, bool]], now: int, *, apart: Container[str] = ()) -> None:
+    async def append(
+        self,
+        records: Sequence[tuple[str, bytes, bool]],
+        now: int,
+        *,
+        apart: Container[str] = (),
+        drop: Callable[[JournalFenced, bool], None] | None = None,
+    ) -> None:
         """Append (log, payload, strong) in one step; returns when durable. Raises JournalFailed, JournalFenced, ...
 
         ``apart``: logs whose memory does not have the record yet, so that it is still to be written when they were healed.
+        ``drop`` is told which logs other processes own now, and whether their records may be written all the same; the others are
+        written without them. Without it, such a log is refused with all others.
         """
         if not records:
             return
         self.unconfirmed_since = now
         with self._observer.append(sum(len(payload) for _, payload, _ in records)):
             try:
-                entries = await self._append(records, apart)
+                entries = await self._append(records, apart, drop)
             except (JournalFailed, JournalFenced, JournalPosition, InDoubt):
                 self.unconfirmed_since = None
                 raise
         self.unconfirmed_since = None
-        for entry in entries:
-            state = self._log(entry.log)
+        for state, entry in entries:
             state.position = entry.position
             state.behind += len(entry.payload)
 
-    async def _append(self, records: Sequence[tuple[str, bytes, bool]], apart: Container[str]) -> list[Entry]:
+    async def _append(
+        self,
+        records: Sequence[tuple[str, bytes, bool]],
+        apart: Container[str],
+        drop: Callable[[JournalFenced, bool], None] | None,
+    ) -> list[tuple[_Log, Entry]]:
         # As they are now: what is let go while this waits, and perhaps taken again, must not get what was staged before.
         states = {name: self._log(name) for name, _, _ in records if name != GRAPH}
-        while True:
+        attempts = _Attempts()
+        while records:
             places = {**states, GRAPH: self._log(GRAPH)}
             entries = [Entry(name, places[name].position + 1, payload, strong) for name, payload, strong in records]
+            reached = {name: state.position for name, state in states.items()}
             try:
-                await self.until_known(_Attempts(partial(self._write, entries, states)))
-            except JournalLost as error:
-                # The memory that a log is healed from has its record of the round already.
-                before = dict(self._logs)
-                healed = await self.heal(error)
-                for name in healed & states.keys():
-                    if before.get(name) is states[name] and name in self._logs:
-                        states[name] = self._logs[name]
-                records = [record for record in records if record[0] in apart or record[0] not in healed]
-            else:
-                return entries
+                try:
+                    await self.until_known(partial(attempts.run, partial(self._write, entries, states)))
+                except JournalLost as error:
+                    await self.heal(error)
+                else:
+                    return [(places[entry.log], entry) for entry in entries]
+            except (JournalFenced, InDoubt) as error:
+                fenced = error.after if isinstance(error, InDoubt) else error
+                if drop is None or not isinstance(fenced, JournalFenced):
+                    raise
+                drop(fenced, attempts.doubt)
+                records = [record for record in records if record[0] not in fenced.owners]
+                states = {name: state for name, state in states.items() if name not in fenced.owners}
+            # The memory that a log is healed from has its record of the round already.
+            healed = {name for name, state in states.items() if state.position > reached[name] and name not in apart}
+            attempts.doubt = attempts.doubt or bool(healed)
+            records = [record for record in records if record[0] not in healed]
+        return []
 
     async def _write(self, entries: Sequence[Entry], states: Mapping[str, _Log]) -> None:
         """One attempt, unless a log was let go meanwhile."""
@@ -149,10 +170,11 @@ class Logs:
             raise JournalFenced(gone)
         await self.journal.append(entries)
 
-    async def heal(self, error: JournalLost) -> set[str]:
-        """Put back what the store has lost: the graph first, which the lives of all others stand on. Returns the logs.
+    async def heal(self, error: JournalLost) -> None:
+        """Put back what the store has lost: the graph first, which the lives of all others stand on.
 
-        Raises JournalFailed while this process has to wait whether another one does it, which may know more.
+        Raises JournalFailed while this process has to wait whether another one does it, which may know more; JournalFenced
+        when other processes own some of the logs by now, and the others are put back.
         """
         if not self._may_heal():
             msg = f"{error}. This process was out of touch with it: another one may own them, and goes first; try again"
@@ -164,25 +186,31 @@ class Logs:
         except JournalLost as also:
             names.update(also.logs)
         moved: JournalPosition | None = None
+        fenced: dict[str, tuple[int, int]] = {}
         for name in sorted(names, key=lambda name: (name != GRAPH, name)):
             try:
                 await self._heal(name)
             except JournalPosition as place:  # of the graph: the others do not wait for it to be read
                 moved = place
+            except JournalFenced as replaced:
+                fenced |= replaced.owners
         if moved is not None:
             raise moved
-        return names
+        if fenced:
+            raise JournalFenced(fenced)
 
     async def restore(self, name: str, payload: bytes, *, view: int, address: str) -> Ownership:
-        """Make a snapshot all there is of a log, which the store has lost a part of. Raises JournalFenced, JournalPosition, ..."""
-        await self.settle()
+        """Make a snapshot all there is of a log, which the store has lost a part of. Raises JournalFenced, JournalPosition, ...
+
+        An older snapshot that is still being written does not matter: it is of an owner, and of a place, that are over.
+        """
         state = self._log(name)
         position = state.position + 1
         restoring = await self.until_known(
             lambda: self.journal.restore(name, position, payload, view=view, address=address)
         )
         if self._logs.get(name) is state:  # else it was let go meanwhile
-            self._logs[name] = _Log(position, 0, len(payload))
+            state.position, state.behind, state.snapshot_bytes = position, 0, len(payload)
         return restoring
 
     async def until_known(self, write: Callable[[], Awaitable[T]]) -> T:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from lowwater import errors
 from lowwater_authority.admission import Gate
@@ -18,7 +18,7 @@ from lowwater_authority.journal import GRAPH, JournalError, JournalFailed, Journ
 from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.core.requests import Fenced
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from lowwater_authority.journal import JournalLost
 
 T = TypeVar("T")
+
+Without: TypeAlias = "Callable[[T, Collection[str]], T]"
+"""Makes of a request's result that of the same request when some computations that it has touched were not there."""
 
 QUEUE_BOUND: Final = 65_536
 """Requests waiting for a round; one more is refused with Overloaded, and told when to come again."""
@@ -66,6 +69,15 @@ class Round:
     above: dict[str, int] = field(default_factory=dict)
     """Computations that need an ownership number above another."""
     fenced: list[Fenced] = field(default_factory=list)
+    dropped: dict[str, Exception] = field(default_factory=dict)
+    """Computations that have left the round, each with what its callers hear; what was staged of them is never shown."""
+    asked: set[str] = field(default_factory=set)
+    """What the request that is being staged has touched so far."""
+
+    def touch(self, name: str, computation: Computation) -> None:
+        """A request looks at a computation, or changes it: its answer stands or falls with that one."""
+        self.touched[name] = computation
+        self.asked.add(name)
 
 
 class RoundOwner(Protocol):
@@ -81,7 +93,7 @@ class RoundOwner(Protocol):
         ...
 
     async def append(self, round_: Round) -> None:
-        """Make the round durable and return when it is.
+        """Make the round durable and return when it is: all of it, but for the computations that it adds to ``dropped``.
 
         JournalFailed, JournalFenced, JournalPosition: it surely is not. Whatever else it raises, this process must stop.
         """
@@ -108,8 +120,21 @@ class _Work(Generic[T]):
     run: Callable[[Round], T]
     done: asyncio.Future[T]
     alone: bool = False
+    without: Without[T] | None = None
+    names: set[str] = field(default_factory=set)
+    """What it has touched."""
     refusal: errors.LowwaterError | None = None
     """Why it was refused; told with the round where it takes the store to know whether this process may still refuse anything."""
+
+    def end(self, result: T, dropped: Mapping[str, Exception]) -> None:
+        """Answer, as far as what was touched has not left the round."""
+        gone = [name for name in dropped if name in self.names]
+        if not gone:
+            self.succeed(result)
+        elif self.without is not None and self.refusal is None:
+            self.succeed(self.without(result, gone))
+        else:
+            self.fail(dropped[gone[0]])
 
     def succeed(self, result: T) -> None:
         if self.refusal is not None:
@@ -137,13 +162,18 @@ class CommitLoop:
         """Return the number of waiting requests."""
         return len(self._writes) + len(self._reads)
 
-    def write(self, stage: Callable[[Round], T], *, alone: bool = False) -> asyncio.Future[T]:
-        """Queue a change. ``alone``: nothing else shares its round."""
-        return self._queue(self._writes, stage, alone=alone)
+    def write(
+        self, stage: Callable[[Round], T], *, alone: bool = False, without: Without[T] | None = None
+    ) -> asyncio.Future[T]:
+        """Queue a change. ``alone``: nothing else shares its round.
+
+        ``without`` gives the result when some of what it has touched leaves the round; without one, it fails as a whole.
+        """
+        return self._queue(self._writes, _Work(stage, asyncio.get_running_loop().create_future(), alone, without))
 
     def read(self, read: Callable[[Round], T]) -> asyncio.Future[T]:
         """Queue a look at the staged state at a moment when all of it is durable."""
-        return self._queue(self._reads, read)
+        return self._queue(self._reads, _Work(read, asyncio.get_running_loop().create_future()))
 
     def stop(self) -> None:
         """Let :meth:`run` finish what is queued and end. New requests are refused with ShuttingDown."""
@@ -166,8 +196,7 @@ class CommitLoop:
             self._writes.clear()
             self._reads.clear()
 
-    def _queue(self, queue: deque[_Work[Any]], run: Callable[[Round], T], *, alone: bool = False) -> asyncio.Future[T]:
-        work = _Work(run, asyncio.get_running_loop().create_future(), alone)
+    def _queue(self, queue: deque[_Work[Any]], work: _Work[T]) -> asyncio.Future[T]:
         if self._stopping:
             work.fail(errors.ShuttingDown(STOPPING))
             return work.done
@@ -210,7 +239,7 @@ class CommitLoop:
             return
         self._owner.publish(round_, len(staged))
         for work, result in staged:
-            work.succeed(result)
+            work.end(result, round_.dropped)
         self._answer_reads(round_)
         self._owner.tidy(round_)
 
@@ -245,6 +274,7 @@ class CommitLoop:
         """Stage requests in arrival order; an error is why the whole round must be forgotten."""
         while self._writes and not (staged and self._writes[0].alone):
             work = self._writes.popleft()
+            round_.asked = work.names
             try:
                 staged.append((work, work.run(round_)))
             except errors.OldStream as error:

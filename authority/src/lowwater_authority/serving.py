@@ -370,33 +370,55 @@ class Serving:
         changed = {name for name, *_ in records}
         unchanged = [name for name in round_.touched if name not in changed]
         if self.shared and unchanged:
-            await self._confirm_unchanged(unchanged)
+            await self._confirm_unchanged(round_, unchanged)
         if round_.topology is not None and not round_.read:
             records.append((GRAPH, round_.topology.encode(), True))
         held = self.held.computations
         apart = {GRAPH, *(name for name, computation in round_.touched.items() if held.get(name) is not computation)}
-        await self.held.logs.append(records, round_.now, apart=apart)
+        drop = partial(self._drop, round_) if self._divisible(round_) else None
+        await self.held.logs.append(records, round_.now, apart=apart, drop=drop)
 
-    async def _confirm_unchanged(self, names: Iterable[str]) -> None:
+    def _divisible(self, round_: Round) -> bool:
+        """Whether computations may leave a round: a change of the graph is one with what it changes."""
+        return self.shared and round_.topology is None
+
+    def _drop(self, round_: Round, fenced: JournalFenced, in_doubt: bool = False) -> None:
+        """Let computations go that other processes own now, and go on with the rest of a round."""
+        self.replaced(fenced.owners)
+        for name in fenced.owners:
+            msg = f"it is not known whether the write took effect; look, or repeat it: {fenced}"
+            round_.dropped[name] = errors.Unavailable(msg) if in_doubt else GivenUp()
+
+    async def _confirm_unchanged(self, round_: Round, names: Iterable[str]) -> None:
         """What changes nothing is not appended, so it has to be asked whether a refusal, say of a stale claim, is this process's to make."""
-        try:
-            await self.journal.confirm(names)
-        except JournalLost as lost:
-            await self.held.heal(lost)
+        while names := [name for name in names if name not in round_.dropped]:
+            try:
+                try:
+                    await self.journal.confirm(names)
+                except JournalLost as lost:
+                    await self.held.heal(lost)
+            except JournalFenced as fenced:
+                if not self._divisible(round_):
+                    raise
+                self._drop(round_, fenced)
+            else:
+                return
 
     def publish(self, round_: Round, requests: int) -> None:
         """See RoundOwner."""
         held = self.held.computations
         # Not what another shard has taken over meanwhile: it says what there is of it.
-        kept = {name: computation for name, computation in round_.touched.items() if name in held}
+        # Nor what has left the round, even if it is served here again.
+        kept = {n: computation for n, computation in round_.touched.items() if n in held and n not in round_.dropped}
         held.update(kept)
         views = [computation.publish() for computation in kept.values()]
         if round_.topology is not None:
             views += self._use(round_.topology)
         self.hub.publish(view for view in views if self.serves(view.name))
-        for fenced in round_.fenced:
+        losses = [fenced for fenced in round_.fenced if fenced.computation not in round_.dropped]
+        for fenced in losses:
             self.on_fenced(fenced)
-        self._tell_losses(round_.fenced)
+        self._tell_losses(losses)
         self._count()
         self._observer.round(requests)
 
@@ -437,19 +459,22 @@ class Serving:
 
     async def roll_back(self, round_: Round) -> bool:
         """See RoundOwner. The journal is the truth, and recovery the one way to it, but for what the store has lost."""
-        await self.held.logs.settle()
         if self.shared and round_.topology is not None:
             self.held.logs.forget(GRAPH)  # it may have been read for this round
         kept = False
         for name in round_.touched:
-            try:
-                view, healed = await self.held.reload(name)
-            except JournalFenced as error:
-                self.replaced(error.owners)
-                continue
-            kept = kept or healed
-            if view is not None:
-                self.hub.publish([view])
+            while True:
+                try:
+                    view, healed = await self.held.reload(name)
+                except JournalFenced as error:
+                    self.replaced(error.owners)
+                    if name in error.owners:
+                        break
+                else:
+                    kept = kept or healed
+                    if view is not None:
+                        self.hub.publish([view])
+                    break
         return kept
 
     def tidy(self, round_: Round) -> None:
@@ -480,7 +505,7 @@ class Serving:
 
     def _touch(self, round_: Round, name: str) -> Computation:
         computation = self._computation(name)
-        round_.touched[name] = computation
+        round_.touch(name, computation)
         return computation
 
     def _count(self) -> None:

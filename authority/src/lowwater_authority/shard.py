@@ -71,7 +71,7 @@ class Shard(Serving):
                 round_.topology = changed
                 if computation is not None:
                     # Another shard may have taken it over, and granted it, meanwhile: then this is refused.
-                    round_.touched[spec.name] = computation
+                    round_.touch(spec.name, computation)
             return changed.get(spec.name)
 
         known = spec.name in self.topology.computations
@@ -113,7 +113,7 @@ class Shard(Serving):
                         f"until {new} has caught up."
                     )
                     raise errors.WouldRegress(msg, metadata={"computation": name, "input": new})
-            round_.touched[name] = computation
+            round_.touch(name, computation)
             bound = min(lows, default=None)
             round_.fenced += computation.revoke(changed.get(name).input_version, round_.now, bound=bound)
             round_.topology = changed
@@ -172,7 +172,7 @@ class Shard(Serving):
             if not adopts or request.request_id in computation.granted:
                 if request.request_id not in computation.granted:  # a repeat divides nothing
                     room(_ranges_with(computation.map, request.bounds))
-                round_.touched[name] = computation
+                round_.touch(name, computation)
                 grant = computation.claim(request, round_.now)
                 round_.fenced += grant.fenced
                 return grant
@@ -184,7 +184,7 @@ class Shard(Serving):
             grant = fresh.claim(request, round_.now)
             round_.topology = changed
             self._fence_ended_lives(round_)
-            round_.touched[name] = fresh
+            round_.touch(name, fresh)
             return grant
 
         inputs = (lambda: self.topology.get(name).inputs) if len(asked.bound_micros) else None
@@ -295,7 +295,12 @@ class Shard(Serving):
                 outrun.update((key, refusal) for refusal in found if refusal.reason == errors.OldStream.reason)
             return refused
 
-        return self._loop.write(stage)
+        def without(refused: list[tuple[str, Refused]], gone: Collection[str]) -> list[tuple[str, Refused]]:
+            stopped.update(gone)
+            lost = [(name, _refusal(report, _elsewhere(name))) for name, report in reports if name in gone]
+            return [*((name, refusal) for name, refusal in refused if name not in gone), *lost]
+
+        return self._loop.write(stage, without=without)
 
     async def release(self, name: str, sequencer: int) -> None:
         """Leave a claim's ranges unowned. Raises StaleSequencer."""
@@ -328,7 +333,7 @@ class Shard(Serving):
             computation = self._computation(name)
             if not force:
                 computation.refuse_owners(round_.now)
-            round_.touched[name] = computation
+            round_.touch(name, computation)
             version = self.topology.get(name).input_version
             round_.fenced += computation.revoke(version, round_.now, reason=DROPPED)
             round_.topology = changed

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -98,7 +99,7 @@ class RedisJournal(Journal):
         self._owned = Owned(self._nonce)
         self._database: RedisDatabase | None = None
         self._turn = asyncio.Lock()
-        self._snapshotting = asyncio.Lock()
+        self._snapshotting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._calls: set[asyncio.Task[Any]] = set()
         self._snapshots = 0
         self._in_doubt: set[tuple[str, str]] = set()
@@ -200,8 +201,8 @@ class RedisJournal(Journal):
     async def snapshot(self, log: str, position: int, payload: bytes) -> None:
         """See Journal. Written in parts of 256 KiB; what is cut off is removed by the next snapshot of the log."""
         with self._meter.snapshot(payload):
-            # One at a time: each removes the parts of the others.
-            async with self._snapshotting:
+            # One of a log at a time: each removes the parts of the others.
+            async with self._snapshotting[log]:
                 self._snapshots += 1
                 snapshot = _snapshot(log, position, f"{self._nonce:08x}.{self._snapshots}", payload)
                 owners = self._owners([log])
@@ -218,7 +219,7 @@ class RedisJournal(Journal):
     async def restore(self, log: str, position: int, payload: bytes, *, view: int = 0, address: str = "") -> Ownership:
         """See Journal. Written in parts of 256 KiB, and the last step makes them the log."""
         with self._meter.snapshot(payload):
-            async with self._snapshotting:
+            async with self._snapshotting[log]:
                 nonce = 0 if log == GRAPH else self._owned.next_nonce(log, secrets.randbits)
                 wanted = Ownership(0, nonce, address, view)
                 # The same name for the same call, so that a repeat knows its first try.
