@@ -73,6 +73,25 @@ async def test_a_server_that_may_evict_is_refused(store: RedisStore) -> None:
     assert "CONFIG SET maxmemory-policy noeviction" in await refusal(store.server.url)
 
 
+@pytest.mark.parametrize("strong", [False, True])
+async def test_a_server_that_may_evict_is_refused_behind_each_new_connection_too(
+    store: RedisStore, strong: bool
+) -> None:
+    """The replica that takes over, or the server after its restart, has settings of its own."""
+    journal = await store.open("a")
+    await journal.append([entry("a", 1)])
+    store.server.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    store.server.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    await journal.confirm(["a"])  # what is read is read from a new connection
+    for write in (journal.append([entry("a", 2, strong=strong)]), journal.snapshot("a", 1, b"s"), journal.take("a")):
+        with pytest.raises(JournalFailed, match="CONFIG SET maxmemory-policy noeviction there"):
+            await write
+    assert (await journal.load("a")).last == 1
+    store.server.execute("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    await journal.append([entry("a", 2, strong=strong)])
+    assert (await journal.load("a")).last == 2
+
+
 async def test_a_server_made_a_replica_neither_writes_nor_confirms_an_owner(store: RedisStore) -> None:
     journal = await store.open()
     call = [entry("a", 1)]

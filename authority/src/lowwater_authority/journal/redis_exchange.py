@@ -96,7 +96,8 @@ class RedisExchange:
 
         Raises JournalFailed or JournalUnknown.
         """
-        barrier = await self._barrier() if strong else []
+        settings = await self._current(strong=strong)
+        barrier = settings.barrier(self._milliseconds) if strong else []
         try:
             reply, *reached = await self.link.call(script, keys, arguments, *(command for _, command in barrier))
         except NotSent as error:
@@ -116,13 +117,17 @@ class RedisExchange:
                 )
         return list(reply)
 
-    async def _barrier(self) -> list[tuple[int, tuple[str | int, ...]]]:
-        """What a strong entry waits for."""
+    async def _current(self, *, strong: bool) -> RedisSettings:
+        """What the server is set to that is written to: behind a new connection there may be another one.
+
+        Raises JournalFailed while that one may evict the journal; it is asked again each time, so that a change is seen at once.
+        """
         settings = self._settings
-        old = time.perf_counter() - self._settings_read > _SETTINGS_SECONDS
-        if settings is None or old or self.link.dropped != self._settings_over:
+        old = strong and time.perf_counter() - self._settings_read > _SETTINGS_SECONDS
+        if settings is None or old or settings.evicts or self.link.dropped != self._settings_over:
             settings = await self.read_settings()
-        return settings.barrier(self._milliseconds)
+        settings.refuse_eviction(self.link.address)
+        return settings
 
     async def _twice(self, send: Callable[[], Awaitable[list[Any]]]) -> Any:
         """The first answer of what may be sent twice: a connection is found dead only when it is used."""

@@ -62,11 +62,20 @@ class RedisSettings:
             raise JournalFailed(
                 f"{address} is a replica: name the master in the URL, or let redis+sentinel:// or redis+cluster:// find it"
             )
-        if self.eviction != "noeviction":
+        self.refuse_eviction(address)
+
+    def refuse_eviction(self, address: object) -> None:
+        """Raise JournalFailed when the server may throw away what it has acknowledged."""
+        if self.evicts:
             raise JournalFailed(
                 f"{address} may throw the journal away when its memory is full (maxmemory-policy {self.eviction}): "
                 f"CONFIG SET maxmemory-policy noeviction there, and in its redis.conf"
             )
+
+    @property
+    def evicts(self) -> bool:
+        """Whether the server makes room by deleting keys."""
+        return self.eviction != "noeviction"
 
     @property
     def syncs_each(self) -> bool:
