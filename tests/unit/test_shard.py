@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from typing import Any
@@ -12,10 +13,12 @@ import numpy as np
 import pytest
 
 from lowwater import errors
+from lowwater_authority.core import recovery
+from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.requests import ClaimRequest, Fold, Grant, GroupReport, Refused
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.journal import JournalFenced, JournalUnknown, MemoryDisk, MemoryJournal
+from lowwater_authority.journal import JournalFailed, JournalFenced, JournalUnknown, MemoryDisk, MemoryJournal
 from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
 from lowwater_authority.observer import Observer
 from lowwater_authority.rounds import Round
@@ -456,6 +459,50 @@ async def test_a_snapshot_bounds_the_replay(disk: MemoryDisk, monkeypatch: pytes
     again = await Running(disk).start()
     assert again.low() == 99
     await again.stop()
+
+
+async def test_a_snapshot_that_the_store_refuses_is_made_again_ever_more_rarely(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making it costs all of the computation; the others' snapshots are made when they are due."""
+    monkeypatch.setattr("lowwater_authority.logs.SNAPSHOT_BYTES", 4_000)
+    shard, made = running.shard, Counter[str]()
+    snapshot, store = recovery.snapshot, shard.journal.snapshot
+    refusing = {"a"}
+
+    def counted(computation: Computation) -> bytes:
+        made[computation.spec.name] += 1
+        return snapshot(computation)
+
+    async def refuse(log: str, position: int, payload: bytes) -> None:
+        if log in refusing:
+            raise JournalFailed("the store takes no snapshot")
+        await store(log, position, payload)
+
+    monkeypatch.setattr(recovery, "snapshot", counted)
+    monkeypatch.setattr(shard.journal, "snapshot", refuse)
+    await shard.register(Spec("b"))
+    bounds = [b"", *(bytes([number]) for number in range(1, 200)), b""]
+    sequencers = {
+        name: (await shard.claim(name, ClaimRequest(bounds, request_id=name.encode() * 16))).sequencer for name in "ab"
+    }
+
+    async def rounds(first: int, last: int) -> None:
+        for number in range(first, last):
+            values = np.arange(200, dtype=np.int64) + 1000 * number
+            reports = [(name, GroupReport(sequencers[name], values)) for name in "ab"]
+            assert await shard.report(reports, sender=b"s" * 16, number=(1, number)) == []
+            await shard.held.logs.settle()
+
+    await rounds(1, 61)
+    assert 3 <= made["a"] <= 6, "in 60 rounds, of which each would have made one"
+    assert made["b"] >= 8
+    refusing.clear()
+    await rounds(61, 200)
+    assert shard.held.logs.behind("a") < 40_000
+    made.clear()
+    await rounds(200, 260)
+    assert made["a"] == made["b"], "as if nothing had been"
 
 
 async def test_rule7_a_slow_subscriber_gets_the_newest_value_only(running: Running) -> None:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 SNAPSHOT_BYTES: Final = 4 << 20
 """A log is snapshotted when the records behind its snapshot outgrow this and twice the snapshot."""
 
+MOST_DOUBLINGS: Final = 4
+"""How often the distance to the next attempt at a snapshot is doubled while the store refuses it."""
+
 RETRY_SECONDS: Final = (0.05, 2.0)
 """First and longest wait before an append of unknown outcome is tried again."""
 
@@ -42,6 +45,10 @@ class _Log:
     behind: int = 0
     """Bytes of records behind the snapshot."""
     snapshot_bytes: int = 0
+    refused: int = 0
+    """Snapshots in a row that the store did not take, or that could not be made."""
+    tried: tuple[int, int] = (0, 0)
+    """When the last of these was made: ``behind``, and its bytes."""
 
 
 T = TypeVar("T")
@@ -97,6 +104,11 @@ class Logs:
         """A log was read: remember where it ends."""
         behind = sum(len(payload) for _, payload in loaded.records)
         self._logs[name] = _Log(loaded.last, behind, len(loaded.snapshot or b""))
+
+    def reached(self, name: str, last: int) -> None:
+        """A log ends there, or before it: what is written next is behind."""
+        state = self._log(name)
+        state.position = max(state.position, last)
 
     def forget(self, name: str) -> None:
         """A log is another process's."""
@@ -241,9 +253,17 @@ class Logs:
                 return written
 
     def due(self, name: str) -> bool:
-        """Whether a snapshot of a log would bound the replay, and none is being written."""
+        """Whether a snapshot of a log would bound the replay, and none is being written.
+
+        After one that was refused so many bytes have to come as make one due, and after each further one twice as many: making
+        it costs all of the computation, whether or not the store takes it.
+        """
         state = self._log(name)
-        return name not in self._snapshots and state.behind > max(SNAPSHOT_BYTES, 2 * state.snapshot_bytes)
+        behind, tried = state.tried
+        least = max(SNAPSHOT_BYTES, 2 * state.snapshot_bytes, 2 * tried) << min(
+            max(0, state.refused - 1), MOST_DOUBLINGS
+        )
+        return name not in self._snapshots and state.behind > behind + least
 
     def behind(self, name: str) -> int:
         """Return how many bytes of records are behind the snapshot of a log."""
@@ -258,6 +278,7 @@ class Logs:
         try:
             payload = take()
         except Exception:
+            state.refused, state.tried = state.refused + 1, (state.behind, 0)
             log.exception("no snapshot of %r can be taken", name, extra=event("snapshot_failed", computation=name))
             return
         self._snapshots[name] = asyncio.create_task(self._snapshot(name, state.position, state.behind, payload))
@@ -266,6 +287,8 @@ class Logs:
         try:
             await self.journal.snapshot(name, position, payload)
         except JournalError as error:
+            state = self._log(name)
+            state.refused, state.tried = state.refused + 1, (covered, len(payload))
             log.warning(
                 "no snapshot of %r: %s",
                 name,
@@ -275,6 +298,7 @@ class Logs:
         else:
             state = self._log(name)
             state.behind, state.snapshot_bytes = max(0, state.behind - covered), len(payload)
+            state.refused, state.tried = 0, (0, 0)
         finally:
             del self._snapshots[name]
 
