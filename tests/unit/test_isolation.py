@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 
 from lowwater import errors
+from lowwater_authority import serving as serving_module
 from lowwater_authority.core import recovery
+from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
+from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.journal import MemoryJournal
 from lowwater_authority.journal.faults import Outcome
+from tests.contract.journal_stores import flipped
 from tests.unit.sharded_memory import HOUR, Deployment, One, held, ids, numbers, turns
 
 NOTHING = np.zeros(0, dtype=np.int64)
@@ -203,3 +207,167 @@ async def test_a_change_of_the_graph_is_one_with_what_it_changes(deployment: Dep
     with pytest.raises(errors.Moved):
         await one.shard.claim("x", adopting, adopt=True)
     assert one.shard.topology.get("x").incarnation == 1
+
+
+# -- what the store has damaged ----------------------------------------------------------------------------------
+
+
+def damage(deployment: Deployment, name: str) -> None:
+    """A bit of the newest record flips at rest; its owner does not notice."""
+    stored = deployment.disk.logs[name]
+    stored.records[stored.last] = flipped(stored.records[stored.last])
+
+
+async def kept_in_memory(deployment: Deployment, one: One, grants: dict[str, Grant], name: str) -> None:
+    """The log of a computation is damaged, its append is refused, and so is what would write it again."""
+    damage(deployment, name)
+    one.faults.ends["append"] = [Outcome.FAILED]
+    one.faults.held["restore"] = asyncio.Event()
+    with pytest.raises(errors.Unavailable, match="look whether this took effect"):
+        await report(one, grants, name)
+
+
+async def written_again(one: One) -> None:
+    one.faults.held.pop("restore").set()
+    await asyncio.gather(*one.shard._writing.values())
+
+
+async def test_nobody_waits_for_what_is_written_again(deployment: Deployment) -> None:
+    one, grants = await serving(deployment, "x", "y")
+    await kept_in_memory(deployment, one, grants, "x")
+    assert one.low("x") == 11, "what is published stays"
+    with pytest.raises(errors.Unavailable, match="written again from memory"):
+        await one.claim("x")
+    with pytest.raises(errors.Unavailable, match="written again from memory"):
+        await one.shard.ranges("x", below=None, limit=1)
+    part = TaskPart(np.zeros(0, dtype=np.uint32), NOTHING, NOTHING, NOTHING, 0)
+    with pytest.raises(errors.Unavailable, match="written again from memory"):
+        one.shard.stage_task("x", grants["x"].sequencer, 0, TASK, part)
+    barred: set[str] = set()
+    answer = await one.shard.report(said(grants, "x", "y", hour=13), sender=b"s" * 16, number=(2, 1), barred=barred)
+    assert refusals(answer) == [("x", "MOVED")]
+    assert barred == {"x"}
+    assert (one.low("x"), one.low("y")) == (11, 13)
+    assert await one.shard.look(sorted) == ["y"]
+    assert one.shard.reference("x") == one.shard.reference("y")
+    await one.claim("y")
+
+    await written_again(one)
+    assert one.low("x") == 12, "what its owner said, and was not sure of"
+    assert await report(one, grants, "x", hour=13) == []
+    other = await deployment.start("other:1")
+    await other.cluster.change(lambda view: view.pinned("x", "other:1"))
+    await deployment.settle(one, other)
+    assert (deployment.owner("x"), other.low("x")) == (other, 13)
+
+
+async def test_what_the_store_refuses_is_written_again_later(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_module, "WRITE_AGAIN_SECONDS", (0.0, 0.0))
+    one, grants = await serving(deployment, "x", "y")
+    one.faults.ends["restore"] = [Outcome.FAILED, Outcome.LOST, Outcome.FAILED, Outcome.WRITTEN]
+    await kept_in_memory(deployment, one, grants, "x")
+    await written_again(one)
+    assert not one.faults.ends["restore"]
+    assert one.low("x") == 12
+    assert await report(one, grants, "x", "y", hour=13) == []
+    one.faults.ends["append"] = [Outcome.FAILED]
+    with pytest.raises(errors.JournalFailed, match="nothing was changed"):
+        await report(one, grants, "x", "y", hour=14)
+    assert await report(one, grants, "x", "y", hour=14) == []
+
+
+async def test_an_own_record_of_unknown_outcome_is_no_other_owner(deployment: Deployment) -> None:
+    one, grants = await serving(deployment, "x")
+    damage(deployment, "x")
+    one.faults.ends["append"] = [Outcome.WRITTEN, Outcome.FAILED]
+    with pytest.raises(errors.Unavailable):
+        await report(one, grants, "x")
+    await asyncio.gather(*one.shard._writing.values())
+    assert held(one) == {"x"}
+    assert one.low("x") == 12
+    assert await report(one, grants, "x", hour=13) == []
+
+
+async def test_what_another_process_has_taken_is_not_written_again(deployment: Deployment) -> None:
+    one, grants = await serving(deployment, "x", "y")
+    await kept_in_memory(deployment, one, grants, "x")
+    await taken(deployment, "x")
+    before = deployment.disk.logs["x"].copy()
+    await written_again(one)
+    assert held(one) == {"y"}
+    assert deployment.disk.logs["x"] == before
+    assert await report(one, grants, "y") == []
+
+
+async def test_a_new_life_may_begin_of_what_is_written_again(deployment: Deployment) -> None:
+    one, grants = await serving(deployment, "x", "y")
+    await kept_in_memory(deployment, one, grants, "x")
+    await one.shard.reset("x")
+    await written_again(one)
+    assert one.low("x") == MIN
+    grant = await one.claim("x")
+    assert await report(one, {"x": grant}, "x", hour=9) == []
+    assert one.low("x") == 9
+    other = await deployment.start("other:1")
+    await other.cluster.change(lambda view: view.pinned("x", "other:1"))
+    await deployment.settle(one, other)
+    assert other.low("x") == 9
+
+
+async def test_a_shard_that_ends_writes_what_it_alone_knows(deployment: Deployment) -> None:
+    one, grants = await serving(deployment, "x", "y")
+    await kept_in_memory(deployment, one, grants, "x")
+    one.shard.stop()
+    await one.rounds
+    one.faults.held.clear()
+    one.ended = True
+    await one.shard.close()
+    other = await deployment.start("other:1")
+    await deployment.settle(other, seconds=2.1)
+    assert (other.low("x"), other.low("y")) == (12, 11)
+
+
+async def test_memory_with_half_a_change_is_not_written(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, grants = await serving(deployment, "x", "y")
+    damage(deployment, "x")
+
+    def half(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Computation, "_take_values", half)
+    with pytest.raises(errors.Unavailable):
+        await report(one, grants, "x")
+    monkeypatch.undo()
+    before = deployment.disk.logs["x"].copy()
+    assert not one.shard._writing
+    assert one.low("x") == 11
+    with pytest.raises(errors.Unavailable):
+        await one.claim("x")
+    assert await report(one, grants, "y") == []
+    one.shard.stop()
+    await one.rounds
+    one.ended = True
+    await one.shard.close()
+    assert deployment.disk.logs["x"] == before
+
+
+async def test_what_was_healed_before_a_refusal_is_not_called_unchanged(deployment: Deployment) -> None:
+    """The store has lost the tail of x, gets it back with the round in it, and then refuses the rest of the round."""
+    one, grants = await serving(deployment, "y", "x")
+    deployment.disk.lose(1)
+    one.faults.ends["append"] = [Outcome.DONE, Outcome.FAILED]
+    claim = ClaimRequest([b"", b""], request_id=b"once".ljust(16))
+    one.faults.held["append"] = asyncio.Event()
+    tasks = [asyncio.ensure_future(one.shard.claim("x", claim)), asyncio.ensure_future(report(one, grants, "y"))]
+    await turns()
+    one.faults.held.pop("append").set()
+    claimed, _ = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(claimed, errors.Unavailable), claimed
+    again = await one.shard.claim("x", claim)
+    assert [group.sequencer for group in one.shard.held.computations["x"].map.run_groups()] == [again.sequencer]
+    assert await report(one, {"x": again}, "x") == []
+    assert await report(one, grants, "y") == []

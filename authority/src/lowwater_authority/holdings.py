@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -35,7 +36,7 @@ from lowwater_authority.logs import RETRY_SECONDS, Logs
 from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from lowwater_authority.core.computation import Computation, View
     from lowwater_authority.core.topology import Spec
@@ -77,6 +78,13 @@ class Holdings:
         """The version of the membership by which logs are taken; 0 with one process."""
         self.address = ""
         """Where this process is reached."""
+        self.unwritten: dict[str, JournalError] = {}
+        """Computations whose only good copy is in memory, and why: the store refused their record, and cannot be read back.
+
+        Nothing of them is changed or shown until they are written again. What was published of them stays true.
+        """
+        self._writing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """One change of an ownership at a time: the position of a restore must be the next one when it is written."""
         self._in_doubt: set[str] = set()
         """Computations whose ownership is being renewed."""
         self._ending: dict[str, asyncio.Task[None]] = {}
@@ -148,6 +156,7 @@ class Holdings:
                 extra=event("computation_lost", computation=name, epoch=epoch),
             )
             del self.computations[name], self.ownerships[name]
+            self.unwritten.pop(name, None)
             self.logs.forget(name)
             self.journal.release(name)
         self.let_gone += len(gone)
@@ -158,6 +167,7 @@ class Holdings:
         computation, ownership = self.computations.pop(name, None), self.ownerships.pop(name, None)
         if computation is None or ownership is None:
             return
+        self.unwritten.pop(name, None)
         after = replace(computation.spec, incarnation=computation.incarnation + 1)
         empty = recovery.snapshot(recovery.restarted(computation, after))
         self._ending[name] = asyncio.create_task(self._end(name, self.logs.position(name), empty))
@@ -198,11 +208,12 @@ class Holdings:
             )
             await self._heal(name)
 
-    async def reload(self, name: str) -> tuple[View | None, bool]:
+    async def reload(self, name: str) -> tuple[View | None, Collection[str]]:
         """Go back to what the journal has of a computation.
 
-        Returns what is published of it, None when it is not held any more, and whether what was staged counts all the same.
-        Waits for as long as the journal cannot be read, or put right; raises JournalFenced. Where the store has lost records that
+        Returns what is published of it, None when it is not held any more, and of which computations what was staged counts all the same.
+        Waits for as long as the journal cannot be read, or put right; raises JournalFenced, and JournalCorrupt or JournalVersion
+        when memory is all that is left, see :meth:`write_again`. Where the store has lost records that
         were shown, memory is what counts, with all that is staged: what owners said is true whether or not they were told that
         it was taken over.
         """
@@ -223,9 +234,9 @@ class Holdings:
                 )
             await asyncio.sleep(wait)
             wait = min(2 * wait, RETRY_SECONDS[1])
-        return None, False
+        return None, ()
 
-    async def _reloaded(self, name: str) -> tuple[View | None, bool]:
+    async def _reloaded(self, name: str) -> tuple[View | None, Collection[str]]:
         try:
             loaded = await self.journal.load(name)
             # What the next owner has written there may be of a life that this process has not heard of.
@@ -234,10 +245,28 @@ class Holdings:
             await self.heal(lost)
             if name not in lost.logs:
                 return await self._reloaded(name)
-            return (self.computations[name].publish() if name in self.computations else None), True
+            return (self.computations[name].publish() if name in self.computations else None), lost.logs
         if name not in self.computations:
-            return None, False
-        return self.hold(self.topology.get(name), self.ownerships[name], loaded).published, False
+            return None, ()
+        return self.hold(self.topology.get(name), self.ownerships[name], loaded).published, ()
+
+    async def write_again(self, name: str) -> View | None:
+        """Write an unwritten computation again from memory, once; returns what is published of it, None when it was done by others.
+
+        Raises JournalFenced when another process has taken it, and else what ``Journal.restore`` raises.
+        """
+        async with self._writing[name]:
+            if name not in self.unwritten:
+                return None
+            try:
+                await self._restore(name)
+            except JournalPosition as place:
+                # An own record, of unknown outcome, is there: nobody else writes under this epoch.
+                self.logs.reached(name, place.last)
+                if name in self.unwritten:
+                    await self._restore(name)
+            written = self.unwritten.pop(name, None) is not None
+            return self.computations[name].publish() if written else None
 
     # -- confirming and healing ----------------------------------------------------------------------------
 
@@ -258,8 +287,9 @@ class Holdings:
             return
         take = partial(self.journal.take, name, view=self.view, address=self.address, above=above)
         try:
-            with self._doubting(name):
-                self._own(name, await self.logs.until_known(take))
+            async with self._writing[name]:
+                with self._doubting(name):
+                    self._own(name, await self.logs.until_known(take))
         except JournalLost as lost:
             await self.heal(lost)
             await self.rise(name, above)
@@ -274,15 +304,24 @@ class Holdings:
         if name == GRAPH:
             await self._heal_graph()
         elif name in self.computations:
-            payload = recovery.snapshot(self.computations[name])
-            mine = self.ownerships[name]
-            try:
-                with self._doubting(name):
-                    # By the view that made this process the owner: who was chosen by a newer one keeps what it has.
-                    restore = self.logs.restore(name, payload, view=mine.view, address=self.address)
-                    self._own(name, await restore)
-            except (JournalOutvoted, JournalPosition) as error:
-                raise JournalFenced({name: (mine.epoch, 0)}) from error
+            async with self._writing[name]:
+                if name in self.computations:
+                    mine = self.ownerships[name]
+                    try:
+                        await self._restore(name)
+                    except JournalPosition as error:
+                        raise JournalFenced({name: (mine.epoch, 0)}) from error
+                    self.unwritten.pop(name, None)
+
+    async def _restore(self, name: str) -> None:
+        payload = recovery.snapshot(self.computations[name])
+        mine = self.ownerships[name]
+        try:
+            with self._doubting(name):
+                # By the view that made this process the owner: who was chosen by a newer one keeps what it has.
+                self._own(name, await self.logs.restore(name, payload, view=mine.view, address=self.address))
+        except JournalOutvoted as error:
+            raise JournalFenced({name: (mine.epoch, 0)}) from error
 
     @contextmanager
     def _doubting(self, name: str) -> Iterator[None]:

@@ -71,6 +71,8 @@ class Round:
     fenced: list[Fenced] = field(default_factory=list)
     dropped: dict[str, Exception] = field(default_factory=dict)
     """Computations that have left the round, each with what its callers hear; what was staged of them is never shown."""
+    torn: set[str] = field(default_factory=set)
+    """Computations of which perhaps half a change is staged, by a request that failed in a way it never should."""
     asked: set[str] = field(default_factory=set)
     """What the request that is being staged has touched so far."""
 
@@ -105,8 +107,8 @@ class RoundOwner(Protocol):
     def publish(self, round_: Round, requests: int) -> None:
         """Show what is durable now."""
 
-    async def roll_back(self, round_: Round) -> bool:
-        """Forget what the round staged; returns whether some of it counts all the same."""
+    async def roll_back(self, round_: Round) -> Collection[str]:
+        """Forget what the round staged; returns of which computations it counts all the same, now or soon."""
         ...
 
     def tidy(self, round_: Round) -> None:
@@ -229,12 +231,13 @@ class CommitLoop:
                     work.fail(errors.ShuttingDown(STOPPING))
                 raise
         if refusal is not None:
-            if await self._owner.roll_back(round_):
-                refusal = errors.Unavailable(
-                    "the store lost records meanwhile; look whether this took effect, or repeat it"
-                )
+            kept = await self._owner.roll_back(round_)
+            unknown = errors.Unavailable(
+                "the store has lost or damaged records, and what this process knows takes their place; look whether this took effect, "
+                "or repeat it"
+            )
             for work, _ in staged:
-                work.fail(refusal)
+                work.fail(refusal if work.names.isdisjoint(kept) else unknown)
             self._answer_reads(round_)
             return
         self._owner.publish(round_, len(staged))
@@ -294,6 +297,7 @@ class CommitLoop:
                     "a request failed in a way it never should; the round is rolled back", extra=event("internal_error")
                 )
                 staged.append((work, None))
+                round_.torn |= work.names
                 return errors.LowwaterError("internal error, nothing was changed; see the authority's log")
             if work.alone:
                 break

@@ -15,14 +15,22 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import Fenced
 from lowwater_authority.holdings import Holdings
 from lowwater_authority.hub import Hub
-from lowwater_authority.journal import GRAPH, JournalError, JournalFailed, JournalFenced, JournalLost
+from lowwater_authority.journal import (
+    GRAPH,
+    JournalCorrupt,
+    JournalError,
+    JournalFailed,
+    JournalFenced,
+    JournalLost,
+    JournalVersion,
+)
 from lowwater_authority.placement import Alone, moved
 from lowwater_authority.rounds import CommitLoop, GivenUp, GraphMoved, Round
 from lowwater_authority.taking import Taking
 from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 
     from lowwater_authority.core.computation import Computation, View
     from lowwater_authority.core.topology import Topology
@@ -34,6 +42,9 @@ T = TypeVar("T")
 
 WAIT_SECONDS: Final = 5.0
 """How long a read waits for the store at most: as long as one exchange with it may take, whatever else stands in line for it."""
+
+WRITE_AGAIN_SECONDS: Final = (0.05, 30.0)
+"""First and longest wait until what a store has damaged is written to it again: each time all of it is made."""
 
 TOGETHER_SECONDS: Final = 1.0
 """How long a question about several computations waits for those that are not served yet: it is not to hide the others."""
@@ -64,6 +75,10 @@ class Serving:
         self._taking = Taking(
             self.held, self.placement, now=self._tick, refresh=self.refresh, serve=self._begin_to_serve
         )
+        self._writing: dict[str, asyncio.Task[None]] = {}
+        """What is being written again from memory."""
+        self._torn: set[str] = set()
+        """What is not, because memory cannot be trusted either."""
         self._now = 0
         self._confirmed = 0
 
@@ -109,11 +124,16 @@ class Serving:
         copy of it, in memory.
         """
         logs = self.held.logs
+        for task in self._writing.values():
+            task.cancel()
+        await asyncio.gather(*self._writing.values(), return_exceptions=True)
         await logs.settle()
         await self.held.settle()
         readable = True
         for name, computation in list(self.held.computations.items()):
-            if logs.behind(name):
+            if name in self._torn and name in self.held.unwritten:
+                continue
+            if logs.behind(name) and name not in self.held.unwritten:
                 logs.snapshot(name, partial(recovery.snapshot, computation))
                 await logs.settle()
             elif readable:
@@ -409,7 +429,8 @@ class Serving:
         held = self.held.computations
         # Not what another shard has taken over meanwhile: it says what there is of it.
         # Nor what has left the round, even if it is served here again.
-        kept = {n: computation for n, computation in round_.touched.items() if n in held and n not in round_.dropped}
+        left = {*round_.dropped, *self.held.unwritten}
+        kept = {n: computation for n, computation in round_.touched.items() if n in held and n not in left}
         held.update(kept)
         views = [computation.publish() for computation in kept.values()]
         if round_.topology is not None:
@@ -457,25 +478,76 @@ class Serving:
             self.hub.move(name)
         return views
 
-    async def roll_back(self, round_: Round) -> bool:
-        """See RoundOwner. The journal is the truth, and recovery the one way to it, but for what the store has lost."""
+    async def roll_back(self, round_: Round) -> Collection[str]:
+        """See RoundOwner. The journal is the truth, and recovery the one way to it, but for what the store has lost or damaged."""
         if self.shared and round_.topology is not None:
             self.held.logs.forget(GRAPH)  # it may have been read for this round
-        kept = False
+        kept: set[str] = set()
         for name in round_.touched:
-            while True:
+            while self.serves(name) and name not in self.held.unwritten:
                 try:
                     view, healed = await self.held.reload(name)
                 except JournalFenced as error:
                     self.replaced(error.owners)
                     if name in error.owners:
                         break
+                except (JournalCorrupt, JournalVersion) as damage:
+                    self._keep(name, damage, torn=name in round_.torn)
                 else:
-                    kept = kept or healed
+                    kept.update(healed)
                     if view is not None:
                         self.hub.publish([view])
                     break
+            if name in self.held.unwritten:
+                kept.add(name)
         return kept
+
+    def _keep(self, name: str, damage: JournalError, *, torn: bool) -> None:
+        """Let memory count where the store cannot be read back: it is the only good copy, and is written again beside the rounds.
+
+        Not where half a change may be in it: then nothing is changed any more, which an operator has to look at.
+        """
+        self.held.unwritten[name] = damage
+        log.error(
+            "%s; %s",
+            damage,
+            "what is in memory cannot be trusted either, so it is left as it is: restore a copy"
+            if torn
+            else "it is written again from memory",
+            extra=event("damaged_log_kept", computation=name, reason=str(damage)),
+        )
+        if torn:
+            self._torn.add(name)
+        elif name not in self._writing:
+            self._writing[name] = task = asyncio.create_task(self._write_again(name))
+            task.add_done_callback(lambda _: self._writing.pop(name))
+
+    async def _write_again(self, name: str) -> None:
+        """Write what is in memory of a computation until the store has it: nobody else waits for that."""
+        wait = WRITE_AGAIN_SECONDS[0]
+        while name in self.held.unwritten:
+            try:
+                view = await self.held.write_again(name)
+            except JournalFenced as error:
+                self.replaced(error.owners)
+                return
+            except JournalError as error:
+                if self.held.logs.stopping:
+                    return
+                log.log(
+                    logging.WARNING if wait == WRITE_AGAIN_SECONDS[0] else logging.DEBUG,
+                    "%s cannot be written again yet, trying again in %.2f s: %s",
+                    name,
+                    wait,
+                    error,
+                    extra=event("store_refuses", computation=name, reason=str(error)),
+                )
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, WRITE_AGAIN_SECONDS[1])
+            else:
+                if view is not None:
+                    self.hub.publish([view])
+                log.info("%s is written again, and goes on", name, extra=event("damaged_log_mended", computation=name))
 
     def tidy(self, round_: Round) -> None:
         """See RoundOwner. All that is staged is durable here, so it can be snapshotted."""
@@ -501,6 +573,12 @@ class Serving:
         computation = self.held.computations.get(name)
         if computation is None:
             raise moved(name)
+        if name in self.held.unwritten:
+            msg = (
+                f"{name} is written again from memory first, because what the store has of it is damaged and it refused the newest: try "
+                "again in a moment"
+            )
+            raise errors.Unavailable(msg, metadata={"computation": name})
         return computation
 
     def _touch(self, round_: Round, name: str) -> Computation:

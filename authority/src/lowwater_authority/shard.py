@@ -21,6 +21,7 @@ from lowwater_authority.access.caller import anything
 from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.placement import moved
 from lowwater_authority.rounds import GivenUp, GraphMoved, Round
 from lowwater_authority.serving import DROPPED, Serving
 from lowwater_authority.telling import event
@@ -277,10 +278,13 @@ class Shard(Serving):
                     computation = self._touch(round_, name)
                     if name in stopped:
                         raise _elsewhere(name)
-                except (errors.UnknownComputation, errors.Moved) as caught:
+                except (errors.UnknownComputation, errors.Moved, errors.Unavailable) as caught:
                     error: errors.LowwaterError = caught
-                    if isinstance(error, errors.Moved):
+                    if not isinstance(error, errors.UnknownComputation):
                         stopped.add(name)
+                    if isinstance(error, errors.Unavailable):
+                        # Refused as what has moved: a client says everything again then, in time.
+                        error = errors.Moved(error.message)
                     if name in self.topology.dropped:
                         error = _dropped(name)
                     refused.append((name, _refusal(report, error)))
@@ -378,15 +382,23 @@ class Shard(Serving):
         return computation is not None and sequencer in computation.map.groups
 
     def reference(self, name: str) -> int:
-        """Return the event time that ages of a computation's histograms count from."""
-        return self._computation(name).reference
+        """Return the event time that ages of a computation's histograms count from. Raises Moved."""
+        computation = self.held.computations.get(name)
+        if computation is None:
+            raise moved(name)
+        return computation.reference
 
     async def look(self, read: Callable[[Mapping[str, Computation]], T]) -> T:
         """Return what ``read`` says of all that is served here, called once, on the event loop, as of the last durable round.
 
+        But for what has to be written again first, see Holdings.unwritten.
+
         Raises ShuttingDown, and Unavailable when there is no such moment within ``WAIT_SECONDS``.
         """
-        return await self._read(lambda _: read(self.held.computations))
+        held = self.held
+        return await self._read(
+            lambda _: read({n: each for n, each in held.computations.items() if n not in held.unwritten})
+        )
 
     async def ranges(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int]:
         """Return the ranges furthest behind, as of the last durable round."""
