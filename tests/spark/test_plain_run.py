@@ -234,7 +234,11 @@ def order_of_syncs(
     def synced(path: Path) -> None:
         order.append(f"{path.relative_to(checkpoint.folder)}{'/' if path.is_dir() else ''}")
 
-    monkeypatch.setattr(Authority, "prepare", lambda *_, **__: order.append("reported") or "")
+    def reported(*_: object, **__: object) -> str:
+        order.append("reported")
+        return ""
+
+    monkeypatch.setattr(Authority, "prepare", reported)
     monkeypatch.setattr(Authority, "commit", lambda *_: "")
     upstream.at(13)
     run = checkpoint.start(sink=sink)
