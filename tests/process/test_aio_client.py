@@ -124,6 +124,11 @@ async def test_subscribers_see_every_computation_and_the_newest_values(lw: lowwa
         assert seen.stale_for < 10
 
 
+async def test_a_wait_for_what_has_to_be_registered_ends_at_once(lw: lowwater.aio.Client) -> None:
+    with pytest.raises(lowwater.UnknownComputation, match="flihgts"):
+        await lw.wait("flihgts", at(14), registered=True)
+
+
 async def test_a_watch_ends_when_its_reader_or_client_is_closed(server: Serving) -> None:
     lw = lowwater.aio.connect(server.address)
     await lw.register("flights")

@@ -716,6 +716,18 @@ def test_the_command(server: Serving, lw: lowwater.Client, capsys: pytest.Captur
     assert command("status", "--answer-within", "200ms")[0] == 3
 
 
+def test_a_wait_for_what_has_to_be_registered_ends_at_once(lw: lowwater.Client) -> None:
+    """By default a name may be registered at any time, so only a time-out ends the wait."""
+    with pytest.raises(lowwater.UnknownComputation, match="flihgts") as caught:
+        lw.wait("flihgts", at(14), registered=True)
+    assert caught.value.metadata == {"computation": "flihgts"}
+    with pytest.raises(lowwater.Timeout, match="is not registered"):
+        lw.wait("flihgts", at(14), 0.2)
+    lw.register("flihgts")
+    lw.worker("flihgts").claim().finish()
+    assert lw.wait("flihgts", at(14), 60, registered=True).low.finished
+
+
 def test_watching_by_command_prints_a_line_a_change(server: Serving, lw: lowwater.Client) -> None:
     flights, _, _ = pipeline(lw)
     command = [sys.executable, "-m", "lowwater.cli", "watch", "--address", server.address, "flights", "--json"]

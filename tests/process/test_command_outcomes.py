@@ -16,6 +16,7 @@ import pytest
 
 import lowwater
 from lowwater.cli import main
+from lowwater.cli.commands import COMMANDS
 from tests.process.serving import Serving, serving
 from tests.process.sharding import Sharded, served
 from tests.process.test_client_end_to_end import eventually
@@ -140,6 +141,10 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
         assert outcomes.run("reset", "flights", "--address", server.address)[0] == 1
     expect(0, "reset", "flights", "--yes", of=lw)
 
+    expect(2, "drop", "flihgts", of=lw, said="did you mean flights?")
+    expect(3, "drop", "flights", *NOBODY)
+    assert outcomes.run("drop", "flights", "--address", server.address)[0] == 0
+
     expect(2, "shards", of=lw)
     for command in (["shards"], ["drain", "there"], ["pin", "flights", "--off"]):
         expect(3, *command, *NOBODY)
@@ -162,6 +167,7 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
         command: codes - {0} if command == "watch" else codes for command, codes in outcomes.codes.items()
     }
     assert outcomes.codes == documented()
+    assert outcomes.codes.keys() == {*COMMANDS, "serve", "journal", "access", "completion"}
 
 
 def sharded(outcomes: Outcomes, folder: Path) -> None:

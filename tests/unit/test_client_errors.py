@@ -1,8 +1,10 @@
 """Errors: one class for each reason on the wire, and backoff after those that pass."""
 
 import pickle
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 import lowwater
 from lowwater import errors
 from lowwater._core import wire
-from lowwater._core.attempts import error_of_call
+from lowwater._core.attempts import AGAIN, error_of_call
 from lowwater._core.backoff import CAP, FIRST, Backoff
 from lowwater._pb.lowwater.v1 import errors_pb2
 
@@ -151,3 +153,13 @@ def test_backoff_grows_to_its_cap_and_starts_over() -> None:
     assert set(delays[10:]) == {CAP}
     backoff.reset()
     assert backoff.next() == FIRST
+
+
+def test_the_contract_lists_every_reason_and_which_may_be_repeated() -> None:
+    """For whoever writes a client from proto/ alone. Some are only of this client's making: nobody sends them."""
+    text = (Path(__file__).parents[2] / "proto/lowwater/v1/errors.proto").read_text()
+    later, *others = text.split("  // Elsewhere, or anew:")
+    listed = [re.findall(r"^  //   ([A-Z_]+)  ", part, re.MULTILINE) for part in (later, *others)]
+    own = {errors.Closed.reason, errors.Timeout.reason, errors.StaleEpoch.reason}
+    assert sorted(reason for some in listed for reason in some) == sorted(errors.BY_REASON.keys() - own)
+    assert sorted(listed[0]) == sorted(error.reason for error in AGAIN)

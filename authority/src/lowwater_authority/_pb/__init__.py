@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 565b0b25e7177b3fd0ca6c2af172b99c4ed04dcf061ed6276244e7df1fc55ee4
+Made from: sha256 888f0b13eaa0ac5947bfd4df0e8326d5ca8cf3c52ce1fdacf416ec52f8bc8077
 """

@@ -71,7 +71,7 @@ class Settings:
         _ = self.addresses
         token: Any = self.token
         if token is not None and (not isinstance(token, str) or _TOKEN.fullmatch(token) is None):
-            raise checks.refused("token", _SECRET, "a str of printable ASCII, without line breaks")
+            raise checks.refused("token", _SECRET, "text of printable ASCII, without line breaks")
         for field_name in ("root_certificates", "private_key", "certificate_chain"):
             # An empty one is no less asked for: taken for None, it would have a token go over the network as it is.
             value = getattr(self, field_name)

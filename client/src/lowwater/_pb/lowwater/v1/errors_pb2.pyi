@@ -81,7 +81,47 @@ class ErrorInfo(google.protobuf.message.Message):
     DOMAIN_FIELD_NUMBER: builtins.int
     METADATA_FIELD_NUMBER: builtins.int
     reason: builtins.str
-    """UPPER_SNAKE; equal to the name of the client's exception class."""
+    """UPPER_SNAKE; equal to the name of the client's exception class. Take a
+    reason that is not listed here for one that is not to be repeated.
+
+    Later is better: the same call may succeed, nothing was changed. Wait as
+    RetryInfo says, else back off. A call that is repeated after an unknown
+    outcome (DEADLINE_EXCEEDED, or UNAVAILABLE without an ErrorInfo) must be
+    one that may be: not SetInputs, Reset, Release or a forced Retire.
+      JOURNAL_FAILED         the store refused the write
+      OVERLOADED             too much waits, or a limit of the access file
+      SHUTTING_DOWN          the server is stopping
+      UNAVAILABLE            no shard serves the computation just now
+
+    Elsewhere, or anew:
+      MOVED                  another shard serves the computation: metadata has
+                             computation, address and epoch, as in Redirect
+      OLD_STREAM             open a report stream with a greater number
+      INPUT_VERSION          the inputs changed: claim again, fold the new ones
+      INCARNATION_CHANGED    a reset began another life: claim or wait anew
+
+    This worker was replaced; it stops writing and does not claim by itself:
+      IDENTITY_MISMATCH      the computation belongs to another identity
+      OLDER_CLAIM            a newer run has claimed
+      REWOUND                the run begins before the last committed batch
+      STALE_SEQUENCER        a newer claim, a reset or a retirement took ranges
+
+    Never as it is: somebody has to change something first.
+      CYCLE                  a computation would wait for itself
+      ESTIMATED_INPUT        an exact computation would read an estimated one
+      FINISH_REQUIRED        MAX was reported without finish
+      INVALID_ARGUMENT       metadata has field, its path, and fix
+      NOT_PREPARED           a batch was committed that was never prepared whole
+      OWNED_RANGES           workers own part of what should be retired
+      PERMISSION_DENIED      the access file does not allow it
+      REGISTRATION_CONFLICT  the name is registered with something else
+      SERVER_TOKEN_MISMATCH  another deployment answers at this address
+      STILL_READ             other computations read what should be dropped
+      TOO_FAR_AHEAD          a time beyond the clock and max_skew_micros
+      UNAUTHENTICATED        the token or certificate is missing or wrong
+      UNKNOWN_COMPUTATION    the name is not registered
+      WOULD_REGRESS          a new input is behind what was published
+    """
     domain: builtins.str
     """Always "lowwater"."""
     @property

@@ -60,12 +60,14 @@ class Computation(google.protobuf.message.Message):
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The names it reads; every writer of what it reads must be named. Empty for
-        an injector.
+        an injector. At most 1,000.
         """
 
     @property
     def heuristics_ppm(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Shares of the heuristic watermarks, in parts per million, largest first."""
+        """Shares of the heuristic watermarks, in parts per million, largest first.
+        At most 16.
+        """
 
     @property
     def input_incarnations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:

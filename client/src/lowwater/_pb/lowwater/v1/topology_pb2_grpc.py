@@ -89,7 +89,8 @@ class TopologyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetInputs(self, request, context):
-        """Changes what a computation reads. Every claim on it is revoked.
+        """Changes what a computation reads. Every claim on it is revoked. Refused with
+        WOULD_REGRESS when a new input is behind what the computation published.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

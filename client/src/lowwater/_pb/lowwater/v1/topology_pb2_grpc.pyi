@@ -191,7 +191,9 @@ class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _Topology
     """Reads the whole graph."""
 
     SetInputs: _TopologyServiceSetInputsType
-    """Changes what a computation reads. Every claim on it is revoked."""
+    """Changes what a computation reads. Every claim on it is revoked. Refused with
+    WOULD_REGRESS when a new input is behind what the computation published.
+    """
 
     Reset: _TopologyServiceResetType
     """Starts a new life of a computation and of everything that reads it."""
@@ -260,7 +262,9 @@ class TopologyServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater._pb.lowwater.v1.topology_pb2.SetInputsRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater._pb.lowwater.v1.topology_pb2.SetInputsResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.SetInputsResponse]]:
-        """Changes what a computation reads. Every claim on it is revoked."""
+        """Changes what a computation reads. Every claim on it is revoked. Refused with
+        WOULD_REGRESS when a new input is behind what the computation published.
+        """
 
     @abc.abstractmethod
     def Reset(

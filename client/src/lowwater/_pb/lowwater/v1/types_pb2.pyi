@@ -7,6 +7,14 @@ Event times are signed 64-bit microseconds since the Unix epoch, UTC.
 MIN (-2^63) means unknown, MAX (2^63-1) means finished. Processing times are
 microseconds since the Unix epoch by the authority's clock, unless a field
 says otherwise.
+
+Unary calls about one computation are answered by the shard that serves it;
+another refuses them with the reason MOVED, see ErrorInfo. Reads of several
+computations have redirects in their answers.
+
+A message has at most 64 MiB; gRPC itself refuses a larger one, without a
+reason. Fields say their own limits. A client may ping every 2 s or less
+often; one that pings more often is closed by gRPC.
 """
 
 import builtins

@@ -31,7 +31,7 @@ class GetWatermarksRequest(google.protobuf.message.Message):
     """The deployment the caller means; empty accepts any."""
     @property
     def computations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Which ones; empty means all that are registered."""
+        """Which ones, at most 10,000; empty means all that are registered."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class WatchRequest(google.protobuf.message.Message):
     """The deployment the caller means; empty accepts any."""
     @property
     def computations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Which ones; empty means all, also those registered later."""
+        """Which ones, at most 10,000; empty means all, also those registered later."""
 
     def __init__(
         self,

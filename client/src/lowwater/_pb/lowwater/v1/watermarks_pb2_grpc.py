@@ -75,7 +75,8 @@ class WatermarkServiceServicer(object):
 
     def Watch(self, request, context):
         """Follows them: the newest value at once, then every change, conflated, and a
-        beat when nothing changes.
+        beat when nothing has changed for a second. What a slow reader has not read
+        waits in gRPC's buffers; small flow-control windows keep old values few.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

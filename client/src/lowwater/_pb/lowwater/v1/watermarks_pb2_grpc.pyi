@@ -161,7 +161,8 @@ class WatermarkServiceStub(typing.Generic[_WatermarkServiceGetWatermarksType, _W
 
     Watch: _WatermarkServiceWatchType
     """Follows them: the newest value at once, then every change, conflated, and a
-    beat when nothing changes.
+    beat when nothing has changed for a second. What a slow reader has not read
+    waits in gRPC's buffers; small flow-control windows keep old values few.
     """
 
     CheckComplete: _WatermarkServiceCheckCompleteType
@@ -214,7 +215,8 @@ class WatermarkServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[lowwater._pb.lowwater.v1.watermarks_pb2.WatchResponse], collections.abc.AsyncIterator[lowwater._pb.lowwater.v1.watermarks_pb2.WatchResponse]]:
         """Follows them: the newest value at once, then every change, conflated, and a
-        beat when nothing changes.
+        beat when nothing has changed for a second. What a slow reader has not read
+        waits in gRPC's buffers; small flow-control windows keep old values few.
         """
 
     @abc.abstractmethod

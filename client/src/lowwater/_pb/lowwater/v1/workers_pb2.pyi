@@ -42,7 +42,7 @@ class ClaimRequest(google.protobuf.message.Message):
     computation: builtins.str
     """The computation."""
     worker: builtins.str
-    """The worker's name, for people."""
+    """The worker's name, for people. As host and identity, at most 256 characters."""
     host: builtins.str
     """The worker's host, for people."""
     identity: builtins.str
@@ -50,8 +50,10 @@ class ClaimRequest(google.protobuf.message.Message):
     first claim binds it; claims by another identity are refused.
     """
     generation: builtins.int
-    """Claims order by (generation, ordinal); an older one is refused whenever it
-    arrives. Both 0: arrival order.
+    """The first micro-batch that is not committed yet. Claims order by
+    (generation, ordinal); an older one is refused whenever it arrives. Both 0:
+    arrival order. After a commit, a claim that begins at the committed batch or
+    before, also one of 0, is refused with REWOUND.
     """
     ordinal: builtins.int
     """Orders runs of one generation."""
@@ -62,14 +64,19 @@ class ClaimRequest(google.protobuf.message.Message):
     """
     batch_digest: builtins.bytes
     """Digest of the first batch the owner will run, when it was already planned:
-    the same batch with the same digest is a replay, not a rewind.
+    the same batch with the same digest is a replay, not a rewind. At most 256
+    bytes.
     """
     adopt: builtins.bool
     """Takes the computation over from another identity by starting a new life."""
     @property
     def bounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """n + 1 strictly ascending keys delimit n ranges; range i is the handle i.
-        Only the last may be empty, meaning no upper bound.
+        At most 2,000,000 ranges, and 1,024 bytes a key. The first is empty to begin
+        at the first key of all; of the others only the last may be empty, meaning
+        no upper bound. A range of an older claim that is cut by these bounds is
+        lost to its owner whole; what is outside of them holds, unowned, until
+        somebody claims it.
         """
 
     @property
@@ -216,7 +223,7 @@ class Histogram(google.protobuf.message.Message):
     COUNTS_FIELD_NUMBER: builtins.int
     @property
     def starts_micros(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The least event time of each bucket, ascending."""
+        """The least event time of each bucket, ascending. At most 100,000 buckets."""
 
     @property
     def counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -234,7 +241,12 @@ Global___Histogram: typing_extensions.TypeAlias = Histogram
 
 @typing.final
 class Mass(google.protobuf.message.Message):
-    """A claim's share of "the record timestamps in the system"."""
+    """A claim's share of "the record timestamps in the system". The heuristic
+    watermark of a share p is the greatest time that has at least p of the mass of
+    all unfinished claims at or above it, but no more than the greatest frontier,
+    and no less than the low watermark. While the mass of any claim is not known,
+    it stands still.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -251,6 +263,7 @@ class Mass(google.protobuf.message.Message):
     def frontiers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Heuristic]:
         """Per heuristic share, the frontier that the finished ones stand at: the
         min of the inputs' heuristic watermarks, or the injector's own frontier.
+        Shares that are not registered are passed over.
         """
 
     def __init__(
@@ -287,7 +300,8 @@ class GroupReport(google.protobuf.message.Message):
     """The claim."""
     finish: builtins.bool
     """Set when the MAX values in it are meant: those ranges are finished. MAX
-    without it is refused.
+    without it is refused. A later report of the owner, or a claim with a bound,
+    takes it back; a computation that was published as finished stays so.
     """
     input_version: builtins.int
     """The version of the inputs that were folded; 0 for an injector."""
@@ -413,10 +427,12 @@ class Report(google.protobuf.message.Message):
     NUMBER_FIELD_NUMBER: builtins.int
     GROUPS_FIELD_NUMBER: builtins.int
     number: builtins.int
-    """Grows by one with each report of the stream, from 1."""
+    """Grows by one with each report of the stream, from 1. A repeat is passed
+    over; a gap ends the stream.
+    """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupReport]:
-        """One entry per claim."""
+        """One entry per claim; a claim that is named twice ends the stream."""
 
     def __init__(
         self,
@@ -544,7 +560,10 @@ Global___ReferenceTime: typing_extensions.TypeAlias = ReferenceTime
 
 @typing.final
 class RefusedRanges(google.protobuf.message.Message):
-    """Ranges of a report that were not taken over."""
+    """Ranges of a report that were not taken over: they hold their last value. With
+    the reason INCARNATION_CHANGED they count as MIN instead, until a fold over the
+    lives in force comes.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -86,7 +86,10 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request_iterator, context):
-        """One stream per process: reports up, acknowledgements and fencing down.
+        """One stream per process: reports up, acknowledgements and fencing down. At
+        most 64 reports of a stream wait for the journal; more wait in the
+        transport. A client that has nothing new repeats its state every few seconds:
+        whoever is silent for 15 s is called so, though nothing is taken from it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

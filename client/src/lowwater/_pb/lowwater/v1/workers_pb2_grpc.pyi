@@ -187,7 +187,11 @@ class WorkerServiceStub(typing.Generic[_WorkerServiceClaimType, _WorkerServiceRe
     """Gives ranges back. They hold their last value until claimed again."""
 
     Report: _WorkerServiceReportType
-    """One stream per process: reports up, acknowledgements and fencing down."""
+    """One stream per process: reports up, acknowledgements and fencing down. At
+    most 64 reports of a stream wait for the journal; more wait in the
+    transport. A client that has nothing new repeats its state every few seconds:
+    whoever is silent for 15 s is called so, though nothing is taken from it.
+    """
 
     StageTask: _WorkerServiceStageTaskType
     """An executor's task tells what it holds after its part of a micro-batch."""
@@ -250,7 +254,11 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[lowwater._pb.lowwater.v1.workers_pb2.ReportRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[lowwater._pb.lowwater.v1.workers_pb2.ReportResponse], collections.abc.AsyncIterator[lowwater._pb.lowwater.v1.workers_pb2.ReportResponse]]:
-        """One stream per process: reports up, acknowledgements and fencing down."""
+        """One stream per process: reports up, acknowledgements and fencing down. At
+        most 64 reports of a stream wait for the journal; more wait in the
+        transport. A client that has nothing new repeats its state every few seconds:
+        whoever is silent for 15 s is called so, though nothing is taken from it.
+        """
 
     @abc.abstractmethod
     def StageTask(
