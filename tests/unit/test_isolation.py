@@ -261,6 +261,24 @@ async def test_nobody_waits_for_what_is_written_again(deployment: Deployment) ->
     assert (deployment.owner("x"), other.low("x")) == (other, 13)
 
 
+async def test_the_neighbours_are_confirmed_while_one_is_written_again(deployment: Deployment) -> None:
+    one, grants = await serving(deployment, "x", "y")
+    await kept_in_memory(deployment, one, grants, "x")
+    await turns()
+    asked = (one.shard.confirm(["x"]), one.shard.confirm(["y"]), one.shard.confirm(), one.shard.confirm(["x", "y"]))
+    x, y, everything, both = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(x, errors.Unavailable)
+    assert isinstance(both, errors.Unavailable)
+    assert isinstance(y, int)
+    assert isinstance(everything, int)
+    deployment.seconds += 5
+    await one.shard.confirm()
+    assert one.shard.confirmed < one.shard.now, "it is not known of all of them"
+    await written_again(one)
+    await one.shard.confirm()
+    assert one.shard.confirmed == one.shard.now
+
+
 async def test_what_the_store_refuses_is_written_again_later(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -276,10 +276,17 @@ class Holdings:
         Raises JournalFenced, JournalLost and JournalFailed, and errors.Unavailable when nobody can tell.
         """
         held = [name for name in names if name in self.computations]
-        if not self._in_doubt.isdisjoint(held):
-            # An attempt of this process's own may have made a newer owner than it knows.
-            raise errors.Unavailable("what the store has lost is being put back; ask again in a moment")
+        self.refuse_doubted(held)
         return await self.journal.confirm(held)
+
+    def refuse_doubted(self, names: Iterable[str]) -> None:
+        """Raise Unavailable where an attempt of this process's own may have made a newer owner than it knows."""
+        if not self._in_doubt.isdisjoint(names):
+            raise errors.Unavailable("what the store has lost is being put back; ask again in a moment")
+
+    def undoubted(self) -> list[str]:
+        """Return the names of the computations of which it can be asked who owns them."""
+        return [name for name in self.computations if name not in self._in_doubt]
 
     async def rise(self, name: str, above: int) -> None:
         """Become the owner of a held computation once more, by a greater number. Raises JournalFailed, JournalFenced, ..."""

@@ -265,15 +265,21 @@ class Serving:
         return self.held.logs.position(GRAPH)
 
     async def confirm(self, names: Iterable[str] | None = None) -> int:
-        """Make sure, once for all that wait, that the journal knows this process as the owner of computations (None: all of them).
+        """Make sure, once for all that wait, that the journal knows this process as the owner of computations.
+
+        None: all of them, but for those that are being put into the store again, of which it cannot be told; of these it raises
+        Unavailable when they are named.
 
         Those that others own by now are let go; the graph is read if it has changed. Returns the processing time at which what is
         published of them was the newest. Raises Unavailable when nobody can tell, at the latest after ``WAIT_SECONDS``.
         """
         if not self.shared:
             return self.confirmed
+        asked = self.held.undoubted() if names is None else list(names)
+        # At once, for all that are asked for at a time share one check.
+        self.held.refuse_doubted(asked)
         async with self._in_time():
-            return await self._confirming.ask(self.held.computations if names is None else names)
+            return await self._confirming.ask(asked)
 
     async def _confirm(self, names: Iterable[str]) -> int:
         began, end = self._tick(), None
