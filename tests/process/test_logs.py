@@ -22,6 +22,8 @@ NOT_PROVOKED = {
     "graph_lost": "an emptied store; tests/process/test_shards_store.py",
     "graph_restored": "as graph_changed",
     "damaged_log_mended": "tests/process/test_shards_store.py",
+    "damaged_log_kept": "tests/unit/test_isolation.py",
+    "not_written_again": "as damaged_log_kept",
     "log_whole_again": "tests/unit/test_taking.py",
     "damaged_log": "tests/unit/test_taking.py",
     "store_lost_records": "tests/process/test_shards_store.py",

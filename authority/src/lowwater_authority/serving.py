@@ -546,14 +546,14 @@ class Serving:
                     name,
                     wait,
                     error,
-                    extra=event("store_refuses", computation=name, reason=str(error)),
+                    extra=event("not_written_again", computation=name, reason=str(error)),
                 )
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, WRITE_AGAIN_SECONDS[1])
             else:
                 if view is not None:
                     self.hub.publish([view])
-                log.info("%s is written again, and goes on", name, extra=event("damaged_log_mended", computation=name))
+                log.info("%s is written again, and goes on", name, extra=event("log_whole_again", computation=name))
 
     def tidy(self, round_: Round) -> None:
         """See RoundOwner. All that is staged is durable here, so it can be snapshotted."""
