@@ -357,6 +357,21 @@ IN_PART: Final[dict[str, tuple[Callable[[Pipeline], workers_pb2.GroupReport], st
         "INVALID_ARGUMENT",
         [],
     ),
+    "an oldest operation before 1970": (
+        lambda p: p.group("a", 14, 15, 16, oldest_operation_micros=-1),
+        "INVALID_ARGUMENT",
+        [],
+    ),
+    "an oldest operation at MIN": (
+        lambda p: p.group("a", 14, 15, 16, oldest_operation_micros=-(2**63)),
+        "INVALID_ARGUMENT",
+        [],
+    ),
+    "an oldest operation at MAX": (
+        lambda p: p.group("a", 14, 15, 16, oldest_operation_micros=MAX),
+        "INVALID_ARGUMENT",
+        [],
+    ),
     "a frontier beyond max skew": (
         lambda p: _mass(p, [2], [1], frontiers=[types_pb2.Heuristic(share_ppm=990_000, micros=MAX - 1)]),
         "TOO_FAR_AHEAD",

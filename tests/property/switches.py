@@ -203,15 +203,15 @@ class TurnsIgnored(Computation):
 class AnyClaimRepeats(Computation):
     """A request id gets its answer, whatever it is used for."""
 
-    def claim(self, request: ClaimRequest, now: int) -> Any:
-        return super().claim(replace(request, digest=b"the same"), now)
+    def claim(self, request: ClaimRequest, now: int, wall: int | None = None) -> Any:
+        return super().claim(replace(request, digest=b"the same"), now, wall)
 
 
 class ClaimsNotRepeatable(Computation):
     """A repeat of a claim is a new claim."""
 
-    def claim(self, request: ClaimRequest, now: int) -> Any:
-        return super().claim(replace(request, request_id=b""), now)
+    def claim(self, request: ClaimRequest, now: int, wall: int | None = None) -> Any:
+        return super().claim(replace(request, request_id=b""), now, wall)
 
 
 # -- rule 9 ------------------------------------------------------------------------------------------------
@@ -267,6 +267,16 @@ def replay_notes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "_replay", silent)
 
 
+class UnregisteredInputsCount(Computation):
+    """A fold over an input that is not registered counts, whatever it says."""
+
+    def report(self, report: GroupReport, **more: Any) -> list[Refused]:
+        lives = tuple(life or -1 for life in report.fold.input_incarnations)
+        fold = report.fold._replace(input_incarnations=lives)
+        more["required"] = fold
+        return super().report(replace(report, fold=fold), **more)
+
+
 # -- rule 10 -----------------------------------------------------------------------------------------------
 
 
@@ -302,9 +312,9 @@ class BatchesRepeat(Computation):
 class NoHandOver(Computation):
     """A newer run's claim forgets what the run before had prepared (H5b)."""
 
-    def claim(self, request: ClaimRequest, now: int) -> Any:
+    def claim(self, request: ClaimRequest, now: int, wall: int | None = None) -> Any:
         self.batches.prepared = None
-        return super().claim(request, now)
+        return super().claim(request, now, wall)
 
 
 class AnySkew(Computation):

@@ -64,6 +64,9 @@ TAKEN_IN_PART = {
     "a mass of too many records",
     "a mass of too many recent records",
     "a frontier beyond max skew",
+    "an oldest operation before 1970",
+    "an oldest operation at MIN",
+    "an oldest operation at MAX",
 }
 """What stands beside the bad part is taken over. It changes nothing, but no older report may count any more: its number is durable."""
 
@@ -110,6 +113,8 @@ OTHERWISE = {
     "raise bad_field 'epochs' in Locate",  # tests/process/test_shards_operations.py
     "raise errors.Unavailable in check",  # a shard that lost its store: the same
     "raise errors.StaleSequencer in _granted_before",  # a repeat of an older claim: tests/unit/test_core_requests.py
+    "raise errors.InvalidArgument in _granted_before",  # the id of another claim: tests/unit/test_core_numbers.py
+    "raise errors.InvalidArgument in prepare",  # an input that is not registered: the same
     "raise errors.Overloaded in deny",  # rights that are missing, and that come back: tests/process/test_access_attacks.py
     "raise errors.ShuttingDown in _check_rights",  # the same
 }  # fmt: skip

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.reports import SENDERS_KEPT
-from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, GroupReport
+from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, GroupReport, Refused
+from lowwater_authority.core.topology import Spec
 from tests.property import switches
-from tests.property.core_driver import Driver, column, request
+from tests.property.core_driver import MAX, MIN, NOW, SECOND, Driver, column, mass, request
 from tests.property.switches import off
 
 OLD = {("OLD_STREAM", None)}
@@ -221,3 +224,98 @@ def test_bounds_that_the_authority_clamped_do_not_make_another_request() -> None
     asked = request([b"", b""], request_id=b"1", bound=[50])
     first = d.core.claim(replace(asked, bound_micros=column([10])), d.now)
     assert d.core.claim(replace(asked, bound_micros=column([20])), d.now).sequencer == first.sequencer
+
+
+# -- what the numbers of a report may say ----------------------------------------------------------------------
+
+
+def unregistered_input(made: type[Computation]) -> None:
+    """Rule 1: nobody knows how far an input is that is not registered."""
+    fold = Fold(1, (1, 0))
+    d = Driver(Spec("c", ("a", "b"), (500_000,), max_skew=10**9), made=made)
+    owner = d.claim(b"", b"m", b"").sequencer
+    for values in ((10, 20), (10, MIN), (MAX, MAX)):
+        assert d.report(owner, *values, finish=True, fold=fold, required=fold) == {("INVALID_ARGUMENT", None)}
+        assert d.values() == [(b"", MIN), (b"m", MIN)]
+    ahead = mass(frontiers={500_000: 10})
+    assert d.report(owner, MIN, mass=ahead, fold=fold, required=fold) == {("INVALID_ARGUMENT", None)}
+    assert d.high(500_000) == MIN
+    assert d.report(owner, MIN, mass=mass(frontiers={500_000: MIN}), fold=fold, required=fold) == set(), (
+        "unknown is what it is"
+    )
+    known = Fold(1, (1, 1))
+    assert d.report(owner, 10, 20, fold=known, required=known) == set()
+    assert d.low == 10
+
+
+def test_rule1_a_fold_of_an_input_that_is_not_registered_counts_as_unknown() -> None:
+    unregistered_input(Computation)
+
+
+@off(1)
+def test_rule1_off_unregistered_inputs_count() -> None:
+    unregistered_input(switches.UnregisteredInputsCount)
+
+
+def test_the_refusal_of_such_a_fold_names_the_input_the_field_and_the_fix() -> None:
+    d = Driver(Spec("c", ("a", "b")))
+    owner = d.claim(b"", b"").sequencer
+    fold = Fold(1, (1, 0))
+    report = GroupReport(owner, column([10]), fold=fold)
+    (refused,) = d.core.report(report, sender=b"s", number=(1, 1), required=fold, now=d.now)
+    assert refused.message == (
+        f"b is folded as not registered, which is unknown, so watermarks_micros must be {MIN}, and the report counts as that; "
+        "fold all inputs"
+    )
+
+
+def test_a_batch_over_an_input_that_is_not_registered_is_not_prepared() -> None:
+    d = Driver(Spec("c", ("a", "b"), (500_000,)))
+    owner = d.claim(b"", b"").sequencer
+    fold = Fold(1, (1, 0))
+    for bound, frontiers, field in (
+        (10, {}, "bound_micros"),
+        (MAX, {}, "bound_micros"),
+        (MIN, {500_000: 10}, "frontiers"),
+    ):
+        with pytest.raises(errors.InvalidArgument, match=f"b is folded as not registered.*{field}") as error:
+            d.prepare(owner, 1, [], bound, fold=fold, frontiers=frontiers)
+        assert (error.value.metadata["field"], error.value.metadata["fix"]) == (
+            field,
+            f"{MIN} until all inputs are registered",
+        )
+    assert d.prepare(owner, 1, [], MIN, fold=fold) == []
+    assert d.commit(owner, 1, required=fold) == set()
+    assert d.low == MIN
+
+
+@pytest.mark.parametrize("micros", [-1, MIN, MAX, NOW + 1001 * SECOND])
+def test_an_oldest_operation_that_is_no_time_is_not_published(micros: int) -> None:
+    d = Driver()
+    owner = d.claim(b"", b"").sequencer
+    before = d.now - SECOND
+    refused: list[Refused] = []
+    for number, operation in ((1, before), (2, micros)):
+        report = GroupReport(owner, column([number]), oldest_operation=operation)
+        refused = d.core.report(report, sender=b"s", number=(1, number), required=NO_FOLD, now=d.now - 5 * SECOND)
+        d.settle()
+    assert [refusal.reason for refusal in refused] == ["INVALID_ARGUMENT"]
+    assert f"oldest_operation_micros is {micros}; send" in refused[0].message
+    assert (d.core.published.oldest_operation, d.low) == (before, 2), "the ranges count all the same"
+
+
+# -- clocks ----------------------------------------------------------------------------------------------------
+
+
+def test_the_wall_clock_alone_decides_what_is_too_far_ahead() -> None:
+    d = Driver()
+    owner = d.claim(b"", b"").sequencer
+    ahead = d.now + 500 * SECOND
+
+    def say(number: int, wall: int) -> list[str]:
+        report = GroupReport(owner, column([ahead]))
+        found = d.core.report(report, sender=b"s", number=(1, number), required=NO_FOLD, now=d.now, wall=wall)
+        return [refusal.reason for refusal in found]
+
+    assert say(1, d.now - 600 * SECOND) == ["TOO_FAR_AHEAD"]
+    assert say(2, d.now) == []

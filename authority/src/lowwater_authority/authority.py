@@ -27,13 +27,20 @@ if TYPE_CHECKING:
 class Authority:
     """One process of a deployment: all of it, or with a ``cluster`` one shard among others.
 
-    ``clock`` gives processing time in microseconds since the Unix epoch, UTC.
+    ``clock`` is the wall clock in microseconds since the Unix epoch, UTC, which decides what is too far ahead. All else is stamped and
+    measured by ``monotonic``, in microseconds since any moment; None: ``clock`` makes no steps, as virtual time does not.
     """
 
     def __init__(
-        self, journal: Journal, *, clock: Callable[[], int], observer: Observer, cluster: Cluster | None = None
+        self,
+        journal: Journal,
+        *,
+        clock: Callable[[], int],
+        monotonic: Callable[[], int] | None = None,
+        observer: Observer,
+        cluster: Cluster | None = None,
     ) -> None:
-        self.shard = Shard(journal, clock=clock, observer=observer, placement=cluster)
+        self.shard = Shard(journal, clock=clock, monotonic=monotonic, observer=observer, placement=cluster)
         self._cluster = cluster
         self._services = Services(self.shard, observer, cluster)
         self._workers = WorkerServicer(self._services)

@@ -60,6 +60,8 @@ class Round:
     """What one round has staged so far. All of it gets the same processing time."""
 
     now: int
+    wall: int
+    """The wall clock: what event times may be ahead of. It may be wrong for a while, which must leave nothing behind."""
     touched: dict[str, Computation] = field(default_factory=dict)
     topology: Topology | None = None
     read: bool = False

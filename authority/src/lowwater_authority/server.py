@@ -198,6 +198,10 @@ def _clock() -> int:
     return time.time_ns() // 1000
 
 
+def _monotonic() -> int:
+    return time.monotonic_ns() // 1000
+
+
 def _embedded(args: argparse.Namespace, metrics: Metrics) -> Authority:
     """The only process of a deployment, over a file."""
     try:
@@ -205,7 +209,7 @@ def _embedded(args: argparse.Namespace, metrics: Metrics) -> Authority:
     except OSError as error:
         msg = f"--data {args.data} cannot be made: {error.strerror}. Name a folder on a writable local disk."
         raise CannotServe(msg) from error
-    return Authority(SqliteJournal(args.data / "journal.sqlite"), clock=_clock, observer=metrics)
+    return Authority(SqliteJournal(args.data / "journal.sqlite"), clock=_clock, monotonic=_monotonic, observer=metrics)
 
 
 def _shared(
@@ -242,7 +246,7 @@ def _shared(
         )
     )
     cluster = Cluster(directory, me, peers=peers, monotonic=time.monotonic, dead_after=args.dead_after)
-    return Authority(journal, clock=_clock, observer=metrics, cluster=cluster)
+    return Authority(journal, clock=_clock, monotonic=_monotonic, observer=metrics, cluster=cluster)
 
 
 def _tell_recovery(authority: Authority, seconds: float) -> None:

@@ -25,6 +25,7 @@ from lowwater_authority.journal import (
     JournalVersion,
 )
 from lowwater_authority.placement import Alone, moved
+from lowwater_authority.processing_time import ProcessingTime
 from lowwater_authority.rounds import CommitLoop, GivenUp, GraphMoved, Round
 from lowwater_authority.taking import Taking
 from lowwater_authority.telling import event
@@ -59,7 +60,13 @@ class Serving:
     """The computations of a shard, the rounds that change them, and whoever follows them. See Holdings for what is held."""
 
     def __init__(
-        self, journal: Journal, *, clock: Callable[[], int], observer: Observer, placement: Placement | None = None
+        self,
+        journal: Journal,
+        *,
+        clock: Callable[[], int],
+        monotonic: Callable[[], int] | None = None,
+        observer: Observer,
+        placement: Placement | None = None,
     ) -> None:
         self.journal = journal
         self.hub = Hub()
@@ -68,6 +75,7 @@ class Serving:
         self.on_fenced: Callable[[Fenced], None] = lambda _: None
         self.on_moved: Callable[[str], None] = lambda _: None
         self._clock = clock
+        self._tick = ProcessingTime(clock, monotonic)
         self._observer = observer
         self._loop = CommitLoop(self)
         self._confirming = Confirming(self._confirm)
@@ -79,7 +87,6 @@ class Serving:
         """What is being written again from memory."""
         self._torn: set[str] = set()
         """What is not, because memory cannot be trusted either."""
-        self._now = 0
         self._confirmed = 0
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -181,7 +188,7 @@ class Serving:
 
     @property
     def now(self) -> int:
-        """Processing time, by a clock that never goes back."""
+        """Processing time; see ProcessingTime."""
         return self._tick()
 
     @property
@@ -380,7 +387,7 @@ class Serving:
 
     def begin(self) -> Round:
         """See RoundOwner."""
-        return Round(self._tick())
+        return Round(self._tick(), self._clock())
 
     async def append(self, round_: Round) -> None:
         """See RoundOwner."""
@@ -594,10 +601,6 @@ class Serving:
 
     def _count(self) -> None:
         self._observer.computations(len(self.held.computations))
-
-    def _tick(self) -> int:
-        self._now = max(self._now, self._clock())
-        return self._now
 
 
 @asynccontextmanager

@@ -174,7 +174,7 @@ class Shard(Serving):
                 if request.request_id not in computation.granted:  # a repeat divides nothing
                     room(_ranges_with(computation.map, request.bounds))
                 round_.touch(name, computation)
-                grant = computation.claim(request, round_.now)
+                grant = computation.claim(request, round_.now, round_.wall)
                 round_.fenced += grant.fenced
                 return grant
             # The new life and its first claim are one record: a repeat of the request finds both, or neither.
@@ -182,7 +182,7 @@ class Shard(Serving):
             permit(names)
             fresh = recovery.restarted(computation, changed.get(name))
             room(_ranges_with(fresh.map, request.bounds))
-            grant = fresh.claim(request, round_.now)
+            grant = fresh.claim(request, round_.now, round_.wall)
             round_.topology = changed
             self._fence_ended_lives(round_)
             round_.touch(name, fresh)
@@ -294,7 +294,9 @@ class Shard(Serving):
                     refused.append((name, outrun[key]))
                     continue
                 required = self.topology.required(name)
-                found = computation.report(report, sender=sender, number=number, required=required, now=round_.now)
+                found = computation.report(
+                    report, sender=sender, number=number, required=required, now=round_.now, wall=round_.wall
+                )
                 refused += [(name, refusal) for refusal in found]
                 outrun.update((key, refusal) for refusal in found if refusal.reason == errors.OldStream.reason)
             return refused
@@ -361,7 +363,7 @@ class Shard(Serving):
 
         def stage(round_: Round) -> list[Refused]:
             required = self.topology.required(name)
-            return self._touch(round_, name).commit(sequencer, batch, required, round_.now)
+            return self._touch(round_, name).commit(sequencer, batch, required, round_.now, round_.wall)
 
         return await self._write(stage)
 

@@ -10,7 +10,7 @@ from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core.group import GroupState
 from lowwater_authority.core.reports import Reports
-from lowwater_authority.core.times import MAX
+from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,8 +33,23 @@ class Commits(Reports):
             raise errors.Overloaded(msg, metadata=self._about(batch=batch))
 
     def prepare(self, request: Prepare) -> Sequence[TaskAttempt]:
-        """Fix the accepted attempts of a batch; returns those that never came, in which case nothing is prepared."""
+        """Fix the accepted attempts of a batch; returns those that never came, in which case nothing is prepared.
+
+        Raises StaleSequencer, and InvalidArgument for a bound or a frontier above MIN that was folded from what is not registered.
+        """
         group = self._owned(request.sequencer)
+        if 0 in request.fold.input_incarnations:
+            beyond = (
+                "bound_micros"
+                if request.bound > MIN
+                else "frontiers"
+                if max(request.frontiers.values(), default=MIN) > MIN
+                else ""
+            )
+            if beyond:
+                msg = f"{self._unregistered(request.fold)}, so {beyond} must be {MIN}"
+                fix = f"{MIN} until all inputs are registered"
+                raise errors.InvalidArgument(msg, metadata=self._about(field=beyond, fix=fix))
         if self.last_batch is not None:
             # A delayed repeat: committing it once more would put the older batch's values over the newer one's.
             if request.batch < self.last_batch[0]:
@@ -43,7 +58,7 @@ class Commits(Reports):
                 return []
         return self.batches.prepare(request, group.granted)
 
-    def commit(self, sequencer: int, batch: int, required: Fold, now: int) -> list[Refused]:
+    def commit(self, sequencer: int, batch: int, required: Fold, now: int, wall: int | None = None) -> list[Refused]:
         """Apply the prepared batch, whole or not at all; returns what was refused of it. A repeat gets the first answer.
 
         Raises StaleSequencer, NotPrepared, InputVersion.
@@ -64,9 +79,9 @@ class Commits(Reports):
         if prepared.request.fold.input_incarnations != required.input_incarnations:
             msg = f"an input of {self.spec.name} was reset while batch {batch} ran; claim again"
             raise errors.IncarnationChanged(msg, metadata=self._about(batch=batch))
-        return self._apply_prepared(now)
+        return self._apply_prepared(now, now if wall is None else wall)
 
-    def _apply_prepared(self, now: int) -> list[Refused]:
+    def _apply_prepared(self, now: int, wall: int) -> list[Refused]:
         prepared = self.batches.prepared
         assert prepared is not None
         request = prepared.request
@@ -76,11 +91,11 @@ class Commits(Reports):
             return [self._stale(request.sequencer, None)]
         values, known = prepared.values()
         group.last_report = now
-        group.oldest_operation = request.oldest_operation
+        refused = self._take_operation(group, request.oldest_operation, wall)
         group.recent.add(now, prepared.finished)
-        refused = self._take_mass(group, prepared.mass(group.recent.total), now)
+        refused += self._take_mass(group, prepared.mass(group.recent.total), wall)
         handles = np.flatnonzero(known).astype(np.uint32)
-        refused += self._take_values(group, handles, values[known], finish=request.bound == MAX, now=now)
+        refused += self._take_values(group, handles, values[known], finish=request.bound == MAX, now=now, wall=wall)
         self._flush()
         op = pb.Batch(
             sequencer=request.sequencer, number=request.batch, digest=request.digest, finished=prepared.finished

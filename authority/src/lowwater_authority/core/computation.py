@@ -71,20 +71,21 @@ class Computation(Commits):
 
     # -- claims --------------------------------------------------------------------------------------------
 
-    def claim(self, request: ClaimRequest, now: int) -> Grant:
+    def claim(self, request: ClaimRequest, now: int, wall: int | None = None) -> Grant:
         """Grant the ranges between the request's bounds, or refuse it and change nothing.
 
         A repeat of a request gets the first answer; its id names no other request (InvalidArgument). A prepared batch that the claim's generation proves committed is
         applied first. Raises IdentityMismatch, OlderClaim, Rewound, TooFarAhead, StaleSequencer (a repeat of a superseded
-        claim).
+        claim). ``wall`` as in report.
         """
+        wall = now if wall is None else wall
         if request.request_id in self.granted:
             return self._granted_before(request)
         self._check_order(request)
-        self._check_bounds(request, now)
+        self._check_bounds(request, wall)
         prepared = self.batches.prepared
         if prepared is not None and prepared.request.batch < request.generation:
-            self._apply_prepared(now)
+            self._apply_prepared(now, wall)
         self._flush()
         op = pb.Claim(
             sequencer=max(self.last_sequencer, self.epoch_base) + 1,
@@ -149,10 +150,10 @@ class Computation(Commits):
                 )
                 raise errors.Rewound(msg, metadata=self._about(generation=request.generation, committed=batch))
 
-    def _check_bounds(self, request: ClaimRequest, now: int) -> None:
+    def _check_bounds(self, request: ClaimRequest, wall: int) -> None:
         """A retired range begins at its bound, so one bad timestamp must not lift it for ever."""
         bounds = request.bound_micros
-        ahead = bounds[(bounds > now + self.spec.max_skew) & (bounds != MAX)]
+        ahead = bounds[(bounds > wall + self.spec.max_skew) & (bounds != MAX)]
         if len(ahead):
             msg = (
                 f"bound_micros has {int(ahead[0])}, more than {self.spec.max_skew // 1_000_000} s ahead of the clock: is it in "

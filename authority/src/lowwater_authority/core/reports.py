@@ -32,13 +32,21 @@ class Reports(Staged):
     """The part of a computation that takes over what owners say."""
 
     def report(
-        self, report: GroupReport, *, sender: bytes, number: tuple[int, int], required: Fold, now: int
+        self,
+        report: GroupReport,
+        *,
+        sender: bytes,
+        number: tuple[int, int],
+        required: Fold,
+        now: int,
+        wall: int | None = None,
     ) -> list[Refused]:
         """Take over one claim's state, range by range, and return what was refused.
 
         ``number`` is (stream, number) of the sender; a report that names a turn orders by (turn, number). One that is not above the
         newest taken over changes nothing and is refused: whoever counts from the start again must hear of it.
-        ``required`` names the inputs as registered now: a fold over other lives of them counts as MIN.
+        ``required`` names the inputs as registered now: a fold over other lives of them counts as MIN. ``wall`` is the wall clock, which
+        says what is too far ahead; None: as ``now``.
         """
         group = self.map.groups.get(report.sequencer)
         if group is None or group.state is not GroupState.OWNED:
@@ -58,18 +66,38 @@ class Reports(Staged):
             # Durable though nothing else may change: reports of an earlier stream may still come, also after a restart.
             self._note_number(group, strong=newest is not None)
         group.last_report = now
-        group.oldest_operation = report.oldest_operation
+        wall = now if wall is None else wall
         values, mass = report.watermarks, report.mass
-        refused: list[Refused] = []
+        refused = self._take_operation(group, report.oldest_operation, wall)
         if report.fold.input_incarnations != required.input_incarnations:
             values = np.full(len(values), MIN, dtype=np.int64)
             mass = mass and replace(mass, frontiers=dict.fromkeys(mass.frontiers, MIN))
             msg = "the report folds another life of an input than the one in force, so it counts as unknown; fold anew"
             refused.append(Refused(group.sequencer, errors.IncarnationChanged.reason, msg, report.handles))
+        elif 0 in report.fold.input_incarnations and (beyond := _beyond_unknown(values, mass)):
+            values = np.full(len(values), MIN, dtype=np.int64)
+            mass = mass and replace(mass, frontiers=dict.fromkeys(mass.frontiers, MIN))
+            msg = f"{self._unregistered(report.fold)}, so {beyond} must be {MIN}, and the report counts as that; fold all inputs"
+            refused.append(Refused(group.sequencer, errors.InvalidArgument.reason, msg, report.handles))
         if mass is not None:
-            refused.extend(self._take_mass(group, mass, now))
-        refused.extend(self._take_values(group, report.handles, values, finish=report.finish, now=now))
+            refused.extend(self._take_mass(group, mass, wall))
+        refused.extend(self._take_values(group, report.handles, values, finish=report.finish, now=now, wall=wall))
         return refused
+
+    def _unregistered(self, fold: Fold) -> str:
+        names = [name for name, life in zip(self.spec.inputs, fold.input_incarnations, strict=False) if not life]
+        return f"{' and '.join(names) or 'an input'} is folded as not registered, which is unknown"
+
+    def _take_operation(self, group: Group, micros: int, wall: int) -> list[Refused]:
+        """Note the time of the oldest operation. One that is no time leaves the last one, and the rest of the report alone."""
+        if 0 <= micros <= wall + self.spec.max_skew:
+            group.oldest_operation = micros
+            return []
+        msg = (
+            f"oldest_operation_micros is {micros}; send the time by the wall clock, in microseconds since 1970, or 0 for none. The rest of "
+            "the report counts"
+        )
+        return [Refused(group.sequencer, errors.InvalidArgument.reason, msg)]
 
     def _check_report(self, group: Group, report: GroupReport, required: Fold) -> Refused | None:
         ranges = group.granted if report.handles is None else len(report.handles)
@@ -93,10 +121,17 @@ class Reports(Staged):
         return None
 
     def _take_values(
-        self, group: Group, handles: npt.NDArray[np.uint32] | None, values: Int64s, *, finish: bool, now: int
+        self,
+        group: Group,
+        handles: npt.NDArray[np.uint32] | None,
+        values: Int64s,
+        *,
+        finish: bool,
+        now: int,
+        wall: int,
     ) -> list[Refused]:
         """Store what may be stored of new values and return the rest."""
-        limit = now + self.spec.max_skew
+        limit = wall + self.spec.max_skew
         named = None if handles is None else handles.astype(np.intp)
         wrong = np.zeros(0, dtype=np.bool_)
         refused: list[Refused] = []
@@ -127,8 +162,8 @@ class Reports(Staged):
         self._store(group, None if named is None else group.places_of(named), values, now)
         return refused
 
-    def _take_mass(self, group: Group, mass: Mass, now: int) -> list[Refused]:
-        limit = now + self.spec.max_skew
+    def _take_mass(self, group: Group, mass: Mass, wall: int) -> list[Refused]:
+        limit = wall + self.spec.max_skew
         problem = ""
         if len(mass.starts) != len(mass.counts):
             problem = f"mass.pending has {len(mass.starts)} starts and {len(mass.counts)} counts; send as many of each"
@@ -157,6 +192,13 @@ def _older(report: GroupReport, newest: int) -> Refused:
     else:
         msg = f"a newer report of this sender was taken over, of its stream {newest}; open a greater stream and send the full state"
     return Refused(report.sequencer, errors.OldStream.reason, msg, newest=newest)
+
+
+def _beyond_unknown(values: Int64s, mass: Mass | None) -> str:
+    """Return the field that says more than an input that is unknown lets it, if one does."""
+    if bool((values > MIN).any()):
+        return "watermarks_micros"
+    return "mass.frontiers" if mass is not None and any(each > MIN for each in mass.frontiers.values()) else ""
 
 
 def _distinct(handles: npt.NDArray[np.uint32]) -> bool:

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 888f0b13eaa0ac5947bfd4df0e8326d5ca8cf3c52ce1fdacf416ec52f8bc8077
+Made from: sha256 d486f63dafab0a1ac151e4b2b6683b4aeeb2006554a85f4db087d5643cc840e6
 """

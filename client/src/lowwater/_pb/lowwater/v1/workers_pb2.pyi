@@ -306,7 +306,9 @@ class GroupReport(google.protobuf.message.Message):
     input_version: builtins.int
     """The version of the inputs that were folded; 0 for an injector."""
     oldest_operation_micros: builtins.int
-    """Processing time, by the worker's clock, of the oldest operation; 0: none."""
+    """Processing time, by the worker's clock, of the oldest operation; 0: none.
+    What is no time since 1970, or beyond max_skew, is refused by itself.
+    """
     turn: builtins.int
     """Counts from 1 how often the claim's process began to report it anew, with
     its full state: on a new stream, or on another one. Of two reports of a
@@ -326,7 +328,9 @@ class GroupReport(google.protobuf.message.Message):
 
     @property
     def input_incarnations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The life number of each input that was folded, in order."""
+        """The life number of each input that was folded, in order. With a 0, an input
+        that is not registered, all watermarks and frontiers are MIN.
+        """
 
     @property
     def mass(self) -> Global___Mass:

@@ -1,0 +1,104 @@
+"""One bad second of the machine's clock, and a clock that is put right: what is stamped, and what is too far ahead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from lowwater_authority.core.requests import ClaimRequest, GroupReport
+from lowwater_authority.core.topology import Spec
+from lowwater_authority.journal import MemoryDisk, MemoryJournal
+from lowwater_authority.observer import Observer
+from lowwater_authority.processing_time import ProcessingTime
+from lowwater_authority.rounds import Round
+from lowwater_authority.shard import Shard
+
+SECOND = 1_000_000
+HOUR = 3600 * SECOND
+DAY = 24 * HOUR
+NOW = 1_700_000_000 * SECOND
+
+
+class Machine:
+    """Two clocks, of which one can be set."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self.off = 0
+
+    def wall(self) -> int:
+        return NOW + self.passed + self.off
+
+    def monotonic(self) -> int:
+        return self.passed
+
+
+def bad_second(time: Callable[[], int], machine: Machine, off: int) -> None:
+    """The clock is wrong for a second, in which everybody looks at it."""
+    machine.off = off
+    for _ in range(10):
+        machine.passed += SECOND // 10
+        time()
+    machine.off = 0
+
+
+@pytest.mark.parametrize("off", [365 * DAY, -365 * DAY])
+def test_a_bad_second_of_the_clock_leaves_nothing_behind(off: int) -> None:
+    machine = Machine()
+    time = ProcessingTime(machine.wall, machine.monotonic)
+    time()
+    bad_second(time, machine, off)
+    assert abs(time() - machine.wall()) <= SECOND // 10
+    before = time()
+    machine.passed += HOUR
+    assert abs(time() - before - HOUR) <= SECOND // 10
+    assert time() == machine.wall()
+
+
+@pytest.mark.parametrize("off", [HOUR, -HOUR])
+def test_a_clock_that_was_set_is_neared_without_a_jump(off: int) -> None:
+    machine = Machine()
+    time = ProcessingTime(machine.wall, machine.monotonic)
+    last = time()
+    machine.off = off
+    for _ in range(11 * 60):
+        machine.passed += 60 * SECOND
+        assert 54 * SECOND <= time() - last <= 66 * SECOND
+        last = time()
+    assert last == machine.wall()
+
+
+async def refused_far_ahead_after_a_bad_second() -> list[str]:
+    """What a report 200 days ahead is refused for, once the clock is right again."""
+    machine = Machine()
+    shard = Shard(MemoryJournal(MemoryDisk()), clock=machine.wall, monotonic=machine.monotonic, observer=Observer())
+    await shard.start()
+    running = asyncio.create_task(shard.run())
+    await shard.register(Spec("a"))
+    grant = await shard.claim("a", ClaimRequest([b"", b""], request_id=b"1" * 16))
+    bad_second(lambda: shard.now, machine, 365 * DAY)
+    report = GroupReport(grant.sequencer, np.array([machine.wall() + 200 * DAY]))
+    refused = await shard.report([("a", report)], sender=b"s" * 16, number=(1, 1))
+    shard.stop()
+    await running
+    return [refusal.reason for _, refusal in refused]
+
+
+async def test_max_skew_binds_after_a_bad_second() -> None:
+    assert await refused_far_ahead_after_a_bad_second() == ["TOO_FAR_AHEAD"]
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the greatest time ever read decides")
+async def test_max_skew_breaks_when_the_greatest_time_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Shard.begin
+
+    def ratcheted(self: Shard) -> Round:
+        round_ = begin(self)
+        round_.wall = NOW + 365 * DAY
+        return round_
+
+    monkeypatch.setattr(Shard, "begin", ratcheted)
+    assert await refused_far_ahead_after_a_bad_second() == ["TOO_FAR_AHEAD"]
