@@ -30,6 +30,7 @@ def test_the_argument_goes_before_the_session_and_that_before_the_environment(mo
     assert (given.address, given.token) == ("argument:1", "t")
     monkeypatch.delenv("LOWWATER_ADDRESS")
     assert connection(EMPTY.get).address == "localhost:7420"
+    assert connection({"spark.lowwater.address": "there"}.get).addresses == ("there:7420",)
     with pytest.raises(errors.InvalidArgument):
         connection(EMPTY.get, "")
 
