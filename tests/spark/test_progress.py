@@ -26,13 +26,16 @@ WINDOW = timedelta(microseconds=4)
 
 
 class Log(SourceLog):
-    """A source's log that the test writes by itself."""
+    """A source's log that the test writes by itself. It looks from the first path on whether those it holds are still there."""
+
+    FEW = 0
 
     def __init__(self) -> None:
         super().__init__(Path("unused"))
 
     def take(self, file: File, number: int) -> None:
         self._taken[file.path] = Taken(number, file.modified)
+        self.read = max(self.read, number)
 
 
 def named(path: str) -> File:
@@ -124,7 +127,8 @@ class World:
         """Spark plans a batch: of the files that are there, it takes what its limits and its order make it take."""
         if self.running is not None:
             return
-        known = {path for log in self.logs for path in log.taken}
+        # Spark does not forget a path that is gone.
+        known = {file.path for file in self.planned}
         unread = [p for p in self.rows if p.path not in known]
         taken = {unread[i % len(unread)] for i in chosen} if unread else set()
         for source, log in enumerate(self.logs):
@@ -231,6 +235,27 @@ def test_head_of_w_a_file_that_is_removed_while_its_batch_runs_is_waited_for(ste
 @pytest.mark.parametrize("steps", [READ_AND_REMOVED, RENAMED_READ_AND_REMOVED])
 def test_head_of_w_breaks_when_the_running_batch_is_not_asked_for(steps: list[tuple[Any, ...]]) -> None:
     live(World(1, plan_unasked=True), steps)
+
+
+def test_a_source_log_is_as_large_as_what_stands_in_the_directory() -> None:
+    """Files come, are read, and are cleaned up by age; ten days stay."""
+    log = Log()
+    waiting = Candidates[int]([log])
+    for day in range(1_000):
+        log.take(named(f"/in/{day}"), day)
+        waiting.add(day, [{named(f"/in/{kept}") for kept in range(max(0, day - 9), day + 1)}])
+        assert waiting.newest_reached([day], forget=True) == day
+        assert len(log.taken) <= 2 * 10 + 1
+    # What comes after a listing began is not in it, and is not gone.
+    log.take(named("/in/new"), 1_000)
+    waiting.add(1_000, [set()])
+    assert set(log.taken) == {"/in/new"}
+    waiting.add(1_001, [set()])
+    assert not log.taken
+    # One that comes again is waited for: Spark does not read it a second time.
+    waiting.add(1_002, [{named("/in/7")}])
+    assert waiting.newest_reached([2_000], forget=True) == 1_001
+    assert waiting.missing() == ["/in/7"]
 
 
 REWRITTEN: list[tuple[Any, ...]] = [

@@ -277,8 +277,12 @@ class Candidates(Generic[T]):
         ``planned`` are the offsets of the newest batch that was planned when the listing had ended: its tasks may have read a file that
         was removed before. Only who counts planned batches as read may leave them out.
         """
+        gone = [log.gone(head) for log, head in zip(self._logs, heads, strict=False)]
         self._waiting.append(_Candidate(reading, heads, planned))
         self._look()
+        # Only now: what a reading waited for and was taken before it went is known by its entry.
+        for log, paths in zip(self._logs, gone, strict=False):
+            log.forget(paths)
         if len(self._waiting) > KEPT:
             newest = self._waiting[-1]
             self._waiting = self._waiting[:-1:2]

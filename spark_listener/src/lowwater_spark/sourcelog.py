@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 from urllib.parse import unquote
 
 from lowwater_spark.errors import CheckpointMismatch
@@ -153,8 +153,11 @@ class SourceLog:
     CheckpointMismatch: Spark logs it, and reads no rows from it, or from those that came with it.
 
     Reads each entry once: :meth:`read_to` costs O(new entries), or O(all files) for a compacted one, which Spark writes
-    at every tenth. Holds one path per file ever read, as Spark itself does.
+    at every tenth. Holds one path per file that it has read and nobody has told it to :meth:`forget`.
     """
+
+    FEW: ClassVar[int] = 1_000
+    """Paths that are held without a look at whether they are still there."""
 
     def __init__(
         self, log: Path, root: str = "/", max_age: int = FOR_EVER, columns: tuple[str, ...] | None = None
@@ -166,6 +169,7 @@ class SourceLog:
         self._root = root.rstrip("/") + "/"
         self._taken: dict[str, Taken] = {}
         self.read = NOTHING
+        self._before = NOTHING
 
     @property
     def taken(self) -> Mapping[str, Taken]:
@@ -180,6 +184,22 @@ class SourceLog:
         """Return the batch id of the entry that took a file; None when there is none, or when the file was written again since."""
         taken = self._taken.get(file.path)
         return None if taken is None or taken.modified != file.modified else taken.batch
+
+    def gone(self, listed: Collection[File]) -> list[str]:
+        """Return the paths that a listing does not have any more, if they are most of those that are held; else none.
+
+        Those alone that had been taken when this was asked last: what is taken after a listing began may have come after it. O(1), or O(paths held).
+        """
+        before, self._before = self._before, self.read
+        if len(self._taken) < self.FEW + 2 * len(listed):
+            return []
+        paths = {file.path for file in listed}
+        return [path for path, taken in self._taken.items() if taken.batch <= before and path not in paths]
+
+    def forget(self, paths: Iterable[str]) -> None:
+        """Drop paths that are gone. One that comes again counts as not taken: Spark does not read it a second time, so it holds."""
+        for path in paths:
+            self._taken.pop(path, None)
 
     def read_to(self, offset: int) -> None:
         """Read every entry up to and including ``offset``.

@@ -232,8 +232,10 @@ class Actions:
         metric = self._metric
         try:
             metrics = execution.observedMetrics()
-            for emitted in self._unread:
-                self._unread[emitted] = self._unread[emitted] and not metrics.contains(emitted)
+            # A copy: the batch's thread may add another one meanwhile.
+            for emitted in tuple(self._unread):
+                if metrics.contains(emitted):
+                    self._unread[emitted] = False
             if not metric or not metrics.contains(metric):
                 return
             if read_whole(str(execution.executedPlan().toString()), metric, str(function)):
