@@ -76,7 +76,8 @@ def stage(
     Args:
         spark: A classic session.
         name: The computation's name. One checkpoint at a time runs under it.
-        inputs: The computations whose output it reads; every writer of what it reads must be named.
+        inputs: The computations whose output it reads; every writer of what it reads must be named. Those that have left their mark
+            there are compared: a stage that forgets one is refused, or holds if the writer comes later.
         key: Column(s) whose xxhash64 decides the key range.
         event_time: A timestamp column.
         ranges: Number of equal key ranges, 1 to 65,536; a stage with state keeps its number.

@@ -49,7 +49,8 @@ class Status:
     holding: str
     """Why the stage reports nothing new at the moment; empty when it does."""
     waiting_for: tuple[str, ...]
-    """Files that stood in a source when a newer watermark was read and that no committed batch has taken yet; a few of them."""
+    """Files that stood in a source when a newer watermark was read and that no committed batch has taken yet; a few of them. Where waiting does not
+    help, with the reason: written again after it was read, too old for maxFileAge, or the mark of a writer that the inputs do not name."""
     late_rows: int
     """Rows of this run that were below what the inputs had promised before: broken promises."""
     late_example: str
