@@ -128,10 +128,13 @@ class Group:
         lost[self.handles_of(self.live_places())] = False
         return lost
 
-    def shrink(self) -> npt.NDArray[np.intp]:
-        """Leave one place for each stretch of places that are not live; returns the places that stay, as they were numbered. O(n)."""
+    def shrink(self) -> npt.NDArray[np.intp] | None:
+        """Leave one place for each stretch of places that are not live; returns the places that stay, as they were numbered. O(n).
+
+        None: all stay, which costs nothing.
+        """
         if not self.spare or self.live is None:
-            return np.arange(self.count)
+            return None
         kept = np.flatnonzero(self.live | np.concatenate(([True], self.live[:-1])))
         self.bounds = [*(self.bounds[place] for place in kept.tolist()), self.bounds[-1]]
         self.handles = self.handles_of(kept)

@@ -274,11 +274,12 @@ class IntervalMap:
         groups, old = self.run_groups(), self.columns
         kept = {group: group.shrink() for group in groups}
         for start, (group, low, high) in list(self._runs.items()):
-            place = int(np.searchsorted(kept[group], low))
-            self._runs[start] = Run(group, place, place + high - low)
+            if (places := kept[group]) is not None:
+                place = int(np.searchsorted(places, low))
+                self._runs[start] = Run(group, place, place + high - low)
         self._clear_columns(sum(group.count for group in groups))
         for group, places in kept.items():
-            slots = group.base + places
+            slots = group.slots() if places is None else group.base + places
             self._place(group, old.values[slots], old.since[slots])
             self.columns.used -= group.count - group.live_count
 
