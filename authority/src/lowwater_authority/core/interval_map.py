@@ -282,6 +282,7 @@ class IntervalMap:
             slots = group.slots() if places is None else group.base + places
             self._place(group, old.values[slots], old.since[slots])
             self.columns.used -= group.count - group.live_count
+            self.columns.reclaimable += group.spare
 
     def _clear_columns(self, capacity: int) -> None:
         self.columns = Columns(capacity)
