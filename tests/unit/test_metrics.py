@@ -186,11 +186,13 @@ async def test_a_holder_is_named_when_it_has_held_for_long_and_no_input_does(
 ) -> None:
     one.now = time.time_ns() // 1000 - still_for * SECOND
     await one.shard.register(Spec("root"))
+    await one.shard.register(Spec("elsewhere"))
     await one.shard.register(Spec("stage", inputs=("elsewhere",)))
+    one.shard.held.let_go({"elsewhere": (one.shard.held.epoch("elsewhere"), 0)})  # another shard serves it
     if input_at is not None:
         one.board.admit(published("elsewhere", input_at))
     grant = await one.claim("stage", b"", b"m", b"", worker="w", host="h")
-    await one.report(grant, 15, 14, name="stage", lives=(0,))
+    await one.report(grant, 15, 14, name="stage", lives=(1,))
     found = [labels for labels, value in one.samples("lowwater_holder_info") if value == 1]
     stage = {"computation": "stage", "worker": "w", "host": "h", "range": "[m, ..)"}
     assert [each for each in found if each["computation"] == "stage"] == [stage] * named
