@@ -23,6 +23,7 @@ TABLES: Final[dict[str, Sequence[Figure]]] = {
     "process": (
         *metrics.EVENTS,
         *collecting.PROCESS,
+        collecting.HELD,
         collecting.CONFIRMED,
         collecting.NOT_AFTER,
         collecting.ERRORS,

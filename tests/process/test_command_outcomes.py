@@ -123,9 +123,21 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
         expect(0, name, "flights", *rest, of=lw)
         expect(2, name, "flihgts", *rest, of=lw, said="did you mean flights?")
         patience = ["--timeout", "50ms"] if name == "wait" else []
-        expect(3, name, "flights", *rest, *patience, *NOBODY)
+        expect(3, name, "flights", *rest, *patience, *NOBODY, said="running there?")
     expect(2, "watch", "flihgts", of=lw, said="did you mean flights?")
-    expect(1, "wait", "flights", "--until", LATE, "--timeout", "50ms", of=lw, said="`lowwater why flights` says who")
+    expect(1, "wait", "flights", "--until", LATE, "--timeout", "50ms", of=lw, said="`lowwater why flights` says more")
+    expect(
+        1,
+        "wait",
+        "flihgts",
+        "--until",
+        LATE,
+        "--timeout",
+        "2s",
+        "--even-unregistered",
+        of=lw,
+        said="Start what registers it",
+    )
     expect(1, "complete", "flights", "--until", LATE, of=lw)
     expect(2, "complete", "flights", "--until", "noon", of=lw)
     expect(2, "status", "--ca", "/nowhere.pem", of=lw, said="/nowhere.pem cannot be read: No such file or directory")
@@ -230,6 +242,18 @@ def test_a_namespace_shows_only_what_is_in_it(lw: lowwater.Client, outcomes: Out
         lw.worker("prod/ledger").claim().finish()
         assert json.loads(watching.stdout.readline())["computation"] == "prod/ledger"
         watching.terminate()
+
+
+def test_the_same_one_is_blamed_of_a_name_within_a_namespace(lw: lowwater.Client, outcomes: Outcomes) -> None:
+    where = ("--address", lw.settings.address)
+    lw.register("prod/report", inputs=["prod/ledger"])
+    for name in (["prod/report"], ["--namespace", "prod", "report"]):
+        _, out, _ = outcomes.run("status", *name, "--json", *where)
+        [record] = json.loads(out)["computations"]
+        assert (record["computation"], record["guilty"]) == ("prod/report", "prod/ledger")
+        _, out, _ = outcomes.run("complete", *name, "--until", SOON, "--json", *where)
+        record = json.loads(out)
+        assert record["guilty"] == record["watermark"]["guilty"] == "prod/ledger"
 
 
 @pytest.mark.parametrize(

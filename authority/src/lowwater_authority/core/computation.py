@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from lowwater import errors
+from lowwater._core.text import duration
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.commits import Commits
@@ -237,12 +238,11 @@ class Computation(Commits):
         workers = sorted({group.worker or "unnamed" for group in owned})
         some = ", ".join(workers[:NAMED]) + (f" and {len(workers) - NAMED} more" if len(workers) > NAMED else "")
         heard = max(group.last_report for group in owned)
-        last = (
-            f"the last was heard of {max(0, now - heard) // 1_000_000} s ago" if heard else "none was heard of lately"
-        )
+        last = f"last heard of {duration(max(0, now - heard) / 1e6)} ago" if heard else "not heard of lately"
+        own, them, they = ("owns", "it", "it reports") if len(workers) == 1 else ("own", "them", "they report")
         msg = (
-            f"{some} own key ranges of {self.spec.name}, {last}. Stop them and let them release what they own, or drop it with force: "
-            "what they report is refused then."
+            f"{some} {own} key ranges of {self.spec.name}, {last}. Stop {them} in good order, which releases the ranges, or drop "
+            f"{self.spec.name} with force: what {they} is refused then."
         )
         raise errors.OwnedRanges(msg, metadata=self._about(workers=", ".join(workers[:NAMED])))
 

@@ -14,11 +14,16 @@ from lowwater._core.why import Why
 from lowwater.views import Inputs, WatermarkView
 from lowwater.watermark import EventTime, Watermark
 
-__all__ = ["Changes", "Folding", "FoldChanges", "Waiting", "check_followed", "closed_reader"]
+__all__ = ["Changes", "Folding", "FoldChanges", "Waiting", "ask_why", "check_followed", "closed_reader"]
 
 
 _LATELY = 5.0
 """Seconds without a word from the authority until a question to it is not worth its time; a healthy one is heard every second or so."""
+
+
+def ask_why(name: str) -> str:
+    """Return what a program can do about a computation that is late. On the command line it is said otherwise."""
+    return f"Ask why({name!r})."
 
 
 class Waiting:
@@ -81,15 +86,19 @@ class Waiting:
         stale = known.stale_for([self.name])
         if stale == float("inf"):
             failed = "" if known.last_error is None else f": {words_of(known.last_error)}"
-            where = f"the authority was never heard of{failed}"
+            where, fix = (
+                f"the authority was never heard of{failed}",
+                "Check the address, or start `lowwater serve` there.",
+            )
         else:
             stands = why.sentence.rstrip(".") if why is not None else f"it is {view.low}"
             where = stands if view.registered else "it is not registered"
             where += f"; the authority was last heard {duration(stale)} ago"
+            fix = ask_why(self.name) if view.registered else "Start what registers it, or check the spelling."
         if self.name in known.unserved:
             where += "; no shard serves it just now"
-        fix = f"Ask why({self.name!r})."
-        msg = f"{self.name} did not reach {self._target} within {self._timeout:g} s: {where}. {fix}"
+        end = "" if where.endswith((".", "?")) else "."
+        msg = f"{self.name} did not reach {self._target} within {self._timeout:g} s: {where}{end} {fix}"
         metadata = {
             "computation": self.name,
             "until": str(self._target),

@@ -136,7 +136,7 @@ def with_port(address: str) -> str:
     found = _RESOLVER.fullmatch(address)
     scheme, place = (found[1] or "", found[2]) if found else ("", address)
     if not place or set(place) & set(" /@"):
-        msg = "one is empty" if not place else f"{address!r} is no host and port; leave out what is not"
+        msg = "one is empty" if not place else f"{address!r} is more than a host and a port; leave out the rest"
         raise ValueError(msg)
     if _is_ipv6(place):
         return f"{scheme}[{place}]:{DEFAULT_PORT}"

@@ -18,6 +18,7 @@ from lowwater import errors
 from lowwater._core.causes import Cause
 from lowwater._core.checks import is_name
 from lowwater._core.file_settings import FileSettings
+from lowwater._core.following import ask_why
 from lowwater._core.settings import address_of, with_port
 from lowwater._core.text import counted, duration, on_one_line
 from lowwater._core.why import find_culprits
@@ -84,7 +85,7 @@ def _now_micros() -> int:
 
 def status(lw: Client, args: argparse.Namespace) -> int:
     """Where computations stand."""
-    found = lw.get(*args.names)
+    found = _found(lw, args)
     views, now = [each for each in found.values() if _is_wanted(each.computation, args)], _now_micros()
     for view in views:
         _require_registered(view)
@@ -102,6 +103,11 @@ def status(lw: Client, args: argparse.Namespace) -> int:
     else:
         print(_nothing(args, found))
     return 0
+
+
+def _found(lw: Client, args: argparse.Namespace) -> dict[str, WatermarkView]:
+    """Return what was asked for by its full name, which inputs have, and not by the name that was given within a namespace."""
+    return {view.computation: view for view in lw.get(*args.names).values()}
 
 
 def _guilty(lw: Client, args: argparse.Namespace, found: dict[str, WatermarkView]) -> render.Guilty:
@@ -198,7 +204,7 @@ def _tell_when_the_reader_leaves(lw: Client) -> threading.Event:
 
 
 def _get(lw: Client, args: argparse.Namespace) -> tuple[list[WatermarkView], render.Guilty]:
-    found = lw.get(*args.names)
+    found = _found(lw, args)
     return [view for view in found.values() if _is_wanted(view.computation, args)], _guilty(lw, args, found)
 
 
@@ -246,9 +252,9 @@ def wait(lw: Client, args: argparse.Namespace) -> int:
         view = lw.wait(args.name, args.until, args.timeout, registered=not args.even_unregistered)
     except errors.Timeout as error:
         silent = float(error.metadata["stale_for"]) > _SILENT_SECONDS
-        fix = f"`lowwater why {error.metadata['computation']}` says who holds it up."
-        words = f"{error.message.removesuffix(error.metadata['fix'])}{fix}"
-        told = errors.Timeout(words, metadata={**error.metadata, "fix": fix})
+        said, name = error.metadata["fix"], error.metadata["computation"]
+        fix = f"`lowwater why {name}` says more." if said == ask_why(name) else said
+        told = errors.Timeout(f"{error.message.removesuffix(said)}{fix}", metadata={**error.metadata, "fix": fix})
         return fail("wait", told, as_json=args.json, code=3 if silent else 1)
     now = _now_micros()
     print(to_json(render.view_record(view, now)) if args.json else f"{view.computation} is complete to {view.low}")

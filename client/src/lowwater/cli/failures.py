@@ -47,6 +47,7 @@ _FIXES: Final = {
     "SERVER_TOKEN_MISMATCH": "check --address and --server-token",
     "SHUTTING_DOWN": "ask again later",
     "STALE_EPOCH": "ask again later, or another shard",
+    "STILL_READ": "drop first what reads it, or give that other inputs with `Client.set_inputs`",
     "TIMEOUT": "ask again later; --answer-within gives an answer more time",
     "UNAUTHENTICATED": "pass a token in LOWWATER_TOKEN, or a certificate with --cert and --key",
     "UNAVAILABLE": "start `lowwater serve`, or name where it listens with --address or LOWWATER_ADDRESS",

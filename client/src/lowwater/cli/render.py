@@ -219,13 +219,14 @@ def range_record(each: RangeView) -> dict[str, Any]:
 
 def completeness_record(found: Completeness, until: Watermark, now_micros: int, why: Why | None) -> dict[str, Any]:
     """Return the answer of ``complete`` for JSON; ``why``: what holds it, None when it is complete or nobody can tell."""
+    guilty = None if why is None else WatermarkView(why.guilty.computation)
     return {
         "complete": found.complete,
         **times("until", until),
-        "watermark": view_record(found.watermark, now_micros),
+        "watermark": view_record(found.watermark, now_micros, guilty),
         "holding": found.holding,
         "holders": [range_record(each) for each in found.holders],
-        "guilty": None if why is None else why.guilty.computation,
+        "guilty": None if guilty is None else guilty.computation,
         "why": None if why is None else why.sentence,
     }
 
