@@ -60,6 +60,18 @@ def test_what_is_registered_later_appears(lw: lowwater.Client, story: Story, tab
     expect(page.locator("path.edge")).to_have_count(2)
 
 
+def test_an_input_that_is_not_registered_is_told_in_the_table_and_no_lag_is_made_up(
+    lw: lowwater.Client, story: Story, tab: Watched
+) -> None:
+    story.tell(1)
+    lw.register("hourly", inputs=["nobody"])
+    page = tab.open()
+    row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="hourly"))
+    expect(row.locator(".held")).to_have_text("nobody which is not registered")
+    page.goto(f"{tab.url}#/c/hourly")
+    expect(page.get_by_text(re.compile("^no watermark; this authority has"))).to_be_visible()
+
+
 def test_search_finds_computations_and_workers_and_is_part_of_the_address(
     browser: Browser, server: Serving, story: Story, tab: Watched
 ) -> None:

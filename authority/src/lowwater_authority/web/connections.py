@@ -87,9 +87,9 @@ class NotHttp(logging.Logger):
             return
         self._count()
         if count := self._quiet.count("not_http", time.monotonic()):
-            who = f" ({record.args[0]})" if isinstance(record.args, tuple) and record.args else ""
+            who = f", last from {record.args[0]}" if isinstance(record.args, tuple) and record.args else ""
             log.warning(
-                "something that is no HTTP was sent to the page and /metrics%s: gRPC and TLS have other ports",
+                "something that is no HTTP was sent to the page and /metrics%s: gRPC has another port, and TLS needs --tls-cert",
                 who,
                 extra=event("page_not_http", count=count, error=shortened(str(error))),
             )

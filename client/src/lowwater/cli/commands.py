@@ -29,6 +29,7 @@ from lowwater.cli.history import history_record, history_table, why_empty
 from lowwater.cli.render import to_json
 from lowwater.cli.shards import drain_record, handing_over, shards_record, shards_table, taken_by_others
 from lowwater.views import Shards, WatermarkView
+from lowwater.watermark import Watermark
 
 __all__ = ["COMMANDS", "open_client", "run"]
 
@@ -257,7 +258,8 @@ def wait(lw: Client, args: argparse.Namespace) -> int:
         told = errors.Timeout(f"{error.message.removesuffix(said)}{fix}", metadata={**error.metadata, "fix": fix})
         return fail("wait", told, as_json=args.json, code=3 if silent else 1)
     now = _now_micros()
-    print(to_json(render.view_record(view, now)) if args.json else f"{view.computation} is complete to {view.low}")
+    reached = "is finished" if view.low.finished else f"is complete to {view.low}"
+    print(to_json(render.view_record(view, now)) if args.json else f"{view.computation} {reached}")
     return 0
 
 
@@ -271,10 +273,10 @@ def complete(lw: Client, args: argparse.Namespace) -> int:
     if args.json:
         print(to_json(render.completeness_record(found, args.until, now, why)))
     elif found.complete:
-        print(f"complete: {name} is at {low}, and nothing before {args.until} will come")
+        print(f"complete: {name} {_stands(low)}, and nothing before {args.until} will come")
     else:
         ranges = f"{counted(found.holding, 'key range')} {'is' if found.holding == 1 else 'are'}"
-        print(f"not yet: {name} is at {low}, and {ranges} before {args.until}")
+        print(f"not yet: {name} {_stands(low)}, and {ranges} before {args.until}")
         if why is not None and why.guilty.computation != name:
             # Its own key ranges stand there for what another one holds: their workers are not to blame.
             print(f"  {on_one_line(why.sentence)}")
@@ -282,6 +284,10 @@ def complete(lw: Client, args: argparse.Namespace) -> int:
         for holder in found.holders:
             print(f"  {render.holder(holder)}, at {holder.watermark}")
     return 0 if found.complete else 1
+
+
+def _stands(low: Watermark) -> str:
+    return f"is {low}" if low.unknown or low.finished else f"is at {low}"
 
 
 def ranges(lw: Client, args: argparse.Namespace) -> int:

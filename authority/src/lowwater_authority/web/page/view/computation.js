@@ -177,17 +177,18 @@ function Lately({ computation, verdict, from, changes, now }) {
   }
   const { samples } = kept.current;
   const drawn = useMemo(() => columns(samples, from), [samples, from.name, from.name === "data" ? from.micros : 0, changes]);
-  const worst = Math.max(...drawn[1].map((seconds) => seconds ?? 0), 0);
+  const lags = drawn[1].filter((seconds) => typeof seconds === "number");
+  const most = lags.length === 0 ? "no watermark" : `at most ${duration(Math.max(...lags, 0))}`;
   return html`<section class="panel" aria-labelledby="lately-title">
     <header class="panel-head">
       <h2 id="lately-title">Behind, in the last hour</h2>
-      <p class="quiet">${drawn[1].length > 1 && `at most ${duration(worst)}; this authority has ${duration(drawn[0][drawn[0].length - 1] - drawn[0][0])} of it`}</p>
+      <p class="quiet">${drawn[1].length > 1 && `${most}; this authority has ${duration(drawn[0][drawn[0].length - 1] - drawn[0][0])} of it`}</p>
       <${Trouble} answer=${recent} />
     </header>
     <${Chart}
       columns=${drawn}
       mostName=${verdict.mostName}
-      label=${`Lag of ${name} over the last hour: now ${far(verdict)}, at most ${duration(worst)}`}
+      label=${`Lag of ${name} over the last hour: now ${far(verdict)}, ${most}`}
     />
   </section>`;
 }

@@ -95,7 +95,7 @@ export function Table({ verdicts, total, route, go, now }) {
  * @param {{verdict: Verdict, index: number, route: Route, now: number, share: string}} props `share`: what the heading names.
  */
 function Row({ verdict, index, route, now, share }) {
-  const { computation, level, most, mostName, range, guilty } = verdict;
+  const { computation, level, most, mostName, range, guilty, missing } = verdict;
   const { name } = computation;
   return html`<tr aria-rowindex=${index} class="row-${level}">
     <th scope="row">
@@ -115,7 +115,7 @@ function Row({ verdict, index, route, now, share }) {
     <td class="held">
       ${level !== "finished" &&
       html`${guilty !== name && html`<a class="guilty" href=${format({ ...route, name: guilty, query: "" })}>${guilty}</a>${" "}`}
-      ${range && holding(range, now)}`}
+      ${missing ? "which is not registered" : range && holding(range, now)}`}
     </td>
   </tr>`;
 }
