@@ -185,8 +185,12 @@ def test_a_restarted_query_goes_on_and_an_older_checkpoint_is_refused(
     with pytest.raises(ValueError, match="is running in this"):
         flow.start()
     query.stop()
-    with pytest.raises(errors.Rewound):
+    with pytest.raises(
+        CheckpointMismatch, match=r"has batches up to 1, and the checkpoint .*/old has committed batches up to 0"
+    ):
         flow.start(checkpoint="old")
+    with pytest.raises(errors.Rewound):
+        flow.start(checkpoint="old", path=flow.folder / "out2")
     with pytest.raises(errors.IdentityMismatch):
         flow.start(checkpoint="other", path=flow.folder / "out2")
 
@@ -207,6 +211,35 @@ def test_a_replayed_batch_is_written_once_and_its_run_is_accepted(
     flow.start()
     until(lambda: low(lw, "stage") == mark(11), "the replay and what came after it")
     assert flow.out() == ["a", "b"]
+
+
+def test_a_new_checkpoint_over_an_old_output_is_refused_and_goes_on_in_a_new_one(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """Spark's sink passes over a batch whose number its log has: the rows would be in no output, and the watermark beyond them."""
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    query = flow.start()
+    neighbour = flow.start(stage=flow.stage("neighbour"), checkpoint="ck3", path=flow.folder / "out3")
+    until(lambda: low(lw, "stage") == low(lw, "neighbour") == mark(10), "the first batches")
+    with pytest.raises(
+        CheckpointMismatch, match=r"/out has batches up to 0, and .*/two has committed none: .* a new output"
+    ):
+        flow.start(stage=flow.stage("two"), checkpoint="two")
+    assert not (flow.folder / "two").exists(), "nothing is touched"
+    query.stop()
+    flow.feed.put([row("b", 9, 30)])
+    upstream.at(11)
+    with pytest.raises(CheckpointMismatch, match="/ck2 has committed none"):
+        flow.start(checkpoint="ck2", adopt=True)
+    assert low(lw, "stage") == mark(10), "nothing was claimed"
+    flow.start(checkpoint="ck2", path=flow.folder / "out2", adopt=True)
+    until(lambda: low(lw, "stage") == low(lw, "neighbour") == mark(11), "a new output, and the neighbour")
+    assert flow.out() == ["a"]
+    assert sorted(
+        entry.key for entry in flow.spark.read.schema("key string").json(str(flow.folder / "out2")).collect()
+    ) == ["a", "b"]
+    assert neighbour.query.isActive
 
 
 def test_a_checkpoint_is_of_one_kind_of_query(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:

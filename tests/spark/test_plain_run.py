@@ -24,6 +24,8 @@ from lowwater_spark.plan import Checked
 from lowwater_spark.progress import RELIST
 from lowwater_spark.runs import identity, new_ordinal
 from lowwater_spark.shape import check_shape
+from lowwater_spark.sinklog import check_sink
+from lowwater_spark.sourcelog import CheckpointLog
 from tests.spark.support import Upstream, at, low, until
 
 HOUR = timedelta(hours=1)
@@ -313,6 +315,31 @@ def test_the_output_of_a_checkpoint_that_an_older_release_has_begun_is_synced_wh
     (checkpoint.folder / "out/a").unlink()
     checkpoint.start(sink=True)
     assert json.loads((checkpoint.path / "lowwater/sink.json").read_text()) == {"format": 1, "batch": 1}
+
+
+def test_a_sink_has_no_batch_that_its_checkpoint_has_not_planned(checkpoint: Checkpoint) -> None:
+    """One that is written and not committed is the checkpoint's own: Spark replays its plan, and finds it written."""
+    out, log = checkpoint.folder / "out", CheckpointLog(checkpoint.path)
+    check_sink(out, log)
+    (out / "_spark_metadata").mkdir(parents=True)
+    check_sink(out, log)
+    for batch, compacts in enumerate(([], ["0"], [])):
+        checkpoint.write(batch, str(batch), compacts=compacts)
+        with pytest.raises(CheckpointMismatch, match=f"has batches up to {batch}, and the checkpoint .* has committed"):
+            check_sink(out, log)
+        checkpoint.plan(batch, [])
+        check_sink(out, log)
+        checkpoint.commit(batch)
+        check_sink(out, log)
+    checkpoint.plan(3, [])
+    check_sink(out, log)
+    checkpoint.write(4, "4")
+    checkpoint.plan(4, [])
+    with pytest.raises(
+        CheckpointMismatch,
+        match=r"up to 4, and the checkpoint .*/ck has committed batches up to 2: .* a new output, or start",
+    ):
+        check_sink(out, log)
 
 
 def window(kind: str = "aggregation") -> Operator:

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from lowwater_spark.durable import make_directory, sync_directory, sync_file, write_over
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sourcelog import NOTHING, File, local_path
+from lowwater_spark.sourcelog import NOTHING, CheckpointLog, File, local_path
 
-__all__ = ["SINK_LOG", "DurableSink", "list_sink"]
+__all__ = ["SINK_LOG", "DurableSink", "check_sink", "list_sink"]
 
 SINK_LOG: Final = "_spark_metadata"
 """The name of the log in the directory that the sink writes to."""
@@ -62,6 +62,36 @@ def _entries(log: Path, last: float = math.inf) -> list[dict[str, Any]]:
     for number in range(compacted + 1, max(plain, default=-1) + 1):
         entries += _entry(log / str(number))
     return entries
+
+
+def _newest(log: Path) -> int:
+    """Return the last batch that a sink's log has; NOTHING when there is none, or no log."""
+    try:
+        names = [entry.name for entry in log.iterdir()]
+    except FileNotFoundError:
+        return NOTHING
+    return max([NOTHING, *_compacted(names), *(int(name) for name in names if name.isdecimal())])
+
+
+def check_sink(root: Path, log: CheckpointLog) -> None:
+    """Raise CheckpointMismatch when a sink's log has batches that the checkpoint has not planned: they are another checkpoint's.
+
+    Spark's sink goes by the number alone. It would pass over the batches of this checkpoint with those numbers, and Spark would commit
+    them: their rows would be in no output. Costs a listing of each log. Raises OSError when one cannot be read.
+    """
+    # The sink's log first: a run of this checkpoint that still goes on plans and commits before it writes more there.
+    newest = _newest(root / SINK_LOG)
+    last = log.last_committed()
+    known = NOTHING if last is None else last
+    if newest <= known or (newest == known + 1 and log.plan(newest) is not None):
+        return
+    has = "has committed none" if last is None else f"has committed batches up to {last}"
+    msg = (
+        f"the output {root} has batches up to {newest}, and the checkpoint {log.checkpoint} {has}: another checkpoint wrote them, or a newer "
+        "state of this one. Spark would pass over new batches of the same numbers, and their rows would be lost. Give this checkpoint a new "
+        "output, or start from the checkpoint that wrote this one."
+    )
+    raise CheckpointMismatch(msg)
 
 
 def _compacted(names: Iterable[str]) -> list[int]:

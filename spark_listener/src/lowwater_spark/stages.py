@@ -39,6 +39,7 @@ from lowwater_spark.ranges import range_bounds
 from lowwater_spark.runs import identity, new_ordinal
 from lowwater_spark.several import Declared, check_names, check_together, home_of
 from lowwater_spark.shape import check_shape
+from lowwater_spark.sinklog import check_sink
 from lowwater_spark.sourcelog import CheckpointLog
 from lowwater_spark.ticks import with_ticks
 
@@ -265,7 +266,7 @@ class Stage:
             checkpoint: Directory on a local or NFS file system, of this query alone.
             format: Of the sink: ``parquet``, ``json``, ``csv``, ``orc``, ``kafka``, ``console``, ``memory``, ``noop`` or any other
                 that Spark knows.
-            path: Of a sink that has one.
+            path: Of a sink that has one. Of files: a directory of this checkpoint alone.
             output_mode: ``append``, or ``update`` for a sink that takes it.
             partition_by: Columns to lay files out by.
             trigger: Arguments of Spark's ``trigger``; by default batch after batch. With ``availableNow`` or ``once`` the query ends by
@@ -298,6 +299,9 @@ class Stage:
         checked = self._waiting_for(checked, self.inputs)
         driving = Driving.of(self.spark, df, checked, folder, self.inputs, triggered)
         checked.check_writers()
+        output = self._output(format, path)
+        if output is not None:
+            check_sink(output, CheckpointLog(folder, checked.controls))
         check_shape(folder, "plain", checked)
         writer = observe_oldest(df, self.keyed.event_time).writeStream.format(format).outputMode(output_mode)
         writer = writer.options(**options).queryName(name or self.name).trigger(**triggered)
@@ -310,7 +314,7 @@ class Stage:
             client, self._registration(folder, checked, adopt=adopt, estimated=is_approximate(driving))
         )
         with self._beginning(client, [authority], driving) as begin:
-            run = PlainRun(folder, checked, self.keyed, authority, self._output(format, path))
+            run = PlainRun(folder, checked, self.keyed, authority, output)
             return begin(run, writer.option("checkpointLocation", f"file://{folder}"))
 
     @contextlib.contextmanager
