@@ -12,7 +12,9 @@ from pyspark.sql import SparkSession
 
 import lowwater
 import lowwater_spark as lws
+from lowwater import errors
 from lowwater_spark import durable
+from lowwater_spark.plain import PlainRun
 from tests.process.serving import Serving
 from tests.spark.proxy import Proxy
 from tests.spark.support import Upstream, low, row, until
@@ -57,6 +59,34 @@ def test_rule11_a_checkpoint_that_cannot_be_read_for_a_moment_holds(
     until(lambda: query.status().waiting_for == (), "and waits for nothing")
     flow.feed.put([row("b", 11)])
     until(lambda: query.status().batch == 1, "batches, too")
+
+
+def test_a_call_to_the_authority_that_times_out_is_no_unreadable_file(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``Timeout`` is an OSError, as Python's TimeoutError is."""
+    late, looks = threading.Event(), threading.Semaphore(0)
+    tick = PlainRun.tick
+
+    def ticked(run: PlainRun, *, last: bool = False) -> None:
+        if late.is_set():
+            looks.release()
+            raise errors.Timeout("the authority did not answer in time")
+        tick(run, last=last)
+
+    monkeypatch.setattr(PlainRun, "tick", ticked)
+    upstream.at(10)
+    stage = lws.stage(flow.spark, "stage", inputs=["source"], key="key", event_time="t", address=flow.address)
+    query = stage.start(flow.read(), checkpoint=flow.folder / "ck", format="noop")
+    flow.queries.append(query)
+    until(lambda: low(lw, "stage") == mark(10), "nothing is there to be read")
+    late.set()
+    for _ in range(2):
+        assert looks.acquire(timeout=60), "the clock looks again"
+    assert query.status().waiting_for == ()
+    upstream.at(11)
+    late.clear()
+    until(lambda: low(lw, "stage") == mark(11), "it goes on")
 
 
 def test_what_cannot_be_synced_is_not_tried_again(tmp_path: Path) -> None:

@@ -162,6 +162,10 @@ class TrackedQuery:
                 logger.error("%s stops: %s", self._run.authority.registration.name, failure)
                 self._run.fail(failure)
                 ended = True
+            except errors.LowwaterError as failure:
+                # The stage whose call it was has taken note, and holds; the others go on. Before OSError: Timeout is one, and
+                # says nothing of files.
+                logger.debug("%s looks again later: %s", self._run.authority.registration.name, failure)
             except OSError as failure:
                 # A file system that is away for a moment (EIO, or ESTALE of NFS) says nothing of the batches: nothing new counts until it answers.
                 self._run.unread = str(failure)
@@ -170,9 +174,6 @@ class TrackedQuery:
                 self._unread = True
                 if not ended:
                     self._stopping.wait(self._interval)
-            except errors.LowwaterError as failure:
-                # The stage whose call it was has taken note, and holds; the others go on.
-                logger.debug("%s looks again later: %s", self._run.authority.registration.name, failure)
             except Exception as failure:
                 logger.exception("%s stops", self._run.authority.registration.name)
                 # Whatever it is, the query must not go on unwatched.
