@@ -220,7 +220,7 @@ class Oracle:
         claim.numbers[sender] = number
         if newest[0] < number[0]:
             # What an earlier stream has yet to say must not count, whatever is lost.
-            self.changed, self.strong = True, self.strong or newest != (0, 0)
+            self.changed, self.strong = True, self.strong or number[0] > 1
             self.dirty.add(sequencer)
         foreign = fold[1] != required[1]
         refused: set[tuple[str, int | None]] = set()
@@ -244,7 +244,7 @@ class Oracle:
             return {("STALE_SEQUENCER", handle)}
         if value == MAX and not finish:
             return {("FINISH_REQUIRED", handle)}
-        if now + self.skew < value < MAX:
+        if now + self.skew < value < MAX and value > self.value(claim, handle):
             return {("TOO_FAR_AHEAD", handle)}
         for index in claim.cells(handle):
             cell = self.cells[index]

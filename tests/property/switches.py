@@ -183,6 +183,13 @@ class NumbersOfChangesOnly(Computation):
         pass
 
 
+class LoweringsTooFarAhead(Computation):
+    """The clock decides also of values that go no further than their ranges stand."""
+
+    def _standing(self, group: Group, named: Any) -> Any:
+        return np.full(len(super()._standing(group, named)), MIN)
+
+
 class SendersForgotten(Computation):
     """A new sender takes the place of the one that was known first."""
 

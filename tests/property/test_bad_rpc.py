@@ -64,9 +64,6 @@ TAKEN_IN_PART = {
     "a mass of too many records",
     "a mass of too many recent records",
     "a frontier beyond max skew",
-    "an oldest operation before 1970",
-    "an oldest operation at MIN",
-    "an oldest operation at MAX",
 }
 """What stands beside the bad part is taken over. It changes nothing, but no older report may count any more: its number is durable."""
 

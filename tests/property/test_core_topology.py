@@ -129,6 +129,15 @@ def test_a_cycle_that_a_heal_has_made_can_be_reset_read_and_undone() -> None:
     assert undone.downstream("a") == ["a", "b", "reader"]
 
 
+def test_a_merge_leaves_a_newer_life_as_it_was_registered() -> None:
+    """A guess that was dropped and registered again as exact stays exact, whoever has not heard of it; within a life a guess stays one."""
+    guessed = Topology().register(Spec("a", estimated=True))
+    exact = guessed.drop("a").register(Spec("a")).register(Spec("reader", ("a",)))
+    for merged in (guessed.merged(exact), exact.merged(guessed)):
+        assert {spec.name: spec.estimated for spec in merged.computations.values()} == {"a": False, "reader": False}
+    assert guessed.merged(Topology().register(Spec("a"))).get("a").estimated
+
+
 def test_a_fold_names_the_inputs_as_they_are_now() -> None:
     found = graph(("b", ("a",)), ("a", ()))
     assert found.required("a") == NO_FOLD

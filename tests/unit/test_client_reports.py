@@ -512,6 +512,22 @@ def test_rule8_a_claim_that_moves_between_streams_counts_its_turns_over_all_of_t
     assert said == sorted(set(said)), "each is greater than all before it"
 
 
+def test_a_turn_by_which_nothing_was_sent_is_not_counted() -> None:
+    """The first that is heard is turn 1: before it there was none whose reports might still come."""
+    reporter = ReporterState(b"s" * 16, INTERVAL, lambda: 1.0)
+    lease = LeaseState("c", 1, Column(COUNT, 0), reference=0)
+    said: list[int] = []
+    reporter.add(lease)
+    reporter.open()
+    for time in (0.0, 10.0):
+        reporter.open()
+        reporter.accepted(time)
+        lease.advance(Fold(50, (), 1, ()), 40, now=time)
+        reporter.staged(lease)
+        said += [group.turn for report in reporter.take(time) for group in report.groups]
+    assert said == [1, 2]
+
+
 def test_a_claim_whose_turn_was_too_old_begins_one_above_it_with_its_full_state() -> None:
     reporter = ReporterState(b"s" * 16, INTERVAL, lambda: 1.0)
     lease, beside = (LeaseState("c", sequencer, Column(COUNT, 0), reference=0) for sequencer in (1, 2))

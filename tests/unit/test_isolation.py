@@ -17,7 +17,7 @@ from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.journal import MemoryJournal
+from lowwater_authority.journal import JournalReplaced, MemoryJournal
 from lowwater_authority.journal.faults import Outcome
 from tests.contract.journal_stores import flipped
 from tests.unit.sharded_memory import HOUR, Deployment, One, held, ids, numbers, turns
@@ -389,3 +389,38 @@ async def test_what_was_healed_before_a_refusal_is_not_called_unchanged(deployme
     assert [group.sequencer for group in one.shard.held.computations["x"].map.run_groups()] == [again.sequencer]
     assert await report(one, {"x": again}, "x") == []
     assert await report(one, grants, "y") == []
+
+
+async def test_what_a_heal_has_put_back_before_it_failed_is_not_called_unchanged(deployment: Deployment) -> None:
+    """The store has lost the ends of two logs. The first is put back, with the claim that is staged in it; the second cannot be."""
+    one, grants = await serving(deployment, "x", "y")
+    deployment.disk.lose(2)
+    one.faults.ends["restore"] = [Outcome.DONE, Outcome.FAILED]
+    asked = ClaimRequest([b"", b""], request_id=b"once".ljust(16))
+    one.faults.held["append"] = asyncio.Event()
+    tasks = [asyncio.ensure_future(one.shard.claim("x", asked)), asyncio.ensure_future(report(one, grants, "y"))]
+    await turns()
+    one.faults.held.pop("append").set()
+    claimed, reported = await asyncio.gather(*tasks, return_exceptions=True)
+    assert asked.request_id in one.shard.held.computations["x"].granted
+    assert isinstance(claimed, errors.Unavailable), "it is granted: nobody may be told that nothing was changed"
+    assert isinstance(reported, errors.Unavailable)
+    assert refusals(await report(one, grants, "x")) == [("x", "STALE_SEQUENCER")]
+    assert await report(one, grants, "y") == []
+
+
+async def test_callers_are_told_when_a_round_cannot_be_undone(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, grants = await serving(deployment, "x")
+
+    async def fails(_: object) -> None:
+        raise JournalReplaced(expected="this", found="that")
+
+    monkeypatch.setattr(one.shard, "roll_back", fails)
+    one.faults.ends["append"] = [Outcome.FAILED]
+    with pytest.raises(errors.ShuttingDown):
+        await report(one, grants, "x")
+    with pytest.raises(JournalReplaced):
+        await one.rounds
+    deployment.shards.remove(one)

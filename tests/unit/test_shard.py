@@ -211,6 +211,7 @@ async def test_rule10_the_journal_learns_which_records_must_not_be_lost(disk: Me
             return await super().before(operation)
 
     one = await Running(disk, Watching()).start()
+    one._stream = 1  # before it there was none whose reports might still come
     await one.shard.register(Spec("a"))
     grant = await one.claim()
     await one.report(grant, 14)

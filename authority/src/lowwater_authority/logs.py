@@ -151,6 +151,11 @@ class Logs:
         # As they are now: what is let go while this waits, and perhaps taken again, must not get what was staged before.
         states = {name: self._log(name) for name, _, _ in records if name != GRAPH}
         attempts = _Attempts()
+
+        def healed(states: Mapping[str, _Log], reached: Mapping[str, int]) -> set[str]:
+            # The memory that a log is healed from has its record of the round already.
+            return {name for name, state in states.items() if state.position > reached[name] and name not in apart}
+
         while records:
             places = {**states, GRAPH: self._log(GRAPH)}
             entries = [Entry(name, places[name].position + 1, payload, strong) for name, payload, strong in records]
@@ -162,6 +167,11 @@ class Logs:
                     await self.heal(error)
                 else:
                     return [(places[entry.log], entry) for entry in entries]
+            except (JournalFailed, JournalPosition) as error:
+                # A heal that could not be finished: what it has put back, and what was tried before it, may count.
+                if attempts.doubt or healed(states, reached):
+                    raise InDoubt(error) from error
+                raise
             except (JournalFenced, InDoubt) as error:
                 fenced = error.after if isinstance(error, InDoubt) else error
                 if drop is None or not isinstance(fenced, JournalFenced):
@@ -169,10 +179,9 @@ class Logs:
                 drop(fenced, attempts.doubt)
                 records = [record for record in records if record[0] not in fenced.owners]
                 states = {name: state for name, state in states.items() if name not in fenced.owners}
-            # The memory that a log is healed from has its record of the round already.
-            healed = {name for name, state in states.items() if state.position > reached[name] and name not in apart}
-            attempts.doubt = attempts.doubt or bool(healed)
-            records = [record for record in records if record[0] not in healed]
+            back = healed(states, reached)
+            attempts.doubt = attempts.doubt or bool(back)
+            records = [record for record in records if record[0] not in back]
         return []
 
     async def _write(self, entries: Sequence[Entry], states: Mapping[str, _Log]) -> None:

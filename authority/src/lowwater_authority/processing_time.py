@@ -33,6 +33,6 @@ class ProcessingTime:
         else:
             passed = max(0, read - self._read)
             ahead = wall - (self._now + passed)
-            self._now += passed + max(-passed // SLEW, min(passed // SLEW, ahead))
+            self._now += passed + max(-(passed // SLEW), min(passed // SLEW, ahead))
         self._read = read
         return self._now

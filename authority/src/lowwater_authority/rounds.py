@@ -224,16 +224,17 @@ class CommitLoop:
         staged: list[tuple[_Work[Any], Any]] = []
         refusal = self._stage(round_, staged)
         self._let_out()
-        if refusal is None:
-            try:
-                refusal = await self._append(round_)
-            except BaseException:
-                # Killed, or the journal is another's: nothing of this round was shown, and nothing will be.
-                for work, _ in staged:
-                    work.fail(errors.ShuttingDown(STOPPING))
-                raise
+        kept: Collection[str] = ()
+        try:
+            refusal = refusal or await self._append(round_)
+            if refusal is not None:
+                kept = await self._owner.roll_back(round_)
+        except BaseException:
+            # Killed, or the journal is another's: nothing of this round was shown, and nothing will be.
+            for work, _ in staged:
+                work.fail(errors.ShuttingDown(STOPPING))
+            raise
         if refusal is not None:
-            kept = await self._owner.roll_back(round_)
             unknown = errors.Unavailable(
                 "the store has lost or damaged records, and what this process knows takes their place; look whether this took effect, "
                 "or repeat it"

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 d486f63dafab0a1ac151e4b2b6683b4aeeb2006554a85f4db087d5643cc840e6
+Made from: sha256 aa068bd11c9aacb54e6b0ca051afd0a3de7037c5908371c54fc2d1a7417bb4d2
 """

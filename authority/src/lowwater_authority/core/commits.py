@@ -9,7 +9,7 @@ import numpy as np
 from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core.group import GroupState
-from lowwater_authority.core.reports import Reports
+from lowwater_authority.core.reports import Reports, wrong_operation
 from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ class Commits(Reports):
     def prepare(self, request: Prepare) -> Sequence[TaskAttempt]:
         """Fix the accepted attempts of a batch; returns those that never came, in which case nothing is prepared.
 
-        Raises StaleSequencer, and InvalidArgument for a bound or a frontier above MIN that was folded from what is not registered.
+        Raises StaleSequencer, and InvalidArgument for a bound or a frontier above MIN that was folded from what is not registered, and
+        for an oldest operation that is no time.
         """
         group = self._owned(request.sequencer)
         if 0 in request.fold.input_incarnations:
@@ -50,6 +51,9 @@ class Commits(Reports):
                 msg = f"{self._unregistered(request.fold)}, so {beyond} must be {MIN}"
                 fix = f"{MIN} until all inputs are registered"
                 raise errors.InvalidArgument(msg, metadata=self._about(field=beyond, fix=fix))
+        if problem := wrong_operation(request.oldest_operation):
+            fix = "a time in microseconds since 1970, or 0"
+            raise errors.InvalidArgument(problem, metadata=self._about(field="oldest_operation_micros", fix=fix))
         if self.last_batch is not None:
             # A delayed repeat: committing it once more would put the older batch's values over the newer one's.
             if request.batch < self.last_batch[0]:
@@ -91,9 +95,9 @@ class Commits(Reports):
             return [self._stale(request.sequencer, None)]
         values, known = prepared.values()
         group.last_report = now
-        refused = self._take_operation(group, request.oldest_operation, wall)
+        group.oldest_operation = min(request.oldest_operation, now)
         group.recent.add(now, prepared.finished)
-        refused += self._take_mass(group, prepared.mass(group.recent.total), wall)
+        refused = self._take_mass(group, prepared.mass(group.recent.total), wall)
         handles = np.flatnonzero(known).astype(np.uint32)
         refused += self._take_values(group, handles, values[known], finish=request.bound == MAX, now=now, wall=wall)
         self._flush()

@@ -56,19 +56,21 @@ class Reports(Staged):
         newest = group.senders.get(sender)
         if newest is not None and number <= newest:
             return [_older(report, newest[0])]
-        if newest is None and len(group.senders) >= SENDERS_KEPT:
+        if newest is None and sender != OWN_TURNS and len(group.senders) >= SENDERS_KEPT:
             msg = f"{SENDERS_KEPT} senders have reported for this claim, and none of them may be forgotten; claim again"
             return [Refused(group.sequencer, errors.StaleSequencer.reason, msg)]
         if refusal := self._check_report(group, report, required):
             return [refusal]
         group.senders[sender] = number
         if newest is None or newest[0] < number[0]:
-            # Durable though nothing else may change: reports of an earlier stream may still come, also after a restart.
-            self._note_number(group, strong=newest is not None)
+            # Durable though nothing else may change: reports of an earlier stream may still come, also after a restart. Before the
+            # first stream there was none, so that losing it is safe.
+            self._note_number(group, strong=number[0] > 1)
         group.last_report = now
         wall = now if wall is None else wall
         values, mass = report.watermarks, report.mass
-        refused = self._take_operation(group, report.oldest_operation, wall)
+        group.oldest_operation = min(report.oldest_operation, now)
+        refused: list[Refused] = []
         if report.fold.input_incarnations != required.input_incarnations:
             values = np.full(len(values), MIN, dtype=np.int64)
             mass = mass and replace(mass, frontiers=dict.fromkeys(mass.frontiers, MIN))
@@ -88,17 +90,6 @@ class Reports(Staged):
         names = [name for name, life in zip(self.spec.inputs, fold.input_incarnations, strict=False) if not life]
         return f"{' and '.join(names) or 'an input'} is folded as not registered, which is unknown"
 
-    def _take_operation(self, group: Group, micros: int, wall: int) -> list[Refused]:
-        """Note the time of the oldest operation. One that is no time leaves the last one, and the rest of the report alone."""
-        if 0 <= micros <= wall + self.spec.max_skew:
-            group.oldest_operation = micros
-            return []
-        msg = (
-            f"oldest_operation_micros is {micros}; send the time by the wall clock, in microseconds since 1970, or 0 for none. The rest of "
-            "the report counts"
-        )
-        return [Refused(group.sequencer, errors.InvalidArgument.reason, msg)]
-
     def _check_report(self, group: Group, report: GroupReport, required: Fold) -> Refused | None:
         ranges = group.granted if report.handles is None else len(report.handles)
         problem = ""
@@ -110,6 +101,8 @@ class Reports(Staged):
             )
         elif report.handles is not None and not _distinct(report.handles):
             problem = "handles names a range twice; send one value a range"
+        else:
+            problem = wrong_operation(report.oldest_operation)
         if problem:
             return Refused(group.sequencer, errors.InvalidArgument.reason, problem, report.handles)
         if report.fold.input_version != required.input_version:
@@ -141,7 +134,8 @@ class Reports(Staged):
                 refused.append(self._stale(group.sequencer, _named(named, wrong)))
         if len(values) and int(values.max()) > limit:
             finished = values == MAX
-            ahead = (values > limit) & ~finished
+            # What goes no further than it stands poisons nothing, and a lowering must never be lost: the clock may be wrong.
+            ahead = (values > limit) & ~finished & (values > self._standing(group, named))
             for mask, reason, text in (
                 (ahead, errors.TooFarAhead.reason, f"more than {self.spec.max_skew // 1_000_000} s ahead of the clock"),
                 (
@@ -161,6 +155,14 @@ class Reports(Staged):
             named = named[~wrong]
         self._store(group, None if named is None else group.places_of(named), values, now)
         return refused
+
+    def _standing(self, group: Group, named: npt.NDArray[np.intp] | None) -> Int64s:
+        """Return where the ranges of some handles stand, None: of all; MIN where they are lost. O(handles)."""
+        lost = group.lost(named)
+        handles = np.arange(group.granted) if named is None else named
+        standing = np.full(len(handles), MIN, dtype=np.int64)
+        standing[~lost] = self.map.columns.values[group.base + group.places_of(handles[~lost])]
+        return standing
 
     def _take_mass(self, group: Group, mass: Mass, wall: int) -> list[Refused]:
         limit = wall + self.spec.max_skew
@@ -184,6 +186,16 @@ class Reports(Staged):
                 return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
         self._set_mass(group, mass)
         return []
+
+
+def wrong_operation(micros: int) -> str:
+    """Return what is wrong with the time of an oldest operation, and the fix; empty: nothing.
+
+    One that is only ahead of this clock is nothing wrong: it counts as now.
+    """
+    if 0 <= micros < MAX:
+        return ""
+    return f"oldest_operation_micros is {micros}; send the time by the wall clock, in microseconds since 1970, or 0 for none"
 
 
 def _older(report: GroupReport, newest: int) -> Refused:

@@ -160,7 +160,8 @@ class Topology:
 
         The version is above both when they differ. Each was free of cycles; should the two together form one, it holds all in
         it until an operator changes their inputs. What either knows as estimated is estimated, whichever is newer: somebody was told
-        so, and reports guesses. What is exact and reads it counts as estimated for as long as it does: nobody can promise it.
+        so, and reports guesses. What is exact and reads it counts as estimated for as long as it does: nobody can promise it. This holds
+        within a life: what was dropped and registered again is what its newest life was registered as.
         """
         newest = dict(self.computations)
         for name, spec in other.computations.items():
@@ -168,8 +169,9 @@ class Topology:
             if known is None:
                 newest[name] = spec
                 continue
-            newer = spec if _age(known) < _age(spec) else known
-            newest[name] = replace(newer, estimated=known.estimated or spec.estimated)
+            newest[name] = spec if _age(known) < _age(spec) else known
+            if known.incarnation == spec.incarnation:
+                newest[name] = replace(newest[name], estimated=known.estimated or spec.estimated)
         dropped = dict(self.dropped)
         for name, spec in other.dropped.items():
             if name not in dropped or _age(dropped[name]) < _age(spec):

@@ -173,7 +173,7 @@ class LeaseState:
 
     def reconnect(self) -> None:
         """Forget what the authority knows: a new stream begins with the full state."""
-        self.turn += 1
+        self.turn += self._sent is not None or not self.turn  # one by which nothing was sent is as good as new
         self._sent = self._sent_mass = self._dirty = None
         self._again = set()
 

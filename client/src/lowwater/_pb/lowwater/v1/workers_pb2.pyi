@@ -307,7 +307,7 @@ class GroupReport(google.protobuf.message.Message):
     """The version of the inputs that were folded; 0 for an injector."""
     oldest_operation_micros: builtins.int
     """Processing time, by the worker's clock, of the oldest operation; 0: none.
-    What is no time since 1970, or beyond max_skew, is refused by itself.
+    What is no time since 1970 is refused; what is ahead counts as now.
     """
     turn: builtins.int
     """Counts from 1 how often the claim's process began to report it anew, with
