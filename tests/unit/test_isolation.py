@@ -424,3 +424,28 @@ async def test_callers_are_told_when_a_round_cannot_be_undone(
     with pytest.raises(JournalReplaced):
         await one.rounds
     deployment.shards.remove(one)
+
+
+async def test_what_is_kept_in_memory_is_written_by_a_process_that_stops(deployment: Deployment) -> None:
+    """The newest record may be written, behind a damaged one: memory is still the only copy that can be read."""
+    one, grants = await serving(deployment, "x")
+    damage(deployment, "x")
+    one.faults.held["restore"] = asyncio.Event()
+    one.faults.ends["append"] = [Outcome.WRITTEN, Outcome.FAILED]
+    with pytest.raises(errors.Unavailable):
+        await report(one, grants, "x")
+    assert set(one.shard.held.unwritten) == {"x"}
+    one.shard.stop()
+    await one.rounds
+    one.faults.held.clear()
+    await one.shard.close()
+    deployment.shards.remove(one)
+    next_one = MemoryJournal(deployment.disk, shared=True)
+    await next_one.open()
+    loaded = await next_one.load("x")
+    assert (
+        recovery.recover(
+            Spec("x"), loaded.snapshot, [payload for _, payload in loaded.records], epoch_base=0
+        ).published.low
+        >= 11 * HOUR
+    )

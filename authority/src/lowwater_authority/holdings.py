@@ -206,7 +206,10 @@ class Holdings:
             log.error(
                 "%s; it is written again from memory", damage, extra=event("damaged_log_mended", computation=name)
             )
-            await self._heal(name)
+            if name in self.unwritten:
+                await self.write_again(name)
+            else:
+                await self._heal(name)
 
     async def reload(self, name: str) -> tuple[View | None, Collection[str]]:
         """Go back to what the journal has of a computation.
