@@ -256,6 +256,22 @@ def test_the_same_one_is_blamed_of_a_name_within_a_namespace(lw: lowwater.Client
         assert record["guilty"] == record["watermark"]["guilty"] == "prod/ledger"
 
 
+def test_to_be_told_to_stop_twice_is_no_traceback(lw: lowwater.Client) -> None:
+    """As `timeout` does it, which tells its command and then the whole group. Here the second one comes while Python ends."""
+    program = (
+        "import atexit, os, signal, sys, lowwater_command;"
+        "atexit.register(os.kill, os.getpid(), signal.SIGTERM); sys.exit(lowwater_command.main())"
+    )
+    command = [sys.executable, "-c", program, "watch", "--address", lw.settings.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        assert watching.stdout.readline()
+        watching.terminate()
+        assert watching.stderr.read() == ""
+    assert watching.returncode == -signal.SIGTERM, "which is 143 to a shell"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
