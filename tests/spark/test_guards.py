@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater.watermark import MIN
 from lowwater_spark import stateful
-from lowwater_spark.batch import Batch, Keyed
+from lowwater_spark.batch import Batch, Keyed, _Calls
 from lowwater_spark.batchlog import BatchEntry, BatchLog
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
 from lowwater_spark.handover import publish_directory
@@ -187,6 +188,105 @@ def test_rule6_breaks_when_a_failure_that_was_caught_is_forgotten(
     query = flow.start(write_batch)
     until(lambda: not query.query.isActive or low(lw, "stage") == mark(10), "ended, or promised")
     assert low(lw, "stage").unknown
+
+
+class LatePath(os.PathLike[str]):
+    """A path that is told late: whoever asks for it waits."""
+
+    def __init__(self, path: Path) -> None:
+        self.asked, self.told = threading.Event(), threading.Event()
+        self._path = path
+
+    def __fspath__(self) -> str:
+        self.asked.set()
+        assert self.told.wait(60)
+        return str(self._path)
+
+
+def unjoined(path: LatePath, threads: list[threading.Thread]) -> Callable[[DataFrame, lws.Batch], None]:
+    """A function that returns while a thread of it is within ``batch.write``."""
+
+    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
+        def write() -> None:
+            with contextlib.suppress(Exception):  # of a query that has ended meanwhile
+                batch.write(rows, path)
+
+        threads.append(threading.Thread(target=write))
+        threads[-1].start()
+        assert path.asked.wait(60)
+
+    return write_batch
+
+
+def test_rule6_a_write_that_the_function_does_not_wait_for_ends_the_batch(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    path, threads = LatePath(flow.folder / "out"), list[threading.Thread]()
+    query = flow.start(unjoined(path, threads))
+    with pytest.raises(ValueError, match=r"has returned while write of batch 0 still runs: .* Join the threads"):
+        query.await_termination(60)
+    assert low(lw, "stage").unknown
+    path.told.set()
+    for thread in threads:
+        thread.join()
+    # A function that waits runs the same batch again; what the thread has written by then is whole.
+    flow.start(flow.plain)
+    until(lambda: low(lw, "stage") == mark(10), "mended")
+    assert flow.spark.read.option("recursiveFileLookup", "true").parquet(str(flow.folder / "out")).count() == 1
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when nobody asks for calls under way")
+def test_rule6_breaks_when_a_write_under_way_is_forgotten(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Calls, "end", lambda _: [])
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    path, threads = LatePath(flow.folder / "out"), list[threading.Thread]()
+    query = flow.start(unjoined(path, threads))
+    try:
+        until(lambda: not query.query.isActive or low(lw, "stage") == mark(10), "ended, or promised")
+        assert low(lw, "stage").unknown
+    finally:
+        path.told.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_rule6_a_batch_is_not_written_after_its_function_has_returned(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    batches: list[lws.Batch] = []
+
+    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
+        for earlier in batches:
+            with pytest.raises(ValueError, match="write of batch 0 was called after the function had returned"):
+                earlier.write(rows, flow.folder / "late")
+        batches.append(batch)
+        flow.plain(rows, batch)
+
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    query = flow.start(write_batch)
+    until(lambda: low(lw, "stage") == mark(10), "the first batch")
+    flow.feed.put([row("b", 10)])
+    upstream.at(11)
+    until(lambda: low(lw, "stage") == mark(11), "the next one, which is none the worse")
+    assert query.query.isActive
+    calls: list[Callable[[lws.Batch], object]] = [
+        lambda batch: batch.of("stage"),
+        lambda batch: batch.low,
+        lambda batch: batch.frontier(at(12)),
+        lambda batch: batch.finish(),
+        lambda batch: batch.write(NO_FRAME, flow.folder / "late"),
+        lambda batch: batch.stateful(NO_FRAME, hourly, HOURLY),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="after the function had returned"):
+            call(batches[0])
+    assert not (flow.folder / "late").exists()
 
 
 @pytest.mark.parametrize("written", [True, False])

@@ -35,21 +35,53 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
+class _Calls:
+    """The calls of a batch's methods, of all stages of its query. Several threads of the function may make them.
+
+    Without a lock, which the closure of an update could not take along: who calls notes it before asking whether the batch has ended, and
+    who ends the batch asks for calls after that. So one of the two sees the other.
+    """
+
+    under_way: list[str] = field(default_factory=list)
+    """The names of the methods that have not returned."""
+    ended: bool = False
+
+    def begin(self, method: str, batch: int) -> None:
+        """Note a call. Raises ValueError when the batch has ended."""
+        self.under_way.append(method)
+        if self.ended:
+            self.under_way.remove(method)
+            msg = (
+                f"{method} of batch {batch} was called after the function had returned: nobody waits for what it does. A batch is valid while the "
+                "function runs; join the threads that use it before it returns."
+            )
+            raise ValueError(msg)
+
+    def end(self) -> list[str]:
+        """Take no further call. Returns the names of the methods that have not returned."""
+        self.ended = True
+        return list(self.under_way)
+
+
 def _ends_the_batch(method: Callable[Concatenate[Batch, P], T]) -> Callable[Concatenate[Batch, P], T]:
     """Let the batch remember what a method of it raises, and raise it again from every later one and when the function has returned.
 
     A function that catches it would otherwise go on to a commit of a batch whose rows are nowhere. What it wrote afterwards would be found by
-    the replay, and skipped.
+    the replay, and skipped. For the same reason no call goes on, or begins, when the function has returned.
     """
 
     @functools.wraps(method)
     def call(batch: Batch, /, *args: P.args, **options: P.kwargs) -> T:
         batch._refuse_failed()
+        batch._calls.begin(method.__name__, batch.id)
         try:
             return method(batch, *args, **options)
         except BaseException as failure:
             batch._failures.append(failure)
             raise
+        finally:
+            batch._calls.under_way.remove(method.__name__)
 
     return call
 
@@ -82,8 +114,9 @@ class Outcome:
 
 
 class Batch:
-    """One micro-batch of a tracked stage. Valid while the function runs.
+    """One micro-batch of a tracked stage. Valid while the function runs: threads that use it are joined before it returns.
 
+    A method that is called later raises ValueError, and one that is still running then ends the query.
     What one of its methods raises ends the query, also when the function catches it: the batch is run again by the next start.
     In a query of several stages the function gets the batch of the first, and with :meth:`of` the others'.
     """
@@ -133,6 +166,7 @@ class Batch:
         self._taken: set[Path] = set() if first is self else first._taken
         self._failures: list[BaseException] = [] if first is self else first._failures
         """What methods of the batch have raised, of any stage of the query."""
+        self._calls: _Calls = _Calls() if first is self else first._calls
 
     @_ends_the_batch
     def of(self, name: str) -> Batch:
@@ -366,9 +400,16 @@ class Batch:
     def _close(self, rows: Rows) -> Outcome:
         """End the batch: fix the frontier, and count the rows of a stage that keeps nothing.
 
-        Raises StateLost, and what a method of the batch has raised before.
+        Raises StateLost, what a method of the batch has raised before, and ValueError when one still runs. From now on all are refused.
         """
+        running = self._calls.end()
         self._refuse_failed()
+        if running:
+            msg = (
+                f"the function has returned while {', '.join(running)} of batch {self.id} still runs: the batch would be committed without what "
+                "that does. Join the threads that use the batch before the function returns."
+            )
+            raise ValueError(msg)
         if self._outcome.manifest is None and StateStore.existing(self._checkpoint) is not None:
             msg = (
                 f"batch {self.id} ended without a new version of the stage's state: call batch.stateful() in every batch, also an empty "

@@ -226,7 +226,7 @@ class Run:
         ended: dict[str, tuple[Committed, Outcome, str]] = {}
         for part, batch, outcome in zip(self.parts, batches, outcomes, strict=True):
             if part.keyed.injector:
-                reading = part.at_frontier(batch.low.micros)
+                reading = part.at_frontier(batch._low())
             elif part.earlier:
                 reading = part.own(fold([self._passed_on(each, ended[each.name][0]) for each in part.earlier]))
             else:
