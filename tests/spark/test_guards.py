@@ -84,6 +84,19 @@ def test_paths_that_spark_takes_for_patterns(tmp_path: Path, mark: str) -> None:
     assert not list(tmp_path.glob("a*"))
 
 
+def test_rows_are_not_handed_over_where_a_file_sink_writes(tmp_path: Path) -> None:
+    """Who reads its output goes by its log, and would see nothing of them."""
+    sink, beside = tmp_path / "sink", tmp_path / "beside"
+    (sink / "_spark_metadata").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(sink)
+    for folder in (sink, sink / "year=2013", sink / "raw/er", tmp_path / "link"):
+        with pytest.raises(Unsupported, match=f"Spark's file sink writes to {sink}, .* a directory of their own"):
+            a_batch(tmp_path / "ck", replayed=True).write(NO_FRAME, folder)
+    assert [entry.name for entry in sink.iterdir()] == ["_spark_metadata"], "nothing is touched"
+    publish_directory(beside, "batch=3", "aa", lambda folder: (folder / "rows").touch(), ordinal=1)
+    assert not a_batch(tmp_path / "ck", replayed=True).write(NO_FRAME, beside)
+
+
 def test_a_stage_with_state_must_say_what_it_holds_in_every_batch(tmp_path: Path) -> None:
     StateStore.opened(tmp_path / "ck", tmp_path / "state", 2, batch=0, ordinal=1)
     with pytest.raises(StateLost, match=r"call batch\.stateful\(\) in every batch, also an empty one"):

@@ -18,6 +18,7 @@ from lowwater import errors
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.plan import check_options
 from lowwater_spark.sourcelog import CheckpointLog
+from lowwater_spark.writers import mark_writer, strangers
 from tests.process.serving import Serving
 from tests.spark.support import Feed, Follower, Upstream, at, low, row, until
 
@@ -240,6 +241,22 @@ def test_a_new_checkpoint_over_an_old_output_is_refused_and_goes_on_in_a_new_one
         entry.key for entry in flow.spark.read.schema("key string").json(str(flow.folder / "out2")).collect()
     ) == ["a", "b"]
     assert neighbour.query.isActive
+
+
+def test_a_file_sink_does_not_write_where_others_do(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+    """Readers would go by its log, and see nothing of the others. Its own mark is no hindrance."""
+    out = flow.folder / "out"
+    mark_writer(out, "stage")
+    mark_writer(out, "other")
+    [(path, _)] = strangers(str(out), {"stage"})
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    with pytest.raises(Unsupported, match=f"{out} .* other writes there, .* a directory of its own.* delete {path}"):
+        flow.start()
+    assert not (flow.folder / "ck").exists(), "nothing is touched"
+    Path(path).unlink()
+    flow.start()
+    until(lambda: low(lw, "stage") == mark(10), "it is alone")
 
 
 def test_a_checkpoint_is_of_one_kind_of_query(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:

@@ -19,6 +19,7 @@ from lowwater_spark.handover import hand_over, sweep
 from lowwater_spark.plan import refuse_pattern
 from lowwater_spark.ranges import key_text
 from lowwater_spark.reading import floor_stamp
+from lowwater_spark.sinklog import refuse_sink
 from lowwater_spark.staging import Destination, Receipt
 from lowwater_spark.state import Manifest, StateStore
 from lowwater_spark.writers import mark_writer
@@ -241,7 +242,7 @@ class Batch:
 
         ``path`` is an absolute directory on a local or NFS file system, of this checkpoint alone; readers set
         recursiveFileLookup. Durable when it returns. Raises CheckpointMismatch when it holds a batch N that this checkpoint has not
-        written, and Unsupported for a path that a reader would take for a pattern.
+        written, and Unsupported for a path that a reader would take for a pattern, or in the output of a Spark file sink.
         """
         folder = Path(path)
         if not folder.is_absolute():
@@ -257,6 +258,7 @@ class Batch:
             raise ValueError(msg)
         self._taken.add(folder)
         if folder not in self._swept:
+            refuse_sink(folder)
             sweep(folder, self._ordinal)
             mark_writer(folder, self._writer)
             self._swept.add(folder)

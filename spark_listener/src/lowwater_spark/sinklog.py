@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from lowwater_spark.durable import make_directory, sync_directory, sync_file, write_over
-from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sourcelog import NOTHING, CheckpointLog, File, local_path
 
-__all__ = ["SINK_LOG", "DurableSink", "check_sink", "list_sink"]
+__all__ = ["SINK_LOG", "DurableSink", "check_sink", "list_sink", "refuse_sink"]
 
 SINK_LOG: Final = "_spark_metadata"
 """The name of the log in the directory that the sink writes to."""
@@ -92,6 +92,20 @@ def check_sink(root: Path, log: CheckpointLog) -> None:
         "output, or start from the checkpoint that wrote this one."
     )
     raise CheckpointMismatch(msg)
+
+
+def refuse_sink(folder: Path) -> None:
+    """Raise Unsupported when a directory is the output of a Spark file sink, or within one: whoever reads that by its log sees nothing else.
+
+    Costs a look at each directory above.
+    """
+    for output in (folder, *folder.parents):
+        if (output / SINK_LOG).exists():
+            raise Unsupported(
+                f"Rows that are handed over into {folder}",
+                f"Spark's file sink writes to {output}, and who reads that directory goes by the sink's log, in which they are not",
+                "Hand them over into a directory of their own, and let the readers read both.",
+            )
 
 
 def _compacted(names: Iterable[str]) -> list[int]:

@@ -42,6 +42,7 @@ from lowwater_spark.shape import check_shape
 from lowwater_spark.sinklog import check_sink
 from lowwater_spark.sourcelog import CheckpointLog
 from lowwater_spark.ticks import with_ticks
+from lowwater_spark.writers import check_alone
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -302,6 +303,7 @@ class Stage:
         output = self._output(format, path)
         if output is not None:
             check_sink(output, CheckpointLog(folder, checked.controls))
+            check_alone(output, full_name(self._settings().namespace, self.name))
         check_shape(folder, "plain", checked)
         writer = observe_oldest(df, self.keyed.event_time).writeStream.format(format).outputMode(output_mode)
         writer = writer.options(**options).queryName(name or self.name).trigger(**triggered)

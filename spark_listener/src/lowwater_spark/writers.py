@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from lowwater_spark.durable import make_directory, write_once
+from lowwater_spark.errors import Unsupported
 
-__all__ = ["MARKS", "above", "mark_writer", "strangers"]
+__all__ = ["MARKS", "above", "check_alone", "mark_writer", "strangers"]
 
 MARKS: Final = "_lowwater_writers"
 """The folder of the marks: Spark and others read no rows from a folder of such a name."""
@@ -45,6 +46,16 @@ def strangers(folder: str, inputs: Set[str]) -> list[tuple[str, str]]:
         return []
     found = [(path, _computation(Path(path))) for path in marks]
     return [(path, name) for path, name in found if name not in inputs]
+
+
+def check_alone(folder: Path, computation: str) -> None:
+    """Raise Unsupported when others write into a directory that Spark's file sink is to write to. Raises OSError as :func:`strangers` does."""
+    for mark, name in strangers(os.fspath(folder), {computation}):
+        raise Unsupported(
+            f"The output {folder}",
+            f"{name} writes there, and of a directory with a sink's log readers see what is in the log, and nothing of others",
+            f"Start into a directory of its own. If {name} is gone for good, and its rows with it, delete {mark}.",
+        )
 
 
 def _computation(path: Path) -> str:
