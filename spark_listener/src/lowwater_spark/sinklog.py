@@ -146,8 +146,9 @@ class DurableSink:
         self._mark = checkpoint / "lowwater" / "sink.json"
         self._synced = self._load()
         """The last batch whose output is durable; None: a release that did not look after it has begun the checkpoint."""
-        self._compared = False
-        """Whether what was there before this run has been compared with the log. A power cut ends a run, so nothing is lost later."""
+        self._found = _newest(self._log)
+        """The last batch that the log had when this run began. A power cut ends a run, so what is written later is not lost. This may be one that
+        is not committed: Spark finds it written, and writes it no second time."""
 
     def begin(self) -> None:
         """Note that nothing is committed yet. Durable when it returns."""
@@ -163,7 +164,7 @@ class DurableSink:
         if self._synced is not None and self._synced >= last:
             return
         files, entries, exact = self._new(last)
-        strict = exact and not self._compared
+        strict = exact and self._synced is not None and self._synced < self._found
         for path, size in files:
             try:
                 sync_file(path)
@@ -183,7 +184,6 @@ class DurableSink:
         sync_directory(self._log)
         sync_directory(self._root)
         self._save(last)
-        self._compared = True
 
     def _new(self, last: int) -> tuple[list[tuple[Path, int]], list[Path], bool]:
         """Return the files of the batches that are not durable yet, with their sizes, and the entries that name them.
