@@ -196,6 +196,27 @@ def test_the_second_query_of_a_name_is_refused_until_the_first_has_left(
     assert (two.status("q2").problem, view(lw).low.micros) == ("", micros(13))
 
 
+def test_what_was_dropped_does_not_come_back_by_itself(
+    authority: Serving, lw: lowwater.Client, drivers: Drivers
+) -> None:
+    driver = drivers(authority.address)
+    driver.batch("q1", micros(12))
+    driver.batch("q2", micros(12), name="beside")
+    reported(driver, "q1", micros(12))
+    reported(driver, "q2", micros(12))
+    lw.drop("spark.hourly", force=True)
+    driver.batch("q1", micros(13))
+    until(lambda: driver.status("q1").problem, "told that its claim is over")
+    driver.later(SILENCE)
+    until(lambda: "was dropped while this query reported it" in driver.status("q1").problem, "looked again")
+    assert not view(lw).registered
+    driver.batch("q2", micros(13), name="beside")
+    reported(driver, "q2", micros(13))
+    lw.register("spark.hourly", heuristics=[], estimated=True)
+    driver.later(SILENCE)
+    reported(driver, "q1", micros(13))
+
+
 def test_a_query_whose_forerunner_fell_silent_takes_over(
     authority: Serving, lw: lowwater.Client, drivers: Drivers
 ) -> None:

@@ -50,6 +50,8 @@ class _Speaker:
     seen: tuple[int, int] | None = None
     """Sequencer and last report of the other owner of the name, when it was looked at last."""
     looked: float = 0.0
+    registered: bool = False
+    """Whether it was registered for this query before."""
     warned: set[str] = field(default_factory=set)
 
 
@@ -197,7 +199,10 @@ class Sender:
     def _claim(self, saying: Saying, speaker: _Speaker) -> lowwater.Lease:
         """Register and claim, unless another living query reports under the name. Raises LowwaterError."""
         client = self._client
+        if speaker.registered:
+            self._refuse_dropped(saying.computation)
         client.register(saying.computation, heuristics=(), estimated=True)
+        speaker.registered = True
         worker = f"query {saying.query}"
         self._look(saying.computation, worker, speaker)
         if speaker.worker is None:
@@ -207,6 +212,13 @@ class Sender:
         speaker.warned.clear()
         speaker.published = client.get(saying.computation)[saying.computation].low.micros
         return speaker.lease
+
+    def _refuse_dropped(self, computation: str) -> None:
+        """Raise UnknownComputation for what an operator has dropped: it must not come back by itself while the query goes on."""
+        found = self._client.get(computation)[computation]
+        if not found.registered and found.incarnation:
+            msg = f"{computation} was dropped while this query reported it; start the query again, or register the name, to go on"
+            raise errors.UnknownComputation(msg, metadata={"computation": computation})
 
     def _look(self, computation: str, worker: str, speaker: _Speaker) -> None:
         """Raise OlderClaim while another query reports under the name: until it leaves, or has been silent from one look to the next."""
