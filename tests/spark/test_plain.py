@@ -292,7 +292,7 @@ def test_a_checkpoint_is_of_one_kind_of_query(flow: Flow, lw: lowwater.Client, u
         if not kept:
             (flow.folder / "held/lowwater/query.json").unlink()
         with pytest.raises(CheckpointMismatch, match=f"begun with .*{said}"):
-            flow.start(checkpoint="held", stage=flow.stage("held"))
+            flow.start(checkpoint="held", stage=flow.stage("held"), path=flow.folder / "out2")
     assert low(lw, "stage") == mark(10), "nothing was claimed"
 
 
