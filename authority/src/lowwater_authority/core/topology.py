@@ -48,10 +48,12 @@ class Spec:
     estimated: bool = False
     """Whether it was registered as one whose watermarks nobody promises. Only estimated computations may read it: an exact one has exact
     inputs. See :meth:`Topology.is_estimated` for one that a heal has made the reader of an estimate."""
+    first: int = 1
+    """The life in which the name was registered: the next one after a drop, else the first. Later ones are resets of that registration."""
 
     def same_registration(self, other: Spec) -> bool:
         """Whether another registration asks for the same."""
-        return replace(other, incarnation=self.incarnation, input_version=self.input_version) == self
+        return replace(other, incarnation=self.incarnation, input_version=self.input_version, first=self.first) == self
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,8 @@ class Topology:
             raise errors.RegistrationConflict(msg, metadata={"computation": spec.name})
         before = self.dropped.get(spec.name)
         if before is not None:
-            spec = replace(spec, incarnation=before.incarnation + 1, input_version=before.input_version + 1)
+            life = before.incarnation + 1
+            spec = replace(spec, incarnation=life, input_version=before.input_version + 1, first=life)
         return self._with(spec)
 
     def drop(self, name: str) -> Topology:
@@ -161,7 +164,7 @@ class Topology:
         The version is above both when they differ. Each was free of cycles; should the two together form one, it holds all in
         it until an operator changes their inputs. What either knows as estimated is estimated, whichever is newer: somebody was told
         so, and reports guesses. What is exact and reads it counts as estimated for as long as it does: nobody can promise it. This holds
-        within a life: what was dropped and registered again is what its newest life was registered as.
+        for one registration and its resets: what was dropped and registered again is what it was registered as then.
         """
         newest = dict(self.computations)
         for name, spec in other.computations.items():
@@ -170,7 +173,7 @@ class Topology:
                 newest[name] = spec
                 continue
             newest[name] = spec if _age(known) < _age(spec) else known
-            if known.incarnation == spec.incarnation:
+            if known.first == spec.first:
                 newest[name] = replace(newest[name], estimated=known.estimated or spec.estimated)
         dropped = dict(self.dropped)
         for name, spec in other.dropped.items():
@@ -275,6 +278,7 @@ def _message(spec: Spec, *, dropped: bool = False) -> pb.Computation:
         history_step_micros=spec.history_step,
         estimated=spec.estimated,
         dropped=dropped,
+        first=spec.first if spec.first > 1 else 0,
     )
 
 
@@ -289,6 +293,7 @@ def _spec(message: pb.Computation) -> Spec:
         message.input_version,
         message.history_step_micros or HOUR,
         message.estimated,
+        message.first or 1,
     )
 
 

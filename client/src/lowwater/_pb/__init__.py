@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 aa068bd11c9aacb54e6b0ca051afd0a3de7037c5908371c54fc2d1a7417bb4d2
+Made from: sha256 2c523c3eabdb95570670a9e0c21afa497457e5dfd99497ce4b46fba77003e53b
 """

@@ -699,6 +699,7 @@ class Computation(google.protobuf.message.Message):
     HISTORY_STEP_MICROS_FIELD_NUMBER: builtins.int
     ESTIMATED_FIELD_NUMBER: builtins.int
     DROPPED_FIELD_NUMBER: builtins.int
+    FIRST_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name."""
     key_hash: builtins.str
@@ -717,6 +718,8 @@ class Computation(google.protobuf.message.Message):
     """Whether it was dropped: only its name, life and version of the inputs count,
     for when it is registered again.
     """
+    first: builtins.int
+    """The life in which the name was registered, after a drop; 0: the first."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What it reads."""
@@ -738,8 +741,9 @@ class Computation(google.protobuf.message.Message):
         history_step_micros: builtins.int = ...,
         estimated: builtins.bool = ...,
         dropped: builtins.bool = ...,
+        first: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "estimated", b"estimated", "first", b"first", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation
 
