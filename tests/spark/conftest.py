@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 import lowwater
 from tests.process.serving import Serving, serving
+from tests.spark.flow import Flow
 from tests.spark.session import spark_session
 from tests.spark.support import SETTINGS, Feed, Upstream
 
@@ -49,3 +50,11 @@ def lw(authority: Serving) -> Iterator[lowwater.Client]:
 @pytest.fixture
 def upstream(lw: lowwater.Client) -> Upstream:
     return Upstream(lw)
+
+
+@pytest.fixture
+def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
+    made = Flow(spark, authority.address, tmp_path)
+    yield made
+    for query in made.queries:
+        query.stop()

@@ -8,27 +8,17 @@ from pathlib import Path
 
 import grpc
 import pytest
-from pyspark.sql import SparkSession
 
 import lowwater
 import lowwater_spark as lws
 from lowwater import errors
 from lowwater_spark import durable
 from lowwater_spark.plain import PlainRun
-from tests.process.serving import Serving
+from tests.spark.flow import Flow, mark
 from tests.spark.proxy import Proxy
 from tests.spark.support import Upstream, low, row, until
-from tests.spark.test_stage import Flow, mark
 
 pytestmark = pytest.mark.timeout(400)
-
-
-@pytest.fixture
-def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
-    made = Flow(spark, authority.address, tmp_path)
-    yield made
-    for query in made.queries:
-        query.stop()
 
 
 @pytest.mark.parametrize("kind", ["plain", "function"])
@@ -59,6 +49,40 @@ def test_rule11_a_checkpoint_that_cannot_be_read_for_a_moment_holds(
     until(lambda: query.status().waiting_for == (), "and waits for nothing")
     flow.feed.put([row("b", 11)])
     until(lambda: query.status().batch == 1, "batches, too")
+
+
+@pytest.mark.parametrize("kind", ["plain", "function"])
+def test_head_of_w_a_source_that_is_not_mounted_for_a_moment_holds(
+    kind: str, flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """An empty directory stands there meanwhile, and Spark sees no reason to fail. A neighbour over another directory goes on."""
+
+    def stage(name: str) -> lws.Stage:
+        return lws.stage(flow.spark, name, inputs=["source"], key="key", event_time="t", address=flow.address)
+
+    flow.feed.put([row("a", 9)])
+    (flow.folder / "elsewhere").mkdir()
+    upstream.at(10)
+    if kind == "plain":
+        query = stage("stage").start(flow.read(), checkpoint=flow.folder / "ck", format="noop")
+    else:
+        query = stage("stage").foreach_batch(flow.read(), flow.plain, checkpoint=flow.folder / "ck")
+    elsewhere = flow.spark.readStream.schema("key string, t timestamp").json(str(flow.folder / "elsewhere"))
+    flow.queries += [query, stage("neighbour").start(elsewhere, checkpoint=flow.folder / "ck2", format="noop")]
+    until(lambda: low(lw, "stage") == low(lw, "neighbour") == mark(10), "all that 10:00 covers is read")
+    mounted = flow.feed.folder
+    volume = mounted.rename(flow.folder / "volume")
+    mounted.mkdir()
+    upstream.at(11)
+    until(lambda: any("mount its volume" in why for why in query.status().waiting_for), "it holds, and says why")
+    until(lambda: low(lw, "neighbour") == mark(11), "the neighbour does not wait")
+    assert low(lw, "stage") == mark(10)
+    mounted.rmdir()
+    volume.rename(mounted)
+    until(lambda: low(lw, "stage") == mark(11), "what was read is still known")
+    flow.feed.put([row("b", 11)])
+    until(lambda: query.status().batch == 1, "and what comes is read")
+    assert query.status().waiting_for == ()
 
 
 def test_a_call_to_the_authority_that_times_out_is_no_unreadable_file(

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +15,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 from pyspark.errors import PythonException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
@@ -31,10 +31,9 @@ from lowwater_spark.reading import Reading
 from lowwater_spark.staging import Destination
 from lowwater_spark.state import StateStore
 from lowwater_spark.tracking import Rows
-from tests.process.serving import Serving
+from tests.spark.flow import HOUR, Flow, mark
 from tests.spark.proxy import Proxy
 from tests.spark.support import Upstream, at, low, row, until
-from tests.spark.test_stage import HOUR, Flow, mark
 from tests.spark.updates import HOURLY, hourly
 
 NO_FRAME = cast(DataFrame, None)
@@ -101,14 +100,6 @@ def test_a_stage_with_state_must_say_what_it_holds_in_every_batch(tmp_path: Path
     StateStore.opened(tmp_path / "ck", tmp_path / "state", 2, batch=0, ordinal=1)
     with pytest.raises(StateLost, match=r"call batch\.stateful\(\) in every batch, also an empty one"):
         a_batch(tmp_path / "ck", replayed=False)._close(cast(Rows, NO_FRAME))
-
-
-@pytest.fixture
-def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
-    made = Flow(spark, authority.address, tmp_path)
-    yield made
-    for query in made.queries:
-        query.stop()
 
 
 @pytest.mark.parametrize("how", ["returns early", "swallows errors"])

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.ranges import range_bounds, range_column
 from lowwater_spark.status import KeyRange
-from tests.process.serving import Serving
+from tests.spark.flow import HOUR, Flow, mark
 from tests.spark.support import Upstream, low, row, until
-from tests.spark.test_stage import HOUR, Flow, mark
 from tests.spark.updates import HOURLY, hourly
-
-
-@pytest.fixture
-def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
-    made = Flow(spark, authority.address, tmp_path)
-    yield made
-    for query in made.queries:
-        query.stop()
 
 
 def range_of(flow: Flow, key: str) -> KeyRange:

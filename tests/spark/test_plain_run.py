@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -22,6 +23,7 @@ from lowwater_spark.operators import Operator
 from lowwater_spark.plain import PlainRun
 from lowwater_spark.plan import Checked
 from lowwater_spark.progress import RELIST
+from lowwater_spark.roots import Roots
 from lowwater_spark.runs import identity, new_ordinal
 from lowwater_spark.shape import check_shape
 from lowwater_spark.sinklog import check_sink
@@ -159,6 +161,94 @@ def test_head_of_w_a_source_file_written_anew_holds_until_it_has_another_name(
     checkpoint.plan(1, [again])
     checkpoint.commit(1)
     until(ticks(run, lambda: low(lw, "out").micros == micros(16)), "it was read under its new name")
+
+
+def test_head_of_w_a_source_directory_that_is_another_one_holds(
+    checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """Where a volume is not mounted, there is an empty directory. What was read is not forgotten meanwhile."""
+    run, volume = unmounted(checkpoint, lw, upstream)
+    root = checkpoint.folder / "in"
+    said = f"{root} is not the directory that was read before, and no file that was read is in it: mount its volume."
+    [why] = run.status().waiting_for
+    assert why.startswith(said)
+    stray = root / "stray.json"
+    stray.write_text("{}")  # somebody writes below the mount point
+    run.tick()
+    assert (run.status().waiting_for, low(lw, "out").micros) == ((why,), micros(13))
+    # The next run begins before the volume is there. It still knows the directory.
+    run.close()
+    run = checkpoint.start()
+    until(ticks(run, lambda: run.status().waiting_for == (why,)), "it holds as well")
+    assert low(lw, "out").micros == micros(13)
+    stray.unlink()
+    root.rmdir()
+    run.tick()
+    assert str(root) in run.status().waiting_for[0], "nor is anything known when nothing is there"
+    volume.rename(root)
+    until(ticks(run, lambda: low(lw, "out").micros == micros(16)), "the volume is mounted again")
+    assert run.status().waiting_for == ()
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when any directory is taken for the source")
+def test_head_of_w_breaks_when_any_directory_is_taken_for_the_source(
+    checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Roots, "_check", lambda *_, **__: None)
+    unmounted(checkpoint, lw, upstream)
+
+
+def unmounted(checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream) -> tuple[PlainRun, Path]:
+    """A file is read, and then there is an empty directory where it was. Returns a run that has looked at that, and where the directory is."""
+    first = checkpoint.put("a.json")
+    checkpoint.plan(0, [first])
+    checkpoint.commit(0)
+    upstream.at(13)
+    run = checkpoint.start()
+    until(ticks(run, lambda: low(lw, "out").micros == micros(13)), "what is read")
+    volume = (checkpoint.folder / "in").rename(checkpoint.folder / "volume")
+    (checkpoint.folder / "in").mkdir()
+    upstream.at(16)
+    until(
+        ticks(run, lambda: run.status().waiting_for != () or low(lw, "out").micros > micros(13)), "it holds, or leads"
+    )
+    assert low(lw, "out").micros == micros(13)
+    return run, volume
+
+
+def test_a_source_directory_is_known_by_its_inode_or_by_a_file_that_was_read(
+    checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """One that was emptied is still the same. So is a copy, or what another mount numbers otherwise, with a file that was read."""
+    root = checkpoint.folder / "in"
+    files = [checkpoint.put(name) for name in ("a.json", "b.json")]
+    checkpoint.plan(0, files)
+    checkpoint.commit(0)
+    upstream.at(13)
+    run = checkpoint.start()
+    until(ticks(run, lambda: low(lw, "out").micros == micros(13)), "what is read")
+    aside = root.rename(checkpoint.folder / "aside")
+    root.mkdir()
+    shutil.copy2(aside / "b.json", root)
+    upstream.at(14)
+    until(ticks(run, lambda: low(lw, "out").micros == micros(14)), "the copy has a file that was read")
+    (root / "b.json").unlink()
+    run.close()
+    run = checkpoint.start()
+    upstream.at(15)
+    until(ticks(run, lambda: low(lw, "out").micros == micros(15)), "somebody has cleaned up")
+    root.rename(checkpoint.folder / "aside-too")
+    root.mkdir()
+    upstream.at(16)
+    record = checkpoint.path / "lowwater/roots.json"
+    until(ticks(run, lambda: f"delete {record}" in str(run.status().waiting_for)), "the way out is named")
+    assert low(lw, "out").micros == micros(15)
+    record.unlink()
+    until(ticks(run, lambda: low(lw, "out").micros == micros(16)), "and helps without a restart")
+    assert run.status().waiting_for == ()
+    record.write_text(json.dumps({"format": 2}))
+    with pytest.raises(CheckpointMismatch, match="of format 2"):
+        checkpoint.start()
 
 
 def test_no_share_of_what_spark_holds_is_beyond_its_watermark(

@@ -21,8 +21,8 @@ from lowwater_spark.progress import Committed, passed_on
 from lowwater_spark.reading import Reading
 from lowwater_spark.several import Declared, check_names, check_together, home_of
 from tests.process.serving import Serving
+from tests.spark.flow import HOUR, Flow, mark
 from tests.spark.support import Upstream, low, row, until
-from tests.spark.test_stage import HOUR, Flow, mark
 from tests.spark.updates import HOURLY, hourly
 
 

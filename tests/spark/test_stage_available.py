@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 import lowwater
-from tests.process.serving import Serving
+from tests.spark.flow import HOUR, Flow, mark
 from tests.spark.support import Upstream, low, row
-from tests.spark.test_stage import HOUR, Flow, mark
 
 TRIGGERS: list[dict[str, Any]] = [{"availableNow": True}, {"once": True}]
-
-
-@pytest.fixture
-def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
-    made = Flow(spark, authority.address, tmp_path)
-    yield made
-    for query in made.queries:
-        query.stop()
 
 
 @pytest.mark.parametrize("trigger", TRIGGERS, ids=["available now", "once"])

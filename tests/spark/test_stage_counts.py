@@ -18,9 +18,8 @@ from lowwater_spark.batch import Keyed
 from lowwater_spark.consumed import read_whole
 from lowwater_spark.ranges import range_column
 from lowwater_spark.tracking import Actions, Counted, Rows
-from tests.process.serving import Serving
+from tests.spark.flow import Flow, mark
 from tests.spark.support import Upstream, low, row, until
-from tests.spark.test_stage import Flow, mark
 
 KEYED = Keyed(["key"], "t", 4, injector=False)
 ROWS = 1000
@@ -240,14 +239,6 @@ def test_a_retried_task_counts_once(
     found = counted(frame, actions, use, promised=0)
     assert (tmp_path / "died").exists()
     assert (found.rows, jobs) == (ROWS, [])
-
-
-@pytest.fixture
-def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
-    made = Flow(spark, authority.address, tmp_path)
-    yield made
-    for query in made.queries:
-        query.stop()
 
 
 def test_a_batch_that_failed_and_is_run_again_counts_once(flow: Flow, lw: Any, upstream: Upstream) -> None:

@@ -19,11 +19,12 @@ from lowwater_spark.batch import Batch, Outcome
 from lowwater_spark.batchlog import BatchEntry, BatchLog
 from lowwater_spark.durable import sync_directory, sync_file
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.head import FileSource, list_heads, source_logs
+from lowwater_spark.head import FileSource, source_logs
 from lowwater_spark.parts import Part, committed
 from lowwater_spark.plan import Checked
 from lowwater_spark.progress import Committed, Progress, bound_of, passed_on, stamped
 from lowwater_spark.reading import UNREAD, Reading, fold
+from lowwater_spark.roots import Roots
 from lowwater_spark.sourcelog import NOTHING, CheckpointLog, Plan, SourceLog
 from lowwater_spark.state import StateStore
 from lowwater_spark.status import KeyRange, Status
@@ -82,6 +83,7 @@ class Run:
     stopping: bool = field(default=False, init=False)
     """Whether the user has asked for the end: a batch that is interrupted then has not failed."""
     _logs: list[SourceLog] = field(init=False)
+    _roots: Roots = field(init=False)
     _reader: Part | None = field(init=False)
     """The stage whose reading of the inputs is the query's W; None when all are injectors, or read nothing else."""
     _actions: Actions = field(default_factory=Actions, init=False)
@@ -97,6 +99,7 @@ class Run:
         self.batches = self.parts[0].batches
         ticks = FileSource(str(tick_directory(self.checkpoint)), recursive=False)
         self._logs = source_logs(self.checkpoint, (*self.checked.sources, ticks))
+        self._roots = Roots(self.checkpoint, self.checked.sources, self._logs)
         self._reader = next((part for part in self.parts if part.reads), None)
         for part, state in zip(self.parts, self._durable(), strict=True):
             part.open(self._logs[:-1], state)
@@ -349,18 +352,22 @@ class Run:
         reading = None if self._reader is None else self._reader.authority.read()
         now = self.clock()
         if self._reader is not None and reading is not None and self._reader.progress.must_list(reading, now):
-            heads = list_heads(self.checked.sources)
+            heads = self._roots.list_heads()
             if heads is not None:
                 planned = self.log.newest_offsets()
                 with self._lock:
                     self._read_logs(planned)
                     self._reader.progress.observe(reading, heads, now, planned)
+        else:
+            self._roots.forgive()
         with self._lock:
             self._settle()
             self._looked = self.progress.committed.batch
             self._renew()
             if not last:
                 self._force()
+        if last:
+            self._roots.fail_again()
 
     def _renew(self) -> None:
         """Report the newest reading that counts for the committed state. Hold the lock."""
@@ -413,7 +420,7 @@ class Run:
                 low=lowwater.Watermark(reading.low),
                 reported=lowwater.Watermark(min(progress.values(reading), default=MAX)),
                 holding=holding,
-                waiting_for=(*filter(None, [self.unread]), *waiting),
+                waiting_for=(*filter(None, [self.unread, self._roots.lost]), *waiting),
                 late_rows=part.late_rows,
                 late_example="" if late is None else f"{lowwater.Watermark(late.micros)} in batch {late.batch}",
                 ticks=self._ticked,

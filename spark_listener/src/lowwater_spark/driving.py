@@ -29,9 +29,10 @@ from lowwater_spark.drive_late import LateRule, open_late, reserve_late, windows
 from lowwater_spark.driving_plan import check_checkpoint, check_driven, check_ending, given_offsets, steps_for
 from lowwater_spark.durable import sync_directory, sync_file
 from lowwater_spark.errors import AWAY
-from lowwater_spark.head import Candidates, list_heads, source_logs
+from lowwater_spark.head import Candidates, source_logs
 from lowwater_spark.plan import Checked
 from lowwater_spark.progress import RELIST
+from lowwater_spark.roots import Roots
 from lowwater_spark.sourcelog import NOTHING, CheckpointLog, SourceLog
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class Driving:
     clock: Callable[[], float] = time.monotonic
     log: CheckpointLog = field(init=False)
     _logs: list[SourceLog] = field(init=False)
+    _roots: Roots = field(init=False)
     _candidates: Candidates[_Seen] = field(init=False)
     _authority: Authority | None = field(default=None, init=False)
     _reader: lowwater.InputReader | None = field(default=None, init=False)
@@ -142,6 +144,7 @@ class Driving:
     def __post_init__(self) -> None:
         self.log = CheckpointLog(self.checkpoint, self.checked.controls)
         self._logs = source_logs(self.checkpoint, self.checked.sources)
+        self._roots = Roots(self.checkpoint, self.checked.sources, self._logs)
         self._candidates = Candidates(self._logs)
 
     # -- a run ------------------------------------------------------------------------------------------------------
@@ -240,7 +243,7 @@ class Driving:
         higher = self._seen is None or any(value > self._seen.values[number] for number, value in seen.values.items())
         if not higher and not (len(self._candidates) > 0 and now - self._listed >= RELIST):
             return
-        heads = list_heads(self.checked.sources)
+        heads = self._roots.list_heads()
         if heads is None:
             return
         if higher:

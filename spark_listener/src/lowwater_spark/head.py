@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,11 +41,8 @@ __all__ = [
     "hidden",
     "intruders",
     "list_head",
-    "list_heads",
     "source_logs",
 ]
-
-logger = logging.getLogger("lowwater.spark")
 
 KEPT: Final = 16
 """Bound of heads waited for; beyond it the candidate of every second one is dropped, the oldest and the newest never."""
@@ -168,15 +164,6 @@ def _walk(source: FileSource) -> Iterator[File | Intruder]:
 def _strangers(source: FileSource, folder: str) -> Iterator[Intruder]:
     if source.inputs is not None:
         yield from itertools.starmap(Intruder, strangers(folder, source.inputs))
-
-
-def list_heads(sources: Sequence[Source]) -> list[set[File]] | None:
-    """Return the same of each source of a query; None, and a warning, when one cannot be listed: no newer watermark counts then."""
-    try:
-        return [list_head(source) for source in sources]
-    except OSError as error:
-        logger.warning("a source cannot be listed, so no newer watermark counts: %s", error)
-        return None
 
 
 def _list(source: FileSource, folder: str, columns: tuple[str, ...] = ()) -> Iterator[File | Intruder]:

@@ -29,11 +29,12 @@ from lowwater_spark.batch import Keyed
 from lowwater_spark.durable import sync_directory, sync_file
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.events import BatchEvent
-from lowwater_spark.head import list_heads, source_logs
+from lowwater_spark.head import source_logs
 from lowwater_spark.lastreading import LastReading
 from lowwater_spark.plan import Checked
 from lowwater_spark.progress import Committed, Progress
 from lowwater_spark.reading import still_counts
+from lowwater_spark.roots import Roots
 from lowwater_spark.sinklog import DurableSink
 from lowwater_spark.sourcelog import NOTHING, CheckpointLog, Plan, SourceLog
 from lowwater_spark.status import Status
@@ -67,6 +68,7 @@ class PlainRun:
     """Whether the user has asked for the end."""
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
     _logs: list[SourceLog] = field(init=False)
+    _roots: Roots = field(init=False)
     _last: LastReading = field(init=False)
     _synced: int = field(default=NOTHING, init=False)
     """The last batch that is durable, with all before it."""
@@ -82,6 +84,7 @@ class PlainRun:
     def __post_init__(self) -> None:
         self.log = CheckpointLog(self.checkpoint, self.checked.controls)
         self._logs = source_logs(self.checkpoint, self.checked.sources)
+        self._roots = Roots(self.checkpoint, self.checked.sources, self._logs)
         self._last = LastReading(self.checkpoint)
         self._sink = None if self.output is None else DurableSink(self.output, self.checkpoint)
         self._promises = deque(maxlen=_KEPT_PROMISES)
@@ -164,14 +167,18 @@ class PlainRun:
         reading = self.authority.read()
         now = self.clock()
         if reading is not None and self.progress.must_list(reading, now):
-            heads = list_heads(self.checked.sources)
+            heads = self._roots.list_heads()
             if heads is not None:
                 planned = self.log.newest_offsets()
                 with self._lock:
                     self._read_logs(planned)
                     self.progress.observe(reading, heads, now, planned)
+        else:
+            self._roots.forgive()
         self._settle()
         self._report(last=last)
+        if last:
+            self._roots.fail_again()
 
     def _settle(self) -> None:
         """Take notice of the newest batch in the commit log, and of all before it."""
@@ -271,7 +278,7 @@ class PlainRun:
                 low=lowwater.Watermark(reading.low),
                 reported=lowwater.Watermark(min(progress.values(reading), default=MAX)),
                 holding=holding,
-                waiting_for=(*filter(None, [self.unread]), *progress.waiting_for()),
+                waiting_for=(*filter(None, [self.unread, self._roots.lost]), *progress.waiting_for()),
                 late_rows=self._late,
                 late_example=example,
                 ticks=0,

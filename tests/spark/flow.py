@@ -1,0 +1,69 @@
+"""A feed, and the stages with functions over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+import lowwater
+import lowwater_spark as lws
+from tests.spark.support import Feed, at
+from tests.spark.updates import HOURLY, hourly
+
+HOUR = timedelta(hours=1)
+
+
+def mark(hour: int, minute: int = 0) -> lowwater.Watermark:
+    return lowwater.Watermark.of(at(hour, minute))
+
+
+class Flow:
+    """One feed, and the stages over it."""
+
+    def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
+        self.spark = spark
+        self.address = address
+        self.folder = folder
+        self.feed = Feed(folder / "in")
+        self.out: list[tuple[int, str, str, int]] = []
+        self.batches: list[tuple[int, str, bool]] = []
+        self.queries: list[lws.TrackedQuery] = []
+
+    def read(self, schema: str = "key string, t timestamp", **options: str) -> DataFrame:
+        stream = self.spark.readStream.schema(schema).options(recursiveFileLookup="true", **options)
+        return stream.json(str(self.feed.folder))
+
+    def plain(self, rows: DataFrame, batch: lws.Batch) -> None:
+        self.batches.append((batch.id, str(batch.low), batch.replayed))
+        batch.write(rows, self.folder / "out")
+
+    def windows(self, rows: DataFrame, batch: lws.Batch) -> None:
+        self.batches.append((batch.id, str(batch.low), batch.replayed))
+        closed = batch.stateful(rows, hourly, HOURLY)
+        self.out.extend((batch.id, r.hour.isoformat()[11:16], r.key, r.n) for r in closed.collect())
+
+    def closed(self) -> list[tuple[str, str, int]]:
+        return sorted((hour, key, n) for _, hour, key, n in self.out)
+
+    def start(
+        self,
+        write_batch: Callable[[DataFrame, lws.Batch], object],
+        name: str = "stage",
+        *,
+        stream: DataFrame | None = None,
+        stamp: timedelta | str = "event",
+        checkpoint: str = "ck",
+        query_name: str | None = None,
+        ranges: int = 4,
+        **options: Any,
+    ) -> lws.TrackedQuery:
+        declared = {"inputs": ["source"], "key": "key", "event_time": "t", "ranges": ranges, "stamp": stamp}
+        stage = lws.stage(self.spark, name, **declared, address=self.address)  # type: ignore[arg-type]
+        frame = self.read() if stream is None else stream
+        query = stage.foreach_batch(frame, write_batch, checkpoint=self.folder / checkpoint, name=query_name, **options)
+        self.queries.append(query)
+        return query
