@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lowwater import errors
+from lowwater_authority import holdings
+from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import ClaimRequest, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.journal import Entry, Journal, JournalCorrupt, JournalFailed
+from lowwater_authority.journal import Entry, Journal, JournalCorrupt, JournalFailed, Ownership
 from lowwater_authority.observer import Observer
 from lowwater_authority.shard import Shard
 from tests.contract.journal_stores import Store
@@ -109,3 +112,160 @@ async def test_a_damaged_log_is_refused_by_who_has_no_memory_of_it(store: Store)
     shard.stop()
     await run
     await journal.close()
+
+
+# -- a damaged log whose computation is dropped ------------------------------------------------------------------
+
+
+class Refusals:
+    """The store takes no restore while ``on``."""
+
+    def __init__(self, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.on, self.met = True, asyncio.Event()
+        restore = journal.restore
+
+        async def refused(log: str, position: int, payload: bytes, **more: Any) -> Ownership:
+            if self.on:
+                self.met.set()
+                raise JournalFailed("the disk is full")
+            return await restore(log, position, payload, **more)
+
+        monkeypatch.setattr(journal, "restore", refused)
+
+
+async def started(store: Store) -> tuple[Journal, Shard, asyncio.Task[None]]:
+    journal = store.make()
+    shard = sharded(journal)
+    await shard.start()
+    return journal, shard, asyncio.create_task(shard.run())
+
+
+async def killed(journal: Journal, shard: Shard, run: asyncio.Task[None]) -> None:
+    """It ends without writing what it alone has."""
+    shard.stop()
+    await run
+    await journal.close()
+    await shard.held.settle()
+
+
+async def at_ten(shard: Shard, *names: str) -> Say:
+    say = await claimed(shard, *names)
+    for name in names:
+        assert await say(name, 10) == []
+    return say
+
+
+async def lives_again(store: Store, shard: Shard, run: asyncio.Task[None], sequencer: int) -> None:
+    """X is registered in its next life, above all of the last one, and can be read after a restart; y has not noticed."""
+    spec = await shard.register(Spec("x"))
+    assert spec.incarnation == 2
+    grant = await shard.claim("x", ClaimRequest([b"", b""], request_id=b"again".ljust(16)))
+    assert grant.sequencer > sequencer
+    report = GroupReport(grant.sequencer, np.array([3]))
+    assert await shard.report([("x", report)], sender=b"x" * 16, number=(2, 1)) == []
+    shard.stop()
+    await run
+    await shard.close()
+    again = sharded(store.make())
+    await again.start()
+    views = {name: again.view(name) for name in again.names()}
+    assert {name: (view.incarnation, view.low) for name, view in views.items() if view} == {"x": (2, 3), "y": (1, 10)}
+    await again.close()
+
+
+@pytest.mark.asyncio
+async def test_a_damaged_log_is_dropped_however_often_the_store_refuses_that(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdings, "RETRY_SECONDS", (0.0, 0.0))
+    journal, shard, run = await started(store)
+    await at_ten(shard, "x", "y")
+    sequencer = shard.held.computations["x"].last_sequencer
+    store.damage("x", 2)
+    refusals = Refusals(journal, monkeypatch)
+    await shard.drop("x", force=True)
+    await refusals.met.wait()
+    registering = asyncio.create_task(shard.register(Spec("x")))
+    grant = await shard.claim("y", ClaimRequest([b"", b""], request_id=b"y again".ljust(16)))
+    report = GroupReport(grant.sequencer, np.array([10]))
+    assert await shard.report([("y", report)], sender=b"y" * 16, number=(2, 1)) == []
+    assert not registering.done(), "its log cannot be read yet"
+    refusals.on = False
+    await registering
+    assert len((await journal.load("x")).records) == 0
+    await lives_again(store, shard, run, sequencer)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("damaged", [True, False])
+async def test_a_log_that_was_not_shortened_is_by_the_next_process(
+    store: Store, damaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, shard, run = await started(store)
+    await at_ten(shard, "x", "y")
+    sequencer = shard.held.computations["x"].last_sequencer
+    if damaged:
+        store.damage("x", 2)
+    Refusals(journal, monkeypatch)
+    await shard.drop("x", force=True)
+    await killed(journal, shard, run)
+
+    journal, shard, run = await started(store)
+    assert shard.names() == ["y"]
+    shard.end_dropped()
+    await shard.held.ended("x")
+    loaded = await journal.load("x")
+    assert loaded.records == []
+    kept = recovery.recover(Spec("x", incarnation=2), loaded.snapshot, [], epoch_base=0)
+    assert kept.last_sequencer >= sequencer
+    assert bool(kept.granted) == (not damaged), "what could be read is kept"
+    restore = journal.restore
+    monkeypatch.setattr(journal, "restore", None)
+    shard.end_dropped()
+    await shard.held.ended("x")
+    monkeypatch.setattr(journal, "restore", restore)
+    await lives_again(store, shard, run, sequencer)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("snapshot", [False, True])
+async def test_a_damaged_log_that_nobody_has_in_memory_is_dropped_by_force(store: Store, snapshot: bool) -> None:
+    journal, shard, run = await started(store)
+    await at_ten(shard, "x", "y")
+    sequencer = shard.held.computations["x"].last_sequencer
+    if snapshot:
+        await journal.snapshot("x", 2, b"anything")
+        store.damage_snapshot("x")
+    else:
+        store.damage("x", 2)
+    await killed(journal, shard, run)
+
+    journal, shard, run = await started(store)
+    assert shard.names() == ["y"], "the others are served"
+    with pytest.raises(errors.Unavailable, match="is damaged"):
+        await shard.serve("x")
+    report = GroupReport(sequencer, np.array([11]))
+    [(_, refused)] = await shard.report([("x", report)], sender=b"x" * 16, number=(2, 1))
+    assert refused.reason == "MOVED"
+    with pytest.raises(errors.OwnedRanges, match="nobody can tell whether workers own key ranges of it"):
+        await shard.drop("x", force=False)
+    assert "x" in shard.topology.computations
+    assert (await shard.drop("x", force=True)).incarnation == 1
+    assert not shard.is_damaged("x")
+    with pytest.raises(errors.UnknownComputation, match="x was dropped"):
+        await shard.drop("x", force=True)
+    await lives_again(store, shard, run, sequencer)
+
+
+@pytest.mark.asyncio
+async def test_what_others_read_is_not_dropped_though_its_log_is_damaged(store: Store) -> None:
+    journal, shard, run = await started(store)
+    await at_ten(shard, "x", "y")
+    await shard.register(Spec("reader", inputs=("x",)))
+    store.damage("x", 2)
+    await killed(journal, shard, run)
+
+    journal, shard, run = await started(store)
+    with pytest.raises(errors.StillRead, match="reader"):
+        await shard.drop("x", force=True)
+    await killed(journal, shard, run)

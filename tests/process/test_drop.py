@@ -17,6 +17,7 @@ import lowwater
 import lowwater.aio
 from lowwater import errors
 from lowwater.cli import main
+from tests.contract.journal_stores import SqliteStore
 from tests.process.browsing import Viewer
 from tests.process.serving import Serving
 from tests.process.sharding import Sharded, balanced, move, served, spread
@@ -207,3 +208,27 @@ def test_shards_agree_on_a_drop_and_one_that_was_away_brings_nothing_back(tmp_pa
             reported(lw, gone, 1)
             found = next(view for view in changes if view.low.micros == NOON + HOUR)
             assert found.incarnation == 2
+
+
+def test_a_job_whose_log_is_damaged_holds_up_nobody_and_is_dropped_by_force(
+    server: Serving, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with lowwater.connect(server.address) as worker:
+        reported(worker, "old", 2)
+        reported(worker, "beside", 1)
+    server.kill()
+    store = SqliteStore(tmp_path)
+    store.path = server.data / "journal.sqlite"
+    store.damage("old", 2)
+    server.start()
+    with lowwater.connect(server.address) as lw:
+        eventually(lambda: lw.get("beside")["beside"].low.micros == NOON + HOUR)
+        assert main(["drop", "old", "--address", server.address]) == 2
+        assert "the log of old is damaged, and no process has it in memory" in capsys.readouterr().err
+        assert main(["drop", "old", "--address", server.address, "--force"]) == 0
+        assert lw.register("old").incarnation == 2
+        reported(lw, "old", 1)
+        assert lw.get("old")["old"].low.micros == NOON + HOUR
+        assert server.stop() == 0
+        server.start()
+        assert lw.get("old", "beside")["old"].low.micros == NOON + HOUR

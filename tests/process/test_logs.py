@@ -23,6 +23,7 @@ NOT_PROVOKED = {
     "graph_restored": "as graph_changed",
     "damaged_log_mended": "tests/process/test_shards_store.py",
     "damaged_log_kept": "tests/unit/test_isolation.py",
+    "damaged_log_dropped": "tests/contract/test_damaged_logs.py",
     "not_written_again": "as damaged_log_kept",
     "log_whole_again": "tests/unit/test_taking.py",
     "damaged_log": "tests/unit/test_taking.py",

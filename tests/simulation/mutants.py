@@ -197,6 +197,7 @@ def forget_the_tombstone(planted: Planted) -> None:
         del self._ending[name]
 
     planted.setattr(holdings.Holdings, "_end", leave)
+    planted.setattr(holdings.Holdings, "end", lambda self, name: None)
 
 
 def answer_what_has_left_a_round(planted: Planted) -> None:

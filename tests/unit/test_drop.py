@@ -16,6 +16,7 @@ from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.journal import GRAPH, MemoryDisk, MemoryJournal
 from lowwater_authority.journal.copying import Copy, survey
 from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
+from tests.contract.journal_stores import flipped
 from tests.unit.sharded_memory import HOUR, Deployment, One, held, turns, two
 from tests.unit.test_shard import Running
 
@@ -207,7 +208,7 @@ class Held(FaultPlan):
         self.outcome = Outcome.FAILED
 
     async def before(self, operation: Operation) -> Outcome:
-        if operation.name == "snapshot":
+        if operation.name == "restore":
             await self.open.wait()
         return self.outcome if operation.name == self.fails else Outcome.DONE
 
@@ -222,7 +223,9 @@ async def test_a_registration_waits_until_the_old_log_was_let_go(disk: MemoryDis
     again = asyncio.create_task(one.shard.register(A))
     await turns()
     assert not again.done()
-    assert "a" in one.shard.topology.computations, "the graph has it, and nobody serves it yet"
+    assert "a" not in one.shard.topology.computations, (
+        "the graph has it when its log can be read, whatever happens then"
+    )
     plan.open.set()
     await again
     grant = await one.claim()
@@ -244,7 +247,7 @@ async def test_a_drop_that_the_store_refuses_has_changed_nothing(disk: MemoryDis
     await one.stop()
 
 
-@pytest.mark.parametrize("fails", ["snapshot", ""])
+@pytest.mark.parametrize("fails", ["restore", ""])
 async def test_a_process_that_ends_in_the_middle_of_a_drop(disk: MemoryDisk, fails: str) -> None:
     """Between the record and the shortening of the log, and behind both."""
     plan = Held()
@@ -366,3 +369,53 @@ async def test_a_store_that_lost_the_drop_gets_it_back() -> None:
         name in Topology.decode(record).dropped for _, record in (await one.shard.journal.load(GRAPH)).records
     )
     await stopped(one, other)
+
+
+async def test_rule4_an_owner_that_comes_back_does_not_bring_back_what_was_dropped_unread() -> None:
+    """Its log is damaged, and it alone has what was in it: it was silent when somebody dropped it."""
+    deployment = Deployment()
+    one, other = await two(deployment)
+    name = min(held(other))
+    zombie = await other.claim(name)
+    stored = deployment.disk.logs[name]
+    stored.records[1] = flipped(stored.records[1])
+    with pytest.raises(errors.Moved):
+        await one.shard.drop(name, force=True)
+    await deployment.settle(one, seconds=3)
+    with pytest.raises(errors.Unavailable, match="is damaged"):
+        await one.shard.serve(name)
+    assert one.shard.is_damaged(name)
+    await one.shard.drop(name, force=True)
+    assert other.shard.serves(name), "it does not know yet"
+    refused = await other.report(name, zombie, 10)
+    assert [each.reason for _, each in refused] in (["STALE_SEQUENCER"], ["MOVED"])
+    await deployment.settle(one, other)
+    assert not other.shard.serves(name)
+    assert name in other.shard.topology.dropped
+    await one.shard.register(Spec(name))
+    await deployment.settle(one, other)
+    owner = deployment.owner(name)
+    assert (await owner.claim(name)).sequencer > zombie.sequencer
+    assert held(one) | held(other) == {f"c{i}" for i in range(12)}
+    await stopped(one, other)
+
+
+async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to() -> None:
+    deployment = Deployment()
+    one, other = await two(deployment)
+    names = sorted(held(other))[:2]
+    for name in names:
+        await other.claim(name)
+    other.faults.ends["restore"] = [Outcome.FAILED] * 1000
+    for name in names:
+        await other.shard.drop(name, force=True)
+    await other.stop()
+    assert all(deployment.disk.logs[name].records for name in names)
+    await other.shard.journal.close()
+    await deployment.settle(one, seconds=3)
+    await turns()
+    for name in names:
+        assert not deployment.disk.logs[name].records
+    await one.shard.register(Spec(names[0]))
+    assert one.shard.serves(names[0])
+    await stopped(one)

@@ -12,16 +12,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater import errors
 from lowwater_authority.core import recovery
+from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Topology
 from lowwater_authority.journal import (
     GRAPH,
+    JournalClosed,
     JournalCorrupt,
     JournalError,
     JournalFailed,
@@ -29,21 +31,29 @@ from lowwater_authority.journal import (
     JournalLost,
     JournalOutvoted,
     JournalPosition,
+    JournalReplaced,
     JournalVersion,
+    LoadedLog,
     Ownership,
 )
 from lowwater_authority.logs import RETRY_SECONDS, Logs
 from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 
-    from lowwater_authority.core.computation import Computation, View
+    from lowwater_authority.core.computation import View
     from lowwater_authority.core.topology import Spec
-    from lowwater_authority.journal import Journal, LoadedLog
+    from lowwater_authority.journal import Journal
     from lowwater_authority.observer import Observer
 
 NONCE_BITS: Final = 0xFFF
+
+ENDED_AT_ONCE: Final = 4
+"""Logs of dropped computations that are made short side by side: one that was not before may be long."""
+
+OVER: Final = (JournalFenced, JournalOutvoted, JournalVersion, JournalReplaced, JournalClosed)
+"""Why a log is not this process's to make short, and will not be."""
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +98,12 @@ class Holdings:
         self._in_doubt: set[str] = set()
         """Computations whose ownership is being renewed."""
         self._ending: dict[str, asyncio.Task[None]] = {}
-        """What lets go of the logs of computations that were dropped."""
+        """What makes the logs of computations that were dropped short, and then lets go of them."""
+        self._ended: dict[str, int] = {}
+        """The last life of those that were dropped and whose log is known to be short."""
+        self._places = asyncio.Semaphore(ENDED_AT_ONCE)
+        self._settling = asyncio.Event()
+        """Set while this process waits for these logs before it stops: each is tried once more."""
         self.let_gone = 0
         """How many computations were let go: by a take that was slow, perhaps one that is to be served here."""
 
@@ -168,27 +183,92 @@ class Holdings:
         if computation is None or ownership is None:
             return
         self.unwritten.pop(name, None)
-        after = replace(computation.spec, incarnation=computation.incarnation + 1)
-        empty = recovery.snapshot(recovery.restarted(computation, after))
-        self._ending[name] = asyncio.create_task(self._end(name, self.logs.position(name), empty))
-        self.logs.forget(name)
+        self._begin_to_end(name, partial(self._end_held, computation, ownership))
 
-    async def _end(self, name: str, position: int, empty: bytes) -> None:
-        """Leave as little of a log as its next life needs. A failure is logged: what is left is only longer."""
+    def end(self, name: str) -> None:
+        """Begin to make the log of a dropped computation short, unless it is known to be: its last owner may not have come to it."""
+        tombstone = self.topology.dropped.get(name)
+        if tombstone is None or name in self._ending or self._ended.get(name, 0) >= tombstone.incarnation:
+            return
+        self._begin_to_end(name, partial(self._end_stored, name))
+
+    async def ended(self, name: str) -> None:
+        """Return when the log of a dropped computation is short, or another process's: what is registered again begins with a whole log."""
+        self.end(name)
+        if name in self._ending:
+            await asyncio.wait([self._ending[name]])
+
+    def _begin_to_end(self, name: str, once: Callable[[], Awaitable[None]]) -> None:
+        self._ending[name] = asyncio.create_task(self._end(name, once))
+
+    async def _end(self, name: str, once: Callable[[], Awaitable[None]]) -> None:
+        """Leave as little of a log as its next life needs, however often the store refuses it. Until then nobody takes it."""
+        wait, told = RETRY_SECONDS[0], logging.WARNING
         try:
-            if position:
-                await self.journal.snapshot(name, position, empty)
-        except JournalError as error:
-            told = event("snapshot_failed", computation=name, reason=str(error))
-            log.warning("the log of %s, which was dropped, is not shortened: %s", name, error, extra=told)
+            while True:
+                try:
+                    async with self._places:
+                        await once()
+                except JournalError as error:
+                    facts = event("snapshot_failed", computation=name, reason=str(error))
+                    log.log(told, "the log of %s, which was dropped, is not shortened: %s", name, error, extra=facts)
+                    if isinstance(error, OVER) or self._settling.is_set():
+                        return
+                else:
+                    return
+                told = logging.DEBUG
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait):
+                        await self._settling.wait()
+                wait = min(2 * wait, RETRY_SECONDS[1])
         finally:
+            self.logs.forget(name)
             self.journal.release(name)
             del self._ending[name]
 
+    async def _end_held(self, computation: Computation, ownership: Ownership) -> None:
+        """End a log from memory, so that it does not matter whether the store can read it."""
+        name, life = computation.spec.name, computation.incarnation
+        await self._replace(name, _end_of(computation, life), ownership)
+        self._ended[name] = life
+
+    async def _end_stored(self, name: str) -> None:
+        """End a log that its last owner has left as it was, damaged perhaps."""
+        tombstone = self.topology.dropped.get(name)
+        if tombstone is None:
+            return  # it is registered again
+        loaded = await self._left(name)
+        if loaded is None or not _has_ended(loaded, tombstone.incarnation):
+            ownership = await self.logs.until_known(
+                partial(self.journal.take, name, view=self.view, address=self.address)
+            )
+            loaded = await self._left(name)
+            tombstone = decoded(await self.read_graph()).dropped.get(name)
+            if tombstone is None:
+                return
+            self.logs.loaded(name, loaded or LoadedLog(0, None, []))
+            await self._replace(name, _end_of_stored(tombstone, ownership, loaded), ownership)
+        self._ended[name] = tombstone.incarnation
+
+    async def _left(self, name: str) -> LoadedLog | None:
+        """Read what is left of a log; None when it is damaged."""
+        try:
+            return await self.journal.load(name)
+        except JournalCorrupt as damage:
+            log.warning("%s; its computation was dropped", damage, extra=event("damaged_log_dropped", computation=name))
+            return None
+
     async def settle(self) -> None:
-        """Wait for the logs that are being shortened since their computations were dropped."""
+        """Wait for the logs that are being shortened since their computations were dropped: each is tried once more."""
+        self._settling.set()
         while self._ending:
             await asyncio.wait(self._ending.values())
+        self._settling.clear()
+
+    async def fence(self, name: str) -> None:
+        """Keep whoever has owned a log from writing to it. Raises JournalOutvoted, JournalFailed, JournalUnknown, ..."""
+        await self.logs.until_known(partial(self.journal.take, name, view=self.view, address=self.address))
+        self.journal.release(name)
 
     def epoch(self, name: str) -> int:
         """Return the number under which a computation is held; 0 when it is not."""
@@ -261,13 +341,7 @@ class Holdings:
         async with self._writing[name]:
             if name not in self.unwritten:
                 return None
-            try:
-                await self._restore(name)
-            except JournalPosition as place:
-                # An own record, of unknown outcome, is there: nobody else writes under this epoch.
-                self.logs.reached(name, place.last)
-                if name in self.unwritten:
-                    await self._restore(name)
+            await self._restore(name)
             written = self.unwritten.pop(name, None) is not None
             return self.computations[name].publish() if written else None
 
@@ -316,22 +390,30 @@ class Holdings:
         elif name in self.computations:
             async with self._writing[name]:
                 if name in self.computations:
-                    mine = self.ownerships[name]
-                    try:
-                        await self._restore(name)
-                    except JournalPosition as error:
-                        raise JournalFenced({name: (mine.epoch, 0)}) from error
+                    await self._restore(name)
                     self.unwritten.pop(name, None)
 
     async def _restore(self, name: str) -> None:
+        """Make memory all there is of a held log. Raises JournalFenced when another process has taken it, JournalFailed, ..."""
         payload = recovery.snapshot(self.computations[name])
-        mine = self.ownerships[name]
-        try:
-            with self._doubting(name):
+        with self._doubting(name):
+            self._own(name, await self._replace(name, payload, self.ownerships[name]))
+
+    async def _replace(self, name: str, payload: bytes, mine: Ownership) -> Ownership:
+        """Make a snapshot all there is of a log, under a greater number."""
+        while True:
+            try:
                 # By the view that made this process the owner: who was chosen by a newer one keeps what it has.
-                self._own(name, await self.logs.restore(name, payload, view=mine.view, address=self.address))
-        except JournalOutvoted as error:
-            raise JournalFenced({name: (mine.epoch, 0)}) from error
+                return await self.logs.restore(name, payload, view=mine.view, address=self.address)
+            except JournalOutvoted as error:
+                raise JournalFenced({name: (mine.epoch, 0)}) from error
+            except JournalPosition as place:
+                # Another process's records, in a store that has lost who owns it; or own ones, of unknown outcome or too damaged
+                # to be read: nobody else writes under this number.
+                found = (await self.journal.owners([name]))[name]
+                if (found.epoch, found.nonce) != (mine.epoch, mine.nonce):
+                    raise JournalFenced({name: (mine.epoch, 0)}) from place
+                self.logs.reached(name, place.last)
 
     @contextmanager
     def _doubting(self, name: str) -> Iterator[None]:
@@ -374,6 +456,39 @@ def decoded(loaded: LoadedLog) -> Topology:
     """Return the graph in a log: every record is the whole graph."""
     newest = loaded.records[-1][1] if loaded.records else loaded.snapshot
     return Topology() if newest is None else Topology.decode(newest)
+
+
+def _has_ended(loaded: LoadedLog, life: int) -> bool:
+    """Whether there is nothing in a log but what the life after a dropped one needs."""
+    if loaded.records or loaded.snapshot is None:
+        return not loaded.last
+    try:
+        return recovery.life(loaded.snapshot) > life
+    except recovery.ReplayError:
+        return False
+
+
+def _end_of(computation: Computation, life: int) -> bytes:
+    """Return what the life after a dropped one begins with."""
+    after = replace(computation.spec, incarnation=life + 1)
+    return recovery.snapshot(recovery.restarted(computation, after))
+
+
+def _end_of_stored(tombstone: Spec, ownership: Ownership, loaded: LoadedLog | None) -> bytes:
+    """Return the same from what is stored.
+
+    Of what cannot be read nothing leads to the next life but the sequencers, which must not be granted again. They are counted from the
+    number of their owner, and this process has a greater one than all before it.
+    """
+    try:
+        if loaded is not None:
+            return _end_of(_recovered(tombstone, ownership, loaded), tombstone.incarnation)
+    except JournalCorrupt as damage:
+        told = event("damaged_log_dropped", computation=tombstone.name)
+        log.warning("%s; its computation was dropped", damage, extra=told)
+    lost = Computation(tombstone, epoch_base=epoch_base(ownership))
+    lost.last_sequencer = lost.epoch_base
+    return _end_of(lost, tombstone.incarnation)
 
 
 def _resumed(spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered) -> Computation | None:

@@ -92,7 +92,7 @@ class Serving:
     # -- life ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the journal and serve what is this shard's. Raises what the journal raises."""
+        """Open the journal and serve what is this shard's, but for what is damaged. Raises what the journal raises."""
         held = self.held
         await self.journal.open()
         held.topology = held.newer(await held.read_graph()) or held.topology
@@ -102,15 +102,29 @@ class Serving:
                 "if shards are putting back what their store has lost, start again in a moment"
             )
             raise JournalFailed(msg)
-        taken = {name: await held.take(name) for name in held.topology.computations if self.placement.mine(name)}
+        taken = {}
+        for name in held.topology.computations:
+            if self.placement.mine(name):
+                try:
+                    taken[name] = await held.take(name)
+                except JournalCorrupt as damage:
+                    if damage.position is None:
+                        raise  # perhaps more than this one log
+                    self._taking.damaged(name, damage)
         # Lives that began before the logs were taken; rounds do not run yet.
         held.topology = held.newer(await held.read_graph()) or held.topology
         for name, (ownership, loaded) in taken.items():
             if name not in held.topology.computations:
                 held.journal.release(name)  # it was dropped meanwhile
                 continue
-            held.hold(held.topology.get(name), ownership, loaded)
+            try:
+                held.hold(held.topology.get(name), ownership, loaded)
+            except JournalCorrupt as damage:
+                held.journal.release(name)
+                self._taking.damaged(name, damage)
         self._count()
+        if not self.shared:
+            self.end_dropped()
 
     async def run(self) -> None:
         """Run rounds until :meth:`stop`. Raises JournalReplaced, JournalCorrupt and their like: this process must not go on."""
@@ -241,6 +255,22 @@ class Serving:
         if not self.placement.mine(name):
             return False
         return await asyncio.shield(self._taking.begin(name))
+
+    def is_damaged(self, name: str) -> bool:
+        """Whether a computation is not served here because its log cannot be read, and by nobody else as far as is known."""
+        return name not in self.held.computations and self._taking.is_damaged(name)
+
+    def end_dropped(self) -> None:
+        """Begin to make the logs of those that were dropped short, as far as they are this shard's and are not."""
+        for name in self.topology.dropped:
+            if self.placement.mine(name):
+                self.held.end(name)
+
+    async def _until_ended(self, name: str) -> None:
+        """Return when the log of a dropped computation is short, so that a next life of it can be read. Raises Unavailable."""
+        msg = f"the log of {name}, which was dropped, is not shortened yet; try again"
+        async with _within(WAIT_SECONDS, lambda: errors.Unavailable(msg, metadata={"computation": name})):
+            await self.held.ended(name)
 
     def _begin_to_serve(self, computation: Computation) -> None:
         self.hub.publish([computation.published])
@@ -479,7 +509,10 @@ class Serving:
         self.held.topology = topology
         for name in gone:
             self.held.drop(name)
+            self._taking.forget(name)
             self.hub.move(name)
+            if self.placement.mine(name):
+                self.held.end(name)
         views = []
         for name, computation in self.held.computations.items():
             spec = topology.get(name)

@@ -21,6 +21,7 @@ from lowwater_authority.access.caller import anything
 from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.journal import JournalError
 from lowwater_authority.placement import moved
 from lowwater_authority.rounds import GivenUp, GraphMoved, Round
 from lowwater_authority.serving import DROPPED, Serving
@@ -76,6 +77,8 @@ class Shard(Serving):
             return changed.get(spec.name)
 
         known = spec.name in self.topology.computations
+        if spec.name in self.topology.dropped:
+            await self._until_ended(spec.name)
         registered = await self._write(stage, alone=True)
         if not known:
             inputs = list(registered.inputs)
@@ -332,10 +335,20 @@ class Shard(Serving):
 
         Its claims are revoked in the same step, by a record in its own log: so nobody drops what another shard serves by then. Raises
         UnknownComputation, StillRead, and OwnedRanges unless forced.
+
+        Of one whose log is damaged, and that nobody has in memory, nobody knows who owns it. It is dropped by force, and its log is
+        taken first, so that whoever has owned it serves it no more.
         """
+        unread = self.is_damaged(name)
+        if unread:
+            self.topology.drop(name)
+            await self._fence_unread(name, force=force)
 
         def stage(round_: Round) -> Spec:
             changed = self.topology.drop(name)
+            if unread and self.is_damaged(name):
+                round_.topology = changed
+                return changed.dropped[name]
             computation = self._computation(name)
             if not force:
                 computation.refuse_owners(round_.now)
@@ -349,6 +362,22 @@ class Shard(Serving):
         told = event("dropped", computation=name, incarnation=dropped.incarnation, force=force)
         log.warning("%s was dropped, in its life %d", name, dropped.incarnation, extra=told)
         return dropped
+
+    async def _fence_unread(self, name: str, *, force: bool) -> None:
+        """Raises Moved while another shard serves it, OwnedRanges unless forced, and Unavailable."""
+        if await self.placement.lives_elsewhere(name):
+            raise moved(name)
+        if not force:
+            msg = (
+                f"the log of {name} is damaged, and no process has it in memory: nobody can tell whether workers own key ranges of it. "
+                "Restore a copy, or stop its workers and drop it by force: nothing of it is read then."
+            )
+            raise errors.OwnedRanges(msg, metadata={"computation": name, "workers": ""})
+        try:
+            await self.held.fence(name)
+        except JournalError as error:
+            msg = f"the log of {name} cannot be taken from its last owner, nothing was changed: {error}"
+            raise errors.Unavailable(msg, metadata={"computation": name}) from error
 
     def stage_task(self, name: str, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart) -> None:
         """Keep a task's part, in memory only: it promises nothing until it is prepared and committed."""

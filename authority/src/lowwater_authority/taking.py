@@ -88,6 +88,18 @@ class Taking:
         except JournalError as error:
             raise _not_taken(name, error) from error
 
+    def damaged(self, name: str, reason: JournalError) -> None:
+        """A log was found damaged."""
+        self._damaged.found(name, reason, self._now())
+
+    def forget(self, name: str) -> None:
+        """A computation was dropped: what was found of its log is over."""
+        self._damaged.forget(name)
+
+    def is_damaged(self, name: str) -> bool:
+        """Whether the last look has found a log damaged."""
+        return isinstance(self._damaged.reason(name), JournalCorrupt)
+
     def begin(self, name: str) -> asyncio.Task[bool]:
         """Begin to take a computation over as soon as it has its turn, once for all who ask; not to be cancelled."""
         return _begun(self._in_turn, name, self._take_in_turn)
@@ -104,7 +116,7 @@ class Taking:
         try:
             taken = await self._take_whole(name)
         except (JournalCorrupt, JournalVersion) as error:
-            self._damaged.found(name, error, self._now())
+            self.damaged(name, error)
             raise
         self._damaged.whole(name)
         return taken
@@ -207,6 +219,15 @@ class _Damaged:
             log.info(
                 "%s can be taken over: its log is whole again", name, extra=event("log_whole_again", computation=name)
             )
+
+    def forget(self, name: str) -> None:
+        """Nobody is to take it over any more."""
+        self._rests.pop(name, None)
+
+    def reason(self, name: str) -> JournalError | None:
+        """Return what the last look has found; None: nothing is wrong, or nobody has looked."""
+        rest = self._rests.get(name)
+        return rest.reason if rest is not None else None
 
     def resting(self, name: str, now: int) -> JournalError | None:
         """Return why a log is not to be looked at yet; None: look."""

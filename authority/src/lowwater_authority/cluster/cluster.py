@@ -91,6 +91,8 @@ class Cluster:
         self._takes: dict[str, asyncio.Task[None]] = {}
         """By computation: that it is taken, or has not been looked at since that ended."""
         self._settled: tuple[int, int, int] = (0, 0, 0)
+        self._ended = 0
+        """The version of the view by which the logs of dropped computations were looked at."""
         self._said: dict[str, str] = {}
         """By computation that could not be taken: why, as it was logged."""
         self._leaving = asyncio.Event()
@@ -282,6 +284,9 @@ class Cluster:
         for name in [name for name, task in self._takes.items() if task.done()]:
             self._takes.pop(name).result()
         shard = self._shard
+        if self._ended != self.view.version:
+            self._ended = self.view.version
+            shard.end_dropped()
         if self._settled == (state := (self.view.version, shard.topology.version, shard.held.let_gone)):
             return
         missing = [name for name in shard.topology.computations if self.mine(name) and not shard.serves(name)]

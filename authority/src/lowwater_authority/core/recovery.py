@@ -54,6 +54,15 @@ def _recover(spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, ep
     return _replayed(computation, spec, records)
 
 
+def life(snapshot: bytes) -> int:
+    """Return the incarnation that a snapshot is of. Raises ReplayError."""
+    try:
+        return pb.Snapshot.FromString(snapshot).incarnation
+    except DecodeError as error:
+        msg = f"a snapshot is not one: {error}"
+        raise ReplayError(msg) from error
+
+
 def resume(computation: Computation, records: Iterable[bytes], *, epoch_base: int) -> Computation:
     """Go on with what :func:`recover` has returned, by the records that came since; the graph says the same of it. Costs those.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lowwater import errors
 from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
 from lowwater_authority.access.caller import permit, room, visible
 from lowwater_authority.service import decode, encode
@@ -79,7 +80,12 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     @refusing
     async def Drop(self, request: topology_pb2.DropRequest, context: Context) -> topology_pb2.DropResponse:  # noqa: N802
         """Take a computation out of the graph."""
-        await self.services.shard.confirm(())  # what another shard has registered since may read it
-        await self.services.reach(request.computation)
-        dropped = await self.services.shard.drop(request.computation, force=request.force)
+        shard = self.services.shard
+        await shard.confirm(())  # what another shard has registered since may read it
+        try:
+            await self.services.reach(request.computation)
+        except errors.Unavailable:
+            if not shard.is_damaged(request.computation):
+                raise
+        dropped = await shard.drop(request.computation, force=request.force)
         return topology_pb2.DropResponse(computation=encode.tombstone(dropped))
