@@ -407,10 +407,11 @@ class Shard(Serving):
         """Return the names of the computations that this shard serves, sorted."""
         return sorted(self.held.computations)
 
-    def claimed(self, name: str, sequencer: int) -> bool:
-        """Return whether a computation has such a claim."""
+    def granted(self, name: str, sequencer: int) -> int:
+        """Return how many ranges a claim got, lost ones too; 0 when there is no such claim here. O(1)."""
         computation = self.held.computations.get(name)
-        return computation is not None and sequencer in computation.map.groups
+        group = None if computation is None else computation.map.groups.get(sequencer)
+        return 0 if group is None else group.granted
 
     def reference(self, name: str) -> int:
         """Return the event time that ages of a computation's histograms count from. Raises Moved."""

@@ -147,7 +147,9 @@ class Reports(Staged):
                 if mask.any():
                     ranges = group.granted if named is None else len(named)
                     spread = np.broadcast_to(mask, ranges) if len(mask) == 1 else mask
-                    refused.append(Refused(group.sequencer, reason, text, _named(named, spread)))
+                    spread = spread & ~wrong if len(wrong) else spread  # each range is refused once
+                    if spread.any():
+                        refused.append(Refused(group.sequencer, reason, text, _named(named, spread)))
                     wrong = spread | wrong if len(wrong) else spread
         if len(wrong) and wrong.any():
             named = np.arange(group.granted) if named is None else named

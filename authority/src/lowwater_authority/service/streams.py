@@ -12,10 +12,12 @@ from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater_authority.admission import Admission
 from lowwater_authority.core.topology import NAME
 from lowwater_authority.service import encode
+from lowwater_authority.service.acknowledgement import Acknowledgement
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
+    from lowwater._pb.lowwater.v1.types_pb2 import Redirect
     from lowwater_authority.admission import Gate
     from lowwater_authority.core.requests import Fenced, Refused
 
@@ -23,7 +25,7 @@ IN_FLIGHT: Final = 64
 """Reports of one stream that may wait for the journal; more are left in the transport, which slows the sender."""
 
 STREAM_BYTES: Final = 64 << 20
-"""Bytes of these reports, decoded: one of the largest, or many that are small."""
+"""Bytes of these reports, decoded, and of what was refused of them until it is sent: one of the largest, or many that are small."""
 
 ALL_BYTES: Final = 256 << 20
 """The same of all streams together. A stream that waits for it has read one report more."""
@@ -155,25 +157,41 @@ class Outbox:
         """Whether it is among those that start."""
         self.claims: set[tuple[str, int]] = set()
         """What it speaks for, and maybe some that another stream speaks for since."""
-        self._ack: pb.ReportAck | None = None
+        self._ack: Acknowledgement | None = None
+        self._told = 0
+        """The newest report that was acknowledged."""
         self._acked = 0
+        self._kept = 0
+        """Bytes in the rooms for what is refused and waits to be sent."""
+        self._sending = 0
+        """The same of what is being sent."""
         self._fenced: list[pb.Fenced] = []
         self._changed = asyncio.Event()
 
-    def acknowledge(self, number: int, refused: list[pb.RefusedRanges], references: list[pb.ReferenceTime]) -> None:
-        """Everything up to a report is durable but for what was refused; not so behind one that failed."""
+    def acknowledge(
+        self,
+        number: int,
+        refused: Iterable[tuple[str, Refused]] = (),
+        *,
+        references: Mapping[str, int] | None = None,
+        redirects: Mapping[str, Redirect] | None = None,
+        size: int = 0,
+    ) -> int:
+        """Everything up to a report is durable but for what was refused; not so behind one that failed.
+
+        Returns how many of the ``size`` bytes that the report had in the rooms its refusals keep, until they are :meth:`sent`.
+        """
         if self.closed is not None:
-            return
+            return 0
         if self._ack is None:
-            self._ack = pb.ReportAck()
-        self._ack.number = number
-        self._ack.refused.extend(refused)
-        known = {reference.computation for reference in references}
-        kept = [reference for reference in self._ack.references if reference.computation not in known]
-        del self._ack.references[:]
-        self._ack.references.extend([*kept, *references])
+            self._ack = Acknowledgement(self._told)
+        before = self._ack.bytes
+        self._ack.add(number, refused, references or {}, redirects or {})
+        kept = min(size, self._ack.bytes - before)
+        self._kept += kept
         self._acked += 1
         self._changed.set()
+        return kept
 
     def fence(self, fenced: Fenced) -> None:
         """Ranges were lost."""
@@ -196,6 +214,12 @@ class Outbox:
         self.closed = self.closed or error
         self._changed.set()
 
+    def end(self) -> int:
+        """Nothing is sent any more: return how many bytes what was to be sent had in the rooms."""
+        self.close(errors.ShuttingDown("the stream has ended"))
+        kept, self._kept = self._kept, 0
+        return kept + self.sent()
+
     def finish(self) -> None:
         """The client has said all; end once everything is acknowledged."""
         self.finished = True
@@ -210,19 +234,33 @@ class Outbox:
         """Whether nothing waits to be sent."""
         return self._ack is None and not self._fenced
 
-    async def take(self) -> list[pb.ReportResponse]:
-        """Wait for something to send or do, and take it."""
+    async def take(self) -> Iterator[pb.ReportResponse]:
+        """Wait for something to send or do, and take it. Each message is made when it is its turn."""
         await self._changed.wait()
         self._changed.clear()
-        messages = [pb.ReportResponse(fenced=fenced) for fenced in self._fenced]
-        self._fenced = []
-        if self._ack is not None:
-            messages.append(pb.ReportResponse(ack=self._ack))
-            self._ack = None
+        fenced, self._fenced = self._fenced, []
+        ack, self._ack = self._ack, None
+        self._sending, self._kept = self._sending + self._kept, 0
         for _ in range(self._acked):
             self.permits.release()
         self._acked = 0
-        return messages
+        if ack is not None:
+            self._told = ack.number
+        return self._messages(fenced, ack)
+
+    def _messages(self, fenced: Iterable[pb.Fenced], ack: Acknowledgement | None) -> Iterator[pb.ReportResponse]:
+        for each in fenced:
+            yield pb.ReportResponse(fenced=each)
+        try:
+            for message in ack.messages() if ack is not None else ():
+                yield pb.ReportResponse(ack=message)
+        except errors.Overloaded as error:
+            self.close(error)
+
+    def sent(self) -> int:
+        """What was taken has gone, or never will: return how many bytes it had in the rooms."""
+        sent, self._sending = self._sending, 0
+        return sent
 
 
 class Streams:
@@ -231,7 +269,7 @@ class Streams:
     def __init__(self) -> None:
         self.admission: Admission[Turn] = Admission()
         self.room = Room(ALL_BYTES)
-        """What waits for the journal, of all streams."""
+        """What waits for the journal, and what is refused and waits to be sent, of all streams."""
         self.slowed = 0
         """Reports whose streams were not read on, because too many bytes waited."""
         self._newest: dict[bytes, tuple[int, Outbox]] = {}
@@ -296,6 +334,7 @@ class Streams:
     def close(self, sender: bytes, outbox: Outbox) -> None:
         """Forget a stream."""
         self.started(outbox)
+        self.leave(outbox, outbox.end())
         stream, newest = self._newest.get(sender, (0, None))
         if newest is outbox:
             leave(self.admission.streams)
@@ -327,6 +366,11 @@ class Streams:
         for _, outbox in self._newest.values():
             outbox.barred.add(name)
 
+    async def take(self, outbox: Outbox) -> Iterator[pb.ReportResponse]:
+        """Wait for something to send down a stream; all that was taken before was sent."""
+        self.leave(outbox, outbox.sent())
+        return await outbox.take()
+
     async def enter(self, outbox: Outbox, size: int) -> None:
         """Return when a report of so many bytes may wait for the journal; the next ones of its stream are not read before."""
         await outbox.permits.acquire()
@@ -339,7 +383,7 @@ class Streams:
             raise
 
     def leave(self, outbox: Outbox, size: int) -> None:
-        """A report is durable, or refused: whether or not its sender reads that."""
+        """A report is durable, or refused, whether or not its sender reads that; or what was refused of it is sent."""
         outbox.room.leave(size)
         self.room.leave(size)
 

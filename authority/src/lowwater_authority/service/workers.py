@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lowwater import errors
@@ -42,6 +41,9 @@ REPORT_BYTES = 1024
 
 GROUP_BYTES = 512
 """What a claim in it costs besides its columns."""
+
+HANDLE_BYTES = 4
+"""A range that is named."""
 
 
 class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
@@ -140,7 +142,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             if self.services.leaving.is_set():
                 outbox.wake()  # the call to look around came before there was this outbox
             while True:
-                for message in await outbox.take():
+                for message in await self.streams.take(outbox):
                     if outbox.closed is None:
                         yield message
                 if outbox.closed is not None:
@@ -179,16 +181,14 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 if not _follows(request.report.number, newest):
                     continue
                 newest = request.report.number
-                size = _size(request.report)
+                redirects = await self._redirects(request.report, outbox.barred)
+                size = self._size(request.report)
                 await self.streams.enter(outbox, size)
-                leave = partial(self._leave, outbox, size)
                 try:
-                    redirects = await self._redirects(request.report, outbox.barred)
-                    last = self._take(request.report, sender, stream, outbox, redirects, after=last)
+                    last = self._take(request.report, sender, stream, outbox, redirects, size=size, after=last)
                 except BaseException:
-                    leave()
+                    self.streams.leave(outbox, size)
                     raise
-                last.add_done_callback(leave)
             if last is not None:
                 await asyncio.wait([last])
         except errors.LowwaterError as error:
@@ -197,8 +197,15 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         finally:
             outbox.finish()
 
-    def _leave(self, outbox: Outbox, size: int, _: object = None) -> None:
-        self.streams.leave(outbox, size)
+    def _size(self, report: pb.Report) -> int:
+        """Return about how many bytes a report has, decoded, and what may be refused of it by name. O(groups)."""
+        size = REPORT_BYTES
+        for group in report.groups:
+            named = len(group.handles)
+            ranges = named or self.services.shard.granted(group.computation, group.sequencer)
+            size += GROUP_BYTES + 8 * len(group.watermarks_micros) + HANDLE_BYTES * (named + ranges)
+            size += 16 * len(group.mass.pending.counts) if group.HasField("mass") else 0
+        return size
 
     async def _redirects(self, report: pb.Report, barred: set[str]) -> dict[str, Redirect]:
         """Return where the computations of a report are that other shards serve, or did since the stream began (``barred``)."""
@@ -224,9 +231,10 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         outbox: Outbox,
         redirects: dict[str, Redirect],
         *,
+        size: int,
         after: asyncio.Future[Any] | None,
     ) -> asyncio.Future[Any]:
-        """Hand a report to the shard; the outbox acknowledges it when it is durable."""
+        """Hand a report of ``size`` bytes to the shard; the outbox acknowledges it when it is durable, and it leaves the rooms."""
         if len({(group.computation, group.sequencer) for group in report.groups}) < len(report.groups):
             raise bad_field(
                 "report.groups", "names a claim twice", "send one entry a claim, and the rest in the next report"
@@ -248,7 +256,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             if group.computation in redirects
         ]
         for name, group in groups:
-            if self.services.shard.claimed(name, group.sequencer):
+            if self.services.shard.granted(name, group.sequencer):
                 self.streams.speaks(name, group.sequencer, outbox)
         ranges = sum(len(group.watermarks) if group.handles is None else len(group.handles) for _, group in groups)
         names = dict.fromkeys(name for name, _ in groups)
@@ -262,18 +270,17 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             error = done.exception() if not done.cancelled() else None
             if isinstance(error, GivenUp):
                 error = errors.ShuttingDown("a computation of this report was taken over meanwhile; connect again")
+            kept = 0
             if isinstance(error, errors.LowwaterError):
                 # The client connects again and sends its whole state, so nothing is lost by ending the stream.
                 outbox.close(error)
-                return
-            refused = [*malformed, *done.result(), *elsewhere]
-            self.services.observer.reported(ranges, dict(Counter(value.reason for _, value in refused)))
-            self._tell_refused(refused)
-            messages = [encode.refused(name, value, redirects.get(name)) for name, value in refused]
-            for message in messages:
-                if message.reason == errors.Moved.reason:
-                    message.redirect.computation = message.computation  # without an address when it went just now
-            outbox.acknowledge(report.number, messages, self._references(names))
+            else:
+                refused = [*malformed, *done.result(), *elsewhere]
+                self.services.observer.reported(ranges, dict(Counter(value.reason for _, value in refused)))
+                self._tell_refused(refused)
+                references = self._references(names)
+                kept = outbox.acknowledge(report.number, refused, references=references, redirects=redirects, size=size)
+            self.streams.leave(outbox, size - kept)
 
         durable.add_done_callback(acknowledge)
         return durable
@@ -304,19 +311,9 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                     ),
                 )
 
-    def _references(self, names: dict[str, None]) -> list[pb.ReferenceTime]:
+    def _references(self, names: dict[str, None]) -> dict[str, int]:
         shard = self.services.shard
-        known = (name for name in names if shard.view(name) is not None)
-        return [pb.ReferenceTime(computation=name, micros=shard.reference(name)) for name in known]
-
-
-def _size(report: pb.Report) -> int:
-    """Return about how many bytes a report has, decoded. O(groups)."""
-    size = REPORT_BYTES
-    for group in report.groups:
-        size += GROUP_BYTES + 8 * len(group.watermarks_micros) + 4 * len(group.handles)
-        size += 16 * len(group.mass.pending.counts) if group.HasField("mass") else 0
-    return size
+        return {name: shard.reference(name) for name in names if shard.view(name) is not None}
 
 
 def _permitted(message: pb.GroupReport) -> GroupReport:

@@ -53,9 +53,10 @@ PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
     ),
     _gauge("subscribers", "Watch streams that follow something here."): lambda shard, _: len(shard.hub),
     _gauge("report_streams", "Open report streams."): lambda _, streams: len(streams),
-    _gauge("reports_in_flight_bytes", "Bytes of the reports that wait for the journal, of all streams."): (
-        lambda _, streams: streams.room.bytes
-    ),
+    _gauge(
+        "reports_in_flight_bytes",
+        "Bytes of the reports that wait for the journal, and of what was refused until it is sent, of all streams.",
+    ): (lambda _, streams: streams.room.bytes),
     _counter(
         "reports_slowed",
         "Reports whose streams were not read on for a while, because too many bytes wait for the journal.",

@@ -397,7 +397,8 @@ class ReportOpen(google.protobuf.message.Message):
     """The deployment the caller means; empty accepts any."""
     sender: builtins.bytes
     """Who sends: 16 random bytes, made anew by each process. At most 64 senders
-    may ever report for one claim.
+    may ever report for one claim; reports that name turns count as one of
+    them, whoever sends them (GroupReport.turn).
     """
     stream: builtins.int
     """Counts from 1 and grows with each stream of the sender: one counter over
@@ -512,7 +513,11 @@ Global___ReportOpened: typing_extensions.TypeAlias = ReportOpened
 
 @typing.final
 class ReportAck(google.protobuf.message.Message):
-    """Everything up to the number is durable, but for the refused ranges."""
+    """Everything up to the number is durable, but for the refused ranges. Where these
+    do not fit into one message, earlier ones with the number that was acknowledged
+    before tell of ranges that are lost (STALE_SEQUENCER), and of some claims all
+    ranges are refused for what was refused of some.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -520,10 +525,12 @@ class ReportAck(google.protobuf.message.Message):
     REFUSED_FIELD_NUMBER: builtins.int
     REFERENCES_FIELD_NUMBER: builtins.int
     number: builtins.int
-    """The newest report that is durable."""
+    """The newest report that is durable; 0 before the first."""
     @property
     def refused(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RefusedRanges]:
-        """What was refused in the acknowledged reports."""
+        """What was refused in the acknowledged reports. One entry for each reason that
+        a claim was refused for, with the newest message.
+        """
 
     @property
     def references(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ReferenceTime]:
