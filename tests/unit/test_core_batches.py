@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from lowwater import errors
@@ -313,6 +315,46 @@ def test_rule7_off_for_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(batches.BatchStage, "committed", kept)
     test_rule7_nothing_of_a_batch_is_kept_after_its_commit()
+
+
+OVER: dict[str, Callable[[Driver, int], object]] = {
+    "a newer claim": lambda d, _: d.claim(b"", b"", worker="next"),
+    "a release": lambda d, run: d.core.release(run),
+    "a revocation": lambda d, _: d.core.revoke(2, d.now),
+    "a retirement": lambda d, _: d.core.retire(b"", b"", force=True, now=d.now),
+}
+
+
+@pytest.mark.parametrize("how", OVER)
+def test_rule7_nothing_of_a_batch_is_kept_after_its_claim(how: str) -> None:
+    """What nobody can commit any more. A claim that goes on keeps what it has, whatever ends beside it."""
+    d = Driver()
+    run, beside = d.claim(b"", b"d").sequencer, d.claim(b"d", b"").sequencer
+    staged = [d.stage(run, 1, index, {0: 15}) for index in range(2)]
+    assert d.prepare(run, 1, staged, 14) == []
+    d.stage(run, 2, 0, {0: 15})
+    d.core.release(beside)
+    assert d.core.batches.bytes > 0
+    assert d.core.batches.prepared is not None
+    OVER[how](d, run)
+    assert (len(d.core.batches), d.core.batches.bytes) == (0, 0)
+    assert d.core.batches.prepared is None
+
+
+@off(7)
+def test_rule7_off_for_parts_of_dead_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches.BatchStage, "forget_dead", lambda *_: None)
+    test_rule7_nothing_of_a_batch_is_kept_after_its_claim("a release")
+
+
+def test_a_claim_that_lost_a_part_of_its_ranges_commits_what_it_prepared() -> None:
+    d = Driver()
+    run = d.claim(b"", b"d", b"").sequencer
+    tasks = [d.stage(run, 1, index, {index: 15}) for index in range(2)]
+    assert d.prepare(run, 1, tasks, 14) == []
+    d.claim(b"d", b"")
+    d.commit(run, 1)
+    assert d.values()[0] == (b"", 14)
 
 
 def test_a_part_of_a_range_that_is_not_there_is_refused() -> None:

@@ -61,6 +61,18 @@ def test_tombstones_are_in_what_is_written_down() -> None:
     assert Topology.decode(dropped.drop("b").register(B).encode()).get("b").incarnation == 2
 
 
+def test_rule7_tombstones_are_bounded_in_bytes_and_none_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology, "TOMBSTONE_BYTES", 100)
+    full = graph(*(Spec(name * 10) for name in "abc")).drop("a" * 10).drop("b" * 10)
+    assert full.tombstone_bytes == 68
+    with pytest.raises(errors.Overloaded, match="2 dropped computations are remembered") as refused:
+        full.drop("c" * 10)
+    assert refused.value.metadata == {"computation": "c" * 10, "bound": "tombstones", "limit": "100"}
+    again = full.register(Spec("a" * 10))
+    assert again.get("a" * 10).incarnation == 2, "it goes on above its tombstone"
+    assert set(again.drop("c" * 10).dropped) == {"b" * 10, "c" * 10}, "and makes place for another"
+
+
 def test_a_heal_does_not_bring_back_what_was_dropped() -> None:
     before = graph(A, B)
     dropped = before.drop("b")
@@ -99,7 +111,7 @@ async def test_what_a_worker_owns_is_dropped_by_force_alone(running: Running) ->
         await shard.drop("b", force=False)
     assert refused.value.metadata["workers"] == "exec-7"
     assert shard.serves("b")
-    assert shard.claimed("b", grant.sequencer), "nothing was changed"
+    assert shard.granted("b", grant.sequencer), "nothing was changed"
     fenced: list[Fenced] = []
     shard.on_fenced = fenced.append
     await shard.drop("b", force=True)

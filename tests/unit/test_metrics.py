@@ -539,6 +539,9 @@ async def test_the_memory_of_computations_is_told(one: Metered) -> None:
     one.shard.prepare("a", Prepare(grant.sequencer, 1, b"", [task], 5, False, NO_FOLD, 0, {}))
     await one.shard.commit("a", grant.sequencer, 1)
     assert held()["parts"] == 0
+    assert one.value("lowwater_tombstone_bytes") == 0
+    await one.shard.drop("b", force=True)
+    assert one.value("lowwater_tombstone_bytes") == 25
 
 
 async def test_what_is_known_to_be_newest_stands_still_while_an_append_hangs() -> None:

@@ -13,9 +13,19 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater_authority.core import recovery
+from lowwater_authority import shard as shard_module
+from lowwater_authority.core import batches, recovery
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.requests import ClaimRequest, Fold, Grant, GroupReport, Refused
+from lowwater_authority.core.requests import (
+    NO_FOLD,
+    ClaimRequest,
+    Fold,
+    Grant,
+    GroupReport,
+    Prepare,
+    Refused,
+    TaskAttempt,
+)
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.journal import JournalFailed, JournalFenced, JournalUnknown, MemoryDisk, MemoryJournal
@@ -23,6 +33,7 @@ from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
 from lowwater_authority.observer import Observer
 from lowwater_authority.rounds import Round
 from lowwater_authority.shard import Shard
+from tests.property.core_driver import part
 
 HOUR = 3_600_000_000
 SENDER = b"s" * 16
@@ -558,6 +569,55 @@ async def test_rule7_the_queue_has_a_bound(disk: MemoryDisk, monkeypatch: pytest
     gate.open.set()
     assert await asyncio.gather(*waiting) == [[]] * 4
     await one.stop()
+
+
+async def crowd(running: Running, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """One computation stages parts until it is refused, then 3 neighbours one each, then it commits, and stages again.
+
+    Returns how many parts it had, and then has.
+    """
+    size = batches.PART_BYTES + 12
+    monkeypatch.setattr(shard_module, "ALL_PART_BYTES", 8 * size)
+    held = part({0: 5})
+    for name in ("b", "c", "d"):
+        await running.shard.register(Spec(name))
+    owners = {name: (await running.claim(name)).sequencer for name in "abcd"}
+
+    def stage(name: str, batch: int, task: int) -> None:
+        running.shard.stage_task(name, owners[name], batch, TaskAttempt(0, task, 0), held)
+
+    def fill(batch: int) -> int:
+        for task in range(20):
+            try:
+                stage("a", batch, task)
+            except errors.Overloaded:
+                return task
+        return 20
+
+    first = fill(0)
+    for name in ("b", "c", "d"):
+        stage(name, 0, 0)
+    with pytest.raises(errors.Overloaded, match="those of all computations"):
+        stage("a", 0, 20)
+    tasks = [TaskAttempt(0, task, 0) for task in range(first)]
+    for batch, named in ((0, tasks), (1, [])):
+        asked = Prepare(owners["a"], batch, b"", named, 5, False, NO_FOLD, 0, {})
+        assert running.shard.prepare("a", asked) == []
+        await running.shard.commit("a", owners["a"], batch)
+    return first, fill(2)
+
+
+async def test_rule7_the_parts_of_all_computations_are_bounded_and_nobody_is_kept_out_by_a_neighbour(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was committed is not counted any more, though nobody counts at the commit."""
+    assert await crowd(running, monkeypatch) == (8, 5)
+
+
+@pytest.mark.xfail(strict=True, raises=errors.Overloaded, reason="breaks when there is no share for each")
+async def test_rule7_breaks_when_the_first_take_all(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_module, "max", lambda left, _: left, raising=False)
+    await crowd(running, monkeypatch)
 
 
 async def test_an_error_that_should_never_happen_rolls_the_round_back(

@@ -88,6 +88,8 @@ class Serving:
         self._torn: set[str] = set()
         """What is not, because memory cannot be trusted either."""
         self._confirmed = 0
+        self._parts = 0
+        """Bytes of the task parts of all computations, at most: what was committed since they were counted is still in it."""
 
     # -- life ----------------------------------------------------------------------------------------------
 

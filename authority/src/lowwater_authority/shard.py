@@ -19,6 +19,7 @@ from lowwater import errors
 from lowwater._core.text import counted
 from lowwater_authority.access.caller import anything
 from lowwater_authority.core import recovery
+from lowwater_authority.core.batches import ALL_PART_BYTES, part_bytes
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.journal import JournalError
@@ -381,7 +382,15 @@ class Shard(Serving):
 
     def stage_task(self, name: str, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart) -> None:
         """Keep a task's part, in memory only: it promises nothing until it is prepared and committed."""
-        self._computation(name).stage_task(sequencer, batch, task, part)
+        computation, held = self._computation(name), self.held.computations.values()
+        before = computation.batches.bytes
+        if self._parts + part_bytes(part) > ALL_PART_BYTES:
+            self._parts = sum(
+                each.batches.bytes for each in held
+            )  # without what was committed since it was counted last
+        most = max(ALL_PART_BYTES - (self._parts - before), ALL_PART_BYTES // len(held))
+        computation.stage_task(sequencer, batch, task, part, most=most)
+        self._parts += computation.batches.bytes - before
 
     def prepare(self, name: str, request: Prepare) -> Sequence[TaskAttempt]:
         """Fix the accepted attempts of a batch, in memory only; returns the missing ones."""

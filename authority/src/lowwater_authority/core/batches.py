@@ -16,7 +16,7 @@ from lowwater_authority.core.mass import MOST_RECORDS, NO_RECORDS, Mass
 from lowwater_authority.core.times import MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -28,6 +28,9 @@ MAX_PARTS: Final = 100_000
 
 MAX_PART_BYTES: Final = 256 << 20
 """Bound of the bytes of these parts: some 4,500 tasks, each with a histogram of 3,500 buckets."""
+
+ALL_PART_BYTES: Final = 512 << 20
+"""Bound of the same of all computations of a process. One that has no more than its equal share of it is always let in."""
 
 PART_BYTES: Final = 1024
 """What a part costs besides its columns."""
@@ -70,15 +73,18 @@ class BatchStage:
         """Return the number of parts waiting."""
         return len(self._parts)
 
-    def add(self, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart) -> bool:
-        """Keep a part. A part of an older batch, or of one that is committed, is dropped. Returns False when a bound is reached."""
+    def add(self, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart, most: int = MAX_PART_BYTES) -> bool:
+        """Keep a part. A part of an older batch, or of one that is committed, is dropped. Returns False when a bound is reached.
+
+        ``most`` is how many bytes may wait here now, which is less when others have many.
+        """
         key = (sequencer, batch)
         if key < self._key or key <= self._committed:
             return True
         if key != self._key:
             self._key, self._parts, self.bytes = key, {}, 0
-        size = self.bytes + _size(part) - (_size(self._parts[task]) if task in self._parts else 0)
-        if size > MAX_PART_BYTES or (len(self._parts) >= MAX_PARTS and task not in self._parts):
+        size = self.bytes + part_bytes(part) - (part_bytes(self._parts[task]) if task in self._parts else 0)
+        if size > min(most, MAX_PART_BYTES) or (len(self._parts) >= MAX_PARTS and task not in self._parts):
             return False
         self._parts[task], self.bytes = part, size
         return True
@@ -89,6 +95,13 @@ class BatchStage:
         self._committed = max(self._committed, (sequencer, batch))
         if self._key <= self._committed:
             self._parts, self.bytes = {}, 0
+
+    def forget_dead(self, alive: Callable[[int], bool]) -> None:
+        """Forget what nobody will prepare or commit any more: the claim that it is of is over."""
+        if self._parts and not alive(self._key[0]):
+            self._parts, self.bytes = {}, 0
+        if self.prepared is not None and not alive(self.prepared.request.sequencer):
+            self.prepared = None
 
     def prepare(self, request: Prepare, ranges: int) -> Sequence[TaskAttempt]:
         """Prepare the named attempts and return those whose part never came; with any, nothing is prepared.
@@ -108,7 +121,8 @@ class BatchStage:
         return []
 
 
-def _size(part: TaskPart) -> int:
+def part_bytes(part: TaskPart) -> int:
+    """Return about how many bytes a part takes. O(1)."""
     columns = (part.handles, part.oldest, part.pending_starts, part.pending_counts)
     return PART_BYTES + sum(column.nbytes for column in columns)
 

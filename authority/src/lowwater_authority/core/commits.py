@@ -8,6 +8,7 @@ import numpy as np
 
 from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES
 from lowwater_authority.core.group import GroupState
 from lowwater_authority.core.reports import Reports, wrong_operation
 from lowwater_authority.core.times import MAX, MIN
@@ -21,16 +22,34 @@ if TYPE_CHECKING:
 class Commits(Reports):
     """The part of a computation that commits micro-batches. What they say passes the checks of any report."""
 
-    def stage_task(self, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart) -> None:
-        """Keep a task's part of a micro-batch, in memory. Raises StaleSequencer, InvalidArgument, Overloaded."""
+    def stage_task(
+        self, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart, *, most: int = MAX_PART_BYTES
+    ) -> None:
+        """Keep a task's part of a micro-batch, in memory, of all parts at ``most`` so many bytes.
+
+        Raises StaleSequencer, InvalidArgument, Overloaded.
+        """
         group = self._owned(sequencer)
         if len(part.handles) and int(part.handles.max()) >= group.granted:
             msg = f"handles names {int(part.handles.max())}, but the claim has the handles 0 to {group.granted - 1}"
             fix = f"name handles below {group.granted}"
             raise errors.InvalidArgument(msg, metadata=self._about(field="handles", fix=fix))
-        if not self.batches.add(sequencer, batch, task, part):
-            msg = f"too many task parts wait for batch {batch} to be committed, or too large ones; use fewer partitions"
+        if not self.batches.add(sequencer, batch, task, part, most):
+            crowd = (
+                f", for those of all computations take more than {ALL_PART_BYTES} B" if most < MAX_PART_BYTES else ""
+            )
+            msg = f"too many task parts wait for batch {batch} to be committed, or too large ones{crowd}; use fewer partitions"
             raise errors.Overloaded(msg, metadata=self._about(batch=batch))
+
+    def _forget_dead_batches(self) -> None:
+        """Call when claims may have ended: what waits for their batches would stay until somebody stages another."""
+        groups = self.map.groups
+
+        def alive(sequencer: int) -> bool:
+            group = groups.get(sequencer)
+            return group is not None and group.state is GroupState.OWNED
+
+        self.batches.forget_dead(alive)
 
     def prepare(self, request: Prepare) -> Sequence[TaskAttempt]:
         """Fix the accepted attempts of a batch; returns those that never came, in which case nothing is prepared.

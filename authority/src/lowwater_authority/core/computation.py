@@ -184,6 +184,7 @@ class Computation(Commits):
             if len(self.granted) > GRANTS_KEPT:
                 self.granted.popitem(last=False)
         self._mass_changed = True
+        self._forget_dead_batches()
         return group, taken
 
     def _hand_over_masses(self, group: Group | None, taken: Iterable[Taken], *, bounded: bool = False) -> None:
@@ -229,6 +230,7 @@ class Computation(Commits):
 
     def _apply_release(self, op: pb.Release) -> None:
         self.map.groups[op.sequencer].state = GroupState.UNOWNED
+        self._forget_dead_batches()
 
     def refuse_owners(self, now: int) -> None:
         """Raise OwnedRanges while a worker owns a range that is not finished. Whether it lives is not known, only when it was heard of last."""
@@ -270,6 +272,7 @@ class Computation(Commits):
     def _apply_revoke(self, op: pb.Revoke, now: int) -> None:
         for group in self.map.groups.values():
             group.state = GroupState.UNOWNED
+        self._forget_dead_batches()
         if not op.HasField("bound_micros"):
             return
         columns = self.map.columns
@@ -312,6 +315,7 @@ class Computation(Commits):
         taken = self.map.retire(op.start, op.end, now)
         self._hand_over_masses(None, taken)
         self._mass_changed = True
+        self._forget_dead_batches()
         return taken
 
     # -- rounds --------------------------------------------------------------------------------------------

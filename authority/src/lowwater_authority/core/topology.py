@@ -28,6 +28,9 @@ MAX_INPUTS: Final = 1000
 MAX_HEURISTICS: Final = 16
 MAX_HASH: Final = 64
 
+TOMBSTONE_BYTES: Final = 4 << 20
+"""Bytes of all tombstones: some 60,000. None may be forgotten, for its name could begin again with a life that was shown before."""
+
 NAMED: Final = 20
 """Most names that a refusal lists."""
 
@@ -125,8 +128,13 @@ class Topology:
             spec = replace(spec, incarnation=life, input_version=before.input_version + 1, first=life)
         return self._with(spec)
 
+    @property
+    def tombstone_bytes(self) -> int:
+        """How many bytes the tombstones take in the journal, about. O(tombstones)."""
+        return sum(map(_tombstone_bytes, self.dropped))
+
     def drop(self, name: str) -> Topology:
-        """Return the graph without a computation, but with its tombstone. Raises UnknownComputation, StillRead. O(graph)."""
+        """Return the graph without a computation, but with its tombstone. Raises UnknownComputation, StillRead, Overloaded. O(graph)."""
         known = self.get(name)
         readers = sorted(each.name for each in self.computations.values() if name in each.inputs)
         if readers:
@@ -136,6 +144,13 @@ class Topology:
                 "first."
             )
             raise errors.StillRead(msg, metadata={"computation": name, "consumers": ", ".join(readers[:NAMED])})
+        if self.tombstone_bytes + _tombstone_bytes(name) > TOMBSTONE_BYTES:
+            msg = (
+                f"{len(self.dropped)} dropped computations are remembered, the most there can be: each keeps its name from beginning again with "
+                "values that were shown before. Register some of them again, and give a job one name for all of its runs."
+            )
+            metadata = {"computation": name, "bound": "tombstones", "limit": str(TOMBSTONE_BYTES)}
+            raise errors.Overloaded(msg, metadata=metadata)
         kept = {other: spec for other, spec in self.computations.items() if other != name}
         return Topology(self.version + 1, kept, {**self.dropped, name: _tombstone(known)})
 
@@ -300,6 +315,10 @@ def _spec(message: pb.Computation) -> Spec:
 def _tombstone(spec: Spec) -> Spec:
     """Return what is kept of a computation that is dropped: its numbers."""
     return Spec(spec.name, incarnation=spec.incarnation, input_version=spec.input_version)
+
+
+def _tombstone_bytes(name: str) -> int:
+    return len(name) + 24
 
 
 def _age(spec: Spec) -> tuple[int, int]:
