@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from lowwater import errors
+from lowwater_authority import logs
 from lowwater_authority import shard as shard_module
 from lowwater_authority.core import batches, recovery
 from lowwater_authority.core.computation import Computation
@@ -515,6 +516,53 @@ async def test_a_snapshot_that_the_store_refuses_is_made_again_ever_more_rarely(
     made.clear()
     await rounds(200, 260)
     assert made["a"] == made["b"], "as if nothing had been"
+
+
+class NoSnapshots(FaultPlan):
+    """A store that takes no snapshot."""
+
+    async def before(self, operation: Operation) -> Outcome:
+        return Outcome.FAILED if operation.name == "snapshot" else await super().before(operation)
+
+
+@pytest.mark.parametrize("rolled_back", [False, True])
+async def test_the_back_off_of_a_refused_snapshot_outlives_a_roll_back_and_is_bounded_in_time(
+    disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch, rolled_back: bool
+) -> None:
+    monkeypatch.setattr("lowwater_authority.logs.SNAPSHOT_BYTES", 4_000)
+    made: list[int] = []
+    snapshot, faults = recovery.snapshot, NoSnapshots()
+
+    def counted(computation: Computation) -> bytes:
+        made.append(one.now)
+        return snapshot(computation)
+
+    one = await Running(disk, faults).start()
+    await one.shard.register(Spec("a"))
+    grant = await one.claim("a", b"", *(bytes([number]) for number in range(1, 200)), b"")
+    monkeypatch.setattr(recovery, "snapshot", counted)
+
+    async def durable(hour: int) -> None:
+        assert await one.report(grant, *([hour] * 199), hour + 1) == []
+        await one.shard.held.logs.settle()
+
+    for hour in range(60):
+        if rolled_back and hour % 5 == 4:
+            faults.then(Outcome.FAILED)
+            with pytest.raises(errors.JournalFailed):
+                await one.report(grant, *([hour + 50] * 200))
+        await durable(hour)
+    assert 3 <= len(made) <= 6, "in 60 rounds, of which nearly each would have made one"
+    for _ in range(2):
+        del made[:]
+        one.now += logs.SNAPSHOT_AGAIN - 1
+        await durable(100 + one.now // HOUR % 2)
+        assert not made
+        one.now += 1
+        for hour in range(5):
+            await durable(200 + hour)
+        assert len(made) == 1, "and no more before it is time again"
+    await one.stop()
 
 
 async def test_rule7_a_slow_subscriber_gets_the_newest_value_only(running: Running) -> None:

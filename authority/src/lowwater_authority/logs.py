@@ -33,6 +33,9 @@ SNAPSHOT_BYTES: Final = 4 << 20
 MOST_DOUBLINGS: Final = 4
 """How often the distance to the next attempt at a snapshot is doubled while the store refuses it."""
 
+SNAPSHOT_AGAIN: Final = 600_000_000
+"""Microseconds of processing time after which a snapshot that was refused is tried again, however few records have come since."""
+
 RETRY_SECONDS: Final = (0.05, 2.0)
 """First and longest wait before an append of unknown outcome is tried again."""
 
@@ -49,6 +52,8 @@ class _Log:
     """Snapshots in a row that the store did not take, or that could not be made."""
     tried: tuple[int, int] = (0, 0)
     """When the last of these was made: ``behind``, and its bytes."""
+    tried_at: int = 0
+    """And the processing time."""
 
 
 T = TypeVar("T")
@@ -101,9 +106,13 @@ class Logs:
         return self._log(name).position
 
     def loaded(self, name: str, loaded: LoadedLog) -> None:
-        """A log was read: remember where it ends."""
+        """A log was read: remember where it ends. Read once more, after a roll-back, its snapshots are as often refused as before."""
         behind = sum(len(payload) for _, payload in loaded.records)
-        self._logs[name] = _Log(loaded.last, behind, len(loaded.snapshot or b""))
+        before = self._logs.get(name, _Log())
+        tried = min(before.tried[0], behind), before.tried[1]
+        self._logs[name] = _Log(
+            loaded.last, behind, len(loaded.snapshot or b""), before.refused, tried, before.tried_at
+        )
 
     def reached(self, name: str, last: int) -> None:
         """A log ends there, or before it: what is written next is behind."""
@@ -261,24 +270,25 @@ class Logs:
                     log.info("the store answers again", extra=event("store_back"))
                 return written
 
-    def due(self, name: str) -> bool:
+    def due(self, name: str, now: int) -> bool:
         """Whether a snapshot of a log would bound the replay, and none is being written.
 
         After one that was refused so many bytes have to come as make one due, and after each further one twice as many: making
-        it costs all of the computation, whether or not the store takes it.
+        it costs all of the computation, whether or not the store takes it. But ``SNAPSHOT_AGAIN`` is long enough for any.
         """
         state = self._log(name)
+        least = max(SNAPSHOT_BYTES, 2 * state.snapshot_bytes)
+        if name in self._snapshots or state.behind <= least:
+            return False
         behind, tried = state.tried
-        least = max(SNAPSHOT_BYTES, 2 * state.snapshot_bytes, 2 * tried) << min(
-            max(0, state.refused - 1), MOST_DOUBLINGS
-        )
-        return name not in self._snapshots and state.behind > behind + least
+        more = max(least, 2 * tried) << min(max(0, state.refused - 1), MOST_DOUBLINGS)
+        return state.behind > behind + more or bool(state.refused and now - state.tried_at >= SNAPSHOT_AGAIN)
 
     def behind(self, name: str) -> int:
         """Return how many bytes of records are behind the snapshot of a log."""
         return self._log(name).behind
 
-    def snapshot(self, name: str, take: Callable[[], bytes]) -> None:
+    def snapshot(self, name: str, take: Callable[[], bytes], now: int = 0) -> None:
         """Begin to replace a log's records by a snapshot of what is durable now; appends go on meanwhile.
 
         A failure is logged: a snapshot only shortens the replay.
@@ -287,17 +297,17 @@ class Logs:
         try:
             payload = take()
         except Exception:
-            state.refused, state.tried = state.refused + 1, (state.behind, 0)
+            state.refused, state.tried, state.tried_at = state.refused + 1, (state.behind, 0), now
             log.exception("no snapshot of %r can be taken", name, extra=event("snapshot_failed", computation=name))
             return
-        self._snapshots[name] = asyncio.create_task(self._snapshot(name, state.position, state.behind, payload))
+        self._snapshots[name] = asyncio.create_task(self._snapshot(name, state.position, state.behind, payload, now))
 
-    async def _snapshot(self, name: str, position: int, covered: int, payload: bytes) -> None:
+    async def _snapshot(self, name: str, position: int, covered: int, payload: bytes, now: int) -> None:
         try:
             await self.journal.snapshot(name, position, payload)
         except JournalError as error:
             state = self._log(name)
-            state.refused, state.tried = state.refused + 1, (covered, len(payload))
+            state.refused, state.tried, state.tried_at = state.refused + 1, (covered, len(payload)), now
             log.warning(
                 "no snapshot of %r: %s",
                 name,

@@ -601,10 +601,10 @@ class Serving:
         """See RoundOwner. All that is staged is durable here, so it can be snapshotted."""
         logs = self.held.logs
         for name in round_.touched:
-            if self.serves(name) and logs.due(name):
-                logs.snapshot(name, partial(recovery.snapshot, self.held.computations[name]))
-        if round_.topology is not None and logs.due(GRAPH):
-            logs.snapshot(GRAPH, self.topology.encode)
+            if self.serves(name) and logs.due(name, round_.now):
+                logs.snapshot(name, partial(recovery.snapshot, self.held.computations[name]), round_.now)
+        if round_.topology is not None and logs.due(GRAPH, round_.now):
+            logs.snapshot(GRAPH, self.topology.encode, round_.now)
 
     def _fence_ended_lives(self, round_: Round) -> None:
         assert round_.topology is not None
