@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -14,10 +14,12 @@ from lowwater_authority import holdings
 from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import ClaimRequest, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.journal import Entry, Journal, JournalCorrupt, JournalFailed, Ownership
+from lowwater_authority.journal import Entry, Journal, JournalCorrupt, JournalFailed
 from lowwater_authority.observer import Observer
 from lowwater_authority.shard import Shard
 from tests.contract.journal_stores import Store
+
+T = TypeVar("T")
 
 
 def refuse_once(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +85,7 @@ async def test_what_the_store_has_damaged_is_written_again_from_memory(
     assert view is not None
     assert view.low in {12, 13}
     assert await say("y", 14) == []
-    await asyncio.gather(*shard._writing.values())
+    await asyncio.gather(*shard._putting_right.values())
     assert await say("x", 14) == []
     assert not run.done()
     await journal.load("x")
@@ -118,19 +120,21 @@ async def test_a_damaged_log_is_refused_by_who_has_no_memory_of_it(store: Store)
 
 
 class Refusals:
-    """The store takes no restore while ``on``."""
+    """The store takes no snapshot and no restore while ``on``."""
 
     def __init__(self, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
         self.on, self.met = True, asyncio.Event()
-        restore = journal.restore
+        for name in ("snapshot", "restore"):
+            monkeypatch.setattr(journal, name, self._refusing(getattr(journal, name)))
 
-        async def refused(log: str, position: int, payload: bytes, **more: Any) -> Ownership:
+    def _refusing(self, write: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+        async def refused(*arguments: Any, **more: Any) -> T:
             if self.on:
                 self.met.set()
                 raise JournalFailed("the disk is full")
-            return await restore(log, position, payload, **more)
+            return await write(*arguments, **more)
 
-        monkeypatch.setattr(journal, "restore", refused)
+        return refused
 
 
 async def started(store: Store) -> tuple[Journal, Shard, asyncio.Task[None]]:
@@ -219,11 +223,10 @@ async def test_a_log_that_was_not_shortened_is_by_the_next_process(
     kept = recovery.recover(Spec("x", incarnation=2), loaded.snapshot, [], epoch_base=0)
     assert kept.last_sequencer >= sequencer
     assert bool(kept.granted) == (not damaged), "what could be read is kept"
-    restore = journal.restore
-    monkeypatch.setattr(journal, "restore", None)
+    before = journal.statistics().snapshots
     shard.end_dropped()
     await shard.held.ended("x")
-    monkeypatch.setattr(journal, "restore", restore)
+    assert journal.statistics().snapshots == before, "once is enough"
     await lives_again(store, shard, run, sequencer)
 
 

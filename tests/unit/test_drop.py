@@ -220,7 +220,7 @@ class Held(FaultPlan):
         self.outcome = Outcome.FAILED
 
     async def before(self, operation: Operation) -> Outcome:
-        if operation.name == "restore":
+        if operation.name == "snapshot":
             await self.open.wait()
         return self.outcome if operation.name == self.fails else Outcome.DONE
 
@@ -259,7 +259,7 @@ async def test_a_drop_that_the_store_refuses_has_changed_nothing(disk: MemoryDis
     await one.stop()
 
 
-@pytest.mark.parametrize("fails", ["restore", ""])
+@pytest.mark.parametrize("fails", ["snapshot", ""])
 async def test_a_process_that_ends_in_the_middle_of_a_drop(disk: MemoryDisk, fails: str) -> None:
     """Between the record and the shortening of the log, and behind both."""
     plan = Held()
@@ -418,7 +418,7 @@ async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to()
     names = sorted(held(other))[:2]
     for name in names:
         await other.claim(name)
-    other.faults.ends["restore"] = [Outcome.FAILED] * 1000
+    other.faults.ends["snapshot"] = [Outcome.FAILED] * 1000
     for name in names:
         await other.shard.drop(name, force=True)
     await other.stop()

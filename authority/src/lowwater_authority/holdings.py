@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -36,6 +36,7 @@ from lowwater_authority.journal import (
     LoadedLog,
     Ownership,
 )
+from lowwater_authority.journal.owned import is_usurped
 from lowwater_authority.logs import RETRY_SECONDS, Logs
 from lowwater_authority.telling import event
 
@@ -66,6 +67,21 @@ def epoch_base(ownership: Ownership) -> int:
     return ownership.epoch << 40 | (ownership.nonce & NONCE_BITS) << 28
 
 
+@dataclass(slots=True)
+class Unwritten:
+    """A held computation that is not in memory as the store has it. It ends when it is written, read again, or not held any more."""
+
+    torn: bool
+    """Whether half a change may be in memory: nothing of it is written, and it goes on when it can be read, or begins a new life.
+
+    Else memory is the only good copy: the store refused the newest record, and cannot be read back.
+    """
+    reason: JournalError | None = None
+    """Why the store cannot be read back; None: that is under way."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it is over, or not torn any more."""
+
+
 class Recovered(NamedTuple):
     """A computation as its log had it before it was taken."""
 
@@ -88,10 +104,10 @@ class Holdings:
         """The version of the membership by which logs are taken; 0 with one process."""
         self.address = ""
         """Where this process is reached."""
-        self.unwritten: dict[str, JournalError] = {}
-        """Computations whose only good copy is in memory, and why: the store refused their record, and cannot be read back.
+        self.unwritten: dict[str, Unwritten] = {}
+        """Computations that are not in memory as the store has them.
 
-        Nothing of them is changed or shown until they are written again. What was published of them stays true.
+        Nothing of them is changed or shown until they are. What was published of them stays true.
         """
         self._writing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """One change of an ownership at a time: the position of a restore must be the next one when it is written."""
@@ -148,6 +164,7 @@ class Holdings:
         if computation is None:
             computation = self._recovered(spec, ownership, loaded)
         self.logs.loaded(spec.name, loaded)
+        self._one_again(spec.name)
         self.computations[spec.name] = computation
         self.ownerships[spec.name] = ownership
         return computation
@@ -171,7 +188,7 @@ class Holdings:
                 extra=event("computation_lost", computation=name, epoch=epoch),
             )
             del self.computations[name], self.ownerships[name]
-            self.unwritten.pop(name, None)
+            self._one_again(name)
             self.logs.forget(name)
             self.journal.release(name)
         self.let_gone += len(gone)
@@ -182,8 +199,9 @@ class Holdings:
         computation, ownership = self.computations.pop(name, None), self.ownerships.pop(name, None)
         if computation is None or ownership is None:
             return
-        self.unwritten.pop(name, None)
-        self._begin_to_end(name, partial(self._end_held, computation, ownership))
+        # Behind what was not written again there may be own records, of unknown outcome.
+        known = not self._one_again(name) and self.logs.behind(name) > 0
+        self._begin_to_end(name, partial(self._end_held, computation, ownership, known=known))
 
     def end(self, name: str) -> None:
         """Begin to make the log of a dropped computation short, unless it is known to be: its last owner may not have come to it."""
@@ -226,11 +244,30 @@ class Holdings:
             self.journal.release(name)
             del self._ending[name]
 
-    async def _end_held(self, computation: Computation, ownership: Ownership) -> None:
+    async def _end_held(self, computation: Computation, ownership: Ownership, *, known: bool) -> None:
         """End a log from memory, so that it does not matter whether the store can read it."""
         name, life = computation.spec.name, computation.incarnation
-        await self._replace(name, _end_of(computation, life), ownership)
+        async with self._writing[name]:
+            if not known:
+                # What was under way to write it again may have been written, under another number.
+                self.journal.release(name)
+                ownership = await self._taken(name)
+            await self._shorten(name, _end_of(computation, life), ownership, known=known)
         self._ended[name] = life
+
+    async def _taken(self, name: str) -> Ownership:
+        return await self.logs.until_known(partial(self.journal.take, name, view=self.view, address=self.address))
+
+    async def _shorten(self, name: str, payload: bytes, mine: Ownership, *, known: bool) -> None:
+        """Make a snapshot all there is of a log. ``known``: it ends where this process thinks, with a record: then that is covered."""
+        if known:
+            try:
+                await self.journal.snapshot(name, self.logs.position(name), payload)
+            except JournalLost:
+                pass
+            else:
+                return
+        await self._replace(name, payload, mine)
 
     async def _end_stored(self, name: str) -> None:
         """End a log that its last owner has left as it was, damaged perhaps."""
@@ -239,15 +276,14 @@ class Holdings:
             return  # it is registered again
         loaded = await self._left(name)
         if loaded is None or not _has_ended(loaded, tombstone.incarnation):
-            ownership = await self.logs.until_known(
-                partial(self.journal.take, name, view=self.view, address=self.address)
-            )
+            ownership = await self._taken(name)
             loaded = await self._left(name)
             tombstone = decoded(await self.read_graph()).dropped.get(name)
             if tombstone is None:
                 return
             self.logs.loaded(name, loaded or LoadedLog(0, None, []))
-            await self._replace(name, _end_of_stored(tombstone, ownership, loaded), ownership)
+            known = loaded is not None and bool(loaded.records)
+            await self._shorten(name, _end_of_stored(tombstone, ownership, loaded), ownership, known=known)
         self._ended[name] = tombstone.incarnation
 
     async def _left(self, name: str) -> LoadedLog | None:
@@ -266,8 +302,13 @@ class Holdings:
         self._settling.clear()
 
     async def fence(self, name: str) -> None:
-        """Keep whoever has owned a log from writing to it. Raises JournalOutvoted, JournalFailed, JournalUnknown, ..."""
-        await self.logs.until_known(partial(self.journal.take, name, view=self.view, address=self.address))
+        """Keep whoever has owned a log from writing to it, unless it is held: raises JournalFenced when that is over, JournalFailed, ..."""
+        if name in self.computations:
+            owner = (await self.journal.owners([name]))[name]
+            if is_usurped(self.ownerships[name], owner):
+                raise JournalFenced({name: (self.epoch(name), owner.epoch)})
+            return
+        await self._taken(name)
         self.journal.release(name)
 
     def epoch(self, name: str) -> int:
@@ -328,10 +369,47 @@ class Holdings:
             await self.heal(lost)
             if name not in lost.logs:
                 return await self._reloaded(name)
+            if self.is_torn(name):
+                return None, ()
             return (self.computations[name].publish() if name in self.computations else None), lost.logs
         if name not in self.computations:
             return None, ()
         return self.hold(self.topology.get(name), self.ownerships[name], loaded).published, ()
+
+    def is_torn(self, name: str) -> bool:
+        """Whether half a change may be in memory, so that the store's copy counts alone."""
+        unwritten = self.unwritten.get(name)
+        return unwritten is not None and unwritten.torn
+
+    def restart(self, computation: Computation, spec: Spec) -> Computation:
+        """Begin a new life of a held computation, which is whole whatever was half done in the one before."""
+        fresh = self.computations[spec.name] = recovery.restarted(computation, spec)
+        unwritten = self.unwritten.get(spec.name)
+        if unwritten is not None:
+            unwritten.torn = False
+            unwritten.changed.set()
+        return fresh
+
+    def _one_again(self, name: str) -> bool:
+        """A computation is in memory as the store has it, or not held any more. Returns whether that is news."""
+        unwritten = self.unwritten.pop(name, None)
+        if unwritten is not None:
+            unwritten.changed.set()
+        return unwritten is not None
+
+    async def put_right(self, name: str) -> View | None:
+        """Make memory and store one again: write an unwritten computation, or read it when half a change may be in memory. Once.
+
+        Returns what is published of it, None when it was done by others. Raises as :meth:`write_again`, and as ``Journal.load`` does.
+        """
+        if not self.is_torn(name):
+            return await self.write_again(name)
+        async with self._writing[name]:
+            loaded = await self.journal.load(name)
+            await self.journal.confirm([name])
+            if not self.is_torn(name):
+                return None
+            return self.hold(self.topology.get(name), self.ownerships[name], loaded).published
 
     async def write_again(self, name: str) -> View | None:
         """Write an unwritten computation again from memory, once; returns what is published of it, None when it was done by others.
@@ -342,7 +420,7 @@ class Holdings:
             if name not in self.unwritten:
                 return None
             await self._restore(name)
-            written = self.unwritten.pop(name, None) is not None
+            written = self._one_again(name)
             return self.computations[name].publish() if written else None
 
     # -- confirming and healing ----------------------------------------------------------------------------
@@ -358,16 +436,20 @@ class Holdings:
 
     def refuse_doubted(self, names: Iterable[str]) -> None:
         """Raise Unavailable where an attempt of this process's own may have made a newer owner than it knows."""
+        names = list(names)
         if not self._in_doubt.isdisjoint(names):
             raise errors.Unavailable("what the store has lost is being put back; ask again in a moment")
+        for name in names:
+            if self.is_torn(name):
+                raise refusal(name, torn=True)
 
     def undoubted(self) -> list[str]:
         """Return the names of the computations of which it can be asked who owns them."""
-        return [name for name in self.computations if name not in self._in_doubt]
+        return [name for name in self.computations if name not in self._in_doubt and not self.is_torn(name)]
 
     async def rise(self, name: str, above: int) -> None:
         """Become the owner of a held computation once more, by a greater number. Raises JournalFailed, JournalFenced, ..."""
-        if name not in self.computations:
+        if name not in self.computations or self.is_torn(name):
             return
         take = partial(self.journal.take, name, view=self.view, address=self.address, above=above)
         try:
@@ -389,9 +471,12 @@ class Holdings:
             await self._heal_graph()
         elif name in self.computations:
             async with self._writing[name]:
-                if name in self.computations:
+                if self.is_torn(name):
+                    # Neither copy is whole: what the store lacks is not to be replaced by what was never decided.
+                    self.unwritten[name].reason = JournalCorrupt(name, None, "the store has lost records of it")
+                elif name in self.computations:
                     await self._restore(name)
-                    self.unwritten.pop(name, None)
+                    self._one_again(name)
 
     async def _restore(self, name: str) -> None:
         """Make memory all there is of a held log. Raises JournalFenced when another process has taken it, JournalFailed, ..."""
@@ -450,6 +535,21 @@ class Holdings:
             # What is staged was staged against another graph.
             self.logs.forget(GRAPH)
             raise JournalPosition(GRAPH, position=0, last=0, reason="other shards have changed it meanwhile")
+
+
+def refusal(name: str, *, torn: bool) -> errors.Unavailable:
+    """Return why nothing is said or changed of a computation that is not in memory as the store has it."""
+    if torn:
+        msg = (
+            f"a request to {name} failed half way, and what the store has of it cannot be read back: {name} goes on when it can, so "
+            "restore a copy; or reset it, or drop it by force"
+        )
+    else:
+        msg = (
+            f"{name} is written again from memory first, because what the store has of it is damaged and it refused the newest: try "
+            "again in a moment"
+        )
+    return errors.Unavailable(msg, metadata={"computation": name})
 
 
 def decoded(loaded: LoadedLog) -> Topology:

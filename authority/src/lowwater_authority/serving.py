@@ -13,7 +13,7 @@ from lowwater._core.text import counted
 from lowwater_authority.confirming import Confirming
 from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import Fenced
-from lowwater_authority.holdings import Holdings
+from lowwater_authority.holdings import Holdings, Unwritten, refusal
 from lowwater_authority.hub import Hub
 from lowwater_authority.journal import (
     GRAPH,
@@ -83,10 +83,8 @@ class Serving:
         self._taking = Taking(
             self.held, self.placement, now=self._tick, refresh=self.refresh, serve=self._begin_to_serve
         )
-        self._writing: dict[str, asyncio.Task[None]] = {}
-        """What is being written again from memory."""
-        self._torn: set[str] = set()
-        """What is not, because memory cannot be trusted either."""
+        self._putting_right: dict[str, asyncio.Task[None]] = {}
+        """What writes what only memory has, or reads what memory has half of."""
         self._confirmed = 0
         self._parts = 0
         """Bytes of the task parts of all computations, at most: what was committed since they were counted is still in it."""
@@ -147,14 +145,14 @@ class Serving:
         copy of it, in memory.
         """
         logs = self.held.logs
-        for task in self._writing.values():
+        for task in self._putting_right.values():
             task.cancel()
-        await asyncio.gather(*self._writing.values(), return_exceptions=True)
+        await asyncio.gather(*self._putting_right.values(), return_exceptions=True)
         await logs.settle()
         await self.held.settle()
         readable = True
         for name, computation in list(self.held.computations.items()):
-            if name in self._torn and name in self.held.unwritten:
+            if self.held.is_torn(name):
                 continue
             if logs.behind(name) and name not in self.held.unwritten:
                 logs.snapshot(name, partial(recovery.snapshot, computation))
@@ -516,66 +514,70 @@ class Serving:
             if self.placement.mine(name):
                 self.held.end(name)
         views = []
-        for name, computation in self.held.computations.items():
+        for name, computation in list(self.held.computations.items()):
             spec = topology.get(name)
             computation.spec = spec
             if computation.incarnation < spec.incarnation:
-                fresh = self.held.computations[name] = recovery.restarted(computation, spec)
-                views.append(fresh.publish())
+                views.append(self.held.restart(computation, spec).publish())
         for name in new:
             self.hub.move(name)
         return views
 
     async def roll_back(self, round_: Round) -> Collection[str]:
         """See RoundOwner. The journal is the truth, and recovery the one way to it, but for what the store has lost or damaged."""
+        held = self.held
         if self.shared and round_.topology is not None:
-            self.held.logs.forget(GRAPH)  # it may have been read for this round
+            held.logs.forget(GRAPH)  # it may have been read for this round
+        for name in round_.torn & held.computations.keys():
+            held.unwritten[name] = Unwritten(torn=True)
         kept: set[str] = set()
         for name in round_.touched:
-            while self.serves(name) and name not in self.held.unwritten:
+            while self.serves(name) and not self._is_kept(name):
                 try:
-                    view, healed = await self.held.reload(name)
+                    view, healed = await held.reload(name)
                 except JournalFenced as error:
                     self.replaced(error.owners)
                     if name in error.owners:
                         break
                 except (JournalCorrupt, JournalVersion) as damage:
-                    self._keep(name, damage, torn=name in round_.torn)
+                    held.unwritten.setdefault(name, Unwritten(torn=False)).reason = damage
                 else:
                     kept.update(healed)
                     if view is not None:
                         self.hub.publish([view])
                     break
-            if name in self.held.unwritten:
+            if self._is_kept(name):
+                self._keep(name)
                 kept.add(name)
         return kept
 
-    def _keep(self, name: str, damage: JournalError, *, torn: bool) -> None:
-        """Let memory count where the store cannot be read back: it is the only good copy, and is written again beside the rounds.
+    def _is_kept(self, name: str) -> bool:
+        """Whether memory counts, or nothing does, because the store cannot be read back."""
+        unwritten = self.held.unwritten.get(name)
+        return unwritten is not None and unwritten.reason is not None
 
-        Not where half a change may be in it: then nothing is changed any more, which an operator has to look at.
-        """
-        self.held.unwritten[name] = damage
+    def _keep(self, name: str) -> None:
+        """Begin to put right what the store cannot be read back of, beside the rounds: memory may be the only good copy."""
+        if name in self._putting_right:
+            return
+        unwritten = self.held.unwritten[name]
         log.error(
             "%s; %s",
-            damage,
-            "what is in memory cannot be trusted either, so it is left as it is: restore a copy"
-            if torn
+            unwritten.reason,
+            "what is in memory cannot be trusted either, so it is left as it is until the store can be read: restore a copy, or reset it"
+            if unwritten.torn
             else "it is written again from memory",
-            extra=event("damaged_log_kept", computation=name, reason=str(damage)),
+            extra=event("damaged_log_kept", computation=name, reason=str(unwritten.reason)),
         )
-        if torn:
-            self._torn.add(name)
-        elif name not in self._writing:
-            self._writing[name] = task = asyncio.create_task(self._write_again(name))
-            task.add_done_callback(lambda _: self._writing.pop(name))
+        self._putting_right[name] = task = asyncio.create_task(self._put_right(name))
+        task.add_done_callback(lambda _: self._putting_right.pop(name))
 
-    async def _write_again(self, name: str) -> None:
-        """Write what is in memory of a computation until the store has it: nobody else waits for that."""
+    async def _put_right(self, name: str) -> None:
+        """Write what is in memory of a computation until the store has it, or read it until that is whole: nobody else waits for that."""
         wait = WRITE_AGAIN_SECONDS[0]
-        while name in self.held.unwritten:
+        while (unwritten := self.held.unwritten.get(name)) is not None:
             try:
-                view = await self.held.write_again(name)
+                view = await self.held.put_right(name)
             except JournalFenced as error:
                 self.replaced(error.owners)
                 return
@@ -584,18 +586,23 @@ class Serving:
                     return
                 log.log(
                     logging.WARNING if wait == WRITE_AGAIN_SECONDS[0] else logging.DEBUG,
-                    "%s cannot be written again yet, trying again in %.2f s: %s",
+                    "%s cannot be %s yet, trying again in %.2f s: %s",
                     name,
+                    "read" if unwritten.torn else "written again",
                     wait,
                     error,
                     extra=event("not_written_again", computation=name, reason=str(error)),
                 )
-                await asyncio.sleep(wait)
-                wait = min(2 * wait, WRITE_AGAIN_SECONDS[1])
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait):
+                        await unwritten.changed.wait()
+                changed = unwritten.changed.is_set()
+                unwritten.changed.clear()
+                wait = WRITE_AGAIN_SECONDS[0] if changed else min(2 * wait, WRITE_AGAIN_SECONDS[1])
             else:
                 if view is not None:
                     self.hub.publish([view])
-                log.info("%s is written again, and goes on", name, extra=event("log_whole_again", computation=name))
+                log.info("%s is whole again, and goes on", name, extra=event("log_whole_again", computation=name))
 
     def tidy(self, round_: Round) -> None:
         """See RoundOwner. All that is staged is durable here, so it can be snapshotted."""
@@ -622,11 +629,7 @@ class Serving:
         if computation is None:
             raise moved(name)
         if name in self.held.unwritten:
-            msg = (
-                f"{name} is written again from memory first, because what the store has of it is damaged and it refused the newest: try "
-                "again in a moment"
-            )
-            raise errors.Unavailable(msg, metadata={"computation": name})
+            raise refusal(name, torn=self.held.is_torn(name))
         return computation
 
     def _touch(self, round_: Round, name: str) -> Computation:

@@ -22,7 +22,7 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.batches import ALL_PART_BYTES, part_bytes
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.journal import JournalError
+from lowwater_authority.journal import JournalError, JournalFenced
 from lowwater_authority.placement import moved
 from lowwater_authority.rounds import GivenUp, GraphMoved, Round
 from lowwater_authority.serving import DROPPED, Serving
@@ -337,17 +337,17 @@ class Shard(Serving):
         Its claims are revoked in the same step, by a record in its own log: so nobody drops what another shard serves by then. Raises
         UnknownComputation, StillRead, and OwnedRanges unless forced.
 
-        Of one whose log is damaged, and that nobody has in memory, nobody knows who owns it. It is dropped by force, and its log is
-        taken first, so that whoever has owned it serves it no more.
+        Of one that cannot be read back from the store nobody knows for sure who owns it: it is dropped by force, without that record. When
+        nobody has it in memory either, its log is taken first, so that whoever has owned it serves it no more.
         """
-        unread = self.is_damaged(name)
+        unread = self._is_unread(name)
         if unread:
             self.topology.drop(name)
             await self._fence_unread(name, force=force)
 
         def stage(round_: Round) -> Spec:
             changed = self.topology.drop(name)
-            if unread and self.is_damaged(name):
+            if unread and self._is_unread(name):
                 round_.topology = changed
                 return changed.dropped[name]
             computation = self._computation(name)
@@ -364,18 +364,26 @@ class Shard(Serving):
         log.warning("%s was dropped, in its life %d", name, dropped.incarnation, extra=told)
         return dropped
 
+    def _is_unread(self, name: str) -> bool:
+        return self.is_damaged(name) or name in self.held.unwritten
+
     async def _fence_unread(self, name: str, *, force: bool) -> None:
         """Raises Moved while another shard serves it, OwnedRanges unless forced, and Unavailable."""
-        if await self.placement.lives_elsewhere(name):
+        held = self.serves(name)
+        if not held and await self.placement.lives_elsewhere(name):
             raise moved(name)
         if not force:
+            state = "and what is in memory is not written yet" if held else "and no process has it in memory"
             msg = (
-                f"the log of {name} is damaged, and no process has it in memory: nobody can tell whether workers own key ranges of it. "
+                f"the log of {name} is damaged, {state}: nobody can tell whether workers own key ranges of it. "
                 "Restore a copy, or stop its workers and drop it by force: nothing of it is read then."
             )
             raise errors.OwnedRanges(msg, metadata={"computation": name, "workers": ""})
         try:
             await self.held.fence(name)
+        except JournalFenced as error:
+            self.replaced(error.owners)
+            raise moved(name) from error
         except JournalError as error:
             msg = f"the log of {name} cannot be taken from its last owner, nothing was changed: {error}"
             raise errors.Unavailable(msg, metadata={"computation": name}) from error
