@@ -34,6 +34,7 @@ def _view(
     silent: float = 1,
     stood: float = 1,
     running: float = 0,
+    waiting_for: str = "",
 ) -> WatermarkView:
     low = _ago(behind)
     never = state == "never claimed"
@@ -47,6 +48,7 @@ def _view(
         sequencer=0 if never else 1,
         since_micros=_ago(stood).micros,
         last_report_micros=0 if never else _ago(silent).micros,
+        waiting_for=waiting_for,
     )
     return WatermarkView(
         name,

@@ -116,6 +116,30 @@ def test_nothing_of_a_long_lag_is_cut_off_or_covered(browser: Browser, server: S
                 assert page.evaluate(CUT) == [], screen
 
 
+def test_what_a_worker_waits_for_is_text_and_fits(browser: Browser, server: Serving, story: Story) -> None:
+    """It is whatever a worker says: no markup of it is run, and as many letters as it may have do not widen the page."""
+    said = f"/in/<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">/{'o' * 111}.json"
+    assert len(said) == 200
+    story.tell(1, 8400, waiting_for=said)
+    for screen in ({}, PHONE):
+        with watched(browser, server.page, **screen) as tab:
+            page = tab.open()
+            expect(page.locator("h1")).to_contain_text(f", waiting for {said}.")
+            for route in ("", "#/c/enriched"):
+                visit(tab, route)
+                wide, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+                assert wide <= room, f"{route} is {wide} pixels wide"
+            expect(page.locator(".strip .facts").get_by_text(said, exact=True)).to_be_visible()
+            expect(page.locator(".sentences li").last).to_contain_text(f"waiting for {said}")
+            assert page.locator("script:not([src]):not([type]), img[src=x]").count() == 0
+            assert page.title() != "run"
+    story.tell(1, 8400)
+    with watched(browser, server.page) as tab:
+        page = tab.open("#/c/enriched")
+        expect(page.locator(".strip .facts")).to_be_visible()
+        expect(page.get_by_text("Waits for")).to_have_count(0)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_word_can_be_read_and_every_control_has_a_name(
     browser: Browser, server: Serving, story: Story, scheme: Any

@@ -61,6 +61,7 @@ def a_holder(dice: random.Random, low: Watermark) -> RangeView | None:
         sequencer=9,
         since_micros=dice.choice((0, since)),
         last_report_micros=dice.choice((0, reported, reported, reported, reported)),
+        waiting_for=dice.choice(("", "", "/in/daily.json")),
     )
 
 

@@ -17,6 +17,7 @@ import pytest
 import lowwater
 import lowwater.aio
 from lowwater._pb.lowwater.v1 import workers_pb2, workers_pb2_grpc
+from tests.process.browsing import ask
 from tests.process.serving import serving
 from tests.process.sharding import Sharded
 from tests.process.test_client_end_to_end import eventually
@@ -111,6 +112,41 @@ def test_a_claim_is_a_sign_of_life_and_after_a_restart_nobody_is_accused(tmp_pat
         server.start()
         with lowwater.connect(server.address) as lw:
             assert lw.why("flights").sentence == f"{held}of which the authority has not heard yet."
+
+
+FILE = "/in/daily.json <script>alert(1)</script>"
+
+
+def test_what_a_worker_waits_for_is_told_with_its_own_ranges_alone(tmp_path: Path) -> None:
+    """It takes no other way than the report: the command, JSON and the page's API tell it, of the one that is to blame."""
+    late = int(time.time() * 1e6) - 8_400_000_000
+    with serving(tmp_path) as server, lowwater.connect(server.address) as lw:
+        lw.register("flights")
+        lw.register("enriched", inputs=["flights"])
+        lw.register("weather")
+        source = lw.worker("flights", name="ingest").claim()
+        source.advance(None, oldest=None, frontier=late + 7_200_000_000)
+        reader = lw.worker("enriched", name="exec-7")
+        lease = reader.claim()
+        neighbour = lw.worker("weather", name="ingest").claim()
+        neighbour.advance(None, oldest=None, frontier=late, waiting_for="the other's")
+        eventually(lambda: reader.inputs().low.micros == late + 7_200_000_000)
+        lease.advance(reader.inputs(), oldest=late, waiting_for=FILE)
+        said = f": it waits for {FILE}."
+        eventually(lambda: lw.why("enriched").sentence.endswith(said))
+        assert lw.why("enriched").guilty.holders[0].waiting_for == FILE
+        done = why(server.address, "enriched")
+        assert done.stdout.splitlines()[0].endswith(said)
+        assert "the other's" not in done.stdout
+        record = json.loads(why(server.address, "enriched", "--json").stdout)
+        assert [each["waiting_for"] for each in record["root"]["holders"]] == [FILE]
+        assert ask(server.page, "api/why", computation="enriched").json["root"]["holders"][0]["waiting_for"] == FILE
+        assert [each.waiting_for for each in lw.ranges("weather")] == ["the other's"]
+        lease.advance(reader.inputs(), oldest=late)
+        eventually(lambda: "waits for" not in lw.why("enriched").sentence)
+        with pytest.raises(lowwater.InvalidArgument, match="waiting_for") as error:
+            lease.advance(reader.inputs(), oldest=late, waiting_for="x" * 201)
+        assert error.value.metadata["field"] == "waiting_for"
 
 
 def test_every_way_to_ask_blames_the_late_source_and_not_its_reader(tmp_path: Path) -> None:

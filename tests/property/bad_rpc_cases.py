@@ -372,6 +372,21 @@ IN_PART: Final[dict[str, tuple[Callable[[Pipeline], workers_pb2.GroupReport], st
         "INVALID_ARGUMENT",
         [],
     ),
+    "more to wait for than is taken": (
+        lambda p: p.group("a", 14, 15, 16, waiting_for="x" * 201),
+        "INVALID_ARGUMENT",
+        [],
+    ),
+    "more to wait for than is taken, in bytes": (
+        lambda p: p.group("a", 14, 15, 16, waiting_for="\u00fc" * 101),
+        "INVALID_ARGUMENT",
+        [],
+    ),
+    "waiting for what a terminal obeys": (
+        lambda p: p.group("a", 14, 15, 16, waiting_for="\x1b[2J"),
+        "INVALID_ARGUMENT",
+        [],
+    ),
     "a frontier beyond max skew": (
         lambda p: _mass(p, [2], [1], frontiers=[types_pb2.Heuristic(share_ppm=990_000, micros=MAX - 1)]),
         "TOO_FAR_AHEAD",

@@ -327,6 +327,11 @@ SAID: dict[str, Bad] = {
         "oldest_operation",
         st.integers(MIN, -1) | st.integers(253_402_300_800_000_000, MAX) | st.just(dt.datetime(1969, 1, 1, tzinfo=UTC)),
     ),
+    "waiting for": (
+        lambda lease, v: tell(lease, waiting_for=v),
+        "waiting_for",
+        st.sampled_from([None, 5, b"file", ["file"], "x" * 201, "\u00fc" * 101, "\x1b[2J", "a\nb", "\x85", "\ud800"]),
+    ),
     "a handle": (
         lambda lease, v: tell(lease, oldest={v: 5}),
         "handle",

@@ -41,6 +41,7 @@ def test_rule11_a_checkpoint_that_cannot_be_read_for_a_moment_holds(
     looped.symlink_to(looped)
     upstream.at(11)
     until(lambda: any(str(looped) in path for path in query.status().waiting_for), "what it waits for is named")
+    until(lambda: str(looped) in lw.why("stage").sentence, "also by the authority")
     assert query.query.isActive
     assert low(lw, "stage") == mark(10)
     looped.unlink()

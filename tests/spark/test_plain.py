@@ -116,7 +116,7 @@ def test_a_source_file_written_anew_is_named_and_read_under_another_name(
     until(lambda: low(lw, "stage") == mark(10), "the first writing is read")
     flow.feed.put([row(key, 9) for key in "abcd"], "daily.json")
     upstream.at(16)
-    said = f"{daily} (written again after it was read)"
+    said = f"{daily} (written again after it was read: give it another name)"
     until(lambda: query.status().waiting_for == (said,), "the second writing is named")
     assert (flow.out(), low(lw, "stage")) == (["a"], mark(10))
     daily.rename(daily.with_name("daily-2.json"))

@@ -151,9 +151,10 @@ def test_head_of_w_a_source_file_written_anew_holds_until_it_has_another_name(
     modified = daily.stat().st_mtime_ns
     os.utime(daily, ns=(modified, modified + 1_000_000))
     upstream.at(16)
-    said = f"{daily} (written again after it was read)"
+    said = f"{daily} (written again after it was read: give it another name)"
     until(ticks(run, lambda: run.status().waiting_for == (said,)), "the file is named")
     assert low(lw, "out").micros == micros(13)
+    until(lambda: f": it waits for {said}, and by " in lw.why("out").sentence, "the authority names it as well")
     again = daily.rename(daily.with_name("daily-2.json"))
     checkpoint.now += RELIST
     run.tick()
@@ -161,6 +162,7 @@ def test_head_of_w_a_source_file_written_anew_holds_until_it_has_another_name(
     checkpoint.plan(1, [again])
     checkpoint.commit(1)
     until(ticks(run, lambda: low(lw, "out").micros == micros(16)), "it was read under its new name")
+    until(ticks(run, lambda: lw.ranges("out").ranges[0].waiting_for == ""), "and nothing is waited for")
 
 
 def test_head_of_w_a_source_directory_that_is_another_one_holds(

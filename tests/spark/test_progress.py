@@ -274,7 +274,7 @@ def test_head_of_w_a_file_written_anew_after_it_was_read_is_waited_for_and_named
     world = World(1)
     live(world, REWRITTEN)
     assert world.progress.reading == UNREAD
-    assert world.progress.waiting_for() == ["/in/0/1 (written again after it was read)"]
+    assert world.progress.waiting_for() == ["/in/0/1 (written again after it was read: give it another name)"]
     # Under another name it is read, and what is read again comes twice; that is up to whoever writes it.
     live(world, [("rename", 0), ("wait",), ("list_sources",), ("plan", [0]), ("commit",)])
     assert world.progress.reading.low == 2

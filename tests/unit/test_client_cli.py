@@ -280,6 +280,7 @@ def test_json_has_texts_for_people_and_numbers_for_programs() -> None:
             "sequencer": 9,
             "since": "2013-01-09T13:00:00Z",
             "last_report": "2013-01-09T13:59:58Z",
+            "waiting_for": "",
         },
         "guilty": None,
     }

@@ -78,6 +78,8 @@ class RangeView:
     last_report_micros: int
     """Processing time of the last that was heard of its claim: a report, or the claim itself. 0 when it was never claimed, or not heard of
     since the authority restarted. An authority of release 0.1 knows of reports only."""
+    waiting_for: str = ""
+    """What its worker waits for, in the worker's own words; empty when it told none, or nobody owns the range. At most 200 bytes."""
 
     @property
     def since(self) -> datetime | None:

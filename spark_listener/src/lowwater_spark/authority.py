@@ -22,6 +22,7 @@ from lowwater_spark.errors import AWAY
 from lowwater_spark.ranges import KEY_HASH, range_bounds
 from lowwater_spark.reading import Reading
 from lowwater_spark.staging import Destination
+from lowwater_spark.status import in_short
 
 __all__ = ["REPLACED", "Authority", "Registration"]
 
@@ -87,7 +88,7 @@ class Authority:
     _worker: lowwater.Worker | None = field(default=None, init=False)
     _probed: float = field(default=0.0, init=False)
     _finished: set[int] = field(default_factory=set, init=False)
-    _said: object = field(default=None, init=False)
+    _said: tuple[Reading, tuple[int, ...], float | None, tuple[str, ...]] | None = field(default=None, init=False)
     _last: Reading | None = field(default=None, init=False)
     """What was read of the inputs last."""
 
@@ -266,20 +267,28 @@ class Authority:
         pending: tuple[Sequence[int], Sequence[int]] | None = None,
         finished: int = 0,
         since: float | None = None,
+        waiting_for: Sequence[str] = (),
     ) -> None:
         """Stage what the ranges are at for the reporter; costs nothing on the network. Raises what replaced the run.
 
-        ``pending`` only when it changed; ``since`` is the wall clock at which the running batch began, seconds.
+        ``pending`` only when it changed; ``since`` is the wall clock at which the running batch began, seconds. ``waiting_for`` as in
+        Status, for whoever asks the authority why.
         """
         lease = self.lease
         assert lease is not None
-        said = (reading, tuple(values), since)
+        said = (reading, tuple(values), since, tuple(waiting_for))
         if pending is None and said == self._said and not lease.lost:
             return
         self._said = None
         with self._noticing():
-            self._renew(lease, reading, values, pending, finished, since)
+            self._renew(lease, reading, values, pending, finished, since, in_short(waiting_for))
         self._said = said
+
+    def tell(self, waiting_for: Sequence[str]) -> None:
+        """Say the same as was said last, and that the stage waits for something else; nothing before the first report, and while away."""
+        if self._said is not None and self.lease is not None and not self.problem:
+            reading, values, since, _ = self._said
+            self.renew(reading, values, since=since, waiting_for=waiting_for)
 
     def _renew(
         self,
@@ -289,6 +298,7 @@ class Authority:
         pending: tuple[Sequence[int], Sequence[int]] | None,
         finished: int,
         since: float | None,
+        waits: str,
     ) -> None:
         shares = list(reading.heuristics.values())
         reference = max([t for t in (reading.low, *shares) if t != MAX], default=0)
@@ -297,7 +307,12 @@ class Authority:
         snapshot = self._snapshot(reading)
         if snapshot is not None:
             lease.advance(
-                snapshot, oldest=list(values), pending=histogram, finished=finished, oldest_operation=operation
+                snapshot,
+                oldest=list(values),
+                pending=histogram,
+                finished=finished,
+                oldest_operation=operation,
+                waiting_for=waits,
             )
             return
         if reading.low == MAX:
@@ -311,6 +326,7 @@ class Authority:
                 pending=histogram,
                 finished=finished,
                 oldest_operation=operation,
+                waiting_for=waits,
             )
 
     def _finish(self, lease: lowwater.Lease, handles: Sequence[int]) -> None:

@@ -375,7 +375,19 @@ class Run:
         for part in self.parts:
             part.advance(self._reader)
             if not part.authority.problem:
-                part.renew(since)
+                part.renew(since, self._waiting_for())
+
+    def _waiting_for(self) -> tuple[str, ...]:
+        waiting = () if self._reader is None else self._reader.progress.waiting_for()
+        return (*filter(None, [self.unread, self._roots.lost]), *waiting)
+
+    def cannot_read(self, failure: str) -> None:
+        """Remember what could not be read of the checkpoint, for people, and tell the authority; empty: it can be read again."""
+        self.unread = failure
+        if failure:
+            with self._lock:
+                for part in self.parts:
+                    part.authority.tell(self._waiting_for())
 
     def _force(self) -> None:
         """Ask for an empty batch when only a batch can help. Hold the lock."""
@@ -414,13 +426,12 @@ class Run:
             holding = progress.holding or part.authority.complaint
             if self.failure is not None:
                 holding = f"the query has ended: {self.failure!r}"
-            waiting = () if self._reader is None else self._reader.progress.waiting_for()
             return Status(
                 batch=None if progress.committed.batch == NOTHING else progress.committed.batch,
                 low=lowwater.Watermark(reading.low),
                 reported=lowwater.Watermark(min(progress.values(reading), default=MAX)),
                 holding=holding,
-                waiting_for=(*filter(None, [self.unread, self._roots.lost]), *waiting),
+                waiting_for=self._waiting_for(),
                 late_rows=part.late_rows,
                 late_example="" if late is None else f"{lowwater.Watermark(late.micros)} in batch {late.batch}",
                 ticks=self._ticked,

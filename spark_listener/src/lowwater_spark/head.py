@@ -323,7 +323,7 @@ class Candidates(Generic[T]):
 
 def _named(file: File, log: SourceLog) -> str:
     if file.path in log.taken and file.modified != _NO_FILE:
-        return f"{file.path} (written again after it was read)"
+        return f"{file.path} (written again after it was read: give it another name)"
     if file.modified != _NO_FILE and log.passes_over(file):
         return f"{file.path} (older than the newest file by more than maxFileAge)"
     return file.path

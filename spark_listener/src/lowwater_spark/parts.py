@@ -205,8 +205,8 @@ class Part:
         standing = [(part.progress.committed, part.progress.reading, part.keyed.window) for part in self.earlier]
         return self.own(fold([passed_on(*each) for each in standing]))
 
-    def renew(self, since: float | None) -> None:
-        """Report where the ranges stand. ``since``: the wall clock at which the running batch began, seconds."""
+    def renew(self, since: float | None, waiting_for: Sequence[str]) -> None:
+        """Report where the ranges stand. ``since``: the wall clock at which the running batch began, seconds; ``waiting_for`` as in Status."""
         if self.progress.holding or self.authority.lease is None:
             return
         reading = self.progress.stamped(self.progress.reading)
@@ -214,7 +214,14 @@ class Part:
             reading = dataclasses.replace(reading, low=self.progress.bound(reading))
         pending, finished = self._unreported or (None, 0)
         self._unreported = None
-        self.authority.renew(reading, self.progress.values(reading), pending=pending, finished=finished, since=since)
+        self.authority.renew(
+            reading,
+            self.progress.values(reading),
+            pending=pending,
+            finished=finished,
+            since=since,
+            waiting_for=waiting_for,
+        )
 
     def count_late(self, batch: int, outcome: Outcome) -> None:
         """Count the rows of a batch that were below what had been promised, and say so."""

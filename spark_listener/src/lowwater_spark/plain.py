@@ -220,11 +220,22 @@ class PlainRun:
             self._untold = None
         if reading.low != MIN and (self._last.of_other_inputs(reading) or (last and reading != self._last.saved)):
             self._last.save(self.progress.committed.batch, reading)
-        self.authority.renew(self.progress.stamped(reading), self.progress.values(reading))
+        values = self.progress.values(reading)
+        self.authority.renew(self.progress.stamped(reading), values, waiting_for=self._waiting_for())
 
     def _read_logs(self, offsets: Sequence[int]) -> None:
         for log, offset in zip(self._logs, offsets, strict=False):
             log.read_to(offset)
+
+    def _waiting_for(self) -> tuple[str, ...]:
+        return (*filter(None, [self.unread, self._roots.lost]), *self.progress.waiting_for())
+
+    def cannot_read(self, failure: str) -> None:
+        """Remember what could not be read of the checkpoint, for people, and tell the authority; empty: it can be read again."""
+        self.unread = failure
+        if failure:
+            with self._lock:
+                self.authority.tell(self._waiting_for())
 
     def fail(self, failure: BaseException) -> None:
         """Remember what ended the run: the first thing that did."""
@@ -278,7 +289,7 @@ class PlainRun:
                 low=lowwater.Watermark(reading.low),
                 reported=lowwater.Watermark(min(progress.values(reading), default=MAX)),
                 holding=holding,
-                waiting_for=(*filter(None, [self.unread, self._roots.lost]), *progress.waiting_for()),
+                waiting_for=self._waiting_for(),
                 late_rows=self._late,
                 late_example=example,
                 ticks=0,

@@ -143,7 +143,14 @@ class TrackedQuery:
     def _look(self, *, last: bool) -> None:
         if self._driving is not None and not last:
             self._driving.tick()
-        self._run.tick(last=last)
+        try:
+            self._run.tick(last=last)
+        except errors.LowwaterError:
+            raise  # Timeout is an OSError, and says nothing of files
+        except OSError as failure:
+            self._run.cannot_read(str(failure))
+            raise
+        self._run.cannot_read("")
         self._look_back()
 
     def _clock(self) -> None:
@@ -156,7 +163,6 @@ class TrackedQuery:
                     self._look(last=ended)
                 finally:
                     took = time.monotonic() - since
-                self._run.unread = ""
                 self._unread = False
             except (*REPLACED, errors.Closed) as failure:
                 logger.error("%s stops: %s", self._run.authority.registration.name, failure)
@@ -168,7 +174,6 @@ class TrackedQuery:
                 logger.debug("%s looks again later: %s", self._run.authority.registration.name, failure)
             except OSError as failure:
                 # A file system that is away for a moment (EIO, or ESTALE of NFS) says nothing of the batches: nothing new counts until it answers.
-                self._run.unread = str(failure)
                 if not self._unread:
                     logger.warning("%s holds, and looks again: %s", self._run.authority.registration.name, failure)
                 self._unread = True

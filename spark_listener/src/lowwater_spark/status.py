@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import lowwater
+from lowwater._core.text import on_one_line
 from lowwater_spark.ranges import range_bounds
 
-__all__ = ["KeyRange", "Status"]
+__all__ = ["KeyRange", "Status", "in_short"]
+
+_MOST: Final = 200
+"""Bytes of UTF-8 that the authority takes of what a worker waits for."""
+
+
+def in_short(waiting_for: Sequence[str]) -> str:
+    """Return what a stage waits for as the authority takes it: the first of it, without its beginning if it is too long.
+
+    >>> in_short([]), in_short(["/in/a.json"]), in_short(["/in/a.json", "/in/b.json"])
+    ('', '/in/a.json', '/in/a.json, and 1 more')
+    """
+    if not waiting_for:
+        return ""
+    first = on_one_line(waiting_for[0])
+    more = f", and {len(waiting_for) - 1} more" if waiting_for[1:] else ""
+    said = first.encode()
+    room = _MOST - len(more)
+    if len(said) > room:
+        # The end of a path says more than its beginning, and behind it stands the reason.
+        first = "..." + said[3 - room :].decode(errors="ignore")
+    return first + more
 
 
 @dataclass(frozen=True, slots=True)

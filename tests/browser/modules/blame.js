@@ -21,7 +21,7 @@ export function said({ computations, ask }) {
 }
 
 /** @param {any} given */
-function told({ name, behind, inputs = [], estimated = false, state = "owned", silent = 1, stood = 1, running = 0 }) {
+function told({ name, behind, inputs = [], estimated = false, state = "owned", silent = 1, stood = 1, running = 0, waiting_for = "" }) {
   const never = state === "never claimed";
   const since = NOW - stood * SECOND;
   const holder = range({
@@ -34,6 +34,7 @@ function told({ name, behind, inputs = [], estimated = false, state = "owned", s
     host: never ? "" : "node-4",
     since_micros: since,
     last_report_micros: never ? 0 : NOW - silent * SECOND,
+    waiting_for,
   });
   return computation(name, behind, {
     inputs,

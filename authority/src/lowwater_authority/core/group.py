@@ -55,6 +55,8 @@ class Group:
     last_report: int = 0
     """Processing time of its last sign of life, a report or the claim itself; 0 when none is known. A report that changes nothing is
     not journaled, nor is this time of a claim: a recovery knows the last report that changed anything."""
+    waiting_for: str = ""
+    """What its worker said last that it waits for, for people. Never journaled: the worker's next report says it again."""
     mass: Mass | None = None
     mass_known: bool = False
     """Whether ``mass``, or the stand-ins for it, describe exactly the ranges that are live."""

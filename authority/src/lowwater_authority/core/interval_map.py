@@ -60,6 +60,8 @@ class Owner(NamedTuple):
     worker: str
     host: str
     last_report: int
+    waiting_for: str = ""
+    """As its worker told it; empty once it is no owner any more."""
 
 
 class Range(NamedTuple):
@@ -155,7 +157,14 @@ class IntervalMap:
             group.bounds[place + 1],
             int(self.columns.values[slot]),
             int(self.columns.since[slot]),
-            Owner(group.sequencer, group.state, group.worker, group.host, group.last_report),
+            Owner(
+                group.sequencer,
+                group.state,
+                group.worker,
+                group.host,
+                group.last_report,
+                group.waiting_for if group.state is GroupState.OWNED else "",
+            ),
         )
 
     # -- changing ------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ class Reports(Staged):
         wall = now if wall is None else wall
         values, mass = report.watermarks, report.mass
         group.oldest_operation = min(report.oldest_operation, now)
+        group.waiting_for = report.waiting_for
         refused: list[Refused] = []
         if report.fold.input_incarnations != required.input_incarnations:
             values = np.full(len(values), MIN, dtype=np.int64)

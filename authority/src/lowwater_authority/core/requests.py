@@ -69,6 +69,8 @@ class GroupReport:
     mass: Mass | None = None
     turn: int = 0
     """Orders the claim's reports whoever carries them; 0: by sender and stream."""
+    waiting_for: str = ""
+    """What its worker waits for, for people."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -32,6 +32,9 @@ MAX_NAME: Final = 256
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """What no name for people has: it would go on to terminals and logs, which obey it."""
 
+MAX_WAITING_FOR: Final = 200
+"""Longest text of what a worker waits for, in bytes of UTF-8."""
+
 MAX_RANGES: Final = 2_000_000
 """Most ranges of one claim; the message limit binds before it for long keys."""
 
@@ -175,6 +178,7 @@ def mass(message: workers_pb2.Mass) -> Mass:
 
 def group(message: workers_pb2.GroupReport) -> GroupReport:
     """Decode one claim's state. Raises InvalidArgument."""
+    _check_waiting_for(message.waiting_for)
     return GroupReport(
         message.sequencer,
         int64s(message.watermarks_micros),
@@ -184,7 +188,17 @@ def group(message: workers_pb2.GroupReport) -> GroupReport:
         message.oldest_operation_micros,
         mass(message.mass) if message.HasField("mass") else None,
         message.turn,
+        message.waiting_for,
     )
+
+
+def _check_waiting_for(said: str) -> None:
+    size = len(said.encode())
+    if size > MAX_WAITING_FOR:
+        fix = f"say what the worker waits for in at most {MAX_WAITING_FOR} bytes of UTF-8"
+        raise bad_field("waiting_for", f"has {size} bytes", fix)
+    if CONTROL.search(said):
+        raise bad_field("waiting_for", "has a control character", "use printable characters only")
 
 
 def attempt(message: workers_pb2.TaskAttempt) -> TaskAttempt:

@@ -42,6 +42,7 @@ def key_range(value: Range) -> types_pb2.Range:
         sequencer=owner.sequencer,
         since_micros=value.since,
         last_report_micros=owner.last_report,
+        waiting_for="" if finished else owner.waiting_for,
     )
 
 

@@ -34,6 +34,7 @@ def key_range(view: RangeView) -> Record:
         "sequencer": str(view.sequencer),
         "since_micros": view.since_micros,
         "last_report_micros": view.last_report_micros,
+        "waiting_for": view.waiting_for,
     }
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "refused",
     "seconds",
     "text",
+    "waiting_for",
     "whole",
 ]
 
@@ -38,6 +39,11 @@ _MOST_SECONDS: Final = 1e9
 """Longest timeout, 31 years: gRPC and threads take no more."""
 
 _YEAR_10000: Final = 253_402_300_800_000_000
+
+_MOST_WAITING_FOR: Final = 200
+"""Bytes of UTF-8 that the authority takes."""
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 _SHOWN: Final = 80
 """Most characters of a value in a message."""
@@ -150,6 +156,16 @@ def operation(started: Any) -> int:
         return 0
     fix = "a time by the wall clock: an aware datetime, or microseconds since 1970"
     return whole("oldest_operation", to_micros(started), 0, _YEAR_10000 - 1, fix)
+
+
+def waiting_for(value: object) -> str:
+    """Return what a worker waits for, as the authority takes it."""
+    said = text("waiting_for", value)
+    if len(said.encode()) > _MOST_WAITING_FOR:
+        raise refused("waiting_for", said, f"at most {_MOST_WAITING_FOR} bytes of UTF-8")
+    if _CONTROL.search(said):
+        raise refused("waiting_for", said, "text without control characters")
+    return said
 
 
 def seconds(field: str, value: object, *, positive: bool = False) -> float:

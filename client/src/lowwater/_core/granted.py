@@ -107,6 +107,7 @@ class Granted:
         pending: Histogram | Iterable[EventTime] | None = None,
         finished: int = 0,
         oldest_operation: dt.datetime | int | None = None,
+        waiting_for: str = "",
     ) -> None:
         """Say what the ranges hold now: every range stands at the lesser of what it holds and what ``seen`` says.
 
@@ -122,6 +123,8 @@ class Granted:
                 None: as last told, or none when nothing is held.
             finished: How many records were finished since the last call.
             oldest_operation: The start, by the wall clock, of the oldest operation still running.
+            waiting_for: What keeps the ranges from moving on, for whoever asks why: "/in/daily.json, which is locked". At most 200
+                bytes of UTF-8 without control characters. It belongs to this state: the next call without one takes it back.
 
         Costs nothing on the network; conflated: what was not sent yet is replaced. Raises StaleSequencer when ranges were lost,
         InvalidArgument, and TypeError or ValueError for what is no event time.
@@ -134,10 +137,17 @@ class Granted:
         state = self._state
         histogram = None if pending is None else _histogram(pending, _reference(state.reference, fold))
         operation = checks.operation(oldest_operation)
+        waits = checks.waiting_for(waiting_for)
         finished = checks.records(finished, histogram)
         with self._stage.guard:
             state.advance(
-                fold, held, pending=histogram, finished=finished, oldest_operation=operation, now=self._monotonic()
+                fold,
+                held,
+                pending=histogram,
+                finished=finished,
+                oldest_operation=operation,
+                waiting_for=waits,
+                now=self._monotonic(),
             )
             self._stage.staged(state)
 

@@ -47,6 +47,7 @@ class GroupState:
     oldest_operation: int
     mass: Mass | None
     turn: int
+    waiting_for: str = ""
 
     @property
     def count(self) -> int:
@@ -99,6 +100,7 @@ class LeaseState:
         self._oldest = watermarks.copy()
         self._fold = Fold(MAX, (), input_version, input_incarnations)
         self._oldest_operation = 0
+        self._waiting_for = ""
         self._pending: Histogram | None = None
         self._recent = RecentSlots()
 
@@ -106,6 +108,7 @@ class LeaseState:
         self._sent: Column | None = None
         self._sent_mass: Mass | None = None
         self._sent_operation = 0
+        self._sent_waiting_for = ""
         # Where it may differ from the staged state; None: anywhere.
         self._dirty: set[int] | None = None
         # The last refusal while something refused waits to be taken over, and all the handles that wait; None: all.
@@ -124,6 +127,7 @@ class LeaseState:
         pending: Histogram | None = None,
         finished: int = 0,
         oldest_operation: int = 0,
+        waiting_for: str = "",
         now: float,
     ) -> None:
         """Stage a new state.
@@ -151,6 +155,7 @@ class LeaseState:
             # Nothing is held anywhere, so nothing is pending.
             self._pending = Histogram(self.reference)
         self._oldest_operation = oldest_operation
+        self._waiting_for = waiting_for
         self._stage()
 
     def finish(self, handles: Iterable[int] | None) -> None:
@@ -186,7 +191,8 @@ class LeaseState:
             mass = None
         handles = self._changed()
         if handles is not None and not len(handles):
-            if mass is None and self._sent_operation == self._oldest_operation:
+            said = self._sent_operation, self._sent_waiting_for
+            if mass is None and said == (self._oldest_operation, self._waiting_for):
                 return None
             return self._group(self._one_handle(), mass)
         return self._group(handles, mass)
@@ -260,6 +266,7 @@ class LeaseState:
         one = self._sent.value_of(handles)
         values = self._sent.values(handles) if one is None else one
         self._sent_operation = self._oldest_operation
+        self._sent_waiting_for = self._waiting_for
         self._sent_mass = mass or self._sent_mass
         return GroupState(
             self.computation,
@@ -272,6 +279,7 @@ class LeaseState:
             self._oldest_operation,
             mass,
             self.turn,
+            self._waiting_for,
         )
 
     # -- answered by the authority ---------------------------------------------------------------------------------

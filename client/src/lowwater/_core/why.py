@@ -448,9 +448,11 @@ def _about(holder: RangeView, now_micros: int) -> str:
     silent = seconds_since(holder.last_report_micros, now_micros)
     if holder.state is RangeState.UNOWNED or is_silent(silent):
         return f"{words}, silent for {duration(silent)}"
+    waits = f", waiting for {on_one_line(holder.waiting_for)}" if holder.waiting_for else ""
     if not holder.since_micros:
-        return f"{words}, which is alive"
-    return f"{words}, which is alive and has stood there for {duration(seconds_since(holder.since_micros, now_micros))}"
+        return f"{words}, which is alive{waits}"
+    stood = duration(seconds_since(holder.since_micros, now_micros))
+    return f"{words}, which is alive and has stood there for {stood}{waits}"
 
 
 def _listed(names: list[str]) -> str:
@@ -571,4 +573,11 @@ def _root_words(
         case _:
             waits = "nothing newer came in" if not views[root.computation].inputs else "it has work left from then"
             words = f", alive, but standing there for {stood}: {waits}"
-    return held + words + more
+    return held + _in_its_own(words, root.cause, holder.waiting_for) + more
+
+
+def _in_its_own(words: str, cause: Cause | None, waiting_for: str) -> str:
+    """Say what a living worker tells of itself: that is worth more than a guess at what it waits for."""
+    if not waiting_for or cause not in {Cause.BUSY, Cause.WAITING, Cause.MOVING}:
+        return words
+    return f"{words.partition(':')[0]}: it waits for {on_one_line(waiting_for)}"

@@ -98,6 +98,7 @@ def _fill(message: workers_pb2.GroupReport, group: GroupState) -> None:
     message.input_incarnations.extend(group.input_incarnations)
     message.oldest_operation_micros = group.oldest_operation
     message.turn = group.turn
+    message.waiting_for = group.waiting_for
     if group.mass is not None:
         message.mass.CopyFrom(_mass(group.mass))
 
@@ -202,6 +203,7 @@ def range_view(message: types_pb2.Range) -> RangeView:
         sequencer=message.sequencer,
         since_micros=message.since_micros,
         last_report_micros=message.last_report_micros,
+        waiting_for=message.waiting_for,
     )
 
 

@@ -214,6 +214,7 @@ def range_record(each: RangeView) -> dict[str, Any]:
         "sequencer": each.sequencer,
         "since": _date(each.since),
         "last_report": _date(each.last_report),
+        "waiting_for": each.waiting_for,
     }
 
 

@@ -224,7 +224,8 @@ export function doing(range, now) {
   if (!range.last_report_micros) return "of which the authority has not heard yet";
   if (silent(range, now)) return `silent for ${since(range.last_report_micros)}`;
   const stands = range.since_micros && now - range.since_micros > SILENT_SECONDS * 1e6;
-  return stands ? `alive, standing there for ${since(range.since_micros)}` : "alive";
+  const alive = stands ? `alive, standing there for ${since(range.since_micros)}` : "alive";
+  return range.waiting_for ? `${alive}, waiting for ${range.waiting_for}` : alive;
 }
 
 /**

@@ -14,6 +14,7 @@
  * @property {number | string} sequencer
  * @property {number} since_micros Since when it has stood at this watermark; 0 when nobody knows.
  * @property {number} last_report_micros 0 when there was none.
+ * @property {string} waiting_for What its worker says that it waits for: text that others chose. Empty: nothing.
  *
  * @typedef {object} Computation
  * @property {string} name

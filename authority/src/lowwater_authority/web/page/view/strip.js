@@ -130,5 +130,6 @@ export function Facts({ range, seconds, now }) {
       ${range.since_micros ? html`<${Time} micros=${range.since_micros} now=${now} /> <span class="quiet">${ago(range.since_micros, now)}</span>` : "–"}
     </dd></div>
     <div><dt>Sequencer</dt><dd class="mono">${String(range.sequencer)}</dd></div>
+    ${range.waiting_for && !silent(range, now) && html`<div class="waits"><dt>Waits for</dt><dd>${range.waiting_for}</dd></div>`}
   </dl>`;
 }

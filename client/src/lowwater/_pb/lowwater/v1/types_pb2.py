@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17lowwater/v1/types.proto\x12\x0blowwater.v1\".\n\tHeuristic\x12\x11\n\tshare_ppm\x18\x01 \x01(\r\x12\x0e\n\x06micros\x18\x02 \x01(\x10\"\xc8\x01\n\x05Range\x12\r\n\x05start\x18\x01 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x0c\x12\x18\n\x10watermark_micros\x18\x03 \x01(\x10\x12&\n\x05state\x18\x04 \x01(\x0e\x32\x17.lowwater.v1.RangeState\x12\x0e\n\x06worker\x18\x05 \x01(\t\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x11\n\tsequencer\x18\x07 \x01(\x06\x12\x14\n\x0csince_micros\x18\x08 \x01(\x10\x12\x1a\n\x12last_report_micros\x18\t \x01(\x10\"\xa6\x02\n\tWatermark\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x12\n\nregistered\x18\x02 \x01(\x08\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x12\n\nlow_micros\x18\x05 \x01(\x10\x12*\n\nheuristics\x18\x06 \x03(\x0b\x32\x16.lowwater.v1.Heuristic\x12\x1f\n\x17oldest_operation_micros\x18\x07 \x01(\x10\x12\x14\n\x0csince_micros\x18\x08 \x01(\x10\x12\"\n\x06holder\x18\t \x01(\x0b\x32\x12.lowwater.v1.Range\x12\x0e\n\x06ranges\x18\n \x01(\x04\x12\x0e\n\x06inputs\x18\x0b \x03(\t\x12\x11\n\testimated\x18\x0c \x01(\x08\"?\n\x08Redirect\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"\\\n\x06GoAway\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x1a\n\x12retry_after_millis\x18\x02 \x01(\r\x12\x13\n\x07\x61\x64\x64ress\x18\x03 \x01(\tB\x02\x18\x01\x12\x11\n\x05\x65poch\x18\x04 \x01(\x04\x42\x02\x18\x01*\xab\x01\n\nRangeState\x12\x1b\n\x17RANGE_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19RANGE_STATE_NEVER_CLAIMED\x10\x01\x12\x15\n\x11RANGE_STATE_OWNED\x10\x02\x12\x17\n\x13RANGE_STATE_UNOWNED\x10\x03\x12\x18\n\x14RANGE_STATE_FINISHED\x10\x04\x12\x17\n\x13RANGE_STATE_RETIRED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17lowwater/v1/types.proto\x12\x0blowwater.v1\".\n\tHeuristic\x12\x11\n\tshare_ppm\x18\x01 \x01(\r\x12\x0e\n\x06micros\x18\x02 \x01(\x10\"\xdd\x01\n\x05Range\x12\r\n\x05start\x18\x01 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x0c\x12\x18\n\x10watermark_micros\x18\x03 \x01(\x10\x12&\n\x05state\x18\x04 \x01(\x0e\x32\x17.lowwater.v1.RangeState\x12\x0e\n\x06worker\x18\x05 \x01(\t\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x11\n\tsequencer\x18\x07 \x01(\x06\x12\x14\n\x0csince_micros\x18\x08 \x01(\x10\x12\x1a\n\x12last_report_micros\x18\t \x01(\x10\x12\x13\n\x0bwaiting_for\x18\n \x01(\t\"\xa6\x02\n\tWatermark\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x12\n\nregistered\x18\x02 \x01(\x08\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x12\n\nlow_micros\x18\x05 \x01(\x10\x12*\n\nheuristics\x18\x06 \x03(\x0b\x32\x16.lowwater.v1.Heuristic\x12\x1f\n\x17oldest_operation_micros\x18\x07 \x01(\x10\x12\x14\n\x0csince_micros\x18\x08 \x01(\x10\x12\"\n\x06holder\x18\t \x01(\x0b\x32\x12.lowwater.v1.Range\x12\x0e\n\x06ranges\x18\n \x01(\x04\x12\x0e\n\x06inputs\x18\x0b \x03(\t\x12\x11\n\testimated\x18\x0c \x01(\x08\"?\n\x08Redirect\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"\\\n\x06GoAway\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x1a\n\x12retry_after_millis\x18\x02 \x01(\r\x12\x13\n\x07\x61\x64\x64ress\x18\x03 \x01(\tB\x02\x18\x01\x12\x11\n\x05\x65poch\x18\x04 \x01(\x04\x42\x02\x18\x01*\xab\x01\n\nRangeState\x12\x1b\n\x17RANGE_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19RANGE_STATE_NEVER_CLAIMED\x10\x01\x12\x15\n\x11RANGE_STATE_OWNED\x10\x02\x12\x17\n\x13RANGE_STATE_UNOWNED\x10\x03\x12\x18\n\x14RANGE_STATE_FINISHED\x10\x04\x12\x17\n\x13RANGE_STATE_RETIRED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,16 +35,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GOAWAY'].fields_by_name['address']._serialized_options = b'\030\001'
   _globals['_GOAWAY'].fields_by_name['epoch']._loaded_options = None
   _globals['_GOAWAY'].fields_by_name['epoch']._serialized_options = b'\030\001'
-  _globals['_RANGESTATE']._serialized_start=748
-  _globals['_RANGESTATE']._serialized_end=919
+  _globals['_RANGESTATE']._serialized_start=769
+  _globals['_RANGESTATE']._serialized_end=940
   _globals['_HEURISTIC']._serialized_start=40
   _globals['_HEURISTIC']._serialized_end=86
   _globals['_RANGE']._serialized_start=89
-  _globals['_RANGE']._serialized_end=289
-  _globals['_WATERMARK']._serialized_start=292
-  _globals['_WATERMARK']._serialized_end=586
-  _globals['_REDIRECT']._serialized_start=588
-  _globals['_REDIRECT']._serialized_end=651
-  _globals['_GOAWAY']._serialized_start=653
-  _globals['_GOAWAY']._serialized_end=745
+  _globals['_RANGE']._serialized_end=310
+  _globals['_WATERMARK']._serialized_start=313
+  _globals['_WATERMARK']._serialized_end=607
+  _globals['_REDIRECT']._serialized_start=609
+  _globals['_REDIRECT']._serialized_end=672
+  _globals['_GOAWAY']._serialized_start=674
+  _globals['_GOAWAY']._serialized_end=766
 # @@protoc_insertion_point(module_scope)

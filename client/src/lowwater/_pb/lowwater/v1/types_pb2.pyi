@@ -108,6 +108,7 @@ class Range(google.protobuf.message.Message):
     SEQUENCER_FIELD_NUMBER: builtins.int
     SINCE_MICROS_FIELD_NUMBER: builtins.int
     LAST_REPORT_MICROS_FIELD_NUMBER: builtins.int
+    WAITING_FOR_FIELD_NUMBER: builtins.int
     start: builtins.bytes
     """First key of the range."""
     end: builtins.bytes
@@ -129,6 +130,10 @@ class Range(google.protobuf.message.Message):
     claim itself. 0 when it was never claimed, or not heard of since the
     authority restarted. Release 0.1 knows of reports only.
     """
+    waiting_for: builtins.str
+    """What its worker waits for, in the worker's own words: text that others chose,
+    at most 200 bytes. Empty when it told none, or nobody owns the range.
+    """
     def __init__(
         self,
         *,
@@ -141,8 +146,9 @@ class Range(google.protobuf.message.Message):
         sequencer: builtins.int = ...,
         since_micros: builtins.int = ...,
         last_report_micros: builtins.int = ...,
+        waiting_for: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["end", b"end", "host", b"host", "last_report_micros", b"last_report_micros", "sequencer", b"sequencer", "since_micros", b"since_micros", "start", b"start", "state", b"state", "watermark_micros", b"watermark_micros", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["end", b"end", "host", b"host", "last_report_micros", b"last_report_micros", "sequencer", b"sequencer", "since_micros", b"since_micros", "start", b"start", "state", b"state", "waiting_for", b"waiting_for", "watermark_micros", b"watermark_micros", "worker", b"worker"]) -> None: ...
 
 Global___Range: typing_extensions.TypeAlias = Range
 

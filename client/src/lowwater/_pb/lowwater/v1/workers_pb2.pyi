@@ -294,6 +294,7 @@ class GroupReport(google.protobuf.message.Message):
     OLDEST_OPERATION_MICROS_FIELD_NUMBER: builtins.int
     MASS_FIELD_NUMBER: builtins.int
     TURN_FIELD_NUMBER: builtins.int
+    WAITING_FOR_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     sequencer: builtins.int
@@ -315,6 +316,12 @@ class GroupReport(google.protobuf.message.Message):
     claim the one of the greater turn is newer, whatever streams and senders
     carried them. For a process that moves claims between streams; 0: its
     reports are ordered by their sender's stream.
+    """
+    waiting_for: builtins.str
+    """What the worker waits for, for people: a file, or another system. At most
+    200 bytes of UTF-8 without control characters. A state like the rest: empty
+    takes back what was said before. Kept in memory only, shown in
+    Range.waiting_for while the claim owns the range, and part of no watermark.
     """
     @property
     def handles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -349,9 +356,10 @@ class GroupReport(google.protobuf.message.Message):
         oldest_operation_micros: builtins.int = ...,
         mass: Global___Mass | None = ...,
         turn: builtins.int = ...,
+        waiting_for: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["mass", b"mass"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "finish", b"finish", "handles", b"handles", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "mass", b"mass", "oldest_operation_micros", b"oldest_operation_micros", "sequencer", b"sequencer", "turn", b"turn", "watermarks_micros", b"watermarks_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "finish", b"finish", "handles", b"handles", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "mass", b"mass", "oldest_operation_micros", b"oldest_operation_micros", "sequencer", b"sequencer", "turn", b"turn", "waiting_for", b"waiting_for", "watermarks_micros", b"watermarks_micros"]) -> None: ...
 
 Global___GroupReport: typing_extensions.TypeAlias = GroupReport
 

@@ -1,0 +1,113 @@
+"""What a worker says that it waits for: shown beside its own key ranges while it owns them, and nothing more than shown."""
+
+from __future__ import annotations
+
+from lowwater._core import wire
+from lowwater._core.columns import Column
+from lowwater._core.fold import Fold
+from lowwater._core.lease import GroupState, LeaseState
+from lowwater._core.reports import Report
+from lowwater.watermark import MAX
+from lowwater_authority.core.requests import NO_FOLD, GroupReport
+from lowwater_authority.service import encode
+from tests.property.core_driver import SECOND, Driver, column
+
+FILE = "/in/daily.json (written again after it was read)"
+
+
+def says(driver: Driver, sequencer: int, text: str, number: int, micros: int = SECOND) -> list[str]:
+    """Report one value of all ranges, and what is waited for; returns the reasons of what was refused."""
+    report = GroupReport(sequencer, column([micros]), waiting_for=text)
+    refused = driver.core.report(report, sender=b"s", number=(1, number), required=NO_FOLD, now=driver.now)
+    driver.settle()
+    return [refusal.reason for refusal in refused]
+
+
+def shown(driver: Driver) -> list[str]:
+    """What is shown beside each range, in key order."""
+    ranges, _ = driver.core.map.all_ranges(10)
+    return [encode.key_range(each).waiting_for for each in sorted(ranges, key=lambda each: each.start)]
+
+
+def test_it_is_shown_beside_the_ranges_of_its_claim_until_the_next_report() -> None:
+    d = Driver()
+    first, second = d.claim(b"", b"m").sequencer, d.claim(b"m", b"").sequencer
+    says(d, second, "nothing of the other's", 1)
+    says(d, first, FILE, 2)
+    assert shown(d) == [FILE, "nothing of the other's"]
+    assert d.core.published.holder is not None
+    assert d.core.published.holder.owner.waiting_for == FILE, "whoever reads the watermark is told as well"
+    says(d, first, "another file", 3)
+    assert shown(d) == ["another file", "nothing of the other's"]
+    says(d, first, "", 4)
+    assert shown(d) == ["", "nothing of the other's"]
+
+
+def test_it_goes_with_its_worker() -> None:
+    d = Driver()
+    for number, leave in enumerate(
+        (
+            d.release,
+            lambda _: d.claim(b"", b""),
+            lambda _: d.claim(b"", b"m"),  # the rest is cut off, and nobody's
+            lambda _: d.retire(force=True),
+            lambda owner: d.report(owner, MAX, number=(1, 1000), finish=True),
+        )
+    ):
+        owner = d.claim(b"", b"").sequencer
+        assert says(d, owner, FILE, number + 1) == []
+        assert shown(d) == [FILE]
+        leave(owner)
+        assert set(shown(d)) == {""}, number
+
+
+def test_an_older_report_does_not_bring_it_back() -> None:
+    d = Driver()
+    owner = d.claim(b"", b"").sequencer
+    says(d, owner, "", 2)
+    assert says(d, owner, FILE, 1) == ["OLD_STREAM"]
+    assert shown(d) == [""]
+
+
+def test_it_is_in_no_record_and_moves_no_watermark() -> None:
+    plain, told = Driver(), Driver()
+    for driver, text in ((plain, ""), (told, FILE)):
+        owner = driver.claim(b"", b"").sequencer
+        for number in (1, 2):
+            says(driver, owner, text, number)
+    assert (told.records, told.low) == (plain.records, plain.low)
+    told.crash()
+    assert shown(told) == [""], "after a restart the worker says it again"
+
+
+# -- the worker's side -------------------------------------------------------------------------------------------------
+
+
+def lease_of(count: int) -> LeaseState:
+    return LeaseState("c", 7, Column(count, 0), reference=0)
+
+
+def staged(lease: LeaseState, text: str) -> GroupState | None:
+    lease.advance(Fold(10, (), 1, (1,)), MAX, waiting_for=text, now=0.0)
+    return lease.take()
+
+
+def test_it_alone_is_sent_with_one_range_and_repeated_until_it_is_over() -> None:
+    lease = lease_of(1_000)
+    assert staged(lease, "") is not None
+    group = staged(lease, FILE)
+    assert group is not None
+    assert (group.waiting_for, group.count) == (FILE, 1)
+    [sent] = wire.report_request(Report(1, (group,))).report.groups
+    assert sent.waiting_for == FILE
+    assert staged(lease, FILE) is None, "the authority knows"
+    beat = lease.beat()
+    assert beat is not None
+    assert beat.waiting_for == FILE
+    lease.reconnect()
+    again = lease.take()
+    assert again is not None
+    assert again.waiting_for == FILE, "another authority has never heard of it"
+    over = staged(lease, "")
+    assert over is not None
+    assert (over.waiting_for, over.count) == ("", 1)
