@@ -14,6 +14,7 @@ import lowwater_spark as lws
 from lowwater import errors
 from lowwater_spark import durable
 from lowwater_spark.plain import PlainRun
+from lowwater_spark.status import in_short
 from tests.spark.flow import Flow, mark
 from tests.spark.proxy import Proxy
 from tests.spark.support import Upstream, low, row, until
@@ -41,7 +42,7 @@ def test_rule11_a_checkpoint_that_cannot_be_read_for_a_moment_holds(
     looped.symlink_to(looped)
     upstream.at(11)
     until(lambda: any(str(looped) in path for path in query.status().waiting_for), "what it waits for is named")
-    until(lambda: str(looped) in lw.why("stage").sentence, "also by the authority")
+    until(lambda: in_short(query.status().waiting_for) in lw.why("stage").sentence, "also by the authority")
     assert query.query.isActive
     assert low(lw, "stage") == mark(10)
     looped.unlink()
@@ -76,6 +77,7 @@ def test_head_of_w_a_source_that_is_not_mounted_for_a_moment_holds(
     mounted.mkdir()
     upstream.at(11)
     until(lambda: any("mount its volume" in why for why in query.status().waiting_for), "it holds, and says why")
+    until(lambda: in_short(query.status().waiting_for) in lw.why("stage").sentence, "and so does the authority")
     until(lambda: low(lw, "neighbour") == mark(11), "the neighbour does not wait")
     assert low(lw, "stage") == mark(10)
     mounted.rmdir()

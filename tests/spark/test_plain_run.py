@@ -28,6 +28,7 @@ from lowwater_spark.runs import identity, new_ordinal
 from lowwater_spark.shape import check_shape
 from lowwater_spark.sinklog import check_sink
 from lowwater_spark.sourcelog import CheckpointLog
+from lowwater_spark.status import in_short
 from tests.spark.support import Upstream, at, low, until
 
 HOUR = timedelta(hours=1)
@@ -154,7 +155,10 @@ def test_head_of_w_a_source_file_written_anew_holds_until_it_has_another_name(
     said = f"{daily} (written again after it was read: give it another name)"
     until(ticks(run, lambda: run.status().waiting_for == (said,)), "the file is named")
     assert low(lw, "out").micros == micros(13)
-    until(lambda: f": it waits for {said}, and by " in lw.why("out").sentence, "the authority names it as well")
+    until(
+        lambda: f": it waits for {in_short([said])}, and by " in lw.why("out").sentence,
+        "the authority names it as well",
+    )
     again = daily.rename(daily.with_name("daily-2.json"))
     checkpoint.now += RELIST
     run.tick()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from lowwater._core import wire
+import pytest
+
+from lowwater._core import checks, wire
 from lowwater._core.columns import Column
 from lowwater._core.fold import Fold
 from lowwater._core.lease import GroupState, LeaseState
@@ -10,6 +12,7 @@ from lowwater._core.reports import Report
 from lowwater.watermark import MAX
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
 from lowwater_authority.service import encode
+from lowwater_spark.status import in_short
 from tests.property.core_driver import SECOND, Driver, column
 
 FILE = "/in/daily.json (written again after it was read)"
@@ -111,3 +114,22 @@ def test_it_alone_is_sent_with_one_range_and_repeated_until_it_is_over() -> None
     over = staged(lease, "")
     assert over is not None
     assert (over.waiting_for, over.count) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["a" * 300, "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 300, "\n" * 300, "\udcff" * 300]
+)
+@pytest.mark.parametrize("others", [0, 1, 5])
+def test_what_a_stage_waits_for_is_always_taken(name: str, others: int) -> None:
+    said = in_short([f"/in/{name}.json (too old)", *["/in/b"] * others])
+    assert checks.waiting_for(said) == said
+    assert said.startswith(".../in/")
+    assert said.removesuffix(f", and {others} more").endswith(".json (too old)")
+    assert len(said.encode()) > 190, "no more is left out than has to be"
+
+
+def test_of_long_paths_the_end_is_shown_and_all_of_the_reason() -> None:
+    said = in_short(
+        [f"/data{'/x' * 40}/in is another directory: mount its volume, or delete /data{'/y' * 40}/ck/roots.json"]
+    )
+    assert said == ".../x/in is another directory: mount its volume, or delete .../ck/roots.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
@@ -15,9 +16,12 @@ __all__ = ["KeyRange", "Status", "in_short"]
 _MOST: Final = 200
 """Bytes of UTF-8 that the authority takes of what a worker waits for."""
 
+_LEADING_FOLDERS: Final = re.compile(r"\S*/(?=[^\s/]+/[^\s/]+)")
+"""All of a path but its last two names, which say most."""
+
 
 def in_short(waiting_for: Sequence[str]) -> str:
-    """Return what a stage waits for as the authority takes it: the first of it, without its beginning if it is too long.
+    """Return what a stage waits for as the authority takes it: the first of it, shortened if it is too long.
 
     >>> in_short([]), in_short(["/in/a.json"]), in_short(["/in/a.json", "/in/b.json"])
     ('', '/in/a.json', '/in/a.json, and 1 more')
@@ -26,11 +30,14 @@ def in_short(waiting_for: Sequence[str]) -> str:
         return ""
     first = on_one_line(waiting_for[0])
     more = f", and {len(waiting_for) - 1} more" if waiting_for[1:] else ""
-    said = first.encode()
     room = _MOST - len(more)
+    if len(first.encode()) > room:
+        first = _LEADING_FOLDERS.sub(".../", first)
+    said = first.encode()
     if len(said) > room:
-        # The end of a path says more than its beginning, and behind it stands the reason.
-        first = "..." + said[3 - room :].decode(errors="ignore")
+        # A path stands at the beginning, and the reason behind it.
+        head = said[: room // 3]
+        first = f"{head.decode(errors='ignore')}...{said[len(head) + 3 - room :].decode(errors='ignore')}"
     return first + more
 
 
