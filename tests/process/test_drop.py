@@ -190,11 +190,14 @@ def test_shards_agree_on_a_drop_and_one_that_was_away_brings_nothing_back(tmp_pa
             eventually(lambda: spread(lw, names, one, other))
             [gone] = served(lw, other)
             [kept] = served(lw, one)
+            move(lw, one, kept)
+            move(lw, other, gone)
             changes = reader.watch(gone)
             assert next(changes).low.micros == NOON + 2 * HOUR
             other.signal(signal.SIGSTOP)
             eventually(lambda: served(lw, one) == tuple(sorted(names)))
             lw.drop(gone, force=True)
+            assert dict(lw.shards().pins) == {kept: one.address}, "the pin ends with the drop"
             assert next(view for view in changes if not view.registered).dropped
             other.thaw()
             eventually(lambda: len(lw.shards().shards) == 2)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from lowwater import errors
+from lowwater_authority.cluster.membership import View
 from lowwater_authority.core import topology
 from lowwater_authority.core.requests import Fenced
 from lowwater_authority.core.times import MIN
@@ -431,3 +432,59 @@ async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to()
     await one.shard.register(Spec(names[0]))
     assert one.shard.serves(names[0])
     await stopped(one)
+
+
+async def pinned(deployment: Deployment, one: One, names: list[str], address: str) -> None:
+    for name in names:
+        await one.cluster.change(lambda view, name=name: view.pinned(name, address))  # type: ignore[misc]
+    await deployment.settle(*deployment.shards)
+
+
+async def test_a_pin_ends_with_the_drop_and_its_neighbours_does_not() -> None:
+    deployment = Deployment()
+    one, other = await two(deployment)
+    gone, kept = sorted(held(other))[:2]
+    await pinned(deployment, one, [gone, kept], "one:1")
+    await one.shard.drop(gone, force=False)
+    await other.cluster.unpin_dropped()
+    assert deployment.members.view.pins == {kept: "one:1"}
+    await one.shard.register(Spec(gone))
+    await deployment.settle(one, other)
+    assert other.shard.serves(gone), "where it belongs without a pin"
+    assert one.shard.serves(kept)
+    await stopped(one, other)
+
+
+async def test_a_pin_that_was_left_behind_ends_with_a_beat() -> None:
+    deployment = Deployment()
+    one, other = await two(deployment)
+    gone, kept = sorted(held(other))[:2]
+    await pinned(deployment, one, [gone, kept], "one:1")
+    await one.shard.drop(gone, force=False)
+    assert gone in deployment.members.view.pins
+    await deployment.settle(one, other)
+    assert deployment.members.view.pins == {kept: "one:1"}
+    await stopped(one, other)
+
+
+async def test_a_pin_of_the_next_registration_does_not_end_with_the_drop_before_it() -> None:
+    """It is registered and pinned while somebody is about to end the pin of the life before."""
+    deployment = Deployment()
+    one, other = await two(deployment)
+    name = min(held(other))
+    await pinned(deployment, one, [name], "one:1")
+    await one.shard.drop(name, force=False)
+    propose = one.directory.propose
+
+    async def late(view: View, *, over: int) -> bool:
+        one.directory.propose = propose  # type: ignore[method-assign]
+        await other.shard.refresh()
+        await other.shard.register(Spec(name))
+        await other.cluster.change(lambda view: view.pinned(name, "other:1"))
+        return await propose(view, over=over)
+
+    one.directory.propose = late  # type: ignore[method-assign]
+    await one.cluster.unpin_dropped()
+    await deployment.settle(one, other)
+    assert deployment.members.view.pins == {name: "other:1"}
+    await stopped(one, other)

@@ -349,6 +349,7 @@ class Shard(Serving):
             changed = self.topology.drop(name)
             if unread and self._is_unread(name):
                 round_.topology = changed
+                self._fence_ended_lives(round_)
                 return changed.dropped[name]
             computation = self._computation(name)
             if not force:

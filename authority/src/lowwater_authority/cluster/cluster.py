@@ -172,6 +172,21 @@ class Cluster:
                 self._look(changed)
                 return changed
 
+    async def unpin_dropped(self) -> None:
+        """End the pins of what was dropped. Raises JournalFailed, JournalUnknown, JournalCorrupt, and Unavailable.
+
+        The graph is read behind the view, and the view is replaced only if nobody has changed it: so no pin ends that was set since, for a
+        registration of the same name.
+        """
+        view, beats = await self._directory.beat(self.me.id)
+        await self._shard.confirm(())
+        pins = {name: address for name, address in view.pins.items() if name not in self._shard.topology.dropped}
+        if len(pins) == len(view.pins) or view.version < self._known:
+            return
+        changed = replace(view, pins=pins, version=view.version + 1).dated(beats.now)
+        if await self._directory.propose(changed, over=view.version):
+            self._look(changed)
+
     async def look(self) -> tuple[View, Beats]:
         """Return the newest view and the beats, as the store has them. Raises JournalFailed and JournalUnknown."""
         view, beats = await self._directory.beat(self.me.id)
@@ -277,6 +292,11 @@ class Cluster:
                 )
             return False
         self._in_touch = self._monotonic()
+        members, dropped = self.view.members, self._shard.topology.dropped
+        if members and members[0].id == self.me.id and not dropped.keys().isdisjoint(self.view.pins):
+            # Whoever has dropped it did not come to this.
+            with contextlib.suppress(JournalError, errors.LowwaterError):
+                await self.unpin_dropped()
         return True
 
     def _take(self) -> None:

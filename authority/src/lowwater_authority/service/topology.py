@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
 from lowwater_authority.access.caller import permit, room, visible
+from lowwater_authority.journal import JournalError
 from lowwater_authority.service import decode, encode
 from lowwater_authority.service.refusals import refusing
 
@@ -88,4 +90,8 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
             if not shard.is_damaged(request.computation):
                 raise
         dropped = await shard.drop(request.computation, force=request.force)
+        if self.services.cluster is not None:
+            # Else the first shard does it at one of its next beats.
+            with suppress(JournalError, errors.LowwaterError):
+                await self.services.cluster.unpin_dropped()
         return topology_pb2.DropResponse(computation=encode.tombstone(dropped))
