@@ -10,12 +10,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from benchmarks import attach, failover, herd, incident, ingest, latency, page, pipeline, result, scale, spark_overhead
+from benchmarks import (
+    attach,
+    failover,
+    herd,
+    incident,
+    ingest,
+    latency,
+    page,
+    pipeline,
+    register,
+    result,
+    scale,
+    spark_overhead,
+)
 
 BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "ingest": ingest.run,
     "latency": latency.run,
     "scale": scale.run,
+    "register": register.run,
     "herd": herd.run,
     "failover": failover.run,
     "attach": attach.run,
@@ -34,6 +48,8 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
   latency   report sent -> subscriber holds the new watermark, journaled, 1 M ranges,
             against a bare two-hop gRPC relay                                            about half a minute
   scale     the same latency at 1 k, 100 k, 500 k and 10 M ranges, and bytes a range     about a minute, 3 GB
+  register  500 computations registered at once, with 3,500 there already, against none there, and the
+            longest wait of another client's report meanwhile; over SQLite and over Redis      about 2 minutes
   herd      2,000 workers come back at once after kill -9, and their beats after that, against the
             same without admission and without spread beats; then after kill -9 of one of
             three shards, at the one that takes over                                     about 7 minutes

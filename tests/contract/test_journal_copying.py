@@ -51,10 +51,14 @@ async def contents(journal: Journal) -> dict[str, LoadedLog]:
     return {log: await journal.load(log) for log in await journal.logs()}
 
 
+def newest(graph: LoadedLog) -> bytes:
+    """The graph that a log ends with: here each record is all of it."""
+    return graph.records[-1][1] if graph.records else graph.snapshot or b""
+
+
 def copied(found: dict[str, LoadedLog]) -> dict[str, LoadedLog]:
-    """What a copy holds: of the graph, of which each record is all, only the newest."""
-    position, newest = found[GRAPH].records[-1]
-    return found | {GRAPH: LoadedLog(position, newest, [])}
+    """What a copy holds: of the graph only what it ends with."""
+    return found | {GRAPH: LoadedLog(found[GRAPH].last, newest(found[GRAPH]), [])}
 
 
 def sibling(store: Store, directory: Path, token: str) -> Journal:
@@ -122,7 +126,7 @@ async def test_everything_goes_along_and_every_epoch_is_greater(tmp_path: Path, 
         if direction == "to":
             await target.open()
         seen: list[Progress] = []
-        await Copy(source, facts, target, progress=seen.append).run()
+        await Copy(source, facts, target, progress=seen.append, whole=newest).run()
         assert await contents(target) == copied(await contents(source))
         assert target.server_token == token
         logs = [each for each in facts if each.log != GRAPH]
@@ -149,7 +153,7 @@ async def test_a_copy_that_is_cut_off_anywhere_is_continued(old: Journal, outcom
         target = await reopened(disk, old.server_token, plan)
         refused = ""
         try:
-            await Copy(old, facts, target).run()
+            await Copy(old, facts, target, whole=newest).run()
         except CopyRefused as error:
             refused = str(error)
         found = await contents(target)
@@ -160,7 +164,7 @@ async def test_a_copy_that_is_cut_off_anywhere_is_continued(old: Journal, outcom
         # What a server would find: everything, or no graph.
         assert found == wanted or GRAPH not in found
         again = await reopened(disk, old.server_token)
-        await Copy(old, facts, again).run()
+        await Copy(old, facts, again, whole=newest).run()
         assert await contents(again) == wanted
         writes += 1
     # Three logs are taken, two of them restored, four appends, the graph.
@@ -170,9 +174,9 @@ async def test_a_copy_that_is_cut_off_anywhere_is_continued(old: Journal, outcom
 async def test_a_finished_copy_is_not_made_again(old: Journal) -> None:
     facts = await survey(old, fence=True)
     disk = MemoryDisk()
-    await Copy(old, facts, await reopened(disk, old.server_token)).run()
+    await Copy(old, facts, await reopened(disk, old.server_token), whole=newest).run()
     owners = dict(disk.owners)
-    await Copy(old, facts, await reopened(disk, old.server_token)).run()
+    await Copy(old, facts, await reopened(disk, old.server_token), whole=newest).run()
     assert disk.owners == owners
 
 
@@ -185,7 +189,7 @@ async def half(old: Journal, facts: Sequence[LogFacts], logs: int) -> MemoryDisk
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        await Copy(old, facts, await reopened(disk, old.server_token), progress=stop).run()
+        await Copy(old, facts, await reopened(disk, old.server_token), progress=stop, whole=newest).run()
     return disk
 
 
@@ -198,7 +202,7 @@ async def test_an_unfinished_copy_is_known_as_one(old: Journal) -> None:
     assert not is_unfinished(facts)
     assert not is_unfinished([])
     with pytest.raises(CopyRefused, match="is itself an unfinished copy"):
-        await Copy(unfinished, found, await reopened(MemoryDisk(), old.server_token)).run()
+        await Copy(unfinished, found, await reopened(MemoryDisk(), old.server_token), whole=newest).run()
 
 
 async def test_an_unfinished_copy_of_an_older_state_is_refused(old: Journal) -> None:
@@ -207,7 +211,7 @@ async def test_an_unfinished_copy_of_an_older_state_is_refused(old: Journal) -> 
     before = await contents(await reopened(disk, old.server_token))
     facts = await survey(old, fence=True)
     with pytest.raises(TargetNotEmpty, match="an older state: the source was written to since then, and log 'both'"):
-        await Copy(old, facts, await reopened(disk, old.server_token)).run()
+        await Copy(old, facts, await reopened(disk, old.server_token), whole=newest).run()
     assert await contents(await reopened(disk, old.server_token)) == before
 
 
@@ -217,7 +221,7 @@ async def test_an_unfinished_copy_with_more_logs_is_refused(old: Journal) -> Non
     await target.take("strange")
     await target.append([entry("strange", 1)])
     with pytest.raises(TargetNotEmpty, match="of 'strange' there is no log"):
-        await Copy(old, facts, target).run()
+        await Copy(old, facts, target, whole=newest).run()
     assert await target.logs() == ["strange"]
 
 
@@ -229,7 +233,7 @@ async def test_a_target_that_is_not_empty_is_refused(old: Journal, token: str) -
     before = await contents(target)
     said = "the deployment another" if token else "this deployment in another state"
     with pytest.raises(TargetNotEmpty, match=f"not empty: it holds 1 log of {said}"):
-        await Copy(old, facts, target).run()
+        await Copy(old, facts, target, whole=newest).run()
     assert await contents(target) == before
 
 
@@ -237,7 +241,7 @@ async def test_an_empty_target_of_another_deployment_is_refused(old: Journal) ->
     facts = await survey(old, fence=True)
     target = await reopened(MemoryDisk(), "another")
     with pytest.raises(TargetNotEmpty, match="holds 0 logs of the deployment another"):
-        await Copy(old, facts, target).run()
+        await Copy(old, facts, target, whole=newest).run()
 
 
 @pytest.mark.parametrize("log", [GRAPH, "both"])
@@ -252,7 +256,7 @@ async def test_a_source_that_is_written_to_meanwhile_is_refused(shared: SharedSt
     await shard.append([entry(log, end + 1)])
     target = await reopened(MemoryDisk(), source.server_token)
     with pytest.raises(CopyRefused, match="the source is being served, it has changed meanwhile"):
-        await Copy(source, facts, target).run()
+        await Copy(source, facts, target, whole=newest).run()
     assert GRAPH not in await target.logs()
 
 
@@ -290,5 +294,5 @@ async def test_a_target_that_returns_something_else_is_refused(old: Journal) -> 
     target = Forgetful(disk)
     await target.open()
     with pytest.raises(CopyRefused, match="log 'both' comes back from the target other than it was written"):
-        await Copy(old, facts, target).run()
+        await Copy(old, facts, target, whole=newest).run()
     assert GRAPH not in disk.logs

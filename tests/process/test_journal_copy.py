@@ -16,6 +16,7 @@ import pytest
 import lowwater
 from lowwater._pb.lowwater.v1 import workers_pb2
 from lowwater.cli import main
+from lowwater_authority.holdings import whole
 from lowwater_authority.journal import GRAPH, LoadedLog, SqliteJournal
 from lowwater_authority.journal.copying import Copy, Progress, survey
 from lowwater_authority.journal.redis import RedisJournal
@@ -220,7 +221,7 @@ async def cut_off(data: Path, url: str, logs: int) -> None:
     target = RedisJournal(url, server_token=source.server_token)
     await target.open()
     with pytest.raises(Cut):
-        await Copy(source, await survey(source, fence=True), target, progress=stop).run()
+        await Copy(source, await survey(source, fence=True), target, progress=stop, whole=whole).run()
     await source.close()
     await target.close()
 

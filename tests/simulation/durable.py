@@ -7,7 +7,7 @@ claim count again. Nothing else is excused: no value leads what is *new*, whatev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lowwater_authority.authority import Authority
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.core.topology import Spec
-    from lowwater_authority.holdings import Recovered
+    from lowwater_authority.holdings import ReadGraph, Recovered
     from lowwater_authority.journal import LoadedLog, Ownership
     from tests.simulation.kernel import Process, Simulation
 
@@ -105,6 +105,30 @@ class Durable:
             return computation
 
         held.hold = looked_at  # type: ignore[method-assign]
+        read_graph: Callable[[], Awaitable[ReadGraph]] = held.read_graph
+
+        async def read_and_compared() -> ReadGraph:
+            found = await read_graph()
+            self._read(who, found)
+            return found
+
+        held.read_graph = read_and_compared  # type: ignore[method-assign]
+
+    def _read(self, who: str, found: ReadGraph) -> None:
+        """A shard has read the graph: it is what its log says, record by record."""
+        loaded, graph = found
+        book = self._ledger.book(GRAPH)
+        if loaded.last != book.position:
+            return  # somebody has written since
+        known = {**graph.computations, **graph.dropped}
+        self._expect(
+            {name: spec.incarnation for name, spec in known.items()} == book.lives
+            and {name: spec.inputs for name, spec in known.items()} == book.inputs
+            and graph.dropped.keys() == book.dropped,
+            f"{who} reads another graph than what its log says up to {loaded.last}",
+        )
+        if loaded.snapshot is not None and loaded.records:
+            self._sim.reach("the graph is a whole one and changes behind it")
 
     def _held(self, who: str, computation: Computation) -> None:
         name = computation.spec.name

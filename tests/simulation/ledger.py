@@ -38,11 +38,12 @@ class Book:
     """Of the graph: what was dropped, and is not registered since."""
 
     def graph(self, payload: bytes, position: int) -> Book:
-        """The book behind a record of the graph, which is all of it."""
-        found = journal_pb2.Topology.FromString(payload).computations
-        inputs = {each.name: tuple(each.inputs) for each in found}
-        dropped = frozenset(each.name for each in found if each.dropped)
-        lives = {each.name: each.incarnation for each in found}
+        """The book behind a record of the graph, which is all of it, or what it changes."""
+        record = journal_pb2.Topology.FromString(payload)
+        found, old = record.computations, self if record.over else Book()
+        inputs = {**old.inputs, **{each.name: tuple(each.inputs) for each in found}}
+        dropped = old.dropped - {each.name for each in found} | {each.name for each in found if each.dropped}
+        lives = {**old.lives, **{each.name: each.incarnation for each in found}}
         return replace(self, position=position, inputs=inputs, lives=lives, dropped=dropped)
 
     def record(self, record: journal_pb2.Record, position: int) -> Book:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, islice
 from typing import Any, Final
@@ -20,14 +20,16 @@ from lowwater._core.ratchet import Ratchet
 from lowwater._core.routes import Routes
 from lowwater.aio import Lease
 from lowwater_authority import holdings, rounds
+from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
 from lowwater_authority.core import recovery, topology
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.group import GroupState
 from lowwater_authority.core.times import MAX
-from lowwater_authority.core.topology import Spec
-from lowwater_authority.journal import Ownership, memory, owned
+from lowwater_authority.core.topology import Spec, Topology
+from lowwater_authority.journal import GRAPH, Ownership, memory, owned
 from lowwater_authority.journal.memory import MemoryJournal, StoredLog
 from lowwater_authority.journal.owned import Held
+from lowwater_authority.logs import Logs
 from lowwater_authority.rounds import Round
 from lowwater_authority.shard import Shard
 from tests.property import switches
@@ -211,6 +213,38 @@ def answer_what_has_left_a_round(planted: Planted) -> None:
     planted.setattr(rounds._Work, "end", answer_all)
 
 
+def lose_a_change_by_compaction(planted: Planted) -> None:
+    """The whole graph that replaces its changes is the one that stood in front of the last of them (rule 2)."""
+    record, snapshot = holdings.Holdings.graph_record, Logs.snapshot
+
+    def remembering(self: holdings.Holdings, graph: Topology, *, whole: bool) -> bytes:
+        self.logs.__dict__["older"] = self.topology
+        return record(self, graph, whole=whole)
+
+    def older(self: Logs, name: str, take: Callable[[], bytes]) -> None:
+        snapshot(self, name, self.__dict__["older"].encode if name == GRAPH and "older" in self.__dict__ else take)
+
+    planted.setattr(holdings.Holdings, "graph_record", remembering)
+    planted.setattr(Logs, "snapshot", older)
+
+
+def apply_over_the_wrong_whole(planted: Planted) -> None:
+    """What a shard has read of the graph is gone on with, whatever the store has put in its place (rule 2).
+
+    That a change names the version in front of it would tell: that is not looked at either.
+    """
+    planted.setattr(holdings, "_goes_on", lambda loaded, known: True)
+    replayed = topology.Topology.replayed
+
+    def trusting(self: Topology, payloads: Iterable[bytes]) -> Topology:
+        for payload in payloads:
+            over = journal_pb2.Topology.FromString(payload).over
+            self = replayed(replace(self, version=over), [payload])
+        return self
+
+    planted.setattr(topology.Topology, "replayed", trusting)
+
+
 MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
     plant.__name__: plant
     for plant in (
@@ -228,10 +262,17 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         follow_a_redirect_to_a_lower_epoch,
         forget_the_tombstone,
         answer_what_has_left_a_round,
+        lose_a_change_by_compaction,
+        apply_over_the_wrong_whole,
     )
 }
 
-SHARDED: Final = (skip_the_epoch_check, overwrite_a_newer_snapshot, answer_what_has_left_a_round)
+SHARDED: Final = (
+    skip_the_epoch_check,
+    overwrite_a_newer_snapshot,
+    answer_what_has_left_a_round,
+    apply_over_the_wrong_whole,
+)
 """Bugs that only many shards can have; they are looked for where there are many."""
 
 FORGETFUL: Final = (restart_counters_after_a_lost_epoch, follow_a_redirect_to_a_lower_epoch)

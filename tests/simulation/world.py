@@ -132,7 +132,11 @@ class World:
 
     def run(self) -> Result:
         """Live through it."""
-        with mock.patch.object(logs, "SNAPSHOT_BYTES", self.snapshot_bytes), _hearing(self.oracle, weak=self.weak):
+        with (
+            mock.patch.object(logs, "SNAPSHOT_BYTES", self.snapshot_bytes),
+            mock.patch.object(logs, "GRAPH_BYTES", self.snapshot_bytes // 10),
+            _hearing(self.oracle, weak=self.weak),
+        ):
             try:
                 self.sim.run(self._live(), limit=self.seconds + LIMIT)
             except Exception as error:  # noqa: BLE001 - the worst that can happen to a world

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from lowwater import errors
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.topology import Topology
+from lowwater_authority.core.topology import Topology, WrongGraph
 from lowwater_authority.journal import (
     GRAPH,
     JournalClosed,
@@ -90,12 +90,21 @@ class Recovered(NamedTuple):
     computation: Computation
 
 
+class ReadGraph(NamedTuple):
+    """The graph as its log had it."""
+
+    loaded: LoadedLog
+    topology: Topology
+
+
 class Holdings:
     """The computations of one process. All methods are called on its event loop."""
 
     def __init__(self, journal: Journal, observer: Observer, may_heal: Callable[[], bool]) -> None:
         self.journal = journal
         self.topology = Topology()
+        self._read: ReadGraph | None = None
+        """The log of the graph as it was read last."""
         self.computations: dict[str, Computation] = {}
         self.ownerships: dict[str, Ownership] = {}
         self.logs = Logs(journal, observer, self._heal, may_heal)
@@ -125,16 +134,27 @@ class Holdings:
 
     # -- the graph -----------------------------------------------------------------------------------------
 
-    async def read_graph(self) -> LoadedLog:
-        """Read the graph as the journal has it; :meth:`newer` tells whether there is anything new in it."""
-        return await self.journal.load(GRAPH)
+    async def read_graph(self) -> ReadGraph:
+        """Read the graph as the journal has it; :meth:`newer` tells whether there is anything new in it.
 
-    def newer(self, loaded: LoadedLog) -> Topology | None:
+        Raises JournalCorrupt, ... What was read before is not read again where the store can tell that the log goes on from there.
+        """
+        known = self._read
+        loaded = await self.journal.load(GRAPH, known=known.loaded if known is not None else None)
+        self._read = read = replayed(loaded, known)
+        return read
+
+    def newer(self, read: ReadGraph) -> Topology | None:
         """Return the graph that was read, unless this process knows it already, or a later one."""
-        if loaded.last <= self.logs.position(GRAPH):
+        if read.loaded.last <= self.logs.position(GRAPH):
             return None
-        self.logs.loaded(GRAPH, loaded)
-        return decoded(loaded)
+        self.logs.loaded(GRAPH, read.loaded)
+        return read.topology
+
+    def graph_record(self, topology: Topology, *, whole: bool) -> bytes:
+        """Return what to append for another graph: what changes, unless the log may end with another graph than this process knows."""
+        known = self.logs.position(GRAPH) > 0 and not whole
+        return topology.encode(self.topology if known else None)
 
     # -- taking over and letting go ----------------------------------------------------------------------
 
@@ -278,7 +298,7 @@ class Holdings:
         if loaded is None or not _has_ended(loaded, tombstone.incarnation):
             ownership = await self._taken(name)
             loaded = await self._left(name)
-            tombstone = decoded(await self.read_graph()).dropped.get(name)
+            tombstone = (await self.read_graph()).topology.dropped.get(name)
             if tombstone is None:
                 return
             self.logs.loaded(name, loaded or LoadedLog(0, None, []))
@@ -519,7 +539,7 @@ class Holdings:
         left = Topology()
         try:
             try:
-                left = decoded(await self.journal.load(GRAPH))
+                left = replayed(await self.journal.load(GRAPH)).topology
             except JournalLost:
                 log.warning("nothing is left of the graph", extra=event("graph_lost"))
             merged = self.topology.merged(left)
@@ -552,10 +572,33 @@ def refusal(name: str, *, torn: bool) -> errors.Unavailable:
     return errors.Unavailable(msg, metadata={"computation": name})
 
 
-def decoded(loaded: LoadedLog) -> Topology:
-    """Return the graph in a log: every record is the whole graph."""
-    newest = loaded.records[-1][1] if loaded.records else loaded.snapshot
-    return Topology() if newest is None else Topology.decode(newest)
+def replayed(loaded: LoadedLog, known: ReadGraph | None = None) -> ReadGraph:
+    """Return the graph in a log: its snapshot is the whole graph, a record the whole or what it changes. Raises JournalCorrupt.
+
+    ``known`` is what an earlier state of the log said: where this one goes on from there, only what has come since is decoded.
+    """
+    begun = known is not None and _goes_on(loaded, known.loaded)
+    graph, done = (known.topology, len(known.loaded.records)) if known is not None and begun else (Topology(), 0)
+    payloads = [payload for _, payload in loaded.records[done:]]
+    if not begun and loaded.snapshot is not None:
+        payloads.insert(0, loaded.snapshot)
+    if not payloads:
+        return ReadGraph(loaded, graph)
+    try:
+        return ReadGraph(loaded, graph.replayed(payloads))
+    except WrongGraph as error:
+        raise JournalCorrupt(GRAPH, None, str(error)) from error
+
+
+def whole(loaded: LoadedLog) -> bytes:
+    """Return the graph in a log as one payload. Raises JournalCorrupt."""
+    return replayed(loaded).topology.encode()
+
+
+def _goes_on(loaded: LoadedLog, known: LoadedLog) -> bool:
+    """Whether a log is as it was known, with perhaps more behind it."""
+    same = known.snapshot_position == loaded.snapshot_position and known.snapshot == loaded.snapshot
+    return same and known.records == loaded.records[: len(known.records)]
 
 
 def _has_ended(loaded: LoadedLog, life: int) -> bool:
@@ -594,8 +637,7 @@ def _end_of_stored(tombstone: Spec, ownership: Ownership, loaded: LoadedLog | No
 def _resumed(spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered) -> Computation | None:
     """Replay what came since a computation was recovered; None when the log does not go on from there, or for another life."""
     known = recovered.loaded
-    same = recovered.spec == spec and known.snapshot_position == loaded.snapshot_position
-    if not same or known.snapshot != loaded.snapshot or known.records != loaded.records[: len(known.records)]:
+    if recovered.spec != spec or not _goes_on(loaded, known):
         return None
     since = [payload for _, payload in loaded.records[len(known.records) :]]
     try:

@@ -16,6 +16,7 @@ from lowwater._core.text import counted
 from lowwater.cli.arguments import CommandParser, add_command
 from lowwater.cli.failures import fail
 from lowwater.cli.render import table
+from lowwater_authority.holdings import whole
 from lowwater_authority.journal import GRAPH, Journal
 from lowwater_authority.journal.copying import (
     Copy,
@@ -98,7 +99,9 @@ async def _copy(args: argparse.Namespace) -> str:
         with speaking_of(str(target)):
             token = "" if await target.exists() else old.server_token
         async with _opened(target, served=False, server_token=token) as new:
-            copy = Copy(old, facts, new, names=(str(source), str(target)), progress=_progress(time.monotonic))
+            copy = Copy(
+                old, facts, new, whole=whole, names=(str(source), str(target)), progress=_progress(time.monotonic)
+            )
             try:
                 await copy.run()
             except TargetNotEmpty as error:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 SNAPSHOT_BYTES: Final = 4 << 20
 """A log is snapshotted when the records behind its snapshot outgrow this and twice the snapshot."""
 
+GRAPH_BYTES: Final = 64 << 10
+"""The same for the log of the graph, which is read by all processes, and again for each change of another one."""
+
 MOST_DOUBLINGS: Final = 4
 """How often the distance to the next attempt at a snapshot is doubled while the store refuses it."""
 
@@ -277,7 +280,7 @@ class Logs:
         it costs all of the computation, whether or not the store takes it. But ``SNAPSHOT_AGAIN`` is long enough for any.
         """
         state = self._log(name)
-        least = max(SNAPSHOT_BYTES, 2 * state.snapshot_bytes)
+        least = max(GRAPH_BYTES if name == GRAPH else SNAPSHOT_BYTES, 2 * state.snapshot_bytes)
         if name in self._snapshots or state.behind <= least:
             return False
         behind, tried = state.tried

@@ -33,6 +33,9 @@ Without: TypeAlias = "Callable[[T, Collection[str]], T]"
 QUEUE_BOUND: Final = 65_536
 """Requests waiting for a round; one more is refused with Overloaded, and told when to come again."""
 
+TOGETHER: Final = 100
+"""Most changes of the graph that share a round. What else waits has its turn in the next one."""
+
 STOPPING: Final = "the authority is stopping; connect again"
 
 log = logging.getLogger(__name__)
@@ -66,6 +69,8 @@ class Round:
     topology: Topology | None = None
     read: bool = False
     """Whether the graph was read from the journal, and is not to be written."""
+    merged: bool = False
+    """Whether it is to be written whole: it is made of two, of which the journal has one."""
     lost: JournalLost | None = None
     """What the store has lost and is to get back first."""
     above: dict[str, int] = field(default_factory=dict)
@@ -124,6 +129,7 @@ class _Work(Generic[T]):
     run: Callable[[Round], T]
     done: asyncio.Future[T]
     alone: bool = False
+    together: bool = False
     without: Without[T] | None = None
     names: set[str] = field(default_factory=set)
     """What it has touched."""
@@ -167,13 +173,19 @@ class CommitLoop:
         return len(self._writes) + len(self._reads)
 
     def write(
-        self, stage: Callable[[Round], T], *, alone: bool = False, without: Without[T] | None = None
+        self,
+        stage: Callable[[Round], T],
+        *,
+        alone: bool = False,
+        together: bool = False,
+        without: Without[T] | None = None,
     ) -> asyncio.Future[T]:
-        """Queue a change. ``alone``: nothing else shares its round.
+        """Queue a change. ``alone``: nothing else shares its round, but with ``together`` others like it, up to ``TOGETHER``.
 
         ``without`` gives the result when some of what it has touched leaves the round; without one, it fails as a whole.
         """
-        return self._queue(self._writes, _Work(stage, asyncio.get_running_loop().create_future(), alone, without))
+        done = asyncio.get_running_loop().create_future()
+        return self._queue(self._writes, _Work(stage, done, alone, together, without))
 
     def read(self, read: Callable[[Round], T]) -> asyncio.Future[T]:
         """Queue a look at the staged state at a moment when all of it is durable."""
@@ -279,31 +291,47 @@ class CommitLoop:
     def _stage(self, round_: Round, staged: list[tuple[_Work[Any], Any]]) -> Exception | None:
         """Stage requests in arrival order; an error is why the whole round must be forgotten."""
         while self._writes and not (staged and self._writes[0].alone):
-            work = self._writes.popleft()
-            round_.asked = work.names
-            try:
-                staged.append((work, work.run(round_)))
-            except errors.OldStream as error:
-                # At once: what is behind it in its stream, in this very round, must see it.
-                work.fail(error)
-            except errors.LowwaterError as error:
-                work.refusal = error
-                if self._owner.shared:
-                    staged.append((work, None))
-                else:
-                    work.fail(error)
-            except GivenUp as error:
-                work.fail(error)
-            except Exception:
-                # Half a change may be staged: nothing of this round may reach the journal.
-                log.exception(
-                    "a request failed in a way it never should; the round is rolled back", extra=event("internal_error")
-                )
-                staged.append((work, None))
-                round_.torn |= work.names
-                return errors.LowwaterError("internal error, nothing was changed; see the authority's log")
-            if work.alone:
+            works = self._like_the_first() if self._writes[0].together else [self._writes.popleft()]
+            for number, work in enumerate(works, 1):
+                refusal = self._stage_one(round_, work, staged)
+                if refusal is not None:
+                    self._writes.extendleft(reversed(works[number:]))
+                    return refusal
+            if works[0].alone:
                 break
+        return None
+
+    def _like_the_first(self) -> list[_Work[Any]]:
+        """Take those out of the queue that may share the round of its first; what is left of them goes behind all others."""
+        alike = [work for work in self._writes if work.together]
+        self._writes = deque([*(work for work in self._writes if not work.together), *alike[TOGETHER:]])
+        return alike[:TOGETHER]
+
+    def _stage_one(
+        self, round_: Round, work: _Work[Any], staged: list[tuple[_Work[Any], Any]]
+    ) -> errors.LowwaterError | None:
+        round_.asked = work.names
+        try:
+            staged.append((work, work.run(round_)))
+        except errors.OldStream as error:
+            # At once: what is behind it in its stream, in this very round, must see it.
+            work.fail(error)
+        except errors.LowwaterError as error:
+            work.refusal = error
+            if self._owner.shared or work.together:  # which is refused for what may be staged in front of it
+                staged.append((work, None))
+            else:
+                work.fail(error)
+        except GivenUp as error:
+            work.fail(error)
+        except Exception:
+            # Half a change may be staged: nothing of this round may reach the journal.
+            log.exception(
+                "a request failed in a way it never should; the round is rolled back", extra=event("internal_error")
+            )
+            staged.append((work, None))
+            round_.torn |= work.names
+            return errors.LowwaterError("internal error, nothing was changed; see the authority's log")
         return None
 
     def _answer_reads(self, round_: Round) -> None:

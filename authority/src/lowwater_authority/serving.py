@@ -282,7 +282,7 @@ class Serving:
 
     async def _refresh(self, _: Iterable[str]) -> int:
         try:
-            loaded = await self.held.read_graph()
+            read = await self.held.read_graph()
         except JournalLost as lost:
             await self._heal(lost)
             return self.held.logs.position(GRAPH)
@@ -291,11 +291,12 @@ class Serving:
             raise errors.Unavailable(msg) from error
 
         def stage(round_: Round) -> None:
-            newer = self.held.newer(loaded)
+            newer = self.held.newer(read)
             if newer is not None:
                 # What this process knows and the store does not was lost there: it is written once more.
                 round_.topology = newer.merged(self.topology)
                 round_.read = round_.topology is newer
+                round_.merged = not round_.read
                 self._fence_ended_lives(round_)
 
         await self._write(stage, alone=True)
@@ -395,6 +396,7 @@ class Serving:
         stage: Callable[[Round], T],
         *,
         alone: bool = False,
+        together: bool = False,
         lows_of: Callable[[], Iterable[str]] | None = None,
         away: Lows | None = None,
     ) -> T:
@@ -409,7 +411,7 @@ class Serving:
                 # One that was registered a moment ago may be on its way here.
                 away.update(await self.placement.lows([n for n in asked if not await self.serve(n)]))
             try:
-                return await self._loop.write(stage, alone=alone)
+                return await self._loop.write(stage, alone=alone, together=together)
             except GraphMoved:
                 await self.refresh()
             except GivenUp:
@@ -435,7 +437,7 @@ class Serving:
         if self.shared and unchanged:
             await self._confirm_unchanged(round_, unchanged)
         if round_.topology is not None and not round_.read:
-            records.append((GRAPH, round_.topology.encode(), True))
+            records.append((GRAPH, self.held.graph_record(round_.topology, whole=round_.merged), True))
         held = self.held.computations
         apart = {GRAPH, *(name for name, computation in round_.touched.items() if held.get(name) is not computation)}
         drop = partial(self._drop, round_) if self._divisible(round_) else None
@@ -504,23 +506,23 @@ class Serving:
 
     def _use(self, topology: Topology) -> list[View]:
         """Go on with another graph; returns what the new lives that it begins have published."""
-        new = [name for name in topology.computations if name not in self.topology.computations]
-        gone = [name for name in self.topology.computations if name not in topology.computations]
+        before, changed = self.topology, topology.changed(self.topology)
         self.held.topology = topology
-        for name in gone:
-            self.held.drop(name)
-            self._taking.forget(name)
-            self.hub.move(name)
-            if self.placement.mine(name):
-                self.held.end(name)
         views = []
-        for name, computation in list(self.held.computations.items()):
-            spec = topology.get(name)
-            computation.spec = spec
-            if computation.incarnation < spec.incarnation:
-                views.append(self.held.restart(computation, spec).publish())
-        for name in new:
-            self.hub.move(name)
+        for name in changed:
+            spec, computation = topology.computations.get(name), self.held.computations.get(name)
+            if spec is None and name in before.computations:
+                self.held.drop(name)
+                self._taking.forget(name)
+                self.hub.move(name)
+                if self.placement.mine(name):
+                    self.held.end(name)
+            elif spec is not None and computation is not None:
+                computation.spec = spec
+                if computation.incarnation < spec.incarnation:
+                    views.append(self.held.restart(computation, spec).publish())
+            if spec is not None and name not in before.computations:
+                self.hub.move(name)
         return views
 
     async def roll_back(self, round_: Round) -> Collection[str]:
@@ -615,9 +617,9 @@ class Serving:
 
     def _fence_ended_lives(self, round_: Round) -> None:
         assert round_.topology is not None
-        for name, computation in self.held.computations.items():
-            spec = round_.topology.computations.get(name)
-            if spec is None or computation.incarnation < spec.incarnation:
+        for name in round_.topology.changed(self.topology):
+            spec, computation = round_.topology.computations.get(name), self.held.computations.get(name)
+            if computation is not None and (spec is None or computation.incarnation < spec.incarnation):
                 reason = DROPPED if spec is None else f"{name} was reset"
                 round_.fenced += [Fenced(name, sequencer, None, reason) for sequencer in computation.map.groups]
 

@@ -66,11 +66,12 @@ class Shard(Serving):
         """Register a computation. Raises InvalidArgument, RegistrationConflict, Cycle, EstimatedInput, and what ``room`` raises."""
 
         def stage(round_: Round) -> Spec:
+            graph = round_.topology or self.topology  # with what was staged in front of it
             computation = self.held.computations.get(spec.name)
             unused = computation is not None and not computation.last_sequencer
-            changed = self.topology.register(spec, unused=unused)
-            if changed is not self.topology:
-                room(self.topology.computations)
+            changed = graph.register(spec, unused=unused)
+            if changed is not graph:
+                room(graph.computations)
                 round_.topology = changed
                 if computation is not None:
                     # Another shard may have taken it over, and granted it, meanwhile: then this is refused.
@@ -80,7 +81,7 @@ class Shard(Serving):
         known = spec.name in self.topology.computations
         if spec.name in self.topology.dropped:
             await self._until_ended(spec.name)
-        registered = await self._write(stage, alone=True)
+        registered = await self._write(stage, alone=True, together=True)
         if not known:
             inputs = list(registered.inputs)
             reads = f"reads {', '.join(inputs)}" if inputs else "is an injector"

@@ -309,7 +309,7 @@ class Cluster:
             shard.end_dropped()
         if self._settled == (state := (self.view.version, shard.topology.version, shard.held.let_gone)):
             return
-        missing = [name for name in shard.topology.computations if self.mine(name) and not shard.serves(name)]
+        missing = [name for name in shard.topology.computations if not shard.serves(name) and self.mine(name)]
         for name in missing:
             if name not in self._takes:
                 self._takes[name] = asyncio.create_task(self._take_over(name))

@@ -19,7 +19,7 @@ from lowwater_authority.core.requests import NO_FOLD, Fold
 from lowwater_authority.core.times import DAY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 NAME: Final = re.compile(r"(?:[A-Za-z0-9_.-]{1,128}/)?[A-Za-z0-9_.-]{1,128}")
 """[namespace/]name."""
@@ -68,11 +68,17 @@ class Topology:
     dropped: Mapping[str, Spec] = field(default_factory=dict)
     """Tombstones: the last life, and version of the inputs, of names that are not registered any more. A re-registration goes on above
     them, so nobody takes its values for older ones. They stay for good."""
-    _estimated: frozenset[str] = field(init=False, compare=False, repr=False)
-    """What is estimated, by its registration or by what it reads. Derived, never stored: it ends with its reason."""
+    _guesses: frozenset[str] | None = field(default=None, compare=False, repr=False)
+    """What is estimated, by its registration or by what it reads. Derived, never stored: it ends with its reason. None: to be found."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_estimated", _estimated(self.computations))
+        if self._guesses is None:
+            object.__setattr__(self, "_guesses", _estimated(self.computations))
+
+    @property
+    def _estimated(self) -> frozenset[str]:
+        assert self._guesses is not None
+        return self._guesses
 
     def get(self, name: str) -> Spec:
         """Return a computation. Raises UnknownComputation."""
@@ -226,8 +232,11 @@ class Topology:
             return list(reached)
 
     def _with(self, spec: Spec) -> Topology:
-        dropped = {name: known for name, known in self.dropped.items() if name != spec.name}
-        changed = Topology(self.version + 1, {**self.computations, spec.name: spec}, dropped)
+        dropped = self.dropped
+        if spec.name in dropped:
+            dropped = {name: known for name, known in dropped.items() if name != spec.name}
+        computations = {**self.computations, spec.name: spec}
+        changed = Topology(self.version + 1, computations, dropped, self._guesses_with(spec))
         cycle = changed._cycle_through(spec.name)
         if cycle:
             msg = (
@@ -237,6 +246,11 @@ class Topology:
             raise errors.Cycle(msg, metadata={"computation": spec.name, "field": "inputs", "cycle": " -> ".join(cycle)})
         changed._refuse_estimates(spec)
         return changed
+
+    def _guesses_with(self, spec: Spec) -> frozenset[str] | None:
+        """Return what is estimated once a computation is there; None where all of the graph has to be looked at."""
+        same = not spec.estimated and spec.name not in self._estimated and self._estimated.isdisjoint(spec.inputs)
+        return self._estimated if same else None
 
     def _refuse_estimates(self, spec: Spec) -> None:
         """Raise EstimatedInput when an exact computation reads an estimated one, on either side of a changed one."""
@@ -265,20 +279,58 @@ class Topology:
                     paths.append([*path, input_name])
         return []
 
-    def encode(self) -> bytes:
-        """Serialise for the journal."""
-        dropped = (_message(spec, dropped=True) for spec in self.dropped.values())
-        computations = [*map(_message, self.computations.values()), *dropped]
-        return pb.Topology(version=self.version, computations=computations).SerializeToString()
+    def changed(self, over: Topology) -> list[str]:
+        """Return the names of what is not as it is in another graph: registered, changed or dropped since. O(graph), by identity."""
+        return [*_differing(self.computations, over.computations), *_differing(self.dropped, over.dropped)]
+
+    def encode(self, over: Topology | None = None) -> bytes:
+        """Serialise for the journal: all of it, or what has changed since ``over``, from which changes of this class have led here."""
+        if over is None or not over.version:
+            return _record(self.version, 0, self.computations.values(), self.dropped.values())
+        names = self.changed(over)
+        computations = (self.computations[name] for name in names if name in self.computations)
+        return _record(
+            self.version, over.version, computations, (self.dropped[name] for name in names if name in self.dropped)
+        )
+
+    def replayed(self, payloads: Iterable[bytes]) -> Topology:
+        """Return the graph behind this one in a log whose next records these are, whole graphs and changes. O(graph + records).
+
+        Raises WrongGraph for a change of another graph than the one in front of it.
+        """
+        version, computations, dropped = self.version, dict(self.computations), dict(self.dropped)
+        for payload in payloads:
+            message = pb.Topology.FromString(payload)
+            if not message.over:
+                computations, dropped = {}, {}
+            elif message.over != version:
+                msg = f"a change of version {message.over} of the graph stands behind version {version}"
+                raise WrongGraph(msg)
+            version = message.version
+            for each in message.computations:
+                (computations if each.dropped else dropped).pop(each.name, None)
+                (dropped if each.dropped else computations)[each.name] = _spec(each)
+        return Topology(version, computations, dropped)
 
     @classmethod
     def decode(cls, payload: bytes) -> Topology:
-        """Read what encode wrote."""
-        message = pb.Topology.FromString(payload)
-        computations = {each.name: _spec(each) for each in message.computations if not each.dropped}
-        return cls(
-            message.version, computations, {each.name: _spec(each) for each in message.computations if each.dropped}
-        )
+        """Read what encode wrote of a whole graph. Raises WrongGraph for a change of one."""
+        return cls().replayed([payload])
+
+
+class WrongGraph(ValueError):
+    """A change of the graph is not of the graph that it stands behind."""
+
+
+def _differing(specs: Mapping[str, Spec], over: Mapping[str, Spec]) -> list[str]:
+    return [name for name, spec in specs.items() if (known := over.get(name)) is not spec and known != spec]
+
+
+def _record(version: int, over: int, computations: Iterable[Spec], dropped: Iterable[Spec]) -> bytes:
+    ended = (_message(spec, dropped=True) for spec in dropped)
+    return pb.Topology(
+        version=version, over=over, computations=[*map(_message, computations), *ended]
+    ).SerializeToString()
 
 
 def _message(spec: Spec, *, dropped: bool = False) -> pb.Computation:

@@ -96,7 +96,8 @@ def speaking_of(place: str) -> Iterator[None]:
 class Copy:
     """One copy between two open journals, whose texts are for messages.
 
-    ``facts`` is a survey of the source with ``fence``. The target has the server token of the source if it is new.
+    ``facts`` is a survey of the source with ``fence``. The target has the server token of the source if it is new. ``whole`` makes of
+    the log of the graph, which is not empty, the graph that it ends with.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Copy:
         facts: Sequence[LogFacts],
         target: Journal,
         *,
+        whole: Callable[[LoadedLog], bytes],
         names: tuple[str, str] = ("the source", "the target"),
         progress: Callable[[Progress], None] = lambda _: None,
     ) -> None:
@@ -112,6 +114,7 @@ class Copy:
         self._facts = facts
         self._logs = [each for each in facts if each.log != GRAPH]
         self._target = target
+        self._whole = whole
         self._source_name, self._target_name = names
         self._progress = progress
         self._logs_done = self._bytes_done = 0
@@ -167,7 +170,7 @@ class Copy:
             with speaking_of(self._target_name):
                 found = await self._target.load(facts.log)
             if facts.log == GRAPH:
-                wanted, found = _only_newest(wanted), _only_newest(found)
+                wanted, found = self._only_newest(wanted), self._only_newest(found)
             if found != wanted:
                 return False
         return True
@@ -212,7 +215,8 @@ class Copy:
 
     async def _copy_graph(self, graph: LoadedLog) -> None:
         """In one step."""
-        wanted = _only_newest(graph)
+        with speaking_of(self._source_name):
+            wanted = self._only_newest(graph)
         if wanted.snapshot is None:
             return
         with speaking_of(self._target_name):
@@ -220,6 +224,10 @@ class Copy:
             await self._target.restore(GRAPH, wanted.last, wanted.snapshot)
         await self._compare(GRAPH, wanted)
         self._report(_size(graph))
+
+    def _only_newest(self, graph: LoadedLog) -> LoadedLog:
+        """The same graph as a snapshot alone, for a copy of it is one step."""
+        return LoadedLog(graph.last, self._whole(graph) if graph.last else None, [])
 
     async def _compare(self, log: str, wanted: LoadedLog) -> None:
         with speaking_of(self._target_name):
@@ -239,12 +247,6 @@ class Copy:
 def _size(loaded: LoadedLog) -> int:
     """Payload bytes of the snapshot and the records."""
     return len(loaded.snapshot or b"") + sum(len(payload) for _, payload in loaded.records)
-
-
-def _only_newest(graph: LoadedLog) -> LoadedLog:
-    """The same graph as a snapshot alone: each of its records is the whole graph, see ``holdings.decoded``."""
-    newest = graph.records[-1][1] if graph.records else graph.snapshot
-    return LoadedLog(graph.last, newest, [])
 
 
 def _batches(log: str, records: Sequence[tuple[int, bytes]]) -> Iterator[list[Entry]]:

@@ -29,7 +29,7 @@ from lowwater_authority.journal.errors import JournalCorrupt, JournalVersion
 from lowwater_authority.journal.interface import GRAPH
 
 FORMAT = 2
-"""The newest format, the one that is written. All before it are read: 1 knew no bound of a revocation."""
+"""The newest format, the one that is written. All before it are read: 1 knew no bound of a revocation, and wrote whole graphs only."""
 
 _HEADER = struct.Struct("<IHHQIIQ")
 _CHECKSUM = struct.Struct("<I")

@@ -661,25 +661,29 @@ Global___Slot: typing_extensions.TypeAlias = Slot
 
 @typing.final
 class Topology(google.protobuf.message.Message):
-    """The pipeline graph."""
+    """The pipeline graph, or what has changed in it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: builtins.int
     COMPUTATIONS_FIELD_NUMBER: builtins.int
+    OVER_FIELD_NUMBER: builtins.int
     version: builtins.int
     """Grows with every change."""
+    over: builtins.int
+    """The version of the graph in which these have changed; 0: this is all of it."""
     @property
     def computations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Computation]:
-        """All computations."""
+        """All computations, or those that have changed."""
 
     def __init__(
         self,
         *,
         version: builtins.int = ...,
         computations: collections.abc.Iterable[Global___Computation] | None = ...,
+        over: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computations", b"computations", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computations", b"computations", "over", b"over", "version", b"version"]) -> None: ...
 
 Global___Topology: typing_extensions.TypeAlias = Topology
 

@@ -1,0 +1,122 @@
+"""The log of the graph: changes over whole graphs say what the whole graph after each change would."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowwater import errors
+from lowwater_authority.core.topology import Spec, Topology, WrongGraph
+from lowwater_authority.holdings import ReadGraph, replayed
+from lowwater_authority.journal import LoadedLog
+
+NAMES = "abcdefgh"
+names = st.sampled_from(NAMES)
+inputs = st.lists(names, max_size=3, unique=True).map(tuple)
+edits = st.lists(
+    st.one_of(
+        st.tuples(st.just("register"), names, inputs, st.booleans()),
+        st.tuples(st.just("upgrade"), names),
+        st.tuples(st.just("inputs"), names, inputs),
+        st.tuples(st.just("reset"), names),
+        st.tuples(st.just("drop"), names),
+        st.tuples(st.just("fork")),
+        st.tuples(st.just("merge")),
+        st.tuples(st.just("compact"), st.integers(0, 3)),
+        st.tuples(st.just("read")),
+    ),
+    max_size=40,
+)
+
+
+def edited(graph: Topology, edit: tuple[object, ...]) -> Topology:
+    """The graph after one change, or as it is when that is refused."""
+    kind, name = str(edit[0]), str(edit[1])
+    try:
+        match kind:
+            case "register":
+                return graph.register(Spec(name, edit[2], estimated=bool(edit[3])))  # type: ignore[arg-type]
+            case "upgrade":
+                known = graph.get(name)
+                return graph.register(Spec(name, known.inputs, estimated=True), unused=True)
+            case "inputs":
+                return graph.set_inputs(name, edit[2])  # type: ignore[arg-type]
+            case "reset":
+                return graph.reset(name)[0]
+            case _:
+                return graph.drop(name)
+    except errors.LowwaterError:
+        return graph
+
+
+@given(edits=edits)
+@settings(max_examples=300, database=None)
+def test_changes_say_what_whole_graphs_would(edits: list[tuple[object, ...]]) -> None:
+    """The naive log has the whole graph in each record, and is read by its last one alone."""
+    graph, fork = Topology(), Topology()
+    position = 0
+    snapshot: tuple[int, bytes | None] = (0, None)
+    records: list[tuple[int, bytes]] = []
+    naive = [Topology().encode()]
+    known: ReadGraph | None = None
+    for edit in edits:
+        kind, before, whole = edit[0], graph, False
+        if kind == "fork":
+            fork = graph
+        elif kind == "merge":
+            # Another shard, whose changes the store has lost, writes once more what it knows.
+            fork = edited(edited(fork, ("register", "a", ("b",), False)), ("reset", "a"))
+            graph, whole = graph.merged(fork), True
+        elif kind == "compact" and position:
+            # By a process that may be behind: it has read some of the records, and speaks of those only.
+            at = max(snapshot[0], position - int(str(edit[1])))
+            snapshot = (at, naive[at])
+            records = [record for record in records if record[0] > at]
+        elif kind == "read":
+            known = replayed(LoadedLog(*snapshot, records), known)
+        elif kind != "compact":
+            graph = edited(graph, edit)
+        if graph is not before:
+            position += 1
+            records = [*records, (position, graph.encode(None if whole else before))]
+            naive.append(graph.encode())
+        wanted = Topology.decode(naive[position])
+        loaded = LoadedLog(*snapshot, records)
+        for found in (replayed(loaded).topology, replayed(loaded, known).topology):
+            assert found == wanted == graph
+            for name in NAMES:
+                assert found.is_estimated(name) == wanted.is_estimated(name) == graph.is_estimated(name)
+        both = {**before.computations, **before.dropped}, {**graph.computations, **graph.dropped}
+        moved = before.computations.keys() ^ graph.computations.keys()
+        differing = {name for name in both[1] if both[0].get(name) != both[1][name]}
+        assert set(graph.changed(before)) == moved | differing
+
+
+def test_a_change_is_as_long_as_what_it_changes() -> None:
+    small = Topology().register(Spec("a"))
+    large = small
+    for number in range(1000):
+        large = large.register(Spec(f"c{number}", ("a",)))
+    changes = [len(graph.register(Spec("new", ("a",))).encode(graph)) for graph in (small, large)]
+    assert changes[1] <= changes[0] + 4, "but for the numbers of the versions"
+
+
+def test_a_change_of_another_graph_is_refused() -> None:
+    one = Topology().register(Spec("a"))
+    two = one.register(Spec("b"))
+    change = two.register(Spec("c")).encode(two)
+    with pytest.raises(WrongGraph, match="a change of version 2 of the graph stands behind version 1"):
+        one.replayed([change])
+    with pytest.raises(WrongGraph, match="behind version 0"):
+        Topology.decode(change)
+    assert two.replayed([change]) == two.register(Spec("c"))
+
+
+def test_a_log_that_was_cut_off_and_written_anew_is_read_anew() -> None:
+    one = Topology().register(Spec("a"))
+    lost, other = one.register(Spec("lost")), one.register(Spec("other"))
+    log = [(1, one.encode())]
+    known = replayed(LoadedLog(0, None, [*log, (2, lost.encode(one))]))
+    found = replayed(LoadedLog(0, None, [*log, (2, other.encode(one))]), known)
+    assert found.topology == other

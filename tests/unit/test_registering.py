@@ -1,0 +1,281 @@
+"""Registrations that come at once: what they write, what they share, and whom they hold up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from lowwater import errors
+from lowwater_authority.core.topology import Spec, Topology
+from lowwater_authority.holdings import replayed
+from lowwater_authority.journal import GRAPH, Entry, MemoryDisk, MemoryJournal
+from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
+from lowwater_authority.observer import Observer
+from lowwater_authority.shard import Shard
+from tests.unit.sharded_memory import Deployment, turns
+
+
+class Plan(FaultPlan):
+    """Keeps which logs each write was of; holds, refuses or stops at appends as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[list[str]] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self.left: dict[bool, int] = {}
+        """How many more writes begin, or end: behind these, nothing does."""
+
+    async def before(self, operation: Operation) -> Outcome:
+        await self._stop(begins=True)
+        await self.open.wait()
+        if operation.name == "append":
+            self.writes.append([log for log, _ in operation.places])
+            return await super().before(operation)
+        return Outcome.DONE
+
+    async def after(self, operation: Operation) -> None:
+        await self._stop(begins=False)
+
+    async def _stop(self, *, begins: bool) -> None:
+        if begins in self.left:
+            if not self.left[begins]:
+                await asyncio.Event().wait()
+            self.left[begins] -= 1
+
+
+class One:
+    """A shard by itself."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        self.plan = Plan()
+        self.disk = disk
+        self.shard = Shard(MemoryJournal(disk, faults=self.plan), clock=lambda: 10**15, observer=Observer())
+
+    async def start(self) -> One:
+        await self.shard.start()
+        self._task = asyncio.create_task(self.shard.run())
+        return self
+
+    async def kill(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def register(self, name: str, *inputs: str) -> asyncio.Task[Spec]:
+        return asyncio.create_task(self.shard.register(Spec(name, inputs)))
+
+    async def held_up(self, *names: str) -> list[asyncio.Task[Spec]]:
+        """Register, while the store takes its time for the first one."""
+        self.plan.open.clear()
+        tasks = [self.register(name) for name in names]
+        await turns()
+        return tasks
+
+
+@pytest.fixture
+async def one() -> AsyncIterator[One]:
+    made = await One(MemoryDisk()).start()
+    yield made
+    await made.kill()
+
+
+async def outcomes(tasks: Sequence[asyncio.Task[Spec]]) -> list[str]:
+    """The names that were registered, and why the others were not."""
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    return [each.name if isinstance(each, Spec) else getattr(each, "reason", repr(each)) for each in found]
+
+
+async def test_those_that_wait_share_a_write(one: One) -> None:
+    tasks = await one.held_up("first")
+    tasks += [one.register(f"c{number}") for number in range(50)]
+    await turns()
+    one.plan.open.set()
+    assert await outcomes(tasks) == ["first", *(f"c{number}" for number in range(50))]
+    assert one.plan.writes == [[GRAPH], [GRAPH]]
+
+
+async def test_one_that_is_refused_is_refused_alone(one: One) -> None:
+    tasks = await one.held_up("first")
+    tasks += [
+        one.register("a"),
+        one.register("a", "first"),  # for what waits in front of it
+        one.register("a"),
+        one.register("b", "c"),
+        one.register("c", "b"),
+        one.register("no name"),
+        one.register("d", "a"),
+    ]
+    await turns()
+    one.plan.open.set()
+    conflict, cycle, invalid = "REGISTRATION_CONFLICT", "CYCLE", "INVALID_ARGUMENT"
+    assert await outcomes(tasks) == ["first", "a", conflict, "a", "b", cycle, invalid, "d"]
+    assert one.plan.writes == [[GRAPH], [GRAPH]]
+    assert one.shard.topology.computations.keys() == {"first", "a", "b", "d"}
+
+
+async def test_nobody_is_refused_for_what_was_not_written(one: One) -> None:
+    tasks = await one.held_up("first")
+    tasks += [one.register("a"), one.register("a", "first")]
+    await turns()
+    one.plan.then(Outcome.DONE, Outcome.FAILED)
+    one.plan.open.set()
+    assert await outcomes(tasks) == ["first", "JOURNAL_FAILED", "JOURNAL_FAILED"]
+    assert (await one.register("a", "first")).inputs == ("first",)
+
+
+async def test_what_else_waits_has_its_turn_behind_one_round_of_them(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowwater_authority.rounds.TOGETHER", 3)
+    await one.register("other")
+    tasks = await one.held_up("first")
+    tasks += [one.register(f"c{number}") for number in range(4)]
+    await turns()
+    known: list[set[str]] = []
+    permit = lambda _: known.append(set(one.shard.topology.computations))  # noqa: E731 - asked when it has its turn
+    reset = asyncio.create_task(one.shard.reset("other", permit=permit))
+    await turns()
+    tasks += [one.register(f"d{number}") for number in range(4)]
+    await turns()
+    one.plan.open.set()
+    await reset
+    assert known == [{"other", "first", "c0", "c1", "c2"}], "one round of registrations went first"
+    assert await outcomes(tasks) == ["first", "c0", "c1", "c2", "c3", "d0", "d1", "d2", "d3"]
+
+
+async def test_what_is_written_does_not_grow_with_what_is_there(one: One) -> None:
+    sizes = []
+    for number in range(300):
+        await one.register(f"c{number:03}")
+        records = (await one.shard.journal.load(GRAPH)).records
+        sizes.append(len(records[-1][1]))
+    assert max(sizes) <= min(sizes) + 6, "but for the numbers of the versions"
+
+
+async def test_the_log_of_the_graph_stays_bounded(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowwater_authority.logs.GRAPH_BYTES", 500)
+    for number in range(20):
+        await one.register(f"c{number}")
+    longest = 0
+    for _ in range(300):
+        await one.shard.reset("c7")
+        await one.shard.held.logs.settle()
+        loaded = await one.shard.journal.load(GRAPH)
+        longest = max(longest, sum(len(payload) for _, payload in loaded.records))
+        assert replayed(loaded).topology == one.shard.topology
+    whole = len(one.shard.topology.encode())
+    assert longest <= max(500, 2 * whole) + 100, "the changes since then never outweigh a whole graph by much"
+
+
+@pytest.mark.parametrize("begins", [True, False])
+async def test_a_crash_at_any_write_keeps_what_was_acknowledged(begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each write in turn is the first that does not begin, or is not told of: of a change, of the whole graph in its place, of a take."""
+    monkeypatch.setattr("lowwater_authority.logs.GRAPH_BYTES", 60)
+    crashes = 0
+    while True:
+        disk = MemoryDisk()
+        one = await One(disk).start()
+        one.plan.left[begins] = crashes
+        told: dict[str, Spec | None] = {}
+
+        async def live(one: One, told: dict[str, Spec | None]) -> None:
+            for name in "abcdef":
+                told[name] = await one.register(name)
+            [told["b"]] = await one.shard.reset("b")
+            await one.shard.drop("c", force=True)
+            told["c"] = None
+            await one.register("g")
+            await one.shard.held.logs.settle()
+
+        task = asyncio.create_task(live(one, told))
+        await turns(300)
+        done = task.done()
+        task.cancel()
+        await one.kill()
+        disk.crash()
+        again = await One(disk).start()
+        for name, spec in told.items():
+            known = again.shard.topology.computations.get(name)
+            assert known == spec or name in "bc", f"{name} behind write {crashes}"
+        if (b := told.get("b")) is not None and b.incarnation == 2:
+            assert again.shard.topology.get("b").incarnation == 2
+        if "c" in told and told["c"] is None:
+            assert "c" in again.shard.topology.dropped
+        assert (await again.register("new")).name == "new"
+        await again.kill()
+        if done:
+            break
+        crashes += 1
+    assert crashes > 12
+
+
+async def test_a_journal_of_whole_graphs_is_gone_on_with(one: One) -> None:
+    """As 0.1 has written it."""
+    await one.kill()
+    graphs = [Topology().register(Spec("a"))]
+    graphs.append(graphs[-1].register(Spec("b", ("a",))))
+    graphs.append(graphs[-1].reset("a")[0])
+    disk = MemoryDisk()
+    journal = MemoryJournal(disk)
+    await journal.open()
+    for position, each in enumerate(graphs, 1):
+        await journal.append([Entry(GRAPH, position, each.encode(), strong=True)])
+    again = await One(disk).start()
+    assert again.shard.topology == graphs[-1]
+    await again.register("c", "b")
+    loaded = await again.shard.journal.load(GRAPH)
+    assert len(loaded.records[-1][1]) < len(loaded.records[0][1]) + 10, "from here on, what changes"
+    await again.kill()
+    assert (await One(disk).start()).shard.topology == graphs[-1].register(Spec("c", ("b",)))
+
+
+async def test_a_change_of_another_shard_is_noticed_from_what_it_changes() -> None:
+    deployment = Deployment()
+    one, other = await deployment.start("one:1"), await deployment.start("other:1")
+    await deployment.settle(one, other)
+    for number in range(8):
+        await one.shard.register(Spec(f"c{number}"))
+        await other.shard.confirm(())
+        assert other.shard.topology == one.shard.topology
+    await other.shard.reset("c3")
+    await other.shard.register(Spec("d", ("c3",)))
+    await one.shard.confirm(())
+    assert one.shard.topology == other.shard.topology
+    await deployment.settle(one, other, seconds=3)
+    for each in (one, other):
+        assert each.shard.topology.get("c3").incarnation == 2
+        await each.stop()
+
+
+async def test_both_register_at_once_and_both_have_all() -> None:
+    deployment = Deployment()
+    one, other = await deployment.start("one:1"), await deployment.start("other:1")
+    await deployment.settle(one, other)
+    names = [f"c{number}" for number in range(40)]
+    shards = (one, other)
+    asked = [asyncio.create_task(shards[i % 2].shard.register(Spec(name))) for i, name in enumerate(names)]
+    asked += [asyncio.create_task(shards[(i + 1) % 2].shard.register(Spec(name))) for i, name in enumerate(names)]
+    await deployment.settle(one, other, seconds=3)
+    assert [spec.name for spec in await asyncio.gather(*asked)] == [*names, *names]
+    for each in shards:
+        await each.shard.confirm(())
+        assert each.shard.topology.computations.keys() == set(names)
+        assert replayed(await each.shard.journal.load(GRAPH)).topology == each.shard.topology
+        await each.stop()
+
+
+async def test_behind_a_log_that_was_lost_and_could_not_be_healed_the_whole_graph_is_written() -> None:
+    """A change alone would stand behind nothing."""
+    deployment = Deployment()
+    one = await deployment.start("one:1")
+    await deployment.settle(one, seconds=3)
+    await one.shard.register(Spec("a"))
+    await one.shard.register(Spec("b", ("a",)))
+    deployment.disk.logs.pop(GRAPH)
+    one.faults.ends["restore"] = [Outcome.FAILED]
+    with pytest.raises(errors.LowwaterError):
+        await one.shard.register(Spec("c"))
+    await one.shard.register(Spec("d"))
+    loaded = await one.shard.journal.load(GRAPH)
+    assert {"a", "b", "d"} <= replayed(loaded).topology.computations.keys()
+    await one.stop()
