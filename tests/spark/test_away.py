@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -13,6 +15,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater import errors
 from lowwater_spark import durable
+from lowwater_spark.driver import Run
 from lowwater_spark.plain import PlainRun
 from lowwater_spark.status import in_short
 from tests.spark.flow import Flow, mark
@@ -86,6 +89,35 @@ def test_head_of_w_a_source_that_is_not_mounted_for_a_moment_holds(
     flow.feed.put([row("b", 11)])
     until(lambda: query.status().batch == 1, "and what comes is read")
     assert query.status().waiting_for == ()
+
+
+@pytest.mark.parametrize("kind", ["plain", "function"])
+def test_the_last_look_is_made_again_when_files_are_away(
+    kind: str, flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that ends by itself may have one look alone, and what is committed would wait for the next start to be reported."""
+    stale = [OSError(errno.ESTALE, "Stale file handle", str(flow.folder / "ck/commits")) for _ in range(2)]
+    for of in (PlainRun, Run):
+        look = of.tick
+
+        def ticked(run: Any, *, last: bool = False, look: Any = look) -> None:
+            if last and stale:
+                raise stale.pop()
+            if last:
+                look(run, last=last)
+
+        monkeypatch.setattr(of, "tick", ticked)
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    stage = lws.stage(flow.spark, "stage", inputs=["source"], key="key", event_time="t", address=flow.address)
+    once = {"checkpoint": flow.folder / "ck", "trigger": {"availableNow": True}}
+    if kind == "plain":
+        query = stage.start(flow.read(), format="noop", **once)
+    else:
+        query = stage.foreach_batch(flow.read(), flow.plain, **once)
+    flow.queries.append(query)
+    assert query.await_termination(60)
+    assert (stale, low(lw, "stage")) == ([], mark(10))
 
 
 def test_a_call_to_the_authority_that_times_out_is_no_unreadable_file(

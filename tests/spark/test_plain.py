@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,10 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater import errors
+from lowwater_spark import stages, writers
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.plan import check_options
+from lowwater_spark.sinklog import _checked, list_sink
 from lowwater_spark.sourcelog import CheckpointLog
 from lowwater_spark.writers import mark_writer, strangers
 from tests.process.serving import Serving
@@ -326,6 +331,87 @@ def test_the_sinks_of_spark(flow: Flow, lw: lowwater.Client, upstream: Upstream,
     if sink == "parquet":
         assert flow.spark.read.parquet(str(flow.folder / "out")).count() == 1
         assert (flow.folder / "out/key=a").is_dir()
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        "PARQUET",
+        "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat",
+        "org.apache.spark.sql.execution.datasources.v2.json.JsonDataSourceV2",
+        "com.databricks.spark.csv",
+    ],
+)
+def test_rule6_a_file_sink_is_known_by_any_name(flow: Flow, lw: lowwater.Client, upstream: Upstream, sink: str) -> None:
+    """It leaves its mark, what it writes is made durable, and it is refused where others write."""
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    mark_writer(flow.folder / "others", "other")
+    with pytest.raises(Unsupported, match="other writes there"):
+        flow.start(format=sink, path=flow.folder / "others")
+    query = flow.start(format=sink)
+    until(lambda: low(lw, "stage") == mark(10), "written and reported")
+    query.stop()
+    assert [name for _, name in strangers(str(flow.folder / "out"), set())] == ["stage"]
+    assert json.loads((flow.folder / "ck/lowwater/sink.json").read_text())["batch"] == 0
+
+
+@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="breaks when the format's name alone decides")
+def test_rule6_breaks_when_the_name_of_a_sink_decides(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "is_file_format", lambda _, kind: kind in ("csv", "json", "orc", "parquet", "text"))
+    mark_writer(flow.folder / "others", "other")
+    with pytest.raises(Unsupported):
+        flow.start(format="com.databricks.spark.csv", path=flow.folder / "others")
+
+
+def test_of_two_plain_queries_that_start_at_once_into_one_directory_one_is_refused(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has found the directory empty before the other one has left its mark."""
+    both, look = threading.Barrier(2), writers.check_alone
+
+    def looked(folder: Path, computation: str) -> None:
+        look(folder, computation)
+        both.wait(120)
+
+    monkeypatch.setattr(stages, "check_alone", looked)
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+
+    def start(name: str) -> str:
+        try:
+            flow.start(stage=flow.stage(name), checkpoint=name)
+        except Unsupported as refusal:
+            refusals.append(str(refusal))
+            return ""
+        return name
+
+    refusals: list[str] = []
+    with ThreadPoolExecutor() as pool:
+        [won] = filter(None, pool.map(start, ["one", "two"]))
+    assert [f"{won} writes there, and of a directory with a sink's log" in refusal for refusal in refusals] == [True]
+    until(lambda: low(lw, won) == mark(10), "the one that won")
+    assert flow.out() == ["a"]
+    assert [name for _, name in strangers(str(flow.folder / "out"), set())] == [won]
+    [lost] = {"one", "two"} - {won}
+    monkeypatch.undo()
+    flow.start(stage=flow.stage(lost), checkpoint=lost, path=flow.folder / "out2")
+    until(lambda: low(lw, lost) == mark(10), "the other one, elsewhere")
+
+
+def test_a_batch_without_files_is_an_entry_with_a_checksum(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+    flow.feed.put([row("z", 9)])
+    upstream.at(10)
+    flow.start(flow.read().where("key <> 'z'"), partition_by="key")
+    until(lambda: low(lw, "stage") == mark(10), "nothing was to be written")
+    entry = flow.folder / "out/_spark_metadata/0"
+    assert entry.read_bytes() == b"v1"
+    assert (list_sink(str(flow.folder / "out")), _checked(entry, b"v1")) == (set(), True)
+    flow.feed.put([row("a", 10)])
+    upstream.at(11)
+    until(lambda: low(lw, "stage") == mark(11), "and then something")
+    entry = flow.folder / "out/_spark_metadata/1"
+    assert _checked(entry, entry.read_bytes())
 
 
 @pytest.mark.parametrize("acks", ["all", "-1", -1], ids=repr)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,11 +14,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 import lowwater
 import lowwater_spark as lws
+from lowwater_spark import writers
 from lowwater_spark.batch import Batch
+from lowwater_spark.durable import write_over
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.head import ControlSource, FileSource, Intruder, hidden, intruders, list_head
 from lowwater_spark.plan import Checked, check_plan
-from lowwater_spark.writers import MARKS, mark_writer, strangers
+from lowwater_spark.sinklog import refuse_sink
+from lowwater_spark.writers import MARKS, mark_sink, mark_writer, strangers
 from tests.process.serving import Serving
 from tests.spark.support import Feed, Upstream, at, low, row, until
 
@@ -40,6 +47,57 @@ def test_a_mark_says_who_writes_and_is_no_row(tmp_path: Path) -> None:
     Path(mark).write_text('{"format": 2}')
     with pytest.raises(OSError, match="of format 2"):
         strangers(str(tmp_path), set())
+
+
+def test_of_the_file_sinks_of_one_directory_one_gets_the_mark(tmp_path: Path) -> None:
+    assert len(winners(tmp_path)) == 1
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a mark is left and not taken")
+def test_a_mark_breaks_when_it_is_left_and_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def left(path: Path, data: bytes) -> bool:
+        write_over(path.with_name(f"{hash(data)}.json"), data)
+        return True
+
+    monkeypatch.setattr(writers, "write_once", left)
+    monkeypatch.setattr(writers, "check_alone", lambda *_: None)
+    assert len(winners(tmp_path)) == 1
+
+
+def winners(folder: Path) -> list[str]:
+    """Those of several that may write, when all ask at once."""
+    together, won = threading.Barrier(8), list[str]()
+
+    def ask(name: str) -> None:
+        together.wait(60)
+        with contextlib.suppress(Unsupported):
+            mark_sink(folder, name, "identity", adopt=False)
+            won.append(name)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, "abcdefgh"))
+    return won
+
+
+def test_the_mark_of_a_file_sink_is_of_one_checkpoint(tmp_path: Path) -> None:
+    mark_sink(tmp_path, "a", "one", adopt=False)
+    mark_sink(tmp_path, "a", "one", adopt=False)
+    with pytest.raises(Unsupported, match="a writes there"):
+        mark_sink(tmp_path, "a", "two", adopt=False)
+    mark_sink(tmp_path, "a", "two", adopt=True)
+    for name, identity in (("a", "one"), ("b", "two")):
+        with pytest.raises(Unsupported, match="a writes there"):
+            mark_sink(tmp_path, name, identity, adopt=name == "b")
+    # Nobody hands over into what a sink has taken, though it has written nothing yet; nor the other way round.
+    for folder in (tmp_path, tmp_path / "deep/er"):
+        with pytest.raises(Unsupported, match=f"file sink writes to {tmp_path}"):
+            refuse_sink(folder)
+    mark_writer(tmp_path / "other", "c")
+    with pytest.raises(Unsupported, match="c writes there"):
+        mark_sink(tmp_path / "other", "a", "one", adopt=False)
+    (tmp_path / MARKS / "sink.json").write_text('{"format": 1}')
+    with pytest.raises(OSError, match="no mark of a writer"):
+        mark_sink(tmp_path, "a", "two", adopt=True)
 
 
 def test_a_reader_knows_the_writers_of_all_that_it_reads(tmp_path: Path) -> None:
@@ -76,6 +134,55 @@ def test_the_log_of_a_sink_that_is_not_read_by_is_an_intruder(tmp_path: Path) ->
     assert intruders(reading(tmp_path / "all/raw")) == []
 
 
+LINKS = {
+    "a partition of a sink": ("sink/year=2013", ""),
+    "a file of a sink": ("sink/year=2013/a.json", "in/a.json"),
+    "a folder in a partition": ("sink/year=2013", "in/deep"),
+    "a sink": ("sink", "in/deep"),
+    "a batch of a writer": ("out/batch=0", ""),
+    "a batch among others": ("out/batch=0", "in/deep"),
+    "a file of a batch": ("out/batch=0/b.json", "in/b.json"),
+    "all of a writer": ("out", "in/deep"),
+}
+"""What a symbolic link leads to, and where it stands below what is read; empty: it is read itself."""
+
+
+@pytest.mark.parametrize("what", list(LINKS))
+def test_a_writer_is_known_by_whatever_links_its_files_are_read(what: str, tmp_path: Path) -> None:
+    assert found_by_links(tmp_path, what) == linked_to(tmp_path, what)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when links are taken for what they are called")
+def test_a_writer_breaks_when_links_are_taken_for_what_they_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os.path, "realpath", lambda path: path)
+    assert found_by_links(tmp_path, "a partition of a sink") == linked_to(tmp_path, "a partition of a sink")
+
+
+def linked_to(folder: Path, what: str) -> list[Intruder]:
+    if "sink" in what or "partition" in what:
+        log = "in/deep" if what == "a sink" else "sink"
+        return [Intruder(str(folder / log / "_spark_metadata"))]
+    at = folder / ("in/deep" if what == "all of a writer" else "out")
+    return [Intruder(path, name) for path, name in strangers(str(at), set())]
+
+
+def found_by_links(folder: Path, what: str) -> list[Intruder]:
+    (folder / "sink/_spark_metadata").mkdir(parents=True)
+    (folder / "sink/year=2013").mkdir()
+    (folder / "sink/year=2013/a.json").touch()
+    (folder / "out/batch=0").mkdir(parents=True)
+    (folder / "out/batch=0/b.json").touch()
+    mark_writer(folder / "out", "a")
+    (folder / "in").mkdir()
+    leads_to, name = LINKS[what]
+    link = folder / (name or "link")
+    link.symlink_to(folder / leads_to)
+    (folder / "in/nowhere").symlink_to(folder / "sink/year=2013/missing")
+    return intruders(reading(folder / "in" if name else link, "x"))
+
+
 def test_a_driven_frame_waits_for_its_own_inputs() -> None:
     def waited_for(found: Checked) -> list[set[str]]:
         return [set(each.inputs or ()) for each in found.sources if isinstance(each, FileSource)]
@@ -109,8 +216,8 @@ def test_a_stage_is_refused_that_forgets_a_writer_and_holds_when_one_comes_later
     def writes(rows: DataFrame, batch: Batch) -> None:
         batch.write(rows, tmp_path / "out/daily", file_format="json")
 
-    def read(name: str, *inputs: str) -> lws.TrackedQuery:
-        query = stage(name, *inputs).start(stream("out"), checkpoint=tmp_path / name, format="noop")
+    def read(name: str, *inputs: str, folder: str = "out") -> lws.TrackedQuery:
+        query = stage(name, *inputs).start(stream(folder), checkpoint=tmp_path / name, format="noop")
         queries.append(query)
         return query
 
@@ -144,6 +251,19 @@ def test_a_stage_is_refused_that_forgets_a_writer_and_holds_when_one_comes_later
         queries.append(plain)
         assert strangers(str(tmp_path / "plain"), set())[0][1] == "plain"
         until((tmp_path / "plain/_spark_metadata").is_dir, "its sink has begun")
+        until((tmp_path / "plain/_spark_metadata/0").exists, "its first batch")
+        (tmp_path / "link").symlink_to(tmp_path / "plain")
+        with pytest.raises(
+            Unsupported, match=f"names its files by another path: {tmp_path}/plain/part-.* Read it by the path"
+        ):
+            check_plan(spark, stream("link"))
+        (tmp_path / "link").unlink()
+        (tmp_path / "linked").mkdir()
+        (tmp_path / "linked/deep").symlink_to(tmp_path / "out/daily/batch=0")
+        with pytest.raises(Unsupported, match="corrections, daily writes there"):
+            read("wrong", "source", folder="linked")
+        rows = spark.read.schema(SCHEMA).option("recursiveFileLookup", "true").json(str(tmp_path / "linked"))
+        assert rows.count() == 1, "Spark follows the link"
         above = spark.readStream.schema(SCHEMA).option("recursiveFileLookup", "true").json(str(tmp_path))
         with pytest.raises(
             Unsupported, match=f"Spark's file sink writes to {tmp_path}/plain, .* Read {tmp_path}/plain by"

@@ -249,7 +249,7 @@ class Batch:
             msg = f"{path} is not an absolute path of a local directory; batch.write renames in it"
             raise ValueError(msg)
         refuse_pattern(os.fspath(folder), "The path")
-        folder = Path(os.path.realpath(folder))
+        named, folder = folder, Path(os.path.realpath(folder))
         if folder in self._taken:
             msg = (
                 f"batch {self.id} has been written to {folder} already; a second write would be skipped. Unite the rows first, and give each "
@@ -258,9 +258,10 @@ class Batch:
             raise ValueError(msg)
         self._taken.add(folder)
         if folder not in self._swept:
-            refuse_sink(folder)
+            refuse_sink(named)
             sweep(folder, self._ordinal)
             mark_writer(folder, self._writer)
+            refuse_sink(named)  # one that begins at the same time has left its mark by now, or finds ours
             self._swept.add(folder)
         digest = self._entry.digest
         made = hand_over(frame, folder, self.id, digest, ordinal=self._ordinal, file_format=file_format)

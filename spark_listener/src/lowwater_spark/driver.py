@@ -34,15 +34,15 @@ from lowwater_spark.tracking import Actions, Rows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Run", "Status", "WriteBatch"]
+__all__ = ["PATIENCE", "Run", "Status", "WriteBatch"]
 
 logger = logging.getLogger("lowwater.spark")
 
 WriteBatch = Callable[["DataFrame", Batch], object]
 """write_batch(batch_df, batch)."""
 
-_PATIENCE: Final = (0.05, 0.2, 1.0, 2.0, *[5.0] * 11)
-"""Seconds between the attempts of a batch that begins to read the checkpoint."""
+PATIENCE: Final = (0.05, 0.2, 1.0, 2.0, *[5.0] * 11)
+"""Seconds between the attempts to read the checkpoint of a batch that begins, and of the last look of the clock."""
 
 _KEPT_BATCHES: Final = 100
 """Entries of the batch log that stay, as many as Spark keeps of its own logs."""
@@ -275,7 +275,7 @@ class Run:
 
         A file system that is away for a moment must not end the query: it is asked again, for a minute at most.
         """
-        pauses = itertools.chain(_PATIENCE, [None])
+        pauses = itertools.chain(PATIENCE, [None])
         while True:
             try:
                 with self._lock:

@@ -9,8 +9,18 @@ from __future__ import annotations
 import os
 import uuid
 from pathlib import Path
+from typing import Final
 
-__all__ = ["NotDurable", "make_directory", "sync_directory", "sync_file", "sync_tree", "write_once", "write_over"]
+__all__ = [
+    "NotDurable",
+    "boot_of",
+    "make_directory",
+    "sync_directory",
+    "sync_file",
+    "sync_tree",
+    "write_once",
+    "write_over",
+]
 
 
 class NotDurable(RuntimeError):
@@ -46,6 +56,28 @@ def make_directory(path: Path) -> None:
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
         sync_directory(path.parent)
+
+
+_LOCAL: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
+"""Types of file systems that this machine writes itself: what it has in memory is not lost before it is switched off."""
+
+
+def boot_of(folder: Path) -> str:
+    """Return a name for the time since this machine was started and the file system of a directory mounted; empty where that says nothing.
+
+    As long as it is the same, what was written there is there, also when nobody has synced it: only its processes may have died. The disks of a
+    server, like those of NFS, may lose power by themselves. Linux only.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+        device = folder.stat().st_dev
+    except OSError:
+        return ""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    # "36 35 98:0 / /mnt rw,noatime shared:1 - ext4 /dev/sda1 rw": the type follows the dash.
+    found = {line.partition(" - ")[2].split(" ")[0] for line in mounts.splitlines() if line.split(" ")[2] == number}
+    return f"{boot} {number}" if found and found <= _LOCAL else ""
 
 
 def sync_file(path: Path) -> None:

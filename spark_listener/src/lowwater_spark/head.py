@@ -23,14 +23,14 @@ import contextlib
 import heapq
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from lowwater_spark.sinklog import SINK_LOG, list_sink
 from lowwater_spark.sourcelog import NOTHING, File, SourceLog
-from lowwater_spark.writers import MARKS, above, strangers
+from lowwater_spark.writers import MARKS, above, behind, strangers
 
 __all__ = [
     "Candidates",
@@ -141,7 +141,7 @@ def _waited_for(found: Intruder) -> File:
 
 def intruders(source: FileSource) -> list[Intruder]:
     """Return what brings in rows that no input stands for, in order. Costs and raises as :func:`list_head`."""
-    return sorted(found for found in _walk(source) if isinstance(found, Intruder))
+    return sorted({found for found in _walk(source) if isinstance(found, Intruder)})
 
 
 def _walk(source: FileSource) -> Iterator[File | Intruder]:
@@ -150,15 +150,20 @@ def _walk(source: FileSource) -> Iterator[File | Intruder]:
     Spark goes by a sink's log only if the log was there when the query started, and if it reads the very directory of the sink. Of a
     directory above it, or of a partition in it, it takes what failed attempts have left as well.
     """
-    for folder in above(source.root):
-        if Path(folder, SINK_LOG).exists():
-            yield Intruder(str(Path(folder, SINK_LOG)))
-        yield from _strangers(source, folder)
+    yield from _outputs(source, above(source.root))
     if source.sink_log:
         yield from list_sink(source.root)
         yield from _strangers(source, source.root)
     else:
         yield from _list(source, source.root)
+
+
+def _outputs(source: FileSource, folders: Iterable[str]) -> Iterator[Intruder]:
+    """Yield what brings rows into a source from directories that are not walked."""
+    for folder in folders:
+        if Path(folder, SINK_LOG).exists():
+            yield Intruder(str(Path(folder, SINK_LOG)))
+        yield from _strangers(source, folder)
 
 
 def _strangers(source: FileSource, folder: str) -> Iterator[Intruder]:
@@ -179,11 +184,15 @@ def _list(source: FileSource, folder: str, columns: tuple[str, ...] = ()) -> Ite
         folder_too = entry.is_dir()
         if entry.name == SINK_LOG:
             yield Intruder(entry.path)
-        elif entry.name == MARKS:
-            yield from _strangers(source, folder)
-        elif hidden(entry.name, folder=folder_too):
             continue
-        elif not folder_too:
+        if entry.name == MARKS:
+            yield from _strangers(source, folder)
+            continue
+        if hidden(entry.name, folder=folder_too):
+            continue
+        if entry.is_symlink() and Path(entry.path).exists():
+            yield from _outputs(source, behind(entry.path, folder=folder_too))
+        if not folder_too:
             read = source.recursive or columns == source.columns
             with contextlib.suppress(FileNotFoundError):  # removed, or a link to nothing: Spark does not list it either
                 # Spark logs a file beside the partitions as taken, and reads no rows from it.

@@ -26,7 +26,7 @@ import lowwater
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.authority import Authority
 from lowwater_spark.batch import Keyed
-from lowwater_spark.durable import sync_directory, sync_file
+from lowwater_spark.durable import boot_of, sync_directory, sync_file
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.events import BatchEvent
 from lowwater_spark.head import source_logs
@@ -38,7 +38,7 @@ from lowwater_spark.roots import Roots
 from lowwater_spark.sinklog import DurableSink
 from lowwater_spark.sourcelog import NOTHING, CheckpointLog, Plan, SourceLog
 from lowwater_spark.status import Status
-from lowwater_spark.writers import mark_writer
+from lowwater_spark.writers import mark_sink
 
 __all__ = ["PlainRun"]
 
@@ -59,6 +59,7 @@ class PlainRun:
     output: Path | None = None
     """The directory that the sink writes files to; None when it is of another kind, or not local."""
     clock: Callable[[], float] = time.monotonic
+    boot: Callable[[Path], str] = boot_of
     log: CheckpointLog = field(init=False)
     progress: Progress = field(init=False)
     failure: BaseException | None = field(default=None, init=False)
@@ -86,7 +87,7 @@ class PlainRun:
         self._logs = source_logs(self.checkpoint, self.checked.sources)
         self._roots = Roots(self.checkpoint, self.checked.sources, self._logs)
         self._last = LastReading(self.checkpoint)
-        self._sink = None if self.output is None else DurableSink(self.output, self.checkpoint)
+        self._sink = None if self.output is None else DurableSink(self.output, self.checkpoint, self.boot)
         self._promises = deque(maxlen=_KEPT_PROMISES)
         self.progress = Progress(self.keyed.ranges, self.keyed.window, self._logs, self._durable())
 
@@ -96,7 +97,8 @@ class PlainRun:
         """Claim, and then read the durable state: until the claim an older run may still have written it."""
         self.claim()
         if self.output is not None:
-            mark_writer(self.output, self.authority.full_name)
+            registration = self.authority.registration
+            mark_sink(self.output, self.authority.full_name, registration.identity, adopt=registration.adopt)
         self.progress.restart(self._durable())
         if self.authority.registered is not None:
             self._check_lives(self.authority.registered)

@@ -33,6 +33,7 @@ __all__ = [
     "check_plan",
     "check_classic",
     "check_session",
+    "is_file_format",
     "check_trigger",
     "local_directory",
     "refuse_pattern",
@@ -73,6 +74,12 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "pathglobfilter": "the files that Spark passes over stand in the directory all the same",
     "sourcearchivedir": "files vanish by rules of their own; clean up outside of Spark, by age",
 }
+
+_FILE_FORMATS: Final = (
+    "org.apache.spark.sql.execution.datasources.FileFormat",
+    "org.apache.spark.sql.execution.datasources.v2.FileDataSourceV2",
+)
+"""What Spark writes by its file sink is one of them."""
 
 _IGNORE_SINK_LOG: Final = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
 
@@ -394,13 +401,20 @@ def _check_sink_log(spark: SparkSession, path: str, root: str) -> None:
             "Set it to false.",
         )
     try:
-        list_sink(root)
+        files = list_sink(root)
     except OSError as error:
         raise Unsupported(
             f"The path {path}",
             f"it is the output of Spark's file sink, and the sink's log cannot be read: {error}",
             "Restore the log, or let the writing query begin a new directory.",
         ) from error
+    other = min((file.path for file in files if not file.path.startswith(f"{root}/")), default=None)
+    if other is not None:
+        raise Unsupported(
+            f"The path {path}",
+            f"it is the output of Spark's file sink, and the sink's log names its files by another path: {other}",
+            "Read it by the path that the writing query has, and not by a symbolic link to it; a directory that was moved is read by nobody.",
+        )
 
 
 def _partition_columns(relation: Any, root: str) -> tuple[str, ...]:
@@ -451,6 +465,21 @@ def _max_age(spark: SparkSession, options: Mapping[str, str]) -> int:
         return FOR_EVER
     jvm: Any = spark._jvm
     return int(jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(options.get("maxfileage", "7d")))
+
+
+def is_file_format(spark: SparkSession, kind: str) -> bool:
+    """Return whether what Spark finds under a format's name, in any of its spellings or as a class, is written by Spark's file sink."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    jvm: Any = spark._jvm
+    conf: Any = spark._jsparkSession.sessionState().conf()
+    try:
+        found = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource(kind, conf)
+    except (Py4JJavaError, PySparkException):
+        return False  # one that Spark makes without a look, like memory, or that it does not find when it starts the query either
+    loader = found.getClassLoader()
+    return any(loader.loadClass(name).isAssignableFrom(found) for name in _FILE_FORMATS)
 
 
 def local_directory(spark: SparkSession, path: str, what: str) -> str:

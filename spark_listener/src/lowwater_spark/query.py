@@ -6,12 +6,13 @@ import dataclasses
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, cast
 
 import lowwater
 from lowwater import errors
 from lowwater_spark.authority import REPLACED
-from lowwater_spark.driver import Run, Status
+from lowwater_spark.driver import PATIENCE, Run, Status
 from lowwater_spark.driving import Driving
 from lowwater_spark.events import Events
 from lowwater_spark.plain import PlainRun
@@ -153,8 +154,33 @@ class TrackedQuery:
         self._run.cannot_read("")
         self._look_back()
 
+    def _looks_again(self, failure: OSError, pauses: Iterator[float], *, last: bool) -> bool:
+        """Wait after a look that has failed for want of a file; return whether there is to be another one.
+
+        A file system that is away for a moment (EIO, or ESTALE of NFS) says nothing of the batches: nothing new counts until it answers. The last look
+        is repeated as well, for a minute at most: what is committed would not be reported before the next start.
+        """
+        name = self._run.authority.registration.name
+        if not self._unread:
+            logger.warning("%s holds, and looks again: %s", name, failure)
+        self._unread = True
+        if not last:
+            self._stopping.wait(self._interval)
+            return True
+        pause = next(pauses, None)
+        if pause is None:
+            logger.warning(
+                "%s has ended, and cannot look at what it has committed last; its next start reports it: %s",
+                name,
+                failure,
+            )
+            return False
+        time.sleep(pause)
+        return True
+
     def _clock(self) -> None:
         ended, took = False, 0.0
+        pauses = iter(PATIENCE)
         while not ended:
             try:
                 ended = self._pause(_REST * took) or not self._active()
@@ -173,12 +199,7 @@ class TrackedQuery:
                 # says nothing of files.
                 logger.debug("%s looks again later: %s", self._run.authority.registration.name, failure)
             except OSError as failure:
-                # A file system that is away for a moment (EIO, or ESTALE of NFS) says nothing of the batches: nothing new counts until it answers.
-                if not self._unread:
-                    logger.warning("%s holds, and looks again: %s", self._run.authority.registration.name, failure)
-                self._unread = True
-                if not ended:
-                    self._stopping.wait(self._interval)
+                ended = not self._looks_again(failure, pauses, last=ended)
             except Exception as failure:
                 logger.exception("%s stops", self._run.authority.registration.name)
                 # Whatever it is, the query must not go on unwatched.

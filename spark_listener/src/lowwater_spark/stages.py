@@ -32,6 +32,7 @@ from lowwater_spark.plan import (
     check_plan,
     check_session,
     check_trigger,
+    is_file_format,
     local_directory,
 )
 from lowwater_spark.query import INTERVAL, TrackedQuery
@@ -52,9 +53,6 @@ __all__ = ["Stage", "injector", "stage"]
 
 Stamp = timedelta | str
 """``"event"``, or the length of windows that are stamped by their start."""
-
-_FILES: Final = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
-"""What Spark's file sink writes."""
 
 _EVERY_BATCH: Final[Mapping[str, Any]] = {"processingTime": "0 seconds"}
 
@@ -367,7 +365,7 @@ class Stage:
 
     def _output(self, kind: str, path: str | os.PathLike[str] | None) -> Path | None:
         """Return the local directory that a sink of Spark's writes files to; None for any other sink."""
-        if path is None or kind.lower() not in _FILES:
+        if path is None or not is_file_format(self.spark, kind):
             return None
         try:
             return Path(local_directory(self.spark, os.fspath(path), "The path"))

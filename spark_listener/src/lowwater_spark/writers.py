@@ -12,15 +12,18 @@ import json
 import os
 from collections.abc import Iterator, Set
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from lowwater_spark.durable import make_directory, write_once
+from lowwater_spark.durable import make_directory, write_once, write_over
 from lowwater_spark.errors import Unsupported
 
-__all__ = ["MARKS", "above", "check_alone", "mark_writer", "strangers"]
+__all__ = ["MARKS", "SINK_MARK", "above", "behind", "check_alone", "mark_sink", "mark_writer", "strangers"]
 
 MARKS: Final = "_lowwater_writers"
 """The folder of the marks: Spark and others read no rows from a folder of such a name."""
+
+SINK_MARK: Final = "sink.json"
+"""The mark of a file sink: readers go by its log, so it must be the only one of its kind."""
 
 _FORMAT: Final = 1
 
@@ -32,6 +35,24 @@ def mark_writer(folder: Path, computation: str) -> None:
     content = json.dumps({"format": _FORMAT, "computation": computation})
     # A name may have characters that a file's may not have.
     write_once(marks / f"{hashlib.sha256(computation.encode()).hexdigest()[:16]}.json", content.encode())
+
+
+def mark_sink(folder: Path, computation: str, checkpoint: str, *, adopt: bool) -> None:
+    """Leave the mark of the one query whose file sink writes to a directory, by its full name and its checkpoint's identity.
+
+    Of several that start at once one gets it. ``adopt``: another checkpoint of the same computation gives it up. Durable when it returns; costs two fsyncs.
+    Raises Unsupported for all others, and when somebody else writes there as well.
+    """
+    mark = folder / MARKS / SINK_MARK
+    make_directory(mark.parent)
+    mine = {"format": _FORMAT, "computation": computation, "checkpoint": checkpoint}
+    if not write_once(mark, json.dumps(mine).encode()):
+        found = _content(mark)
+        if adopt and found["computation"] == computation:
+            write_over(mark, json.dumps(mine).encode())
+        elif found != mine:
+            raise _not_alone(folder, str(found["computation"]), os.fspath(mark))
+    check_alone(folder, computation)
 
 
 def strangers(folder: str, inputs: Set[str]) -> list[tuple[str, str]]:
@@ -51,18 +72,26 @@ def strangers(folder: str, inputs: Set[str]) -> list[tuple[str, str]]:
 def check_alone(folder: Path, computation: str) -> None:
     """Raise Unsupported when others write into a directory that Spark's file sink is to write to. Raises OSError as :func:`strangers` does."""
     for mark, name in strangers(os.fspath(folder), {computation}):
-        raise Unsupported(
-            f"The output {folder}",
-            f"{name} writes there, and of a directory with a sink's log readers see what is in the log, and nothing of others",
-            f"Start into a directory of its own. If {name} is gone for good, and its rows with it, delete {mark}.",
-        )
+        raise _not_alone(folder, name, mark)
+
+
+def _not_alone(folder: Path, writer: str, mark: str) -> Unsupported:
+    return Unsupported(
+        f"The output {folder}",
+        f"{writer} writes there, and of a directory with a sink's log readers see what is in the log, and nothing of others",
+        f"Start into a directory of its own. If {writer} is gone for good, and its rows with it, delete {mark}.",
+    )
 
 
 def _computation(path: Path) -> str:
+    return str(_content(path)["computation"])
+
+
+def _content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
         if content["format"] == _FORMAT:
-            return str(content["computation"])
+            return {**content, "computation": str(content["computation"])}
     except (KeyError, TypeError, ValueError) as error:
         msg = f"{path} is no mark of a writer"
         raise OSError(msg) from error
@@ -73,10 +102,23 @@ def _computation(path: Path) -> str:
 def above(root: str) -> Iterator[str]:
     """Yield the directories whose writers write into this one: all above it, as long as it is a partition of theirs.
 
+    Above it are those of its name, and those of the place that symbolic links lead to.
+
     >>> list(above("/out/year=2013/month=1")), list(above("/out/raw"))
     (['/out/year=2013', '/out'], [])
     """
-    path = Path(root)
-    while "=" in path.name:
-        path = path.parent
-        yield os.fspath(path)
+    found = dict[str, None]()
+    for path in (Path(root), Path(os.path.realpath(root))):
+        while "=" in path.name:
+            path = path.parent
+            found[os.fspath(path)] = None
+    yield from found
+
+
+def behind(link: str, *, folder: bool) -> Iterator[str]:
+    """Yield the directories whose writers write what a symbolic link leads to, but for the one that the link stands for itself."""
+    real = Path(os.path.realpath(link))
+    if not folder:
+        real = real.parent
+        yield os.fspath(real)
+    yield from above(os.fspath(real))
