@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time as clocks
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from lowwater_authority import server
 from lowwater_authority.core.requests import ClaimRequest, GroupReport
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.journal import MemoryDisk, MemoryJournal
@@ -68,6 +70,50 @@ def test_a_clock_that_was_set_is_neared_without_a_jump(off: int) -> None:
         machine.passed += 60 * SECOND
         assert 54 * SECOND <= time() - last <= 66 * SECOND
         last = time()
+    assert last == machine.wall()
+
+
+def slept(machine: Machine, *, counted: bool) -> None:
+    """The machine is suspended for five hours."""
+    if counted:
+        machine.passed += 5 * HOUR
+    else:
+        machine.off += 5 * HOUR
+
+
+def behind_after_a_suspend(*, counted: bool) -> int:
+    machine = Machine()
+    time = ProcessingTime(machine.wall, machine.monotonic)
+    time()
+    slept(machine, counted=counted)
+    return machine.wall() - time()
+
+
+def test_a_suspend_leaves_nothing_behind() -> None:
+    assert behind_after_a_suspend(counted=True) == 0
+    assert server.STEADY == clocks.CLOCK_BOOTTIME, "the clock of Linux that counts it"
+    before = clocks.clock_gettime(clocks.CLOCK_BOOTTIME)
+    assert before <= server._steady_seconds() <= clocks.clock_gettime(clocks.CLOCK_BOOTTIME)
+    assert int(before * SECOND) <= server._steady() <= clocks.clock_gettime(clocks.CLOCK_BOOTTIME) * SECOND
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks by a clock that stands still meanwhile")
+def test_a_suspend_breaks_by_a_clock_that_stands_still_meanwhile() -> None:
+    assert behind_after_a_suspend(counted=False) == 0
+
+
+def test_a_clock_that_was_behind_at_the_start_is_never_led_nor_left_by_a_jump() -> None:
+    """As before the first answer of a time server. It may as well be wrong from now on: that cannot be told."""
+    machine = Machine()
+    machine.off = -5 * HOUR
+    time = ProcessingTime(machine.wall, machine.monotonic)
+    last = time()
+    machine.off = 0
+    for _ in range(51 * 60):
+        machine.passed += 60 * SECOND
+        assert 60 * SECOND <= time() - last <= 66 * SECOND
+        last = time()
+        assert last <= machine.wall()
     assert last == machine.wall()
 
 

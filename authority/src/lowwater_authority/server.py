@@ -198,8 +198,16 @@ def _clock() -> int:
     return time.time_ns() // 1000
 
 
-def _monotonic() -> int:
-    return time.monotonic_ns() // 1000
+STEADY: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""The clock that makes no steps. Linux's goes on while the machine is suspended; elsewhere the only one there is."""
+
+
+def _steady() -> int:
+    return time.clock_gettime_ns(STEADY) // 1000
+
+
+def _steady_seconds() -> float:
+    return time.clock_gettime(STEADY)
 
 
 def _embedded(args: argparse.Namespace, metrics: Metrics) -> Authority:
@@ -209,7 +217,7 @@ def _embedded(args: argparse.Namespace, metrics: Metrics) -> Authority:
     except OSError as error:
         msg = f"--data {args.data} cannot be made: {error.strerror}. Name a folder on a writable local disk."
         raise CannotServe(msg) from error
-    return Authority(SqliteJournal(args.data / "journal.sqlite"), clock=_clock, monotonic=_monotonic, observer=metrics)
+    return Authority(SqliteJournal(args.data / "journal.sqlite"), clock=_clock, monotonic=_steady, observer=metrics)
 
 
 def _shared(
@@ -245,8 +253,8 @@ def _shared(
             PeerSettings(me.address, token=token, server_token=journal.server_token, certificates=certificates)
         )
     )
-    cluster = Cluster(directory, me, peers=peers, monotonic=time.monotonic, dead_after=args.dead_after)
-    return Authority(journal, clock=_clock, monotonic=_monotonic, observer=metrics, cluster=cluster)
+    cluster = Cluster(directory, me, peers=peers, monotonic=_steady_seconds, dead_after=args.dead_after)
+    return Authority(journal, clock=_clock, monotonic=_steady, observer=metrics, cluster=cluster)
 
 
 def _tell_recovery(authority: Authority, seconds: float) -> None:
