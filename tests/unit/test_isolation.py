@@ -548,3 +548,57 @@ async def test_what_is_kept_in_memory_is_written_by_a_process_that_stops(deploym
         ).published.low
         >= 11 * HOUR
     )
+
+
+async def rolled_back(one: One, grants: dict[str, Grant], *names: str, meanwhile: Callable[[int], None]) -> Any:
+    """A round of these computations surely fails; ``meanwhile`` is called whenever others have the event loop, with how often that was."""
+    one.faults.ends["append"] = [Outcome.FAILED]
+    answer = report(one, grants, *names, hour=250)
+    turn = 0
+    while not answer.done():
+        await asyncio.sleep(0)
+        turn += 1
+        meanwhile(turn)
+    return answer.exception()
+
+
+async def many_records(deployment: Deployment) -> tuple[One, dict[str, Grant]]:
+    one, grants = await serving(deployment, "x", "y")
+    for hour in range(100):
+        reports = said(grants, "x", hour=100 + hour)
+        assert await one.shard.report(reports, sender=b"s" * 16, number=(1, next(numbers))) == []
+    return one, grants
+
+
+@pytest.mark.parametrize("pieces", [True, False])
+async def test_a_roll_back_lets_others_have_the_event_loop(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, pieces: bool
+) -> None:
+    """Six thousand records of a computation, which may be behind its snapshot, take 0.2 s to replay."""
+    if pieces:
+        monkeypatch.setattr("lowwater_authority.holdings.PIECE_BYTES", 1)
+    one, grants = await many_records(deployment)
+    turns_had: list[int] = []
+    assert isinstance(await rolled_back(one, grants, "x", meanwhile=turns_had.append), errors.JournalFailed)
+    assert (len(turns_had) > 100) is pieces
+    assert one.low("x") == 199
+    assert one.low("y") == 11
+    assert await report(one, grants, "x", "y", hour=300) == []
+    assert (one.low("x"), one.low("y")) == (300, 300)
+
+
+async def test_what_is_let_go_while_it_is_replayed_is_not_served_again(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lowwater_authority.holdings.PIECE_BYTES", 1)
+    one, grants = await many_records(deployment)
+    epoch = one.shard.epoch("x")
+
+    def replaced(turn: int) -> None:
+        if turn == 50:
+            one.shard.replaced({"x": (epoch, epoch + 1)})
+
+    assert isinstance(await rolled_back(one, grants, "x", "y", meanwhile=replaced), errors.JournalFailed)
+    assert held(one) == {"y"}
+    assert one.low("y") == 11
+    assert await report(one, grants, "y", hour=300) == []

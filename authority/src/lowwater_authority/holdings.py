@@ -50,6 +50,12 @@ if TYPE_CHECKING:
 
 NONCE_BITS: Final = 0xFFF
 
+PIECE_BYTES: Final = 128 << 10
+"""Bytes of records that are replayed at once: some five milliseconds, in which nobody else has the event loop."""
+
+RECORD_BYTES: Final = 512
+"""What a record takes of them besides its own."""
+
 ENDED_AT_ONCE: Final = 4
 """Logs of dropped computations that are made short side by side: one that was not before may be long."""
 
@@ -192,6 +198,23 @@ class Holdings:
     def _recovered(self, spec: Spec, ownership: Ownership, loaded: LoadedLog) -> Computation:
         with self._observer.replay():
             return _recovered(spec, ownership, loaded)
+
+    async def _recovered_in_pieces(self, spec: Spec, loaded: LoadedLog) -> Recovered:
+        """Recover a computation as :meth:`recover` does, and let others have the event loop in between. Raises JournalCorrupt."""
+        records = [payload for _, payload in loaded.records]
+        steps = recovery.steps(spec, loaded.snapshot, records, epoch_base=0)
+        done = 0
+        with self._observer.replay():
+            while True:
+                try:
+                    done += RECORD_BYTES + next(steps)
+                except StopIteration as end:
+                    return Recovered(spec, loaded, end.value)
+                except recovery.ReplayError as error:
+                    raise JournalCorrupt(spec.name, None, str(error)) from error
+                if done >= PIECE_BYTES:
+                    done = 0
+                    await asyncio.sleep(0)
 
     def let_go(self, owners: Mapping[str, tuple[int, int]]) -> list[str]:
         """Forget computations that other processes own now; returns those that were held.
@@ -381,6 +404,7 @@ class Holdings:
         return None, ()
 
     async def _reloaded(self, name: str) -> tuple[View | None, Collection[str]]:
+        before = self.computations[name]
         try:
             loaded = await self.journal.load(name)
             # What the next owner has written there may be of a life that this process has not heard of.
@@ -394,7 +418,10 @@ class Holdings:
             return (self.computations[name].publish() if name in self.computations else None), lost.logs
         if name not in self.computations:
             return None, ()
-        return self.hold(self.topology.get(name), self.ownerships[name], loaded).published, ()
+        recovered = await self._recovered_in_pieces(self.topology.get(name), loaded)
+        if self.computations.get(name) is not before:  # let go meanwhile, and perhaps taken again
+            return (self.computations[name].published if name in self.computations else None), ()
+        return self.hold(self.topology.get(name), self.ownerships[name], loaded, recovered).published, ()
 
     def is_torn(self, name: str) -> bool:
         """Whether half a change may be in memory, so that the store's copy counts alone."""

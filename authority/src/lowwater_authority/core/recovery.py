@@ -6,7 +6,7 @@ the very functions that a live round runs, so that what holds on one path holds 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -23,7 +23,7 @@ from lowwater_authority.core.requests import Granted
 from lowwater_authority.core.times import MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable
 
     from lowwater_authority.core.columns import Columns, Int64s
     from lowwater_authority.core.topology import Spec
@@ -39,19 +39,30 @@ def recover(spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, epo
     Raises ReplayError when a record cannot be read, or names a claim that its predecessors do not know, or a life that the
     graph does not.
     """
+    return _end(steps(spec, snapshot, records, epoch_base=epoch_base))
+
+
+def steps(
+    spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, epoch_base: int
+) -> Generator[int, None, Computation]:
+    """Rebuild a computation as :func:`recover` does, a record at a time: yields the bytes of each, and returns the computation."""
+    computation = Computation(spec, epoch_base=epoch_base)
+    computation.incarnation = 0
     try:
-        return _recover(spec, snapshot, records, epoch_base=epoch_base)
+        if snapshot is not None:
+            _restore(computation, pb.Snapshot.FromString(snapshot))
+        return (yield from _replay_steps(computation, spec, records))
     except DecodeError as error:
         msg = f"a record of {spec.name} is not one: {error}"
         raise ReplayError(msg) from error
 
 
-def _recover(spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, epoch_base: int) -> Computation:
-    computation = Computation(spec, epoch_base=epoch_base)
-    computation.incarnation = 0
-    if snapshot is not None:
-        _restore(computation, pb.Snapshot.FromString(snapshot))
-    return _replayed(computation, spec, records)
+def _end(steps: Generator[int, None, Computation]) -> Computation:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast("Computation", end.value)
 
 
 def life(snapshot: bytes) -> int:
@@ -71,13 +82,13 @@ def resume(computation: Computation, records: Iterable[bytes], *, epoch_base: in
     """
     computation.epoch_base = epoch_base
     try:
-        return _replayed(computation, computation.spec, records)
+        return _end(_replay_steps(computation, computation.spec, records))
     except DecodeError as error:
         msg = f"a record of {computation.spec.name} is not one: {error}"
         raise ReplayError(msg) from error
 
 
-def _replayed(computation: Computation, spec: Spec, records: Iterable[bytes]) -> Computation:
+def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]) -> Generator[int, None, Computation]:
     for payload in records:
         record = pb.Record.FromString(payload)
         if record.incarnation < computation.incarnation:
@@ -87,6 +98,7 @@ def _replayed(computation: Computation, spec: Spec, records: Iterable[bytes]) ->
             computation = restarted(computation, spec)
             computation.incarnation = record.incarnation
         _replay(computation, record)
+        yield len(payload)
     if computation.incarnation > spec.incarnation:
         msg = f"{spec.name} has records of its life {computation.incarnation}, but the graph knows only {spec.incarnation}"
         raise ReplayError(msg)
