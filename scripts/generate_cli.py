@@ -66,7 +66,7 @@ def script(shell: str) -> str:
     top = whole()
     for each in _every(top):
         for action in _actions(each):
-            if action.metavar == "NAME" and not action.option_strings:
+            if action.metavar in {"NAME", "INPUT"} and not action.option_strings:
                 action.complete = _NAMES  # type: ignore[attr-defined]
             elif action.metavar in {"PEM", "FILE"}:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]

@@ -24,6 +24,8 @@ from tests.process.test_client_end_to_end import eventually
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 SOON = "2013-01-09T14:00Z"
 LATE = "2033-01-09T14:00Z"
+PYTHON = re.compile(r"\w\(\)|\w\((\w+=|'|\")|=(True|False|None)\b|\bNone\b|Client\.|set_inputs|\b(lw|worker|lease)\.\w")
+"""What a sentence for programmers has."""
 NOBODY = ["--address", "localhost:1", "--answer-within", "50ms"]
 
 
@@ -49,6 +51,8 @@ class Outcomes:
             code = int(ended.code or 0)
         said = self._capsys.readouterr()
         assert "Traceback" not in said.err
+        if arguments[0] != "completion":
+            assert PYTHON.search(said.out + said.err) is None, "who types commands is told of commands"
         self.codes.setdefault(arguments[0], set()).add(code)
         return code, said.out, said.err
 
@@ -102,7 +106,7 @@ def lw(server: Serving) -> Iterator[lowwater.Client]:
 def documented() -> dict[str, set[int]]:
     """The codes of each command, as the table has them."""
     found = {}
-    for row in re.findall(r"^\| `(\w+)` \|(.*)\|$", DOCS.read_text().split("## What `why` means")[0], re.MULTILINE):
+    for row in re.findall(r"^\| `([\w-]+)` \|(.*)\|$", DOCS.read_text().split("## What `why` means")[0], re.MULTILINE):
         found[row[0]] = {code for code, cell in enumerate(row[1].split("|")) if cell.strip() != "-"}
     return found
 
@@ -152,6 +156,15 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
         monkeypatch.setattr(sys, "stdin", Answering(answer))
         assert outcomes.run("reset", "flights", "--address", server.address)[0] == 1
     expect(0, "reset", "flights", "--yes", of=lw)
+
+    expect(2, "set-inputs", "flihgts", "weather", of=lw, said="did you mean flights?")
+    lw.register("hourly", inputs=["flights"])
+    expect(0, "set-inputs", "hourly", "prod/ledger", of=lw)
+    assert lw.topology().computations["hourly"].inputs == ("prod/ledger",)
+    expect(2, "set-inputs", "prod/ledger", "hourly", of=lw, said="hourly")
+    expect(2, "drop", "prod/ledger", of=lw, said="lowwater set-inputs")
+    expect(3, "set-inputs", "hourly", "flights", *NOBODY)
+    expect(2, "set-inputs", "hourly", of=lw)
 
     expect(2, "drop", "flihgts", of=lw, said="did you mean flights?")
     expect(3, "drop", "flights", *NOBODY)
@@ -254,6 +267,46 @@ def test_the_same_one_is_blamed_of_a_name_within_a_namespace(lw: lowwater.Client
         _, out, _ = outcomes.run("complete", *name, "--until", SOON, "--json", *where)
         record = json.loads(out)
         assert record["guilty"] == record["watermark"]["guilty"] == "prod/ledger"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("sttaus", "there is no command 'sttaus': did you mean status?"),
+        ("frobnicate", "there is no command 'frobnicate': see lowwater --help"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_told_with_what_is_near(outcomes: Outcomes, given: str, said: str) -> None:
+    outcomes.expect(2, given, said=said)
+
+
+def test_watch_in_a_pipe_says_once_that_nothing_is_heard_and_once_that_it_is_again(
+    lw: lowwater.Client, server: Serving
+) -> None:
+    command = [sys.executable, "-m", "lowwater.cli", "watch", "flights", "--address", server.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        assert "flights" in watching.stdout.readline()
+        server.kill()
+        said = watching.stderr.readline()
+        assert said.startswith("lowwater watch: no answer for "), said
+        assert said.endswith(f" from {server.address}; what was shown last stands\n")
+        server.start()
+        assert watching.stderr.readline() == "lowwater watch: the authority answers again\n"
+        lw.worker("flights").claim().finish()
+        while "finished" not in watching.stdout.readline():
+            pass
+        watching.terminate()
+        assert watching.stderr.read() == "", "each is said once"
+
+
+def test_watch_in_a_pipe_says_that_nobody_was_ever_heard() -> None:
+    command = [sys.executable, "-m", "lowwater.cli", "watch", "--json", "--address", "localhost:1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stderr is not None
+        assert watching.stderr.readline().startswith("lowwater watch: no answer for ")
+        watching.terminate()
 
 
 def test_to_be_told_to_stop_twice_is_no_traceback(lw: lowwater.Client) -> None:

@@ -79,6 +79,7 @@ def test_every_command_has_examples_and_answers_in_json() -> None:
         "wait": ["x", "--until", "finished"],
         "complete": ["x", "--until", "finished"],
         "retire": ["x", "--start", "", "--end", ""],
+        "set-inputs": ["x", "y"],
         "drain": ["x:1"],
         "pin": ["x", "--off"],
     }

@@ -14,16 +14,11 @@ from lowwater._core.why import Why
 from lowwater.views import Inputs, WatermarkView
 from lowwater.watermark import EventTime, Watermark
 
-__all__ = ["Changes", "Folding", "FoldChanges", "Waiting", "ask_why", "check_followed", "closed_reader"]
+__all__ = ["Changes", "Folding", "FoldChanges", "Waiting", "check_followed", "closed_reader"]
 
 
 _LATELY = 5.0
 """Seconds without a word from the authority until a question to it is not worth its time; a healthy one is heard every second or so."""
-
-
-def ask_why(name: str) -> str:
-    """Return what a program can do about a computation that is late. On the command line it is said otherwise."""
-    return f"Ask why({name!r})."
 
 
 class Waiting:
@@ -94,7 +89,7 @@ class Waiting:
             stands = why.sentence.rstrip(".") if why is not None else f"it is {view.low}"
             where = stands if view.registered else "it is not registered"
             where += f"; the authority was last heard {duration(stale)} ago"
-            fix = ask_why(self.name) if view.registered else "Start what registers it, or check the spelling."
+            fix = f"Ask why({self.name!r})." if view.registered else "Start what registers it, or check the spelling."
         if self.name in known.unserved:
             where += "; no shard serves it just now"
         end = "" if where.endswith((".", "?")) else "."

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 from lowwater import errors
 from lowwater.cli.examples import EXAMPLES, TOP
-from lowwater.cli.failures import fail
+from lowwater.cli.failures import fail, near
 from lowwater.watermark import Watermark
 
 __all__ = [
@@ -46,6 +46,15 @@ class CommandParser(argparse.ArgumentParser):
         """As argparse does it; what is wrong with the arguments is said as they want it."""
         self._as_json = "--json" in (sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse does it; of a command that does not exist, those that are near are told, and not all."""
+        commands: Any = action.choices
+        if action.dest == "command" and value not in commands:
+            offered = near(value, tuple(commands))
+            fix = f"did you mean {' or '.join(offered)}?" if offered else f"see {self.prog} --help"
+            raise argparse.ArgumentError(None, f"there is no command {value!r}: {fix}")
+        super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong with the arguments, and end."""
@@ -202,6 +211,10 @@ def parser() -> CommandParser:
         "--end", type=parse_key, required=True, metavar="KEY", help="first key after; '' for no upper bound"
     )
     retire.add_argument("--force", action="store_true", help="even ranges that a worker owns")
+
+    inputs = _command(commands, "set-inputs", "change what a computation reads; its workers have to claim again")
+    _name(inputs)
+    inputs.add_argument("inputs", nargs="+", metavar="INPUT", help="all that it reads from now on")
 
     drop = _command(commands, "drop", "take a computation that is gone for good out of the pipeline: its alerts end")
     _name(drop)

@@ -18,13 +18,12 @@ from lowwater import errors
 from lowwater._core.causes import Cause
 from lowwater._core.checks import is_name
 from lowwater._core.file_settings import FileSettings
-from lowwater._core.following import ask_why
 from lowwater._core.settings import address_of, with_port
 from lowwater._core.text import counted, duration, on_one_line
 from lowwater._core.why import find_culprits
 from lowwater._sync.client import Client
 from lowwater.cli import render
-from lowwater.cli.failures import AWAY, fail, unknown
+from lowwater.cli.failures import AWAY, fail, say, unknown
 from lowwater.cli.history import history_record, history_table, why_empty
 from lowwater.cli.render import to_json
 from lowwater.cli.shards import drain_record, handing_over, shards_record, shards_table, taken_by_others
@@ -149,6 +148,7 @@ def watch(lw: Client, args: argparse.Namespace) -> int:
     if sys.stdout.isatty() and not args.json:
         return _live(lw, args)
     left = _tell_when_the_reader_leaves(lw)
+    threading.Thread(target=_tell_of_silence, args=(lw,), name="lowwater-silence", daemon=True).start()
     known: set[str] = set()
     blame = _Blame(lw)
     for view in lw.watch(*args.names):
@@ -204,6 +204,21 @@ def _tell_when_the_reader_leaves(lw: Client) -> threading.Event:
     return left
 
 
+def _tell_of_silence(lw: Client) -> None:
+    """Say once when nothing is heard any more, and once when it is again: no change comes meanwhile, as when all is in order."""
+    clock, began, silent = threading.Event(), time.monotonic(), False
+    with suppress(errors.Closed):
+        while not clock.wait(_REDRAW_SECONDS):
+            heard = lw.statistics().watcher
+            seconds = min(heard.stale_for, time.monotonic() - began)
+            if (seconds > _SILENT_SECONDS) == silent:
+                continue
+            silent = not silent
+            of = f" of {', '.join(heard.unserved)}" if heard.unserved else ""
+            said = f"no answer{of} for {duration(seconds)} from {lw.settings.address}; what was shown last stands"
+            say("watch", said if silent else "the authority answers again")
+
+
 def _get(lw: Client, args: argparse.Namespace) -> tuple[list[WatermarkView], render.Guilty]:
     found = _found(lw, args)
     return [view for view in found.values() if _is_wanted(view.computation, args)], _guilty(lw, args, found)
@@ -253,10 +268,7 @@ def wait(lw: Client, args: argparse.Namespace) -> int:
         view = lw.wait(args.name, args.until, args.timeout, registered=not args.even_unregistered)
     except errors.Timeout as error:
         silent = float(error.metadata["stale_for"]) > _SILENT_SECONDS
-        said, name = error.metadata["fix"], error.metadata["computation"]
-        fix = f"`lowwater why {name}` says more." if said == ask_why(name) else said
-        told = errors.Timeout(f"{error.message.removesuffix(said)}{fix}", metadata={**error.metadata, "fix": fix})
-        return fail("wait", told, as_json=args.json, code=3 if silent else 1)
+        return fail("wait", error, as_json=args.json, code=3 if silent else 1)
     now = _now_micros()
     reached = "is finished" if view.low.finished else f"is complete to {view.low}"
     print(to_json(render.view_record(view, now)) if args.json else f"{view.computation} {reached}")
@@ -337,6 +349,15 @@ def retire(lw: Client, args: argparse.Namespace) -> int:
     count = lw.retire(args.name, args.start, args.end, args.force)
     record = {"computation": args.name, "start": args.start.hex(), "end": args.end.hex(), "retired": count}
     print(to_json(record) if args.json else f"retired {counted(count, 'key range')} of {args.name}")
+    return 0
+
+
+def set_inputs(lw: Client, args: argparse.Namespace) -> int:
+    """Change what a computation reads."""
+    found = lw.set_inputs(args.name, args.inputs)
+    record = {"computation": found.name, "inputs": list(found.inputs), "input_version": found.input_version}
+    said = f"{found.name} reads {', '.join(found.inputs)}; its workers have to claim again"
+    print(to_json(record) if args.json else said)
     return 0
 
 
@@ -426,6 +447,7 @@ COMMANDS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
     "history": history,
     "reset": reset,
     "retire": retire,
+    "set-inputs": set_inputs,
     "drop": drop,
     "shards": shards,
     "drain": drain,

@@ -50,7 +50,7 @@ function _shtab_lowwater_using
   test "$_shtab_lowwater_cmdpath" = "$argv"
 end
 
-set -g _shtab_lowwater_commands serve journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' status watch why wait complete ranges history reset retire drop shards drain pin completion
+set -g _shtab_lowwater_commands serve journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' status watch why wait complete ranges history reset retire set-inputs drop shards drain pin completion
 set -g _shtab_lowwater_opts_with_value --access --address --advertise --answer-within --as --below --ca --cert --data --dead-after --deployment --end --http --key --last --limit --listen --log-format --may --namespace --peer-ca --server-token --since --start --store --timeout --tls-cert --tls-client-ca --tls-key --until
 
 complete -c lowwater -e
@@ -210,6 +210,18 @@ complete -c lowwater -n '_shtab_lowwater_using retire' -l start -x -d 'first key
 complete -c lowwater -n '_shtab_lowwater_using retire' -l end -x -d 'first key after; '"'"''"'"' for no upper bound'
 complete -c lowwater -n '_shtab_lowwater_using retire' -l force -d 'even ranges that a worker owns'
 complete -c lowwater -n '_shtab_lowwater_using retire; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
+complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a set-inputs -d 'Change what a computation reads; its workers have to claim again.'
+complete -c lowwater -n '_shtab_lowwater_using set-inputs' -s h -l help -d 'show this help message and exit'
+complete -c lowwater -n '_shtab_lowwater_using set-inputs' -l json -d 'answer in JSON, for programs; see docs/cli.md for the fields'
+complete -c lowwater -n '_shtab_lowwater_using set-inputs' -l address -x -d 'where it listens, at port 7420 if none is named; of many shards one or more (default: LOWWATER_ADDRESS or localhost:7420)'
+complete -c lowwater -n '_shtab_lowwater_using set-inputs' -l namespace -x -d 'put before names that have none; where all would be shown, only what is in it'
+complete -c lowwater -n '_shtab_lowwater_using set-inputs' -l answer-within -x -d 'how long an answer may take (default: 5s)'
+complete -c lowwater -n '_shtab_lowwater_using set-inputs' -l server-token -x -d 'the deployment that must answer'
+complete -c lowwater -n '_shtab_lowwater_using set-inputs' -l ca -xka "(__fish_complete_path (commandline -ct))" -d 'certificates to trust; turns TLS on (default: LOWWATER_CA)'
+complete -c lowwater -n '_shtab_lowwater_using set-inputs' -l cert -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s certificates (default: LOWWATER_CERT)'
+complete -c lowwater -n '_shtab_lowwater_using set-inputs' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s key (default: LOWWATER_KEY)'
+complete -c lowwater -n '_shtab_lowwater_using set-inputs; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
+complete -c lowwater -n '_shtab_lowwater_using set-inputs; and test $_shtab_lowwater_npos -ge 1' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'all that it reads from now on'
 complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a drop -d 'Take a computation that is gone for good out of the pipeline: its alerts end.'
 complete -c lowwater -n '_shtab_lowwater_using drop' -s h -l help -d 'show this help message and exit'
 complete -c lowwater -n '_shtab_lowwater_using drop' -l json -d 'answer in JSON, for programs; see docs/cli.md for the fields'

@@ -22,6 +22,7 @@ _shtab_lowwater_commands() {
     reset:'Start a new life of a computation and of all that reads it.'
     retire:'Take a key range out of a computation: nobody waits for it any more.'
     serve:'Serve low watermarks: take reports over gRPC, journal them, broadcast what is complete.'
+    set-inputs:'Change what a computation reads; its workers have to claim again.'
     shards:'The shards of the deployment, and what each serves.'
     status:'Where computations stand, as a table.'
     wait:'Wait until everything before a time is here (exit 0; 1 when it is not in time).'
@@ -285,6 +286,23 @@ _shtab_lowwater_serve_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_lowwater_serve_defaults_added=0
 
+_shtab_lowwater_set_inputs_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  ":the computation:_lowwater_names"
+  "(*):all that it reads from now on:_lowwater_names"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_set_inputs_defaults_added=0
+
 _shtab_lowwater_shards_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
@@ -400,6 +418,7 @@ _shtab_lowwater() {
         reset) _arguments -C -s $_shtab_lowwater_reset_options ;;
         retire) _arguments -C -s $_shtab_lowwater_retire_options ;;
         serve) _arguments -C -s $_shtab_lowwater_serve_options ;;
+        set-inputs) _arguments -C -s $_shtab_lowwater_set_inputs_options ;;
         shards) _arguments -C -s $_shtab_lowwater_shards_options ;;
         status) _arguments -C -s $_shtab_lowwater_status_options ;;
         wait) _arguments -C -s $_shtab_lowwater_wait_options ;;

@@ -123,6 +123,17 @@ examples:
   lowwater retire enriched --start N --end '' --force
 """
 
+_SET_INPUTS: Final = """\
+examples:
+  lowwater set-inputs hourly enriched corrections
+  lowwater set-inputs --namespace prod hourly enriched
+
+The inputs are named in full: what is not named is not read any more. It is
+refused while a new input is behind what the computation has published; reset
+the computation then. What was published stays, and stands still until the
+workers have claimed again and folded the new inputs.
+"""
+
 _DROP: Final = """\
 examples:
   lowwater drop old-report
@@ -189,6 +200,7 @@ EXAMPLES: Final = {
     "history": _HISTORY,
     "reset": _RESET,
     "retire": _RETIRE,
+    "set-inputs": _SET_INPUTS,
     "drop": _DROP,
     "shards": _SHARDS,
     "drain": _DRAIN,

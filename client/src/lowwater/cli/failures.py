@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
@@ -47,13 +48,21 @@ _FIXES: Final = {
     "SERVER_TOKEN_MISMATCH": "check --address and --server-token",
     "SHUTTING_DOWN": "ask again later",
     "STALE_EPOCH": "ask again later, or another shard",
-    "STILL_READ": "drop first what reads it, or give that other inputs with `Client.set_inputs`",
+    "STILL_READ": "drop first what reads it, or give that other inputs with `lowwater set-inputs`",
     "TIMEOUT": "ask again later; --answer-within gives an answer more time",
     "UNAUTHENTICATED": "pass a token in LOWWATER_TOKEN, or a certificate with --cert and --key",
     "UNAVAILABLE": "start `lowwater serve`, or name where it listens with --address or LOWWATER_ADDRESS",
     "UNKNOWN_COMPUTATION": "check the spelling and the namespace; `lowwater status` lists what there is",
 }
 """What to do on the command line, by the reason of an error that does not say it itself."""
+
+_SPOKEN: Final = (
+    (re.compile(r"Ask why\('([^']*)'\)\."), r"`lowwater why \1` says more."),
+    (re.compile(r"with set_inputs"), "with `lowwater set-inputs`"),
+    (re.compile(r"as shards\(\) has it, or None to take the pin back"), "as `lowwater shards` has it, or --off"),
+    (re.compile(r"\(LOWWATER_TOKEN, or connect\(token=\.\.\.\)\)"), "in LOWWATER_TOKEN"),
+)
+"""What is said to programs, and how it is said to who types commands."""
 
 
 def exit_code(error: Exception) -> int:
@@ -85,7 +94,7 @@ def error_record(error: Exception, code: int) -> dict[str, Any]:
         "error": {
             "reason": error.reason,
             "message": _words(error),
-            "fix": error.metadata.get("fix", _FIXES.get(error.reason)),
+            "fix": _spoken(error.metadata["fix"]) if "fix" in error.metadata else _FIXES.get(error.reason),
             "exit_code": code,
             "metadata": {key: value for key, value in error.metadata.items() if key != "fix"},
         }
@@ -97,8 +106,14 @@ def _words(error: Exception) -> str:
     if isinstance(error, errors.InvalidArgument) and (option := _OPTIONS.get(error.metadata.get("field", ""))):
         _, _, refused = str(error).partition("=")
         if refused:
-            return f"{option}: {refused}"
-    return str(error)
+            return f"{option}: {_spoken(refused)}"
+    return _spoken(str(error))
+
+
+def _spoken(text: str) -> str:
+    for said, typed in _SPOKEN:
+        text = said.sub(typed, text)
+    return text
 
 
 def unknown(name: str, names: Iterable[str]) -> errors.UnknownComputation:
