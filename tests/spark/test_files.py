@@ -232,3 +232,34 @@ def test_state_that_moved_or_was_cut_otherwise_is_refused(tmp_path: Path) -> Non
         StateStore.opened(tmp_path, tmp_path / "state", 4, batch=1, ordinal=1)
     with pytest.raises(CheckpointMismatch, match="pass the same path"):
         StateStore.opened(tmp_path, tmp_path / "elsewhere", 2, batch=1, ordinal=1)
+
+
+def test_the_schema_of_what_is_emitted_is_compared_by_name(tmp_path: Path) -> None:
+    """More columns come with the next batch. One that was interrupted has its rows already, and not in them."""
+    made, schema = {"key": "k STRING", "stamp": "event"}, {"t": "timestamp", "n": "bigint"}
+    more, fewer = {"m": "int", **schema}, {"t": "timestamp"}
+
+    def opened(batch: int) -> StateStore:
+        return StateStore.opened(tmp_path / "ck", tmp_path / "state", 1, batch, ordinal=1)
+
+    def build(batch: int, emitted: str) -> None:
+        entries = [RangeEntry(emitted=emitted)]
+        opened(batch).build(batch, "aa", lambda _: Manifest(batch, "aa", MIN, entries))
+
+    opened(0).match(made, schema, 0)
+    build(0, "rows")
+    opened(0).match(made, dict(reversed(schema.items())), 0)
+    with pytest.raises(
+        CheckpointMismatch, match=r"struct<m:int,t:timestamp,n:bigint>.* was until batch 0 is committed, which was"
+    ):
+        opened(0).match(made, more, 0)
+    for other in (fewer, {**schema, "n": "int"}, {**fewer, "m": "int"}):
+        with pytest.raises(
+            CheckpointMismatch, match=r"with the schema struct<t:timestamp,n:bigint>, .* with what it was, or"
+        ):
+            opened(1).match(made, other, 1)
+    build(1, "")
+    opened(1).match(made, more, 1)
+    with pytest.raises(CheckpointMismatch, match="with the schema struct<m:int,t:timestamp,n:bigint>, and"):
+        opened(1).match(made, schema, 1)
+    opened(2).match(made, {**more, "z": "int"}, 2)

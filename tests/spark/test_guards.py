@@ -434,6 +434,43 @@ def test_rule6_a_state_is_kept_for_its_key_its_stamps_and_its_schema(
     assert json.loads(place.read_text()) == {**entry, "made": made}
 
 
+def test_a_state_goes_on_under_another_name_of_the_frame_and_with_more_columns(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    def more(handle: int, state: pa.Table | None, rows: pa.Table, low: lowwater.Watermark) -> Any:
+        kept, emitted, oldest, pending = hourly(handle, state, rows, low)
+        assert emitted is not None
+        return kept, emitted.append_column("m", emitted.column("n")), oldest, pending
+
+    def later(rows: DataFrame, batch: lws.Batch) -> None:
+        emitted = batch.stateful(rows.alias("r"), more, "n long, m long, " + HOURLY.replace(", n long", ""))
+        flow.out += [(batch.id, "", r.key, r.n + r.m) for r in emitted.collect()]
+
+    def start(write_batch: Any) -> lws.TrackedQuery:
+        declared = lws.stage(
+            flow.spark,
+            "stage",
+            inputs=["source"],
+            key=sf.upper("key"),
+            event_time="t",
+            ranges=4,
+            stamp=HOUR,
+            address=flow.address,
+        )
+        flow.queries.append(declared.foreach_batch(flow.read(), write_batch, checkpoint=flow.folder / "ck"))
+        return flow.queries[-1]
+
+    flow.feed.put([row("a", 9)])
+    upstream.at(9, 30)
+    query = start(flow.windows)
+    until(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
+    query.stop()
+    upstream.at(11)
+    start(later)
+    until(lambda: low(lw, "stage") == mark(11), "the window is written")
+    assert [(key, n) for *_, key, n in flow.out] == [("a", 2)]
+
+
 def test_s4_a_task_that_dies_after_it_has_staged(
     flow: Flow, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
 ) -> None:

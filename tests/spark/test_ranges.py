@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from lowwater_spark.ranges import MAX_RANGES, hash_range_column, place_bytes, range_bounds, range_column
+from lowwater_spark.ranges import MAX_RANGES, hash_range_column, key_text, place_bytes, range_bounds, range_column
 
 HASHES = st.integers(-(2**63), 2**63 - 1)
 COUNTS = st.integers(1, MAX_RANGES)
@@ -65,6 +65,27 @@ def test_the_column_at_the_borders(spark: SparkSession, count: int) -> None:
     frame = spark.createDataFrame([(h,) for h in hashes], "hash long")
     column = hash_range_column(sf.col("hash"), count)
     assert [row[0] for row in frame.select(column).collect()] == [handle_of(h, count) for h in hashes]
+
+
+def test_a_key_is_the_same_whatever_its_frame_is_called(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([], "key string, `a b` string, loc struct<city: string>")
+    other = spark.createDataFrame([], "key string, n long")
+    keys = {
+        "key STRING": ["key"],
+        "upper(key) STRING": [sf.upper("key")],
+        "concat(key, 'it\\'s r.key', `a b`, loc.`city`) STRING": [
+            sf.concat("key", sf.lit("it's r.key"), "a b", "loc.city")
+        ],
+        "`a b` STRING, loc.`city` STRING": ["a b", "loc.city"],
+    }
+    for text, key in keys.items():
+        for frame in (rows, rows.alias("r"), rows.alias("r x"), rows.join(other.drop("key"))):
+            assert key_text(frame, key) == text
+    assert key_text(rows.alias("r"), [sf.upper("r.key")]) == "upper(key) STRING"
+    # Two columns of one name are two keys.
+    both = rows.alias("r").join(other.alias("o"))
+    texts = [key_text(both, [key]) for key in ("r.key", "o.key", sf.upper("r.key"), sf.upper("o.key"))]
+    assert texts == ["r.key STRING", "o.key STRING", "upper(r.key) STRING", "upper(o.key) STRING"]
 
 
 @pytest.mark.parametrize("count", [0, -1, MAX_RANGES + 1])

@@ -324,8 +324,9 @@ class Batch:
                 {
                     "key": key_text(frame, self._keyed.key),
                     "stamp": "event" if self._keyed.window is None else str(self._keyed.window),
-                    "schema": columns.simpleString(),
-                }
+                },
+                {column.name: column.dataType.simpleString() for column in columns.fields},
+                self.id,
             )
             store.sweep()
             self._swept.add(root)

@@ -7,6 +7,7 @@ whole numbers and for any n. The column and the bounds compute the same thing; a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -56,15 +57,34 @@ def range_column(key: Sequence[str | Column], count: int) -> Column:
 def key_text(frame: DataFrame, key: Sequence[str | Column]) -> str:
     """Return what a key is made of, as SQL with types: the same for the same key, whatever its columns are called in the result.
 
-    Of a function of the user's it has the name and not the code.
+    Nor does it matter what the frame is called, as by ``frame.alias``, but for a column that has its name in common with another one of the
+    frame. Of a function of the user's it has the name and not the code, and of a column the name and not where that comes from.
     """
+    names = [name.lower() for name in frame.columns]
     parts = []
     for expression in items(frame.select(*key)._jdf.queryExecution().analyzed().projectList()):
-        kind = expression.getClass().getSimpleName()
-        bare = expression.child() if kind == "Alias" else expression
-        sql = expression.name() if kind == "AttributeReference" else bare.sql()
+        bare = expression.child() if expression.getClass().getSimpleName() == "Alias" else expression
+        sql = bare.sql()
+        for column in items(bare.references().toSeq()):
+            if names.count(column.name().lower()) == 1:
+                sql = _unqualified(sql, column.sql(), column.name())
         parts.append(f"{sql} {bare.dataType().sql()}")
     return ", ".join(parts)
+
+
+def _unqualified(sql: str, column: str, name: str) -> str:
+    """Return an expression with a column as its name alone, but for what looks like it in texts.
+
+    >>> _unqualified("concat(r.key, 'r.key', r.key.part, x.r.key)", "r.key", "key")
+    "concat(key, 'r.key', key.part, x.r.key)"
+    """
+    quoted = "`" + name.replace("`", "``") + "`"
+    bare = quoted if column.endswith(quoted) else name
+    return re.sub(
+        rf"'(?:[^'\\]|\\.)*'|(?<![\w`.]){re.escape(column)}(?![\w`])",
+        lambda found: found[0] if found[0].startswith("'") else bare,
+        sql,
+    )
 
 
 def hash_range_column(xxhash64: Column, count: int) -> Column:

@@ -85,7 +85,7 @@ class StateStore:
     root: Path
     ranges: int
     first: int = field(init=False, default=-1)
-    made: Mapping[str, str] | None = field(init=False, default=None)
+    made: Mapping[str, Any] | None = field(init=False, default=None)
     """By what the state was made, see :meth:`match`; None in checkpoints of releases that kept nothing of it."""
     ordinal: int = field(init=False, default=0)
     """The run that builds in it; 0 for reading."""
@@ -127,21 +127,40 @@ class StateStore:
         store.ordinal = ordinal
         return store
 
-    def match(self, made: Mapping[str, str]) -> None:
-        """Compare the stage with the one that made the state: its key, its stamps, and the schema of what it emits, in words.
+    def match(self, made: Mapping[str, str], schema: Mapping[str, str], batch: int) -> None:
+        """Compare the stage with the one that made the state: its key and its stamps, in words, and the schema of what it emits.
 
-        A state that nothing is known of is taken to be of this stage, from now on. Raises CheckpointMismatch.
+        ``schema`` has the types of the columns by their names; their order is no matter. It may have more columns than it had, unless ``batch`` was
+        interrupted after its rows had been made without them. A state that nothing is known of is taken to be of this stage, from now on.
+        Raises CheckpointMismatch.
         """
         if self.made is None:
-            entry = {**_place(self.root, self.ranges, self.first), "made": dict(made)}
-            write_over(self.checkpoint / _PLACE, json.dumps(entry).encode())
-            self.made = dict(made)
+            self._keep({**made, "schema": dict(schema)})
+            return
         for what, now in made.items():
-            before = self.made.get(what, now)
-            if before != now:
-                raise CheckpointMismatch(
-                    _OTHER.format(root=self.root, what=what, before=before, now=now, why=_WHY[what])
-                )
+            self._refuse_other(what, self.made.get(what, now), now, "")
+        before = self.made["schema"]
+        if before == schema:
+            return
+        interrupted = self.version(batch)
+        until = ""
+        if before.items() <= schema.items():
+            if interrupted is None or not any(entry.emitted for entry in interrupted.ranges):
+                self._keep({**made, "schema": dict(schema)})
+                return
+            until = f" until batch {batch} is committed, which was interrupted"
+        self._refuse_other("schema", _struct(before), _struct(schema), until)
+
+    def _keep(self, made: Mapping[str, Any]) -> None:
+        entry = {**_place(self.root, self.ranges, self.first), "made": made}
+        write_over(self.checkpoint / _PLACE, json.dumps(entry).encode())
+        self.made = made
+
+    def _refuse_other(self, what: str, before: str, now: str, until: str) -> None:
+        if before != now:
+            raise CheckpointMismatch(
+                _OTHER.format(root=self.root, what=what, before=before, now=now, why=_WHY[what], until=until)
+            )
 
     def version(self, batch: int) -> Manifest | None:
         """Return a version, None when it does not exist."""
@@ -196,8 +215,8 @@ class StateStore:
 
 
 _OTHER: Final = (
-    "the state in {root} was made with the {what} {before}, and the stage has the {what} {now}: {why}. Start the stage with what it was, or begin a "
-    "new checkpoint, with adopt=True."
+    "the state in {root} was made with the {what} {before}, and the stage has the {what} {now}: {why}. Start the stage with what it was{until}, or "
+    "begin a new checkpoint, with adopt=True."
 )
 
 _WHY: Final = {
@@ -205,6 +224,10 @@ _WHY: Final = {
     "stamp": "what is held would be promised by other stamps than it was kept for",
     "schema": "an interrupted batch would read its rows by other columns than it has written, as nulls",
 }
+
+
+def _struct(schema: Mapping[str, str]) -> str:
+    return f"struct<{','.join(f'{name}:{kind}' for name, kind in schema.items())}>"
 
 
 def _place(root: Path, ranges: int, first: int) -> dict[str, Any]:
