@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lowwater import Ranges, RangeState, RangeView, Timeout, Unavailable, Watermark, WatermarkView, Why
-from lowwater._core.causes import Cause
+from lowwater._core.causes import Cause, cause_of
 from lowwater._core.why import explain, find_culprits, find_guilty, find_way
 from tests import blame
 
@@ -270,6 +270,9 @@ def test_the_right_one_is_blamed_with_the_expected_sentence(case: dict[str, Any]
     why = explain(case["ask"], views, blame.NOW, ranges(*holding))
     found = ([hop.computation for hop in why], list(why.others), why.sentence)
     assert found == (case["way"], case["others"], case["why"])
+    assert [cause_of(each, blame.NOW).value for each in views.values()] == case["causes"], (
+        "as `lowwater status` shows them"
+    )
     culprits = find_culprits(views, views, blame.NOW)
     assert {name: each.computation for name, each in culprits.items()} == {
         name: find_way(name, views, blame.NOW).names[-1] for name in views

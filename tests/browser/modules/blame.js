@@ -1,4 +1,5 @@
 import { EMPTY, replace } from "/static/model/board.js";
+import { keeps } from "/static/model/culprit.js";
 import { because, heldBy, judge, summary, way } from "/static/model/verdict.js";
 import { NOW, SECOND, computation, mark, range } from "./check.js";
 
@@ -14,6 +15,7 @@ export function said({ computations, ask }) {
   const { text, held } = summary(verdicts, NOW);
   return {
     way: [ask, ...way(ask, verdicts)],
+    causes: computations.map((/** @type {any} */ { name }) => keeps(board.computations.get(name), NOW)),
     state: because(verdict),
     held: verdict.level === "finished" ? "" : heldBy(verdict, NOW),
     lead: held ? `${text}, ${held}.` : text,

@@ -69,8 +69,9 @@ export function old_data_and_a_stuck_system_are_told_apart() {
   const running = { oldest_operation_micros: NOW - 10 * MINUTE };
   const cause = (/** @type {any} */ given) => judge(board([computation("flights", 2), given]), NOW, SETTINGS).verdicts.get(given.name)?.cause;
   equal(cause(computation("source", 2460, { holder: alive })), "source");
-  equal(cause(computation("stage", 2460, { holder: alive, inputs: ["flights"] })), "busy");
-  equal(cause(computation("stage", 2460, { holder: alive, inputs: ["flights"], ...running })), "stuck");
+  equal(cause(computation("stage", 2460, { holder: alive, inputs: ["flights"] })), "behind");
+  equal(cause(computation("stage", 2460, { holder: alive, inputs: ["flights"], ...running })), "long");
+  equal(cause(computation("stage", 20, { holder: alive, inputs: ["flights"], ...running })), "long");
   equal(cause(computation("stage", 2, { holder: alive, inputs: ["flights"], ...running })), "waits");
   equal(cause(LATE[1]), "stuck");
 }

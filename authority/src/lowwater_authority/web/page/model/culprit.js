@@ -69,11 +69,12 @@ export function culprits(computations, now) {
         for (const input of missing.reverse()) pending.push(input);
         if (missing.length > 0) continue;
       }
-      const own = { guilty: here, by: "", trouble: troubled(each, now), lag };
+      const why = keeps(each, now);
+      const own = { guilty: here, by: "", trouble: TROUBLE.has(why), lag };
       let end = own;
       for (const input of ahead ? [] : lowest) {
         const other = found.get(input);
-        if (other === undefined || (lag > 0 && !goesOn(own, busy(each, now), other))) continue;
+        if (other === undefined || (lag > 0 && !goesOn(own, why === "busy", other))) continue;
         if (end === own || heavier(other, end)) end = { ...other, by: input };
       }
       found.set(here, end);
@@ -166,29 +167,31 @@ function inputsOf(each, computations, start) {
 }
 
 /**
- * Whether somebody has to act before a computation moves, as `causes.py` of the client has it: nobody that is alive works on what holds it.
+ * What keeps a computation where it is, as `cause_of` of the client has it, which `lowwater status` shows: one decision for both.
  *
- * @param {import("./types.js").Computation | undefined} each
- * @param {number} now
- * @returns {boolean}
+ * @typedef {"finished" | "not registered" | "never claimed" | "unowned" | "silent" | "not heard of" | "busy" | "waiting" | "moving" |
+ *   "moved on"} Keeps
  */
-function troubled(each, now) {
-  if (each === undefined || !each.registered) return true;
-  if (each.low.state === "finished" || each.holder === null) return false;
-  const { state } = each.holder;
-  return state === "never claimed" || state === "unowned" || silent(each.holder, now);
-}
+
+/** Of these, those after which somebody has to act: nobody that is alive works on it. */
+const TROUBLE = new Set(["not registered", "never claimed", "unowned", "silent"]);
 
 /**
- * Whether the worker that holds a computation has been at one operation for long; asked of one that is not in trouble.
- *
  * @param {import("./types.js").Computation | undefined} each
  * @param {number} now
- * @returns {boolean}
+ * @returns {Keeps}
  */
-function busy(each, now) {
-  if (each === undefined || each.holder === null || each.holder.state !== "owned" || !each.holder.last_report_micros) return false;
-  return each.oldest_operation_micros !== 0 && now - each.oldest_operation_micros > RUNNING_SECONDS * 1e6;
+export function keeps(each, now) {
+  if (each === undefined || !each.registered) return "not registered";
+  if (each.low.state === "finished") return "finished";
+  const { holder, oldest_operation_micros: oldest } = each;
+  if (holder === null) return "moved on";
+  if (holder.state === "never claimed" || holder.state === "unowned") return holder.state;
+  if (holder.state !== "owned") return "moved on";
+  if (!holder.last_report_micros) return "not heard of";
+  if (silent(holder, now)) return "silent";
+  if (oldest && now - oldest > RUNNING_SECONDS * 1e6) return "busy";
+  return !holder.since_micros || now - holder.since_micros > SILENT_SECONDS * 1e6 ? "waiting" : "moving";
 }
 
 /**

@@ -1,17 +1,17 @@
 /** How each computation stands, and the one sentence that says it of all. */
 
-import { behind, level, reference, silent } from "./lag.js";
-import { RUNNING_SECONDS, culprits, holding } from "./culprit.js";
+import { behind, level, reference } from "./lag.js";
+import { culprits, holding, keeps } from "./culprit.js";
 import { duration } from "./time.js";
 
 /** Seconds that a low watermark stands still, when its worker has left it, until it is called stuck: others take over within them. */
 const STUCK_SECONDS = 15;
 
 /**
- * Why a computation stands where it stands. `waits`: for an input. `stuck`: nobody works on what holds it, or one operation
- * does not end. `source`: an injector at work, whose data is that old. `busy`: at work on data that old. `unclaimed`: it never began.
+ * Why a computation stands where it stands. `waits`: for an input. `stuck`: nobody works on what holds it. `long`: at one operation for more
+ * than a minute. `source`: an injector at work, whose data is that old. `behind`: at work on data that old. `unclaimed`: it never began.
  *
- * @typedef {"" | "waits" | "stuck" | "source" | "busy" | "unclaimed"} Cause
+ * @typedef {"" | "waits" | "stuck" | "long" | "source" | "behind" | "unclaimed"} Cause
  */
 
 /**
@@ -82,16 +82,17 @@ function percent(share) {
  * @param {number} now
  * @returns {Cause}
  */
-function cause({ name, holder, inputs, since_micros, oldest_operation_micros }, guilty, at, now) {
+function cause(computation, guilty, at, now) {
+  const { name, holder, inputs, since_micros } = computation;
   if (at === "finished") return "";
   if (guilty !== name) return "waits";
   if (holder === null) return "";
-  if (holder.state === "never claimed") return "unclaimed";
-  if (silent(holder, now)) return "stuck";
-  if (holder.state === "unowned" && now - since_micros > STUCK_SECONDS * 1e6) return "stuck";
+  const why = keeps(computation, now);
+  if (why === "never claimed") return "unclaimed";
+  if (why === "silent" || (why === "unowned" && now - since_micros > STUCK_SECONDS * 1e6)) return "stuck";
+  if (why === "busy") return "long";
   if (at === "ontime") return "";
-  if (oldest_operation_micros && now - oldest_operation_micros > RUNNING_SECONDS * 1e6) return "stuck";
-  return inputs.length === 0 ? "source" : "busy";
+  return inputs.length === 0 ? "source" : "behind";
 }
 
 /**
@@ -108,7 +109,9 @@ export function because({ cause: why, guilty }) {
       return "stuck";
     case "source":
       return "its data is old";
-    case "busy":
+    case "long":
+      return "at one long operation";
+    case "behind":
       return "works on old data";
     case "unclaimed":
       return "never claimed";
