@@ -36,11 +36,14 @@ class Size:
 FULL: Final = Size(3500, at_once=500, rounds=3)
 QUICK: Final = Size(40, at_once=20, rounds=1)
 
-WINDOW: Final = 100
+WINDOW: Final = 20
 """Registrations under way at a time while those are made that are to be there already."""
 
 PAUSE: Final = 0.005
 """Seconds from an acknowledgement to the next report of the other client."""
+
+DEAD_AFTER: Final = 10.0
+"""Seconds after which a shard gives up that does not hear of its store: a busy machine is not to end the run."""
 
 QUIET: Final = 1.0
 """Seconds of reports before a storm."""
@@ -140,7 +143,7 @@ class Registrar:
 @contextmanager
 def _redis(folder: Path) -> Iterator[child.Server]:
     """One shard over a Redis that syncs before it answers."""
-    with Sharded(folder, 1) as sharded:
+    with Sharded(folder, 1, dead_after=DEAD_AFTER) as sharded:
         [shard] = sharded.shards
         assert shard.process is not None
         yield child.Server(shard.address, shard.process.pid)

@@ -13,6 +13,7 @@ from lowwater_authority.holdings import replayed
 from lowwater_authority.journal import GRAPH, Entry, MemoryDisk, MemoryJournal
 from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
 from lowwater_authority.observer import Observer
+from lowwater_authority.serving import TAKEN_AFTER_REGISTERING
 from lowwater_authority.shard import Shard
 from tests.unit.sharded_memory import Deployment, turns
 
@@ -25,6 +26,10 @@ class Plan(FaultPlan):
         self.writes: list[list[str]] = []
         self.open = asyncio.Event()
         self.open.set()
+        self.takes = asyncio.Event()
+        self.takes.set()
+        self.taking = 0
+        """Takes under way."""
         self.left: dict[bool, int] = {}
         """How many more writes begin, or end: behind these, nothing does."""
 
@@ -34,6 +39,10 @@ class Plan(FaultPlan):
         if operation.name == "append":
             self.writes.append([log for log, _ in operation.places])
             return await super().before(operation)
+        if operation.name == "take":
+            self.taking += 1
+            await self.takes.wait()
+            self.taking -= 1
         return Outcome.DONE
 
     async def after(self, operation: Operation) -> None:
@@ -141,6 +150,20 @@ async def test_what_else_waits_has_its_turn_behind_one_round_of_them(one: One, m
     await reset
     assert known == [{"other", "first", "c0", "c1", "c2"}], "one round of registrations went first"
     assert await outcomes(tasks) == ["first", "c0", "c1", "c2", "c3", "d0", "d1", "d2", "d3"]
+
+
+async def test_who_wants_the_store_stands_in_line_behind_a_few_takes(one: One) -> None:
+    await one.register("other")
+    one.plan.takes.clear()
+    tasks = [one.register(f"c{number}") for number in range(100)]
+    await turns(300)
+    assert one.plan.taking == TAKEN_AFTER_REGISTERING
+    assert len(one.shard.topology.computations) == 101, "all of them are registered"
+    assert [spec.incarnation for spec in await one.shard.reset("other")] == [2]
+    assert (await one.register("other")).name == "other", "who is served already does not wait"
+    one.plan.takes.set()
+    assert len(await outcomes(tasks)) == 100
+    assert len(one.shard.names()) == 101
 
 
 async def test_what_is_written_does_not_grow_with_what_is_there(one: One) -> None:

@@ -50,6 +50,9 @@ WRITE_AGAIN_SECONDS: Final = (0.05, 30.0)
 TOGETHER_SECONDS: Final = 1.0
 """How long a question about several computations waits for those that are not served yet: it is not to hide the others."""
 
+TAKEN_AFTER_REGISTERING: Final = 32
+"""Computations that are taken side by side because they were just registered: whoever else wants the store stands in line behind these only."""
+
 DROPPED: Final = "its computation was dropped"
 """Why the owners of a computation lose it that is taken out of the graph."""
 
@@ -78,6 +81,7 @@ class Serving:
         self._tick = ProcessingTime(clock, monotonic)
         self._observer = observer
         self._loop = CommitLoop(self)
+        self._registered = asyncio.Semaphore(TAKEN_AFTER_REGISTERING)
         self._confirming = Confirming(self._confirm)
         self._refreshing = Confirming(self._refresh)
         self._taking = Taking(

@@ -91,7 +91,9 @@ class Shard(Serving):
                 reads,
                 extra=event("registered", computation=spec.name, inputs=inputs),
             )
-        await self.serve(spec.name)
+        if not self.serves(spec.name):
+            async with self._registered:
+                await self.serve(spec.name)
         return registered
 
     async def set_inputs(self, name: str, inputs: Sequence[str], *, permit: Permit = anything) -> Spec:
