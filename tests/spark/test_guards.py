@@ -91,6 +91,10 @@ def test_rows_are_not_handed_over_where_a_file_sink_writes(tmp_path: Path) -> No
     for folder in (sink, sink / "year=2013", sink / "raw/er", tmp_path / "link"):
         with pytest.raises(Unsupported, match=f"Spark's file sink writes to {sink}, .* a directory of their own"):
             a_batch(tmp_path / "ck", replayed=True).write(NO_FRAME, folder)
+    (sink / "elsewhere").symlink_to(beside)
+    with pytest.raises(Unsupported, match=f"Spark's file sink writes to {sink}, .* a directory of their own"):
+        a_batch(tmp_path / "ck", replayed=True).write(NO_FRAME, sink / "elsewhere")
+    (sink / "elsewhere").unlink()
     assert [entry.name for entry in sink.iterdir()] == ["_spark_metadata"], "nothing is touched"
     publish_directory(beside, "batch=3", "aa", lambda folder: (folder / "rows").touch(), ordinal=1)
     assert not a_batch(tmp_path / "ck", replayed=True).write(NO_FRAME, beside)

@@ -483,28 +483,34 @@ def test_what_others_have_cleaned_up_is_no_power_cut_as_long_as_the_machine_runs
 ) -> None:
     """Killed between Spark's commit and the sync of its output: all of it is in the memory of the system that has not stopped."""
     upstream.at(13)
-    killed(checkpoint, lw, 13)
-    (checkpoint.folder / "out/b1").unlink()
+    # Before it has looked for the first time, and later.
+    checkpoint.start(sink=True).close()
+    checkpoint.write(0, "b0")
+    checkpoint.plan(0, [])
+    checkpoint.commit(0)
+    (checkpoint.folder / "out/b0").unlink()
+    killed(checkpoint, lw, 13, first=1)
+    (checkpoint.folder / "out/b2").unlink()
     upstream.at(14)
     run = checkpoint.start(sink=True)
     until(ticks(run, lambda: low(lw, "out").micros == micros(14)), "nothing was lost")
     run.close()
     # Started in between on another machine, which may have written as well: the first one's memory says nothing of that.
-    killed(checkpoint, lw, 14, first=2)
-    (checkpoint.folder / "out/b3").unlink()
+    killed(checkpoint, lw, 14, first=3)
+    (checkpoint.folder / "out/b4").unlink()
     for boot in ("other", "first", ""):
         checkpoint.boot = boot
-        with pytest.raises(CheckpointMismatch, match="/b3 is not there"):
+        with pytest.raises(CheckpointMismatch, match="/b4 is not there"):
             checkpoint.start(sink=True)
-    checkpoint.write(3, "b3")
+    checkpoint.write(4, "b4")
     upstream.at(15)
     run = checkpoint.start(sink=True)
     until(ticks(run, lambda: low(lw, "out").micros == micros(15)), "it is whole")
     # Where nothing is known of the file system, a power cut is always possible.
     run.close()
-    killed(checkpoint, lw, 15, first=4)
-    (checkpoint.folder / "out/b5").unlink()
-    with pytest.raises(CheckpointMismatch, match="/b5 is not there"):
+    killed(checkpoint, lw, 15, first=5)
+    (checkpoint.folder / "out/b6").unlink()
+    with pytest.raises(CheckpointMismatch, match="/b6 is not there"):
         checkpoint.start(sink=True)
 
 
@@ -594,7 +600,8 @@ def test_a_boot_has_a_name_where_the_machine_writes_the_files_itself(tmp_path: P
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert boot_of(tmp_path) in ("", f"{boot} {os.major(tmp_path.stat().st_dev)}:{os.minor(tmp_path.stat().st_dev)}")
     assert boot_of(Path("/proc")) == "", "nobody knows what kind of a disk that is"
-    assert boot_of(tmp_path / "missing") == ""
+    assert boot_of(tmp_path / "not/yet") == boot_of(tmp_path)
+    assert boot_of(Path("/proc/missing")) == ""
 
 
 def test_a_sink_has_no_batch_that_its_checkpoint_has_not_planned(checkpoint: Checkpoint) -> None:

@@ -323,7 +323,8 @@ def misuse(how: str, rows: DataFrame, batch: lws.Batch, folder: Path) -> None:
         other.write(rows, folder / "out")
     elif how == "one state":
         batch.stateful(rows, hourly, HOURLY, folder / "state")
-        other.stateful(rows, hourly, HOURLY, folder / "state")
+        (folder / "link").symlink_to(folder / "state")
+        other.stateful(rows, hourly, HOURLY, folder / "link")
     else:
         batch.of("enrichd")
 

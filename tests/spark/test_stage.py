@@ -204,6 +204,9 @@ def test_two_queries_of_one_name(flow: Flow, lw: lowwater.Client, upstream: Upst
         flow.start(flow.plain, checkpoint="ck2")
     with pytest.raises(ValueError, match="is running in this process"):
         flow.start(flow.plain, query_name="again")
+    (flow.folder / "link").symlink_to(flow.folder / "ck")
+    with pytest.raises(ValueError, match="is running in this process"):
+        flow.start(flow.plain, checkpoint="link", query_name="again")
     with pytest.raises(lowwater.IdentityMismatch):
         flow.start(flow.plain, checkpoint="ck2", query_name="again")
     assert alive(first)

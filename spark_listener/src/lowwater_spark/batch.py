@@ -312,10 +312,11 @@ class Batch:
             msg = f"{path} is not an absolute path of a local directory"
             raise ValueError(msg)
         refuse_pattern(os.fspath(root), "The path")
-        if root in self._taken:
+        real = Path(os.path.realpath(root))
+        if real in self._taken:
             msg = f"{root} is taken by another stage of this query; give each its own"
             raise ValueError(msg)
-        self._taken.add(root)
+        self._taken.add(real)
         columns = schema if isinstance(schema, StructType) else cast(StructType, StructType.fromDDL(schema))
         self._fix_frontier()
         store = StateStore.opened(self._checkpoint, root, self._keyed.ranges, self.id, ordinal=self._ordinal)

@@ -66,8 +66,11 @@ def boot_of(folder: Path) -> str:
     """Return a name for the time since this machine was started and the file system of a directory mounted; empty where that says nothing.
 
     As long as it is the same, what was written there is there, also when nobody has synced it: only its processes may have died. The disks of a
-    server, like those of NFS, may lose power by themselves. Linux only.
+    server, like those of NFS, may lose power by themselves. A directory that is not there yet is taken to be made where the next one above it is.
+    Linux only.
     """
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")

@@ -118,7 +118,7 @@ def refuse_sink(folder: Path) -> None:
     Above it are the directories of its name, and those of the place that symbolic links lead to. Costs a look at each.
     """
     real = Path(os.path.realpath(folder))
-    for output in dict.fromkeys((folder, *folder.parents, real, *real.parents)):
+    for output in dict.fromkeys((real, *real.parents, folder, *folder.parents)):
         if (output / SINK_LOG).exists() or (output / MARKS / SINK_MARK).exists():
             raise Unsupported(
                 f"Rows that are handed over into {folder}",

@@ -377,7 +377,8 @@ class Stage:
         if any(query.name == name for query in self.spark.streams.active):
             msg = f"a query named {name!r} is running in this session; stop it first, or pass another name"
             raise ValueError(msg)
-        if any(query.checkpoint == checkpoint and query.query.isActive for query in _running):
+        real = os.path.realpath(checkpoint)
+        if any(os.path.realpath(query.checkpoint) == real and query.query.isActive for query in _running):
             msg = f"the query of {checkpoint} is running in this process; stop it first"
             raise ValueError(msg)
 
