@@ -120,6 +120,29 @@ def test_the_last_look_is_made_again_when_files_are_away(
     assert (stale, low(lw, "stage")) == ([], mark(10))
 
 
+def test_the_last_look_does_not_wait_for_what_was_removed(
+    flow: Flow, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks: list[bool] = []
+    tick = PlainRun.tick
+
+    def ticked(run: PlainRun, *, last: bool = False) -> None:
+        if not last:
+            tick(run)
+            return
+        looks.append(last)
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(flow.folder / "out"))
+
+    monkeypatch.setattr(PlainRun, "tick", ticked)
+    upstream.at(10)
+    stage = lws.stage(flow.spark, "stage", inputs=["source"], key="key", event_time="t", address=flow.address)
+    query = stage.start(flow.read(), checkpoint=flow.folder / "ck", format="noop", trigger={"availableNow": True})
+    flow.queries.append(query)
+    assert query.await_termination(60)
+    assert looks == [True]
+    assert "its next start reports it" in caplog.text
+
+
 def test_a_call_to_the_authority_that_times_out_is_no_unreadable_file(
     flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,7 +167,8 @@ class TrackedQuery:
         if not last:
             self._stopping.wait(self._interval)
             return True
-        pause = next(pauses, None)
+        # What was removed does not come back by waiting.
+        pause = None if isinstance(failure, FileNotFoundError) else next(pauses, None)
         if pause is None:
             logger.warning(
                 "%s has ended, and cannot look at what it has committed last; its next start reports it: %s",
