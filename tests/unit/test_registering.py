@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 import pytest
 
@@ -122,6 +122,38 @@ async def test_one_that_is_refused_is_refused_alone(one: One) -> None:
     assert await outcomes(tasks) == ["first", "a", conflict, "a", "b", cycle, invalid, "d"]
     assert one.plan.writes == [[GRAPH], [GRAPH]]
     assert one.shard.topology.computations.keys() == {"first", "a", "b", "d"}
+
+
+async def test_a_limit_counts_those_in_front_in_the_same_write(one: One) -> None:
+    def room(known: Collection[str]) -> None:
+        if len(known) >= 3:
+            raise errors.Overloaded("there is no room")
+
+    tasks = await one.held_up("first")
+    tasks += [asyncio.create_task(one.shard.register(Spec(f"c{number}"), room=room)) for number in range(4)]
+    tasks += [one.register("unlimited")]
+    await turns()
+    one.plan.open.set()
+    assert await outcomes(tasks) == ["first", "c0", "c1", "OVERLOADED", "OVERLOADED", "unlimited"]
+
+
+async def test_one_that_another_shard_has_taken_is_refused_alone() -> None:
+    """It changes what is registered, which whoever serves it has to agree to: the others of its write are written without it."""
+    deployment = Deployment()
+    one = await deployment.start("one:1")
+    await deployment.settle(one)
+    await one.shard.register(Spec("unused"))
+    thief = MemoryJournal(deployment.disk, shared=True)
+    await thief.open()
+    await thief.take("unused", view=10**18)
+    one.faults.held["append"] = asyncio.Event()
+    specs = [Spec("first"), Spec("a"), Spec("unused", estimated=True), Spec("b", ("a",))]
+    tasks = [asyncio.create_task(one.shard.register(spec)) for spec in specs]
+    await turns()
+    one.faults.held.pop("append").set()
+    assert await outcomes(tasks) == ["first", "a", "REGISTRATION_CONFLICT", "b"]
+    assert replayed(await one.shard.journal.load(GRAPH)).topology.computations.keys() == {"first", "a", "unused", "b"}
+    await one.stop()
 
 
 async def test_nobody_is_refused_for_what_was_not_written(one: One) -> None:

@@ -381,13 +381,14 @@ def _age(spec: Spec) -> tuple[int, int]:
 def _estimated(computations: Mapping[str, Spec]) -> frozenset[str]:
     """Return what is estimated, or reads something estimated, directly or not. O(graph), times the longest path when anything is."""
     found = frozenset(name for name, spec in computations.items() if spec.estimated)
-    while True:
+    while found:
         readers = [
             name for name, spec in computations.items() if name not in found and not found.isdisjoint(spec.inputs)
         ]
-        if not found or not readers:
-            return found
+        if not readers:
+            break
         found = found.union(readers)
+    return found
 
 
 def _validate(spec: Spec) -> None:
