@@ -221,8 +221,8 @@ def lose_a_change_by_compaction(planted: Planted) -> None:
         self.logs.__dict__["older"] = self.topology
         return record(self, graph, whole=whole)
 
-    def older(self: Logs, name: str, take: Callable[[], bytes]) -> None:
-        snapshot(self, name, self.__dict__["older"].encode if name == GRAPH and "older" in self.__dict__ else take)
+    def older(self: Logs, name: str, take: Callable[[], bytes], now: int = 0) -> None:
+        snapshot(self, name, self.__dict__["older"].encode if name == GRAPH and "older" in self.__dict__ else take, now)
 
     planted.setattr(holdings.Holdings, "graph_record", remembering)
     planted.setattr(Logs, "snapshot", older)

@@ -397,6 +397,10 @@ async def test_rule4_an_owner_that_comes_back_does_not_bring_back_what_was_dropp
     with pytest.raises(errors.Unavailable, match="is damaged"):
         await one.shard.serve(name)
     assert one.shard.is_damaged(name)
+    one.faults.ends["take"] = [Outcome.FAILED]
+    with pytest.raises(errors.Unavailable, match="cannot be taken from its last owner, nothing was changed"):
+        await one.shard.drop(name, force=True)
+    assert name in one.shard.topology.computations
     await one.shard.drop(name, force=True)
     assert other.shard.serves(name), "it does not know yet"
     refused = await other.report(name, zombie, 10)
