@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Brings what `make` needs: uv, a Python 3.11+, a Java 17+ runtime, and the environment in .venv; with --tests a C
-# compiler, openssl, Chromium, Prometheus and a Redis server, with --bench the Redis server.
+# compiler, openssl, Chromium, Prometheus, zsh, fish and a Redis server, with --bench the Redis server.
 #
 # What the system lacks is installed by apt as root or by password-less sudo, after saying so. Without those rights, or
 # without apt, it stops and prints the command to run. A second run finds its stamp and returns at once.
@@ -174,12 +174,15 @@ install_redis() {
 }
 
 # What only the tests need: a C compiler, for the small shim that watches the journal's disk; a Redis server, and openssl
-# for its certificate; Chromium, for the status page; Prometheus with promtool, for the metrics and the alerts.
+# for its certificate; Chromium, for the status page; Prometheus with promtool, for the metrics and the alerts; zsh and fish,
+# for the completion scripts.
 install_test_tools() {
     command -v cc >/dev/null || install_packages gcc libc6-dev
     command -v openssl >/dev/null || install_packages openssl
     command -v chromium >/dev/null || install_packages chromium
     command -v prometheus >/dev/null || install_packages prometheus
+    command -v zsh >/dev/null || install_packages zsh
+    command -v fish >/dev/null || install_packages fish
     install_redis
 }
 

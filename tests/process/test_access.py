@@ -16,7 +16,7 @@ import pytest
 
 import lowwater
 from lowwater import errors
-from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2
+from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2, workers_pb2_grpc
 from lowwater_authority.access.methods import METHODS
 from tests.process.accessing import CALLS, PATIENCE, Rules, Tokens, Wire, bearer, rules_of
 from tests.process.serving import Serving
@@ -390,3 +390,29 @@ def test_the_number_of_forbidden_things_is_that_of_the_documentation(request: py
         if hasattr(item, "callspec")
     }
     assert tried == things & selected
+
+
+def test_only_who_may_report_says_what_is_waited_for_and_who_may_read_is_told(world: World) -> None:
+    name, said = "flights/enriched", "/in/daily.json"
+    lease = world.leases[name]
+    lease.advance(None, oldest=None, frontier=1, waiting_for=said)
+    lease.flush()
+
+    def told(who: str) -> str:
+        with lowwater.connect(world.server.address, token=TOKENS[who], timeout=PATIENCE) as lw:
+            return lw.ranges(name).ranges[0].waiting_for
+
+    group = workers_pb2.GroupReport(
+        computation=name, sequencer=lease.sequencer, watermarks_micros=[2], turn=9, waiting_for="something else"
+    )
+    messages = [
+        workers_pb2.ReportRequest(open=workers_pb2.ReportOpen(sender=bytes(16), stream=1)),
+        workers_pb2.ReportRequest(report=workers_pb2.Report(number=1, groups=[group])),
+    ]
+    with world.server.channel() as channel:
+        stub = workers_pb2_grpc.WorkerServiceStub(channel)
+        answers = list(stub.Report(iter(messages), metadata=bearer(TOKENS["local"])))
+    [refused] = [each.reason for answer in answers for each in answer.ack.refused]
+    assert (refused, told("reader"), told("admin")) == ("PERMISSION_DENIED", said, said)
+    with pytest.raises(errors.PermissionDenied):
+        told("stranger")
