@@ -17,6 +17,7 @@ from benchmarks import (
     incident,
     ingest,
     latency,
+    listings,
     page,
     pipeline,
     register,
@@ -37,6 +38,7 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "pipeline": pipeline.run,
     "page": page.run,
     "incident": incident.run,
+    "listing": listings.run,
 }
 
 ABOUT: Final = """\
@@ -66,6 +68,8 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
             watch the status page, against the same with --http off                      about 3 minutes
   incident  one executor of a pipeline is paused: seconds until `lowwater why`, the page and an alert
             each name its key range and worker; needs scripts/setup.sh --tests           about 10 minutes
+  listing   a driver lists a source with 50,000 files, or handed-over batches, of which it has read all but ten;
+            against the same without what it knows of them, and against their names alone  about a minute
 """
 
 MORE: Final = """\

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lowwater.watermark import MAX, MIN
-from lowwater_spark.head import KEPT, Candidates
+from lowwater_spark.head import KEPT, Candidates, Head
 from lowwater_spark.progress import RELIST, Committed, Progress
 from lowwater_spark.reading import UNREAD, Reading, floor_stamp
 from lowwater_spark.sourcelog import File, SourceLog, Taken
@@ -116,9 +116,17 @@ class World:
     def list_sources(self) -> None:
         if self.reading is not None and self.progress.must_list(self.reading, self.now):
             there = self.rows.keys() - self.gone
-            heads = [{self.known(p) for p in there if self.where[p] == i} for i in range(len(self.logs))]
+            heads = [Head({self.known(p) for p in there if self.where[p] == i}) for i in range(len(self.logs))]
+            self.leave_out_what_is_settled(heads)
             planned = [] if self.plan_unasked else list(self.offsets)
             self.progress.observe(self.reading, [set()] * len(self.logs) if self.trap else heads, self.now, planned)
+
+    def leave_out_what_is_settled(self, heads: Sequence[Head]) -> None:
+        """A listing leaves out what committed batches have taken."""
+        for head, log, offset in zip(heads, self.logs, self.progress.committed.offsets, strict=False):
+            settled = {file for file in head if (batch := log.batch_of(file)) is not None and batch <= offset}
+            head -= settled
+            head.settled += [file.path for file in settled]
 
     def known(self, file: File) -> File:
         return named(file.path) if self.paths_alone else file

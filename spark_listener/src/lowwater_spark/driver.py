@@ -352,7 +352,7 @@ class Run:
         reading = None if self._reader is None else self._reader.authority.read()
         now = self.clock()
         if self._reader is not None and reading is not None and self._reader.progress.must_list(reading, now):
-            heads = self._roots.list_heads()
+            heads = self._roots.list_heads(self._offsets)
             if heads is not None:
                 planned = self.log.newest_offsets()
                 with self._lock:

@@ -101,6 +101,8 @@ class Driving:
     _logs: list[SourceLog] = field(init=False)
     _roots: Roots = field(init=False)
     _candidates: Candidates[_Seen] = field(init=False)
+    _planned: Sequence[int] = field(default=(), init=False)
+    """How far the newest planned batch goes that was looked at."""
     _authority: Authority | None = field(default=None, init=False)
     _reader: lowwater.InputReader | None = field(default=None, init=False)
     """Of all inputs of all controls."""
@@ -243,7 +245,7 @@ class Driving:
         higher = self._seen is None or any(value > self._seen.values[number] for number, value in seen.values.items())
         if not higher and not (len(self._candidates) > 0 and now - self._listed >= RELIST):
             return
-        heads = self._roots.list_heads()
+        heads = self._roots.list_heads(self._planned)
         if heads is None:
             return
         if higher:
@@ -299,6 +301,7 @@ class Driving:
         offsets: Sequence[int] = () if plan is None else plan.offsets
         for log, offset in zip(self._logs, offsets, strict=False):
             log.read_to(offset)
+        self._planned = offsets
         return batch, offsets
 
     def _sync(self, newest: int) -> None:

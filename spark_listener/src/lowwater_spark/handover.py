@@ -20,9 +20,11 @@ from lowwater_spark.errors import CheckpointMismatch
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["hand_over", "publish_directory", "sweep"]
+__all__ = ["HANDED_OVER", "hand_over", "publish_directory", "sweep"]
 
-_MARK: Final = ".lowwater.json"
+HANDED_OVER: Final = ".lowwater.json"
+"""The file that says that lowwater has made a directory, whole."""
+
 _HIDDEN: Final = ".lowwater-"
 
 
@@ -58,7 +60,7 @@ def publish_directory(parent: Path, name: str, digest: str, fill: Callable[[Path
     beside.mkdir()
     try:
         fill(beside)
-        (beside / _MARK).write_text(json.dumps({"digest": digest}), encoding="utf-8")
+        (beside / HANDED_OVER).write_text(json.dumps({"digest": digest}), encoding="utf-8")
         sync_tree(beside)
         try:
             beside.rename(target)
@@ -91,7 +93,7 @@ def _found(target: Path, digest: str) -> bool:
 
 def _must_match(target: Path, digest: str) -> None:
     try:
-        mark = json.loads((target / _MARK).read_text(encoding="utf-8"))
+        mark = json.loads((target / HANDED_OVER).read_text(encoding="utf-8"))
     except FileNotFoundError:
         mark = {}
     if mark.get("digest") != digest:

@@ -13,6 +13,8 @@ A file is known by its path and its modification time, since Spark takes a path 
 file that is written anew, has rows that no batch has read. It holds W as well. What was written twice within one millisecond, or with its
 time set back to what it was, cannot be told from one that was not.
 
+What committed batches have taken, and what is as it was, is left out of a listing (:mod:`~lowwater_spark.settled`).
+
 A listing must not be older than the reading of W. On a local file system it never is; an NFS mount may serve names from a cache, so
 mount the sources with ``lookupcache=none`` and ``acdirmax=0`` (or ``noac``).
 """
@@ -23,11 +25,12 @@ import contextlib
 import heapq
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from lowwater_spark.settled import Settled
 from lowwater_spark.sinklog import SINK_LOG, list_sink
 from lowwater_spark.sourcelog import NOTHING, File, SourceLog
 from lowwater_spark.writers import MARKS, above, behind, strangers
@@ -36,6 +39,7 @@ __all__ = [
     "Candidates",
     "ControlSource",
     "FileSource",
+    "Head",
     "Intruder",
     "Source",
     "hidden",
@@ -123,15 +127,41 @@ class Intruder(NamedTuple):
     """The full name of the writer that the inputs do not name; empty for a log."""
 
 
-def list_head(source: Source) -> set[File]:
+class Head(set[File]):
+    """What of a listing is still to be waited for. Any set of files is the head of a source of which nothing is left out."""
+
+    __slots__ = ("batches", "settled", "unseen")
+
+    def __init__(self, files: Iterable[File] = ()) -> None:
+        super().__init__(files)
+        self.settled: list[str] = []
+        """The paths that were looked at and left out."""
+        self.batches: Container[str] = ()
+        """The directories that were not looked into, since all in them is taken."""
+        self.unseen = 0
+        """The number of files in them."""
+
+
+def list_head(source: Source, settled: Settled | None = None) -> Head:
     """Return every file that Spark has to take before all that stands in the source now has been read; of a control none.
 
-    What Spark never takes holds for as long as it is there: a sub-directory without recursiveFileLookup, and each :class:`Intruder`.
-    O(entries), with a stat of each. Raises OSError when the root cannot be listed; then nothing is known, and no watermark counts.
+    What is settled is left out: it is taken, for good. What Spark never takes holds for as long as it is there: a sub-directory without
+    recursiveFileLookup, and each :class:`Intruder`. O(entries), with a stat of each file that is in no settled batch. Raises OSError when the root
+    cannot be listed; then nothing is known, and no watermark counts.
     """
+    head = Head()
     if isinstance(source, ControlSource):
-        return set()
-    return {_waited_for(found) if isinstance(found, Intruder) else found for found in _walk(source)}
+        return head
+    for found in _walk(source, settled):
+        if isinstance(found, Intruder):
+            head.add(_waited_for(found))
+        elif settled is not None and settled.has(found):
+            head.settled.append(found.path)
+        else:
+            head.add(found)
+    if settled is not None:
+        head.batches, head.unseen = settled.batches, settled.files
+    return head
 
 
 def _waited_for(found: Intruder) -> File:
@@ -144,7 +174,7 @@ def intruders(source: FileSource) -> list[Intruder]:
     return sorted({found for found in _walk(source) if isinstance(found, Intruder)})
 
 
-def _walk(source: FileSource) -> Iterator[File | Intruder]:
+def _walk(source: FileSource, settled: Settled | None = None) -> Iterator[File | Intruder]:
     """Yield the files of a source, and what stands beside them.
 
     Spark goes by a sink's log only if the log was there when the query started, and if it reads the very directory of the sink. Of a
@@ -155,7 +185,7 @@ def _walk(source: FileSource) -> Iterator[File | Intruder]:
         yield from list_sink(source.root)
         yield from _strangers(source, source.root)
     else:
-        yield from _list(source, source.root)
+        yield from _list(source, source.root, (), settled)
 
 
 def _outputs(source: FileSource, folders: Iterable[str]) -> Iterator[Intruder]:
@@ -171,7 +201,9 @@ def _strangers(source: FileSource, folder: str) -> Iterator[Intruder]:
         yield from itertools.starmap(Intruder, strangers(folder, source.inputs))
 
 
-def _list(source: FileSource, folder: str, columns: tuple[str, ...] = ()) -> Iterator[File | Intruder]:
+def _list(
+    source: FileSource, folder: str, columns: tuple[str, ...], settled: Settled | None
+) -> Iterator[File | Intruder]:
     """Yield what stands in a folder of a source; ``columns`` are those that the way to it has given."""
     try:
         with os.scandir(folder) as listing:
@@ -198,11 +230,23 @@ def _list(source: FileSource, folder: str, columns: tuple[str, ...] = ()) -> Ite
                 # Spark logs a file beside the partitions as taken, and reads no rows from it.
                 yield File(entry.path, entry.stat().st_mtime_ns // 1_000_000 if read else _NO_FILE)
         elif source.recursive:
-            yield from _list(source, entry.path)
+            yield from _below(source, entry, columns, settled)
         elif (below := (*columns, entry.name.partition("=")[0])) == source.columns[: len(below)] and "=" in entry.name:
-            yield from _list(source, entry.path, below)
+            yield from _below(source, entry, below, settled)
         else:
             yield File(entry.path + os.sep, _NO_FILE)
+
+
+def _below(
+    source: FileSource, folder: os.DirEntry[str], columns: tuple[str, ...], settled: Settled | None
+) -> Iterator[File | Intruder]:
+    """Yield what stands in a sub-directory, unless it is a batch of which all is settled."""
+    if settled is None:
+        yield from _list(source, folder.path, columns, settled)
+    elif not settled.knows(folder):
+        found = list(_list(source, folder.path, columns, settled))
+        yield from found
+        settled.learn(folder, found)
 
 
 T = TypeVar("T")
@@ -215,7 +259,8 @@ class _Candidate(Generic[T]):
 
     def __init__(self, reading: T, heads: Sequence[set[File]], planned: Sequence[int]) -> None:
         self.reading = reading
-        self.missing = list(heads)
+        # Not the heads themselves: they also have the paths that are left out.
+        self.missing = [set(head) for head in heads]
         self.needs = [NOTHING] * len(heads)
         self._need(planned)
 
@@ -234,7 +279,7 @@ class _Candidate(Generic[T]):
         """Wait for a later listing instead, if a file that no entry has taken is gone: removed, written again, or renamed to another one of it."""
         self.look(logs)
         if any(not missing <= head for missing, head in zip(self.missing, heads, strict=True)):
-            self.missing = list(heads)
+            self.missing = [set(head) for head in heads]
             self._need(planned)
 
     def same_head(self, other: _Candidate[T]) -> bool:
@@ -268,12 +313,12 @@ class Candidates(Generic[T]):
         return len(self._waiting)
 
     def add(self, reading: T, heads: Sequence[set[File]], planned: Sequence[int] = ()) -> None:
-        """Add a reading with the heads that were listed after it, one per source. Takes the sets over.
+        """Add a reading with the heads that were listed after it, one per source.
 
         ``planned`` are the offsets of the newest batch that was planned when the listing had ended: its tasks may have read a file that
         was removed before. Only who counts planned batches as read may leave them out.
         """
-        gone = [log.gone(head) for log, head in zip(self._logs, heads, strict=False)]
+        gone = [_gone(log, head) for log, head in zip(self._logs, heads, strict=False)]
         self._waiting.append(_Candidate(reading, heads, planned))
         self._look()
         # Only now: what a reading waited for and was taken before it went is known by its entry.
@@ -285,7 +330,7 @@ class Candidates(Generic[T]):
             self._waiting.append(newest)
 
     def relist(self, heads: Sequence[set[File]], planned: Sequence[int] = ()) -> None:
-        """List for the newest reading again: a later listing is one after it as well. Takes the sets over.
+        """List for the newest reading again: a later listing is one after it as well.
 
         A path that is gone before any entry took it gives no rows any more, and would be waited for in vain. One that an entry has
         taken still counts: its batch may have read it. The logs must have been read as for the batch that runs.
@@ -328,6 +373,13 @@ class Candidates(Generic[T]):
             if named:
                 return sorted(named)[:limit]
         return []
+
+
+def _gone(log: SourceLog, head: set[File]) -> list[str]:
+    listed = [file.path for file in head]
+    if isinstance(head, Head):
+        return log.gone([*listed, *head.settled], head.batches, head.unseen)
+    return log.gone(listed)
 
 
 def _named(file: File, log: SourceLog) -> str:

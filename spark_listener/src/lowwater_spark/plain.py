@@ -169,7 +169,7 @@ class PlainRun:
         reading = self.authority.read()
         now = self.clock()
         if reading is not None and self.progress.must_list(reading, now):
-            heads = self._roots.list_heads()
+            heads = self._roots.list_heads(self.progress.committed.offsets)
             if heads is not None:
                 planned = self.log.newest_offsets()
                 with self._lock:

@@ -8,6 +8,7 @@ each start of a container.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Sequence
@@ -16,8 +17,9 @@ from typing import Final
 
 from lowwater_spark.durable import make_directory, write_over
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.head import FileSource, Source, list_head
-from lowwater_spark.sourcelog import File, SourceLog
+from lowwater_spark.head import FileSource, Head, Source, list_head
+from lowwater_spark.settled import Settled
+from lowwater_spark.sourcelog import NOTHING, SourceLog
 
 __all__ = ["Roots"]
 
@@ -30,6 +32,10 @@ class _Replaced(OSError):
     """A directory is not the one that was read before. Only who has replaced it, or who mounts the right one, can help."""
 
 
+def _any_taken(head: Head, log: SourceLog) -> bool:
+    return bool(head.settled) or any(log.batch_of(file) is not None for file in head)
+
+
 class Roots:
     """The directories that a query reads, and in ``CHECKPOINT/lowwater/roots.json`` their inodes.
 
@@ -39,7 +45,7 @@ class Roots:
 
     def __init__(self, checkpoint: Path, sources: Sequence[Source], logs: Sequence[SourceLog]) -> None:
         self._path = checkpoint / "lowwater" / "roots.json"
-        self._sources = list(zip(sources, logs, strict=False))
+        self._sources = [(source, log, Settled(log)) for source, log in zip(sources, logs, strict=False)]
         self._inodes = self._load()
         self._error: OSError | None = None
 
@@ -48,13 +54,17 @@ class Roots:
         """Why no newer low watermark counts; empty: the newest listing has succeeded."""
         return "" if self._error is None else str(self._error)
 
-    def list_heads(self) -> list[set[File]] | None:
+    def list_heads(self, offsets: Sequence[int] = ()) -> list[Head] | None:
         """Return the head of each source; None, and a warning once, when one cannot be known: then no newer low watermark counts.
+
+        ``offsets`` are how far the batches go that can no more be taken back, of whoever counts what is committed the committed ones. What has been
+        taken up to there, and is as it was, is left out.
 
         Costs as :func:`~lowwater_spark.head.list_head`, two looks at each directory, and an fsync when one has a new inode.
         """
         try:
-            heads = [self._list(source, log) for source, log in self._sources]
+            known = itertools.chain(offsets, itertools.repeat(NOTHING))
+            heads = [self._list(*each, offset) for each, offset in zip(self._sources, known, strict=False)]
         except OSError as error:
             if str(error) != self.lost:
                 logger.warning("a source cannot be listed, so no newer watermark counts: %s", error)
@@ -72,16 +82,20 @@ class Roots:
         if self._error is not None and not isinstance(self._error, _Replaced):
             raise self._error
 
-    def _list(self, source: Source, log: SourceLog) -> set[File]:
+    def _list(self, source: Source, log: SourceLog, settled: Settled, offset: int) -> Head:
         if not isinstance(source, FileSource):
             return list_head(source)
         inode = Path(source.root).stat().st_ino
-        head = list_head(source)
+        if self._inodes.get(source.root) != inode:
+            settled.forget()
+        settled.begin(offset)
+        head = list_head(source, settled)
         if Path(source.root).stat().st_ino != inode:
             msg = f"{source.root} was replaced while it was listed"
             raise OSError(msg)
         if self._inodes.get(source.root) != inode:
-            self._check(source.root, inode, known=any(log.batch_of(file) is not None for file in head))
+            self._check(source.root, inode, known=_any_taken(head, log))
+        settled.end()
         return head
 
     def _check(self, root: str, inode: int, *, known: bool) -> None:

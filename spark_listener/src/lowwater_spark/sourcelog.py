@@ -185,16 +185,21 @@ class SourceLog:
         taken = self._taken.get(file.path)
         return None if taken is None or taken.modified != file.modified else taken.batch
 
-    def gone(self, listed: Collection[File]) -> list[str]:
+    def gone(self, listed: Collection[str], folders: Container[str] = (), within: int = 0) -> list[str]:
         """Return the paths that a listing does not have any more, if they are most of those that are held; else none.
 
+        ``folders`` were not looked into: what is in them is there, ``within`` files in all.
         Those alone that had been taken when this was asked last: what is taken after a listing began may have come after it. O(1), or O(paths held).
         """
         before, self._before = self._before, self.read
-        if len(self._taken) < self.FEW + 2 * len(listed):
+        if len(self._taken) < self.FEW + 2 * (len(listed) + within):
             return []
-        paths = {file.path for file in listed}
-        return [path for path, taken in self._taken.items() if taken.batch <= before and path not in paths]
+        paths = set(listed)
+        return [
+            path
+            for path, taken in self._taken.items()
+            if taken.batch <= before and path not in paths and path.rpartition("/")[0] not in folders
+        ]
 
     def forget(self, paths: Iterable[str]) -> None:
         """Drop paths that are gone. One that comes again counts as not taken: Spark does not read it a second time, so it holds."""

@@ -1,0 +1,83 @@
+"""What of a source needs no further look: what committed batches have taken, as it is now.
+
+A file may be written again in its place, which leaves no trace in its directory, so each is asked for its modification time in each listing. But what
+lowwater itself has handed over as ``batch=N`` appears whole and is not changed by it: when all of such a directory is taken, its name is enough.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Container
+from typing import Final
+
+from lowwater_spark.handover import HANDED_OVER
+from lowwater_spark.sourcelog import NOTHING, File, SourceLog
+
+__all__ = ["Settled"]
+
+_BATCH: Final = re.compile(r"batch=[0-9]+")
+
+
+class Settled:
+    """What a listing of one source leaves out. Holds two numbers for each handed-over batch that is in the directory."""
+
+    def __init__(self, log: SourceLog) -> None:
+        self._log = log
+        self._offset = NOTHING
+        self._batches: dict[str, tuple[int, int]] = {}
+        """By their paths: the inode, and the number of files."""
+        self._seen: dict[str, tuple[int, int]] = {}
+        self.files = 0
+        """How many files are in the batches of this listing that were not looked at."""
+
+    @property
+    def batches(self) -> Container[str]:
+        """The paths of the batches that this listing has met and that need no further look."""
+        return self._seen
+
+    def begin(self, offset: int) -> None:
+        """Begin a listing. What has been taken up to this offset of the source's log counts: no batch behind it can be taken back."""
+        self._offset = offset
+        self._seen = {}
+        self.files = 0
+
+    def end(self) -> None:
+        """The listing is whole: what it did not meet is gone."""
+        self._batches = self._seen
+
+    def forget(self) -> None:
+        """Look at everything again: the source is another directory."""
+        self._batches = {}
+
+    def has(self, file: File) -> bool:
+        """Return whether a file is taken, as it is now."""
+        batch = self._log.batch_of(file)
+        return batch is not None and batch <= self._offset
+
+    def knows(self, folder: os.DirEntry[str]) -> bool:
+        """Return whether a sub-directory is a batch that needs no look: it is the one of which all was taken."""
+        known = self._batches.get(folder.path)
+        if known is None or known[0] != folder.inode():
+            return False
+        self._seen[folder.path] = known
+        self.files += known[1]
+        return True
+
+    def learn(self, folder: os.DirEntry[str], found: Collection[object]) -> None:
+        """Take note of what was found in a sub-directory: if it is a batch, and all of it is taken, it needs no look from the next listing on.
+
+        Costs one look more at it, once.
+        """
+        if not _BATCH.fullmatch(folder.name) or folder.is_symlink():
+            return
+        if not all(isinstance(each, File) and self.has(each) for each in found):
+            return
+        try:
+            with os.scandir(folder.path) as listing:
+                entries = {entry.name: entry.is_dir() for entry in listing}
+        except FileNotFoundError:
+            return  # removed meanwhile
+        # What has directories in it was changed by somebody, and may be again.
+        if HANDED_OVER in entries and not any(entries.values()):
+            self._seen[folder.path] = (folder.inode(), len(found))
