@@ -73,7 +73,12 @@ SHARDED: Final = {
 }
 """What happens to shards and to their store."""
 
-KINDS: Final = (*COMMON, *ALONE, *SHARDED)
+DAMAGE: Final = "damage a log"
+"""What happens so many times in every world whose store keeps its word otherwise."""
+
+DAMAGES: Final = 2
+
+KINDS: Final = (*COMMON, *ALONE, *SHARDED, DAMAGE)
 """All of them."""
 
 WEATHER: Final = ("bad network", "bad store", "hostile reports")
@@ -102,7 +107,8 @@ def schedule(random: Random, moves: int, *, sharded: bool) -> list[Move]:
         at += random.expovariate(1 / GAP)
         kind = random.choices(list(kinds), weights=list(kinds.values()))[0]
         made.append(Move(round(at, 3), kind, _facts(kind, random)))
-    return made
+    made += [Move(round(random.uniform(5.0, at), 3), DAMAGE, _facts(DAMAGE, random)) for _ in range(DAMAGES)]
+    return sorted(made, key=lambda move: move.at)
 
 
 def _facts(kind: str, random: Random) -> dict[str, Any]:

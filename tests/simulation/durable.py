@@ -68,6 +68,8 @@ class Durable:
         self._reported = Reported()
         self._dropped: dict[str, int] = {}
         """The lives in which somebody was told that computations were dropped."""
+        self.damaged: set[str] = set()
+        """Computations whose log was damaged in the store: it may be written again, from memory or for a life after a drop."""
         self._bereft: set[str] = set()
         """Computations of which something that was acknowledged, and is not just an advance, is lost for good."""
 
@@ -222,8 +224,11 @@ class Durable:
     def _restored(self, who: str, log: str) -> None:
         """A shard has put back what the store had lost; what others wrote meanwhile is gone."""
         self._sim.reach("a log was put back from memory")
-        self._expect(self._weak, f"{who} restores the log of {log}, of which a store that keeps its word lost nothing")
-        if self._ledger.took(who, log):
+        self._expect(
+            self._weak or log in self.damaged,
+            f"{who} restores the log of {log}, of which a store that keeps its word lost nothing",
+        )
+        if self._ledger.took(who, log) and log not in self.damaged:
             self._sim.reach("something is lost for good")
             self._bereft.add(log)
         book = self._ledger.book(log)
@@ -263,7 +268,7 @@ class Durable:
 
     def _gone(self, name: str, sequencer: int) -> bool:
         """Whether the store has forgotten a claim that it knew."""
-        return self._weak and sequencer not in sequencers(self._ledger.book(name))
+        return (self._weak or name in self.damaged) and sequencer not in sequencers(self._ledger.book(name))
 
     def knows_inputs(self, name: str, inputs: Iterable[str]) -> bool:
         """Whether the store, or any living shard, knows that a computation reads these."""

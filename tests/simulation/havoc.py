@@ -9,6 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from lowwater import errors
+from tests.simulation import chaos
 from tests.simulation.chaos import Move
 from tests.simulation.kernel import Process, StoreWeather, Weather
 from tests.simulation.upheaval import Upheaval
@@ -16,6 +17,12 @@ from tests.simulation.upheaval import Upheaval
 if TYPE_CHECKING:
     from lowwater._aio.client import Client
     from tests.simulation.world import Slot, World
+
+UNREAD = "daily"
+"""The computation that no other reads."""
+
+PATIENCE_SECONDS = 10
+"""How long an operator waits for somebody who can read a log."""
 
 BATCHED = "hourly"
 """The computation that works in micro-batches."""
@@ -80,6 +87,9 @@ class Havoc:
                 names = list(self._world.pipeline.nodes)[-3:]  # the first of these is read
                 self._acted(move.kind)
                 self._drop(names[int(facts["pick"] * len(names))])
+            case chaos.DAMAGE:
+                if not self._world.weak:
+                    self._damage(facts["pick"])
             case "new inputs":
                 if not self._world.inputs_changed:
                     self._acted(move.kind)
@@ -183,6 +193,34 @@ class Havoc:
             await lw.reset(name)
 
         self.operate(run)
+
+    def _damage(self, pick: float) -> None:
+        """Flip a bit of a record at rest, not of the newest, which may be on its way there. Somebody gives up what nobody can read."""
+        stored = self._world.deployment.ledger.logs.get(UNREAD)
+        places = sorted(stored.records)[:-1] if stored is not None else []
+        if stored is None or not places:
+            return
+        self._acted(chaos.DAMAGE)
+        place = places[int(pick * len(places))]
+        frame = stored.records[place]
+        stored.records[place] = frame[:-1] + bytes([frame[-1] ^ 1])
+        if UNREAD not in self._world.oracle.damaged:
+            self._world.oracle.damaged.add(UNREAD)
+            self._world.later(self._give_up)
+
+    async def _give_up(self) -> None:
+        """An operator drops what is damaged and served nowhere for a while."""
+        silent = 0
+        while True:
+            await asyncio.sleep(1.0)
+            shards = [seat.authority.shard for seat in self._world.deployment.seats if seat.serving and seat.authority]
+            damaged = any(shard.is_damaged(UNREAD) for shard in shards)
+            served = any(shard.serves(UNREAD) for shard in shards)
+            silent = silent + 1 if damaged and not served else 0
+            if silent == PATIENCE_SECONDS:
+                self._world.sim.reach("a computation whose log is damaged was given up")
+                self._drop(UNREAD)
+                silent = 0
 
     def _drop(self, name: str) -> None:
         """Let an operator drop a computation. Its workers find out, and register it again when they are started anew."""

@@ -26,7 +26,7 @@ from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.group import GroupState
 from lowwater_authority.core.times import MAX
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.journal import GRAPH, Ownership, memory, owned
+from lowwater_authority.journal import GRAPH, JournalCorrupt, Ownership, framing, memory, owned
 from lowwater_authority.journal.memory import MemoryJournal, StoredLog
 from lowwater_authority.journal.owned import Held
 from lowwater_authority.logs import Logs
@@ -202,6 +202,30 @@ def forget_the_tombstone(planted: Planted) -> None:
     planted.setattr(holdings.Holdings, "end", lambda self, name: None)
 
 
+def skip_what_is_damaged(planted: Planted) -> None:
+    """A record that cannot be read is passed over (rules 2 and 10)."""
+    decode_records = framing.decode_records
+
+    def lenient(log: str, records: Sequence[tuple[int, bytes]], **more: Any) -> list[tuple[int, bytes]]:
+        try:
+            return decode_records(log, records, **more)
+        except JournalCorrupt as damage:
+            rest = [(position, frame) for position, frame in records if position != damage.position]
+            return [(position, framing.decode(log, position, frame).payload) for position, frame in rest]
+
+    planted.setattr(memory, "decode_records", lenient)
+
+
+def leave_the_log_of_what_is_dropped(planted: Planted) -> None:
+    """A dropped log stays as it was: should it be damaged, nobody can ever read the next life of it."""
+
+    async def leave(self: holdings.Holdings, name: str, *_: Any) -> None:
+        self.journal.release(name)
+        del self._ending[name]
+
+    planted.setattr(holdings.Holdings, "_end", leave)
+
+
 def answer_what_has_left_a_round(planted: Planted) -> None:
     """What another shard has taken leaves the round, and its callers are answered as if it were written too (rule 2)."""
     end = rounds._Work.end
@@ -261,6 +285,8 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         overwrite_a_newer_snapshot,
         follow_a_redirect_to_a_lower_epoch,
         forget_the_tombstone,
+        skip_what_is_damaged,
+        leave_the_log_of_what_is_dropped,
         answer_what_has_left_a_round,
         lose_a_change_by_compaction,
         apply_over_the_wrong_whole,

@@ -40,6 +40,7 @@ _MET: Final = (
     "a new input lowered a range",
     "a recovery from a snapshot and records behind it",
     "a computation was dropped",
+    "a computation whose log is damaged was given up",
     "the graph is a whole one and changes behind it",
     "a wait met a reset",
     "a weak store went back",

@@ -325,6 +325,8 @@ class _Heard(logging.Handler):
         # The oracle says whether there was anything to put back; and a zombie was found out.
         if said.endswith(("putting it back from memory", "Its answer was not used.")):
             return
+        if any(f"log {name!r}" in said and "is damaged" in said for name in self._oracle.damaged):
+            return
         if self._weak and "has lost what it acknowledged" in said:
             return
         self._oracle.fail(

@@ -491,3 +491,41 @@ async def test_a_pin_of_the_next_registration_does_not_end_with_the_drop_before_
     await deployment.settle(one, other)
     assert deployment.members.view.pins == {name: "other:1"}
     await stopped(one, other)
+
+
+async def test_a_process_at_the_address_of_an_owner_that_is_gone_is_not_its_owner() -> None:
+    """It was started again there, and has never read the log: nobody has that in memory, so it can be dropped."""
+    deployment = Deployment()
+    one, other = await two(deployment)
+    name = min(held(other))
+    await other.claim(name)
+    stored = deployment.disk.logs[name]
+    stored.records[1] = flipped(stored.records[1])
+    await other.stop()
+    deployment.shards.remove(other)
+    again = await deployment.start("other:1")
+    await pinned(deployment, again, [name], "one:1")
+    with pytest.raises(errors.Unavailable, match="is damaged"):
+        await one.shard.serve(name)
+    await one.shard.drop(name, force=True)
+    await one.shard.register(Spec(name))
+    await deployment.settle(one, again)
+    assert deployment.owner(name).shard.topology.get(name).incarnation == 2
+    await stopped(one, again)
+
+
+async def test_an_owner_that_was_left_out_for_a_while_is_the_same_process() -> None:
+    deployment = Deployment()
+    one, other = await two(deployment)
+    name = min(held(other))
+    await other.claim(name)
+    stored = deployment.disk.logs[name]
+    stored.records[1] = flipped(stored.records[1])
+    await deployment.settle(one, seconds=3)  # the other is silent, and left out
+    assert deployment.members.view.at("other:1") is None
+    await deployment.settle(one, other)
+    assert other.shard.serves(name)
+    await pinned(deployment, one, [name], "one:1")
+    assert not await one.shard.serve(name), "it alone has it whole, in memory"
+    assert (await one.cluster.locate([name]))[name].address == "other:1"
+    await stopped(one, other)

@@ -334,7 +334,7 @@ class Holdings:
         try:
             return await self.journal.load(name)
         except JournalCorrupt as damage:
-            log.warning("%s; its computation was dropped", damage, extra=event("damaged_log_dropped", computation=name))
+            _tell_unread(name, damage)
             return None
 
     async def settle(self) -> None:
@@ -638,6 +638,10 @@ def _has_ended(loaded: LoadedLog, life: int) -> bool:
         return False
 
 
+def _tell_unread(name: str, damage: JournalCorrupt) -> None:
+    log.warning("%s; its computation was dropped", damage, extra=event("damaged_log_dropped", computation=name))
+
+
 def _end_of(computation: Computation, life: int) -> bytes:
     """Return what the life after a dropped one begins with."""
     after = replace(computation.spec, incarnation=life + 1)
@@ -654,8 +658,7 @@ def _end_of_stored(tombstone: Spec, ownership: Ownership, loaded: LoadedLog | No
         if loaded is not None:
             return _end_of(_recovered(tombstone, ownership, loaded), tombstone.incarnation)
     except JournalCorrupt as damage:
-        told = event("damaged_log_dropped", computation=tombstone.name)
-        log.warning("%s; its computation was dropped", damage, extra=told)
+        _tell_unread(tombstone.name, damage)
     lost = Computation(tombstone, epoch_base=epoch_base(ownership))
     lost.last_sequencer = lost.epoch_base
     return _end_of(lost, tombstone.incarnation)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lowwater_authority.cluster.directory import Directory
     from lowwater_authority.cluster.membership import Beats
     from lowwater_authority.cluster.peers import Peers
+    from lowwater_authority.journal import Ownership
     from lowwater_authority.placement import Lows
     from lowwater_authority.shard import Shard
 
@@ -241,6 +242,7 @@ class Cluster:
     def _look(self, view: View) -> None:
         if view.version < self._known:
             return  # the store has lost views: the next beat proposes a newer one
+        there = view.member(self.me.id)
         if view.version != self.view.version:
             members = [member.address for member in view.members]
             draining = [member.address for member in view.members if member.draining]
@@ -251,11 +253,12 @@ class Cluster:
                 extra=event("members", version=view.version, members=members, draining=draining),
             )
             was = self.view.member(self.me.id)
-            there = view.member(self.me.id)
             if there is not None and there.draining != (was is not None and was.draining):
                 told = "drains: it hands over what it serves" if there.draining else "does not drain any more"
                 log.info("this shard %s", told, extra=event("drain_begun" if there.draining else "drain_ended"))
         self.view, self._known = view, view.version
+        if there is not None and not self.me.joined:
+            self.me = replace(self.me, joined=there.joined)  # it stays the same process if it is left out for a while
         self._joined = self._joined or view.member(self.me.id) is not None
         self._shard.held.view = view.version
 
@@ -372,6 +375,11 @@ class Cluster:
         """See Placement."""
         return await self._peers.lows(names)
 
+    def _lives(self, owner: Ownership) -> bool:
+        """Whether the process that has taken a log is another one, and a member: not one that was started at its address since."""
+        member = self.view.at(owner.address)
+        return member is not None and member.address != self.me.address and member.took(owner.view)
+
     async def locate(self, names: Iterable[str]) -> dict[str, Place]:
         """Return where registered computations are served, or are about to be. Raises Unavailable.
 
@@ -389,7 +397,7 @@ class Cluster:
             owner, target = owners[name], self.view.shard_of(name)
             if self._shard.serves(name) and owner.epoch <= self._shard.epoch(name):
                 places[name] = Place(self.me.address, self._shard.epoch(name))
-            elif owner.address != self.me.address and self.view.at(owner.address) is not None:
+            elif self._lives(owner):
                 places[name] = Place(owner.address, owner.epoch)
             else:
                 elsewhere = target is not None and target.id != self.me.id

@@ -28,6 +28,12 @@ class Member:
     """Where it is reached, HOST:PORT. What it serves goes by this, so a process that is started again gets it back."""
     draining: bool = False
     """Whether it hands over what it serves and takes nothing more."""
+    joined: int = field(default=0, compare=False)
+    """The version of the view in which this process came first; 0: not known."""
+
+    def took(self, view: int) -> bool:
+        """Whether this very process can have taken what was taken at its address under a version of the view, not one before it."""
+        return view >= self.joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,7 @@ class View:
     def joined(self, member: Member) -> View:
         """With one more member, in the place of any with its address (its process was started again) or its id."""
         others = (known for known in self.members if known.id != member.id and known.address != member.address)
-        return self._with((*others, member))
+        return self._with((*others, replace(member, joined=member.joined or self.version + 1)))
 
     def without(self, ids: Iterable[str]) -> View:
         """Without some members. Their pins stay, for the processes that come after them."""
@@ -101,7 +107,7 @@ class View:
         """Serialise for the store."""
         return pb.Membership(
             version=self.version,
-            members=[pb.Member(id=m.id, address=m.address, draining=m.draining) for m in self.members],
+            members=[pb.Member(id=m.id, address=m.address, draining=m.draining, joined=m.joined) for m in self.members],
             pins=[pb.Pin(computation=name, address=address) for name, address in sorted(self.pins.items())],
         ).SerializeToString()
 
@@ -109,7 +115,7 @@ class View:
     def decode(cls, payload: bytes) -> View:
         """Read what encode wrote. Raises google.protobuf.message.DecodeError."""
         message = pb.Membership.FromString(payload)
-        members = tuple(Member(m.id, m.address, m.draining) for m in message.members)
+        members = tuple(Member(m.id, m.address, m.draining, m.joined) for m in message.members)
         return cls(message.version, members, {pin.computation: pin.address for pin in message.pins})
 
     def _with(self, members: Iterable[Member]) -> View:

@@ -62,10 +62,10 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
                 self._tell_ahead(name, seen)
         registered = [name for name in names if name in shard.topology.computations]
         found = {redirect.computation: redirect for redirect in await self.services.redirects(registered)}
-        # Of one that was dropped any shard tells, and so does this one.
+        # Of one that was dropped any shard tells, and so does this one. It also says why nobody serves what is damaged, and drops that.
         dropped, me = shard.topology.dropped, cluster.me.address
         for name, seen in numbers:
-            if name in dropped:
+            if name in dropped or (name in found and not found[name].address and shard.is_damaged(name)):
                 found[name] = types_pb2.Redirect(computation=name, address=me, epoch=seen)
         redirects = [found.get(name) or types_pb2.Redirect(computation=name) for name in names]
         return pb.LocateResponse(server_token=self.services.token, redirects=redirects)

@@ -790,20 +790,26 @@ class Member(google.protobuf.message.Message):
     ID_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    JOINED_FIELD_NUMBER: builtins.int
     id: builtins.str
     """Random, made when the process started."""
     address: builtins.str
     """HOST:PORT, where it is reached."""
     draining: builtins.bool
     """Whether it hands over what it serves and takes nothing more."""
+    joined: builtins.int
+    """The version of the view in which this process came first; 0: not known. What was taken under an older one, at the same address, was
+    taken by a process that is gone.
+    """
     def __init__(
         self,
         *,
         id: builtins.str = ...,
         address: builtins.str = ...,
         draining: builtins.bool = ...,
+        joined: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "draining", b"draining", "id", b"id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "draining", b"draining", "id", b"id", "joined", b"joined"]) -> None: ...
 
 Global___Member: typing_extensions.TypeAlias = Member
 
