@@ -1,4 +1,4 @@
-"""A Spark session per module: small, and one JVM for the whole run."""
+"""A Spark session per module, in one small Spark for the whole run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from pyspark.sql import SparkSession
 import lowwater
 from tests.process.serving import Serving, serving
 from tests.spark.flow import Flow
-from tests.spark.session import spark_session
+from tests.spark.session import QUICK, spark_session
 from tests.spark.support import SETTINGS, Feed, Upstream
 
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    session = spark_session("lowwater-tests", "local[2,3]", SETTINGS)
+    session = spark_session("lowwater-tests", "local[2,3]", SETTINGS | QUICK)
     yield session
     for query in session.streams.active:
         query.stop()
-    session.stop()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The Spark session of a test process."""
+"""The Spark of a test process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+QUICK = {
+    "spark.python.daemon.module": "tests.spark.forked_workers",
+    # The usual one asks for links by starting a program, seven times a batch and more. Both write the same files, whole, by a rename.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
+"""What halves the work of short queries and changes nothing that they do. What is usual runs in `test_crashes.py` and on the cluster."""
+
 
 def spark_session(name: str, master: str, settings: Mapping[str, str]) -> SparkSession:
-    """A session; the JVM is launched by the first one of this process.
+    """A session with its own settings, views, queries and listeners. All of a process share its Spark, which is stopped for one that wants another.
 
     PySpark forks with a function to run in the child, and so gRPC's threads, which the tests use by then, come back to life there. They abort when
     the child closes all files before it becomes the JVM. So it closes none: those that matter are closed by that itself.
@@ -20,8 +29,13 @@ def spark_session(name: str, master: str, settings: Mapping[str, str]) -> SparkS
     # Workers are forked by a daemon of this interpreter: the executors need the same packages.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     conf = SparkConf().setMaster(master).setAppName(name).setAll([*settings.items()])
+    running = SparkContext._active_spark_context
+    if running is not None and not {*conf.getAll()} <= {*running.getConf().getAll()}:
+        running.stop()
     if SparkContext._gateway is None:
         SparkContext(gateway=launch_gateway(conf, {"close_fds": False}), conf=conf)
-    session = SparkSession.builder.config(conf=conf).getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    return session
+    first = SparkSession.builder.config(conf=conf).getOrCreate()
+    first.sparkContext.setLogLevel("OFF")
+    # The new one is what is found by those that ask for the active session.
+    SparkSession._instantiatedSession = None
+    return SparkSession(first.sparkContext, first._jsparkSession.newSession())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Short-lived JVMs on few cores: compiling less is faster."""
+if sys.platform == "linux":
+    # Hadoop starts a program for each file whose mode it sets: at once, and not by way of another program.
+    LIGHT += " -Djdk.lang.Process.launchMechanism=VFORK"
 
 SETTINGS = {
     "spark.driver.memory": "1g",
