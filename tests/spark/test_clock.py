@@ -55,6 +55,9 @@ class Failing:
         if not last:
             raise errors.Unavailable("nobody answers")
 
+    def cannot_read(self, failure: str) -> None:
+        """It reads no files."""
+
     def close(self) -> None:
         """Nothing is open."""
 
