@@ -90,7 +90,7 @@ def _measure(base: Path, kind: str, size: Size) -> list[Result]:
         with os.scandir(root) as listing:
             assert sum(1 for _ in listing) > 0
         least.append(time.perf_counter() - since)
-    value, facts = Spread(tuple(ours)), {"history": size.history, "news": NEWS}
+    value, facts = Spread(tuple(ours)), {"ranges": 0, "history": size.history, "news": NEWS}
     return [
         Result("listing", kind, value, "s", "knowing nothing", Spread(tuple(theirs)), facts),
         Result("listing", kind, value, "s", "names alone", Spread(tuple(least)), facts),
