@@ -98,6 +98,11 @@ def is_weak(seed: int) -> bool:
     return Random(f"strength of {seed}").random() < 0.25
 
 
+def is_careless(seed: int) -> bool:
+    """Whether some workers of a world use the protocol as no client of ours does: every fifth one."""
+    return seed % 5 == 0
+
+
 def schedule(random: Random, moves: int, *, sharded: bool) -> list[Move]:
     """Return what will happen. Everything that a move leaves open is decided here, by ``pick`` as well: a number from 0 to 1."""
     at = 5.0

@@ -33,7 +33,7 @@ from lowwater_authority.logs import Logs
 from lowwater_authority.rounds import Round
 from lowwater_authority.shard import Shard
 from tests.property import switches
-from tests.simulation.chaos import is_sharded, is_weak
+from tests.simulation.chaos import is_careless, is_sharded, is_weak
 from tests.simulation.runs import MOVES, live
 
 SEEDS: Final = 40
@@ -269,6 +269,21 @@ def apply_over_the_wrong_whole(planted: Planted) -> None:
     planted.setattr(topology.Topology, "replayed", trusting)
 
 
+def answer_older_reports_as_if_taken(planted: Planted) -> None:
+    """A report that is older than one taken over is acknowledged, and not refused (rule 8)."""
+    _class(planted, switches.OlderReportsVanish)
+
+
+def ignore_turns(planted: Planted) -> None:
+    """A claim's reports are ordered for each sender and its streams alone (rule 8)."""
+    _class(planted, switches.TurnsIgnored)
+
+
+def take_any_claim_for_a_repeat(planted: Planted) -> None:
+    """A request id gets its answer, whatever it is used for (rule 4)."""
+    _class(planted, switches.AnyClaimRepeats)
+
+
 MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
     plant.__name__: plant
     for plant in (
@@ -290,6 +305,9 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         answer_what_has_left_a_round,
         lose_a_change_by_compaction,
         apply_over_the_wrong_whole,
+        answer_older_reports_as_if_taken,
+        ignore_turns,
+        take_any_claim_for_a_repeat,
     )
 }
 
@@ -305,11 +323,19 @@ FORGETFUL: Final = (restart_counters_after_a_lost_epoch, follow_a_redirect_to_a_
 """Bugs that only many shards over a store can have that loses what it acknowledged."""
 
 
+CARELESS: Final = (answer_older_reports_as_if_taken, ignore_turns, take_any_claim_for_a_repeat)
+"""Bugs that only careless clients meet."""
+
+
 def worlds(name: str) -> Iterator[int]:
     """Return the seeds of the worlds where a bug can show."""
     plant = MUTANTS[name]
     for seed in count(FIRST):
-        if (plant not in SHARDED + FORGETFUL or is_sharded(seed)) and (plant not in FORGETFUL or is_weak(seed)):
+        if (
+            (plant not in SHARDED + FORGETFUL or is_sharded(seed))
+            and (plant not in FORGETFUL or is_weak(seed))
+            and (plant not in CARELESS or is_careless(seed))
+        ):
             yield seed
 
 

@@ -52,6 +52,8 @@ class Oracle(Durable):
         self._epochs: dict[tuple[str, int, str], int] = {}
         self._claims: dict[tuple[str, bytes], Claim] = {}
         self._asking: dict[int, Claim] = {}
+        self._not_as: dict[int, Claim] = {}
+        """Of a call under the id of another claim: that one."""
         self._ended: dict[str, float] = {}
         """When a reset or new inputs of a computation were last asked for: all its older claims may be stale since."""
         self._released: set[tuple[str, int]] = set()
@@ -198,11 +200,21 @@ class Oracle(Durable):
         ranges = [node.covered(start, end) for start, end in pairwise(message.bounds)]
         bound = message.bound_micros[0] if message.bound_micros else None
         claim = Claim(message.computation, ranges, (message.generation, message.ordinal), bound)
-        self._asking[tap.call] = self._claims.setdefault((message.computation, message.request_id), claim)
+        first = self._claims.setdefault((message.computation, message.request_id), claim)
+        if first.ranges != claim.ranges:
+            # An id that was used before, for something else: it may be refused, or stand for a claim of its own.
+            self._not_as[tap.call] = first
+            other = message.request_id + b"".join(message.bounds)
+            first = self._claims.setdefault((message.computation, other), claim)
+        self._asking[tap.call] = first
 
     def _grants(self, tap: Tap, message: workers_pb2.ClaimResponse) -> None:
         claim = self._asking[tap.call]
         about = f"the claim {message.sequencer} of {claim.name} {claim.cells}"
+        if tap.call in self._not_as:
+            first = self._not_as[tap.call]
+            self._expect(first.sequencer != message.sequencer, f"{about} gets the answer of another, {first.cells}")
+            self._sim.reach("a request id was granted for something else")
         self._expect((claim.name, message.sequencer) in self._durable_claims, f"{about} is granted, but not durable")
         if claim.sequencer not in {0, message.sequencer} and self._gone(claim.name, claim.sequencer):
             claim.sequencer = 0  # the store does not know of it any more

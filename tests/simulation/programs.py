@@ -12,6 +12,7 @@ import lowwater
 from lowwater import Inputs, Watermark, errors
 from lowwater._aio.client import Client
 from lowwater._core.surroundings import Surroundings
+from tests.simulation.careless import Careless
 from tests.simulation.storage import Fenced, Storage
 from tests.simulation.truth import MAX, MIN, Node, Pipeline, Record
 
@@ -40,6 +41,8 @@ class Place:
     """Whether workers do their best, instead of whatever comes to mind."""
     addresses: str = ""
     """Where the authority is, as clients are told."""
+    careless: Careless | None = None
+    """What careless workers do; None: there are none."""
 
     def random(self, process: Process) -> Random:
         """The randomness of a process."""
@@ -110,6 +113,8 @@ async def work(place: Place, process: Process, name: str, share: Share) -> None:
                 older = node.stamp(max(place.pipeline.least_of(name, share.cells) - random.randrange(10 * HOUR), 0))
             lease = await worker.claim(bounds=share.bounds(node), bound=older)
             place.oracle.claimed(process, name, lease.sequencer, share)
+            if place.careless is not None and not place.calm and random.random() < 0.2:
+                await place.careless.use_a_request_id_twice(process, place.addresses)
             try:
                 await place.storage.open(name, share.cells, lease.sequencer)
                 if node.inputs:
@@ -195,7 +200,7 @@ async def _follow(place: Place, process: Process, worker: Worker, lease: Lease, 
             except (errors.Timeout, errors.TooFarAhead, errors.InputVersion, errors.IncarnationChanged) as error:
                 place.sim.reach(f"flush: {error.reason}")
         if not place.calm and random.random() < 0.1:
-            await _go_back(place, node, share, lease, seen, random)
+            await _go_back(place, process, node, share, lease, seen, random)
         if lease.refused is not None and lease.refused.reason in {"INPUT_VERSION", "INCARNATION_CHANGED"}:
             return  # folds that do not count any more: claim again
         await asyncio.sleep(random.uniform(0.1, 1.5))
@@ -205,12 +210,16 @@ async def _follow(place: Place, process: Process, worker: Worker, lease: Lease, 
             return
 
 
-async def _go_back(place: Place, node: Node, share: Share, lease: Lease, seen: Inputs, random: Random) -> None:
+async def _go_back(
+    place: Place, process: Process, node: Node, share: Share, lease: Lease, seen: Inputs, random: Random
+) -> None:
     """Take old work on once more: first let the ranges go down, durably, then take it on."""
     least = place.pipeline.least_of(node.name, share.cells)
     if least == MAX:
         return
     older = node.stamp(max(least - random.randrange(3 * HOUR), 0))
+    if place.careless is not None and random.random() < 0.3:
+        place.careless.count_again(lease)
     lease.advance(seen, oldest=older)
     try:
         await lease.flush(4.0)
@@ -218,6 +227,8 @@ async def _go_back(place: Place, node: Node, share: Share, lease: Lease, seen: I
         return  # perhaps it is durable, and then the ranges hold for nothing
     await place.storage.take_on(node.name, share.cells, lease.sequencer, older, place.oracle)
     place.sim.reach("ranges went down")
+    if place.careless is not None and random.random() < 0.4:
+        await place.careless.say_again(process, place.addresses, lease, random)
 
 
 def may_finish(node: Node, record: Record, low: int) -> bool:

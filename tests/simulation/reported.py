@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,12 +58,17 @@ class Reported:
     def acknowledged(self, call: int, ack: workers_pb2.ReportAck) -> None:
         """A worker is told that everything up to a report is durable, but for what was refused."""
         sender, stream = self._streams[call]
-        refused = {(each.computation, each.sequencer) for each in ack.refused}
+        refused = {(each.computation, each.sequencer): each.reason for each in ack.refused}
         waiting = self._said.get(sender, deque())
+        answered = list[_Said]()
         while waiting and waiting[0].at <= (stream, ack.number):
-            said = waiting.popleft()
+            answered.append(waiting.popleft())
+        often = Counter(said.key for said in answered)
+        for said in answered:
             if said.key in refused:
-                self._settled.pop(said.key, None)
+                # Of what is older nothing is taken over. Else, or where it stands for several, nobody knows of what it was.
+                if refused[said.key] != "OLD_STREAM" or often[said.key] > 1:
+                    self._settled.pop(said.key, None)
             elif said.at[0] == stream:
                 settled = self._settled.setdefault(said.key, {})
                 if None in said.values:
@@ -83,6 +88,7 @@ class Reported:
             places = group.live_places()
             for place, handle in zip(places.tolist(), group.handles_of(places).tolist(), strict=True):
                 told = [each[by] for each in [settled, *later] for by in (handle, None) if by in each]
-                if told and int(values[place]) not in told:
+                # What was never acknowledged of a range says nothing of where it stood before.
+                if not settled.keys().isdisjoint({handle, None}) and int(values[place]) not in told:
                     found.append(f"{key} {handle} stands at {values[place]}, but {told[0]} was acknowledged")
         return found

@@ -15,7 +15,8 @@ from unittest import mock
 from lowwater import errors
 from lowwater_authority import logs
 from tests.simulation import batches, points, programs
-from tests.simulation.chaos import Move, is_sharded, is_weak, length
+from tests.simulation.careless import Careless
+from tests.simulation.chaos import Move, is_careless, is_sharded, is_weak, length
 from tests.simulation.deployment import Deployment, Seat
 from tests.simulation.havoc import BATCHED, Havoc
 from tests.simulation.kernel import Process, Simulation
@@ -118,6 +119,7 @@ class World:
         self.deployment = Deployment(sim, seats, self.oracle, ledger, weak=self.weak)
         self.place = Place(sim, self.pipeline, Storage(self.pipeline, sim.rng("storage")), self.oracle)
         self.place.addresses = self.deployment.addresses
+        self.place.careless = Careless(sim) if is_careless(seed) else None
         self.slots: list[Slot] = []
         self.readers: list[tuple[Process, Callable[[Process], Coroutine[Any, Any, None]]]] = []
         self.leaving: list[Process] = []
