@@ -110,7 +110,7 @@ def test_the_last_look_is_made_again_when_files_are_away(
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     stage = lws.stage(flow.spark, "stage", inputs=["source"], key="key", event_time="t", address=flow.address)
-    once = {"checkpoint": flow.folder / "ck", "trigger": {"availableNow": True}}
+    once: dict[str, Any] = {"checkpoint": flow.folder / "ck", "trigger": {"availableNow": True}}
     if kind == "plain":
         query = stage.start(flow.read(), format="noop", **once)
     else:

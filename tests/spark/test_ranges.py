@@ -7,7 +7,7 @@ from bisect import bisect_right
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as sf
 
 from lowwater_spark.ranges import MAX_RANGES, hash_range_column, key_text, place_bytes, range_bounds, range_column
@@ -70,7 +70,7 @@ def test_the_column_at_the_borders(spark: SparkSession, count: int) -> None:
 def test_a_key_is_the_same_whatever_its_frame_is_called(spark: SparkSession) -> None:
     rows = spark.createDataFrame([], "key string, `a b` string, loc struct<city: string>")
     other = spark.createDataFrame([], "key string, n long")
-    keys = {
+    keys: dict[str, list[str | Column]] = {
         "key STRING": ["key"],
         "upper(key) STRING": [sf.upper("key")],
         "concat(key, 'it\\'s r.key', `a b`, loc.`city`) STRING": [

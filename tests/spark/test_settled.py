@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lowwater_spark.handover import HANDED_OVER, publish_directory
-from lowwater_spark.head import Candidates, FileSource
+from lowwater_spark.head import Candidates, FileSource, Head
 from lowwater_spark.roots import Roots
 from lowwater_spark.settled import Settled
 from lowwater_spark.sourcelog import NOTHING, File, SourceLog, Taken
@@ -60,7 +60,7 @@ class Reader:
     def head(self, offset: int) -> tuple[set[str], set[str]]:
         """What is waited for, and which sub-directories were looked into."""
         self.looked.clear()
-        [head] = self.roots.list_heads([offset]) or [set[File]()]
+        [head] = self.roots.list_heads([offset]) or [Head()]
         return {os.path.relpath(file.path, self.out) for file in head}, self.looked - {"out"}
 
 

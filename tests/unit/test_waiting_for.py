@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from lowwater._core import checks, wire
@@ -48,15 +50,14 @@ def test_it_is_shown_beside_the_ranges_of_its_claim_until_the_next_report() -> N
 
 def test_it_goes_with_its_worker() -> None:
     d = Driver()
-    for number, leave in enumerate(
-        (
-            d.release,
-            lambda _: d.claim(b"", b""),
-            lambda _: d.claim(b"", b"m"),  # the rest is cut off, and nobody's
-            lambda _: d.retire(force=True),
-            lambda owner: d.report(owner, MAX, number=(1, 1000), finish=True),
-        )
-    ):
+    ways: tuple[Callable[[int], object], ...] = (
+        d.release,
+        lambda _: d.claim(b"", b""),
+        lambda _: d.claim(b"", b"m"),  # the rest is cut off, and nobody's
+        lambda _: d.retire(force=True),
+        lambda owner: d.report(owner, MAX, number=(1, 1000), finish=True),
+    )
+    for number, leave in enumerate(ways):
         owner = d.claim(b"", b"").sequencer
         assert says(d, owner, FILE, number + 1) == []
         assert shown(d) == [FILE]
