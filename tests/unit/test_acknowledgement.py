@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 
 import numpy as np
@@ -99,6 +100,49 @@ def test_rule7_refusals_that_wait_take_the_bytes_of_one() -> None:
     outbox = Outbox()
     kept = [outbox.acknowledge(n, [("a", Refused(1, FAR, "", column))], size=10**6) for n in range(1, 65)]
     assert sum(kept) < column.nbytes + 1000
+
+
+def refused_by_name(name: str) -> tuple[str, Refused]:
+    return name, Refused(1, "UNKNOWN_COMPUTATION", f"there is no {name}; register it")
+
+
+def made_up() -> tuple[int, int]:
+    """Forty reports of computations with names of 1 MB, which nobody has: returns what is counted of the refusals, and what they take."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        made = Acknowledgement(0)
+        for number in range(1, 41):
+            made.add(number, [refused_by_name(f"{number}-" + "x" * (1 << 20))], {}, {})
+        return made.bytes, tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
+def test_rule7_names_that_nobody_has_take_what_is_counted() -> None:
+    counted, taken = made_up()
+    assert taken < counted + 20_000
+    assert counted < 40 * 2000
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when names are kept as they were sent")
+def test_rule7_breaks_when_made_up_names_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acknowledgement, "shortened", lambda text, *_: text)
+    monkeypatch.setattr(acknowledgement, "_size", lambda _: 1000)
+    counted, taken = made_up()
+    assert taken < counted + 20_000
+
+
+def test_an_address_that_is_known_stays() -> None:
+    """The report behind the one that told it may not know where the computation is by now."""
+    made = Acknowledgement(0)
+    moved = [(name, Refused(1, errors.Moved.reason, "")) for name in ("c", "d")]
+    first, newer = (Redirect(computation=name, address="x:1", epoch=3) for name in ("c", "d"))
+    made.add(1, moved, {}, {"c": first})
+    made.add(2, moved, {}, {"d": newer})
+    made.add(3, moved, {}, {"d": Redirect(computation="d", address="y:1", epoch=4)})
+    (message,) = made.messages()
+    assert [(each.redirect.address, each.redirect.epoch) for each in message.refused] == [("x:1", 3), ("y:1", 4)]
 
 
 # -- divided -------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ from lowwater_authority.authority import Authority
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.journal import MemoryDisk, MemoryJournal
 from lowwater_authority.observer import Observer
-from lowwater_authority.service import streams
+from lowwater_authority.service import streams, workers
+from lowwater_authority.service.acknowledgement import REFUSAL_BYTES
 from lowwater_authority.service.streams import Room
 from tests.unit.test_shard import HOUR, Gate
 
@@ -107,21 +108,22 @@ class Sender:
         assert (await self._call.read()).HasField("opened")
         return self
 
-    async def report(self, hour: int) -> None:
+    async def report(self, hour: int, *others: workers_pb2.GroupReport) -> None:
         self._number += 1
         group = workers_pb2.GroupReport(computation=self._name, sequencer=self._sequencer)
         group.watermarks_micros.extend([hour * HOUR + index for index in range(self._ranges)])
         await self._call.write(
-            workers_pb2.ReportRequest(report=workers_pb2.Report(number=self._number, groups=[group]))
+            workers_pb2.ReportRequest(report=workers_pb2.Report(number=self._number, groups=[group, *others]))
         )
 
     def leave(self) -> None:
         self._call.cancel()
 
-    async def acknowledged(self, number: int) -> None:
+    async def acknowledged(self, number: int) -> workers_pb2.ReportAck:
         async with asyncio.timeout(PATIENCE):
             while (message := await self._call.read()).ack.number < number:
                 assert message is not grpc.aio.EOF
+        return message.ack
 
 
 @asynccontextmanager
@@ -267,7 +269,7 @@ async def kept() -> list[int]:
 
 async def test_rule7_what_is_refused_is_in_the_room_until_it_is_sent() -> None:
     first, second, sending, sent = await kept()
-    assert 400 < first < 500
+    assert 400 + REFUSAL_BYTES < first < 500 + REFUSAL_BYTES
     assert (second, sending, sent) == (first, first, 0)
 
 
@@ -279,6 +281,46 @@ async def test_rule7_breaks_when_what_is_refused_is_not_counted(monkeypatch: pyt
 
 def _uncounted(acknowledge: Callable[..., int]) -> Callable[..., int]:
     return lambda self, number, refused, **_: acknowledge(self, number, refused)
+
+
+MADE_UP = 1 << 20
+"""Characters of a name that no computation can have."""
+
+
+async def named_by_nobody() -> tuple[int, workers_pb2.ReportAck, int]:
+    """While the journal hangs, one report says something of a claim and of a name of 1 MB.
+
+    Returns how many bytes waited, what was answered, and where the claim's computation stands.
+    """
+    gate = Gate()
+    async with serving(gate) as (authority, channel):
+        sender = await Sender(channel, "a", 1).start()
+        gate.open.clear()
+        await sender.report(7, workers_pb2.GroupReport(computation="n" * MADE_UP, sequencer=1, watermarks_micros=[0]))
+        await until(lambda: authority.streams.room.bytes > 0)
+        waited = authority.streams.room.bytes
+        gate.open.set()
+        answer = await sender.acknowledged(1)
+        view = authority.shard.view("a")
+        assert view is not None
+        return waited, answer, view.low
+
+
+async def test_rule7_a_name_that_no_computation_can_have_is_counted_and_refused_by_its_ends() -> None:
+    waited, answer, low = await named_by_nobody()
+    assert waited > MADE_UP
+    (refused,) = answer.refused
+    assert (refused.reason, refused.sequencer) == ("INVALID_ARGUMENT", 1)
+    assert "groups.computation has 1048576 characters" in refused.message
+    assert refused.ByteSize() < 1000
+    assert low == 7 * HOUR, "the claim beside it counts"
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when names are not counted")
+async def test_rule7_breaks_when_names_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "NAMED", 0)
+    waited, _, _ = await named_by_nobody()
+    assert waited > MADE_UP
 
 
 async def test_what_is_not_sent_leaves_with_its_stream() -> None:

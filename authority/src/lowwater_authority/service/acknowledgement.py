@@ -13,7 +13,7 @@ from lowwater_authority.core.requests import Refused
 from lowwater_authority.service import encode
 from lowwater_authority.service.decode import MAX_RANGES
 from lowwater_authority.service.refusals import MESSAGE_BYTES as TEXT_BYTES
-from lowwater_authority.telling import NAME_BYTES
+from lowwater_authority.telling import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,8 +32,8 @@ LARGEST_MESSAGE: Final = 64 << 20
 MESSAGE_BYTES: Final = LARGEST_MESSAGE // 2
 """Bytes of refusals in one message. Those of one claim are a quarter of it: see ``decode.MAX_RANGES``."""
 
-REFUSAL_BYTES: Final = 64
-"""What a refusal takes besides its text and its handles, about."""
+REFUSAL_BYTES: Final = 256
+"""What a refusal takes in memory besides its text and its handles, about; it is less in a message."""
 
 
 class Acknowledgement:
@@ -59,17 +59,22 @@ class Acknowledgement:
         references: Mapping[str, int],
         redirects: Mapping[str, Redirect],
     ) -> None:
-        """Add a report that is durable but for what was refused. O(handles)."""
+        """Add a report that is durable but for what was refused. O(handles).
+
+        What the caller has made up is kept as it is told, by its beginning and its end, so that what is counted is what waits.
+        """
         self.number = number
         self._references.update(references)
-        for name, value in refused:
-            key = name, value.sequencer, value.reason
+        for name, told in refused:
+            key = shortened(name), told.sequencer, told.reason
+            text = shortened(told.message, TEXT_BYTES)
+            value = told if text is told.message else replace(told, message=text)
             known = self._refused.get(key)
             merged = value if known is None else _merged(known, value)
             self.bytes += _size((key, merged)) - (0 if known is None else _size((key, known)))
             self._refused[key] = merged
-            if value.reason == errors.Moved.reason:
-                self._redirects[name, value.sequencer] = redirects.get(name)
+            if value.reason == errors.Moved.reason and (name in redirects or key[:2] not in self._redirects):
+                self._redirects[key[:2]] = redirects.get(name)
 
     def messages(self) -> Iterator[pb.ReportAck]:
         """Return what to send, in order. Raises Overloaded when it cannot be made to fit.
@@ -108,8 +113,7 @@ def _ahead(value: Refused) -> bool:
 
 def _size(each: Each) -> int:
     (name, _, _), value = each
-    text = min(len(name), NAME_BYTES) + min(len(value.message), TEXT_BYTES)
-    return REFUSAL_BYTES + text + (0 if value.handles is None else value.handles.nbytes)
+    return REFUSAL_BYTES + len(name) + len(value.message) + (0 if value.handles is None else value.handles.nbytes)
 
 
 def _divided(refused: Sequence[Each]) -> Iterator[list[Each]]:

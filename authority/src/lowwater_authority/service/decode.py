@@ -14,6 +14,7 @@ from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport, Pr
 from lowwater_authority.core.times import DAY
 from lowwater_authority.core.topology import MAX_HEURISTICS, Spec
 from lowwater_authority.service.refusals import bad_field
+from lowwater_authority.telling import NAME_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -178,6 +179,9 @@ def mass(message: workers_pb2.Mass) -> Mass:
 
 def group(message: workers_pb2.GroupReport) -> GroupReport:
     """Decode one claim's state. Raises InvalidArgument."""
+    if len(message.computation) > NAME_BYTES:
+        problem = f"has {len(message.computation)} characters, more than any name"
+        raise bad_field("groups.computation", problem, "name the computation as it was registered")
     _check_waiting_for(message.waiting_for)
     return GroupReport(
         message.sequencer,

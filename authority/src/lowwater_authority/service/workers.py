@@ -18,7 +18,7 @@ from lowwater_authority.rounds import GivenUp
 from lowwater_authority.service import decode, encode
 from lowwater_authority.service.refusals import MESSAGE_BYTES, bad_field, check_token, refuse, refusing
 from lowwater_authority.service.streams import Outbox, Streams
-from lowwater_authority.telling import event, shortened
+from lowwater_authority.telling import NAME_BYTES, event, shortened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,6 +41,9 @@ REPORT_BYTES = 1024
 
 GROUP_BYTES = 512
 """What a claim in it costs besides its columns."""
+
+NAMED = 2
+"""How often a claim's computation is named: by the report, and by the message of its refusal."""
 
 HANDLE_BYTES = 4
 """A range that is named."""
@@ -206,12 +209,13 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             size += GROUP_BYTES + 8 * len(group.watermarks_micros) + HANDLE_BYTES * (named + ranges)
             size += 16 * len(group.mass.pending.counts) if group.HasField("mass") else 0
             size += 4 * len(group.waiting_for)
+            size += NAMED * len(group.computation)
         return size
 
     async def _redirects(self, report: pb.Report, barred: set[str]) -> dict[str, Redirect]:
         """Return where the computations of a report are that other shards serve, or did since the stream began (``barred``)."""
         caller = calling()
-        names = dict.fromkeys(group.computation for group in report.groups)
+        names = dict.fromkeys(group.computation for group in report.groups if len(group.computation) <= NAME_BYTES)
         if caller is not None:
             names = {name: None for name in names if caller.may(Action.REPORT, name)}
         for name in names:
@@ -250,7 +254,8 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             try:
                 groups.append((message.computation, _permitted(message)))
             except (errors.InvalidArgument, errors.PermissionDenied) as error:
-                malformed.append((message.computation, Refused(message.sequencer, error.reason, error.message)))
+                name = shortened(message.computation)
+                malformed.append((name, Refused(message.sequencer, error.reason, error.message)))
         elsewhere = [
             (group.computation, Refused(group.sequencer, errors.Moved.reason, "another shard serves it"))
             for group in report.groups
