@@ -257,10 +257,49 @@ async def test_a_written_record_of_the_graph_is_known_again_behind_those_of_othe
 async def test_any_process_cuts_the_graph(shared: SharedStore) -> None:
     one, two = await shared.connect(), await shared.connect()
     await one.append([entry(GRAPH, n) for n in range(1, 4)])
+    await two.load(GRAPH)
     await two.snapshot(GRAPH, 3, b"three")
     await one.append([entry(GRAPH, n) for n in range(1, 4)])
     await one.snapshot(GRAPH, 2, b"older")
     assert await one.load(GRAPH) == LoadedLog(3, b"three", [])
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_of_the_graph_is_of_the_record_that_is_there(shared: SharedStore) -> None:
+    """The store lost the record that it is of, and others have gone on over what was left."""
+    one, two = await shared.connect(), await shared.connect()
+    await one.append([entry(GRAPH, 1), entry(GRAPH, 2, b"lost")])
+    shared.forget(GRAPH, 1)
+    await two.append([entry(GRAPH, 2)])
+    await two.append([entry(GRAPH, 3)])
+    with pytest.raises(JournalPosition, match="another record is there"):
+        await one.snapshot(GRAPH, 2, b"of the lost one")
+    assert await two.load(GRAPH) == loaded(GRAPH, 1, 3)
+    await one.load(GRAPH)
+    await one.snapshot(GRAPH, 3, b"of all")
+    assert await two.load(GRAPH) == LoadedLog(3, b"of all", [])
+
+
+@pytest.mark.asyncio
+async def test_others_may_go_on_behind_a_record_while_a_snapshot_is_made_of_it(shared: SharedStore) -> None:
+    one, two = await shared.connect(), await shared.connect()
+    await one.append([entry(GRAPH, 1), entry(GRAPH, 2)])
+    await two.append([entry(GRAPH, 3)])
+    await one.snapshot(GRAPH, 2, b"two")
+    assert await two.load(GRAPH) == loaded(GRAPH, 3, 3, snapshot=b"two")
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_of_the_graph_is_of_its_end_as_the_caller_knows_it(store: Store) -> None:
+    journal = await store.open("a")
+    await journal.append([entry(GRAPH, n) for n in range(1, 4)])
+    with pytest.raises(JournalPosition, match="another record is there"):
+        await journal.snapshot(GRAPH, 2, b"two")
+    assert await journal.load(GRAPH) == loaded(GRAPH, 1, 3)
+    await journal.append([entry("a", n) for n in range(1, 4)])
+    await journal.snapshot("a", 2, b"two")
+    await journal.snapshot(GRAPH, 3, b"three")
+    assert await journal.load(GRAPH) == LoadedLog(3, b"three", [])
 
 
 # --- confirming ---------------------------------------------------------------------------------------------------

@@ -222,7 +222,7 @@ async def test_parts_of_an_unfinished_snapshot_are_removed(tmp_path: Path) -> No
     assert isinstance(journal, SqliteJournal)
     await journal.append([entry("a", n) for n in range(1, 301)])
     await journal.snapshot("a", 100, b"old")
-    key = await journal._run(journal._database.begin_snapshot, "a", 200, journal._owned.held("a"))
+    key = await journal._run(journal._database.begin_snapshot, "a", 200, journal._owned.held("a"), None)
     assert key is not None
     for part in range(150):
         await journal._run(journal._database.stage, "a", key, 200, part, b"new")

@@ -190,6 +190,9 @@ class Journal(ABC):
         A snapshot at or behind the present one changes nothing and succeeds: the present one says it all. Raises like
         ``append``; JournalPosition when the log does not reach ``position``. Appends of other logs, and of this one,
         may go on meanwhile; a snapshot of any size holds them up only for milliseconds.
+
+        In ``GRAPH``, ``position`` is the end as this process knows it, and it raises JournalPosition when there is another record than
+        the one that this process has appended or read there: others may have gone on behind what the store had lost.
         """
 
     @abstractmethod

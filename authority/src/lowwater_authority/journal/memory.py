@@ -26,7 +26,7 @@ from lowwater_authority.journal.framing import Kind, Writer, checksum, decode, d
 from lowwater_authority.journal.interface import GRAPH, Entry, Journal, JournalStatistics, LoadedLog, Ownership
 from lowwater_authority.journal.meter import Meter
 from lowwater_authority.journal.owned import End, Held, Owned, is_usurped, judge, refuse_lost, refuse_older_view
-from lowwater_authority.journal.sequence import Run, runs_of
+from lowwater_authority.journal.sequence import Run, refuse_another, runs_of
 
 T = TypeVar("T")
 
@@ -263,7 +263,8 @@ class MemoryJournal(Journal):
             self._check_open()
             frame = encode(log, position, payload, writer=self._owned.writer(log), kind=Kind.SNAPSHOT)
             operation = Operation("snapshot", [(log, position)], strong=True)
-            await self._run(operation, partial(self._replace, log, position, frame, self._owned.held([log])))
+            believed, record = self._owned.held([log]), self._owned.record(log, position)
+            await self._run(operation, partial(self._replace, log, position, frame, believed, record))
 
     async def restore(self, log: str, position: int, payload: bytes, *, view: int = 0, address: str = "") -> Ownership:
         """See Journal."""
@@ -341,13 +342,22 @@ class MemoryJournal(Journal):
             raise run.refuse_others(stored.last)
         return False
 
-    def _replace(self, log: str, position: int, frame: bytes, believed: Mapping[str, Held], synced: bool) -> None:
+    def _replace(
+        self,
+        log: str,
+        position: int,
+        frame: bytes,
+        believed: Mapping[str, Held],
+        record: int | None,
+        synced: bool,
+    ) -> None:
         self._judge(believed)
         stored = self._disk.logs.get(log, StoredLog())
         if not 1 <= position <= stored.last:
             raise JournalPosition(log, position=position, last=stored.last)
         if position <= stored.snapshot_position:
             return
+        refuse_another(log, position, stored.last, record, stored.records.get(position))
         covered = {place: kept for place, kept in stored.records.items() if place <= position}
         self._disk.touch({log: covered}, synced=synced)
         stored.snapshot_position, stored.snapshot = position, frame

@@ -85,6 +85,16 @@ class Owned:
         """How far the store is known to reach; ``End()`` when nothing is known."""
         return self._ends.get(log, End())
 
+    def record(self, log: str, position: int) -> int | None:
+        """The checksum of the record that a snapshot of a log is of; None in a log that nobody else writes meanwhile.
+
+        -1, which no record has, in ``GRAPH`` where this process knows it to go on: its end is all that is remembered.
+        """
+        if log != GRAPH:
+            return None
+        end = self.end(log)
+        return end.tail if end.last == position else -1
+
     def held(self, logs: Iterable[str]) -> dict[str, Held]:
         """What this process believes of the logs, to be judged when its write has its turn."""
         return {log: Held(self.ownership(log), self.end(log)) for log in logs}

@@ -201,6 +201,7 @@ class RedisJournal(Journal):
     async def snapshot(self, log: str, position: int, payload: bytes) -> None:
         """See Journal. Written in parts of 256 KiB; what is cut off is removed by the next snapshot of the log."""
         with self._meter.snapshot(payload):
+            record = self._owned.record(log, position)
             # One of a log at a time: each removes the parts of the others.
             async with self._snapshotting[log]:
                 self._snapshots += 1
@@ -214,7 +215,7 @@ class RedisJournal(Journal):
                     if await self._in_order(stage):
                         return
                 with self._doubting({("snapshot", log)}):
-                    await self._in_order(lambda db: db.finish(snapshot, self._held(owners)[log]))
+                    await self._in_order(lambda db: db.finish(snapshot, self._held(owners)[log], record))
 
     async def restore(self, log: str, position: int, payload: bytes, *, view: int = 0, address: str = "") -> Ownership:
         """See Journal. Written in parts of 256 KiB, and the last step makes them the log."""

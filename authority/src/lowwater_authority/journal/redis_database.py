@@ -251,11 +251,12 @@ class RedisDatabase:
         self._check(reply, {log: held}, [(log, snapshot.position)])
         return bool(reply[0] == b"COVERED")
 
-    async def finish(self, snapshot: Snapshot, held: Held) -> None:
-        """Make the staged parts the snapshot, and trim what it covers."""
+    async def finish(self, snapshot: Snapshot, held: Held, record: int | None) -> None:
+        """Make the staged parts the snapshot, and trim what it covers; ``record`` is what ``Owned.record`` says."""
         log = snapshot.log
         keys = [self._keys.deployment, self._keys.meta(log), self._keys.parts(log), self._keys.records(log)]
-        reply = await self._exchange.write(FINISH, keys, [*self._placed(snapshot, held), snapshot.parts], strong=True)
+        arguments = [*self._placed(snapshot, held), snapshot.parts, "" if record is None else record]
+        reply = await self._exchange.write(FINISH, keys, arguments, strong=True)
         self._check(reply, {log: held}, [(log, snapshot.position)])
         _refuse_missing(reply, snapshot)
 

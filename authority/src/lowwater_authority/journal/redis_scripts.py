@@ -237,9 +237,18 @@ redis.call('HSET', KEYS[3], ARGV[7] .. '/' .. ARGV[8], ARGV[9])
 return {{'OK'}}
 """)
 
-# KEYS: deployment, meta, parts, records. ARGV: token, epoch, nonce, end, tail, position, name of the snapshot, number of parts.
+# KEYS: deployment, meta, parts, records. ARGV: token, epoch, nonce, end, tail, position, name of the snapshot, number of parts, checksum of
+# the record at the position in the graph ('' in other logs).
 FINISH: Final = Script(f"""#!lua
 {_HELD}{_DISCARD}{_PLACED}
+if ARGV[9] ~= '' then
+    -- What the store had lost, others may have replaced, and gone on: then this is no snapshot of what they stand on.
+    local place = ARGV[6] .. '-0'
+    local entry = redis.call('XRANGE', KEYS[4], place, place)[1]
+    if not entry or string.format('%.0f', (struct.unpack('<I4', entry[2][2]))) ~= ARGV[9] then
+        return {{'POSITION', 1, last, 'another record is there'}}
+    end
+end
 local staged = count(KEYS[3], ARGV[7], ARGV[8])
 if staged ~= tonumber(ARGV[8]) then
     return {{'PARTS', staged}}

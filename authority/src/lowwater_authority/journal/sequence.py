@@ -55,6 +55,12 @@ class Run(NamedTuple):
         return JournalPosition(self.log, position=self.first, last=last, reason="another record is there")
 
 
+def refuse_another(log: str, position: int, last: int, record: int | None, frame: bytes | None) -> None:
+    """Raise JournalPosition unless a snapshot is of the record that is there; ``record`` as ``Owned.record`` knows it."""
+    if record is not None and (frame is None or checksum(frame) != record):
+        raise JournalPosition(log, position=position, last=last, reason="another record is there")
+
+
 def runs_of(entries: Sequence[Entry], writer: Callable[[str], Writer]) -> list[Run]:
     """The entries by log, in order, framed by the ``writer`` of their log, as ``Owned.writer`` knows it.
 

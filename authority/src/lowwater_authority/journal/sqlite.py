@@ -123,13 +123,14 @@ class SqliteJournal(Journal):
         """See Journal. Written in parts of 256 KiB; cancelled or cut off, the parts are removed later."""
         with self._meter.snapshot(payload):
             writer, believed = self._owned.writer(log), self._owned.held([log])
-            key = await self._run(self._database.begin_snapshot, log, position, believed)
+            record = self._owned.record(log, position)
+            key = await self._run(self._database.begin_snapshot, log, position, believed, record)
             if key is None:
                 return
             parts = _parts(payload)
             for part in range(parts):
                 await self._run(self._stage, key, log, position, payload, part, writer)
-            await self._run(self._database.finish_snapshot, log, position, parts, believed)
+            await self._run(self._database.finish_snapshot, log, position, parts, believed, record)
             # A call at a time, so that appends get their turn in between.
             while await self._run(self._database.purge_some, log):
                 pass

@@ -24,7 +24,7 @@ from lowwater_authority.journal.framing import Kind, Writer, checksum, decode, d
 from lowwater_authority.journal.interface import GRAPH, LoadedLog, Ownership
 from lowwater_authority.journal.lock import LockFile
 from lowwater_authority.journal.owned import End, Held, judge, refuse_lost, refuse_older_view
-from lowwater_authority.journal.sequence import Run
+from lowwater_authority.journal.sequence import Run, refuse_another
 from lowwater_authority.journal.sqlite_errors import code, failed, roll_back, translated
 from lowwater_authority.journal.sqlite_schema import Owner
 from lowwater_authority.telling import event
@@ -153,10 +153,10 @@ class SqliteDatabase:
                     [(key, position, frame) for position, frame in enumerate(run.frames, run.first)],
                 )
 
-    def begin_snapshot(self, log: str, position: int, believed: Mapping[str, Held]) -> int | None:
+    def begin_snapshot(self, log: str, position: int, believed: Mapping[str, Held], record: int | None) -> int | None:
         """The key to stage the parts of a snapshot under; None when the present one reaches as far."""
         with translated(self.path):
-            return self._snapshot_key(log, position, believed)
+            return self._snapshot_key(log, position, believed, record)
 
     def stage(self, log: str, key: int, position: int, part: int, frame: bytes) -> None:
         """Write one part of a snapshot, which counts for nothing until ``finish_snapshot``."""
@@ -164,10 +164,12 @@ class SqliteDatabase:
             sqlite_schema.check_owner(connection, self._owner.writer, [log])
             connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", (key, position, part, frame))
 
-    def finish_snapshot(self, log: str, position: int, parts: int, believed: Mapping[str, Held]) -> None:
+    def finish_snapshot(
+        self, log: str, position: int, parts: int, believed: Mapping[str, Held], record: int | None
+    ) -> None:
         """Make the staged parts the snapshot, in one transaction; ``purge_some`` removes what it covers."""
         with self._transaction() as connection:
-            key = self._snapshot_key(log, position, believed)
+            key = self._snapshot_key(log, position, believed, record)
             if key is not None:
                 sql = "SELECT count(*) FROM snapshots WHERE log = ? AND position = ?"
                 (staged,) = connection.execute(sql, (key, position)).fetchone()
@@ -304,12 +306,18 @@ class SqliteDatabase:
         self._connection.execute(sql, (*end, snapshot, key))
         return key
 
-    def _snapshot_key(self, log: str, position: int, believed: Mapping[str, Held]) -> int | None:
+    def _snapshot_key(self, log: str, position: int, believed: Mapping[str, Held], record: int | None) -> int | None:
         """Key of a log that may get a snapshot there; None when it has one that reaches as far."""
         row = self._judge(believed)[log]
         if not 1 <= position <= row.last:
             raise JournalPosition(log, position=position, last=row.last)
-        return row.key if position > row.snapshot else None
+        if position <= row.snapshot:
+            return None
+        if record is not None:
+            sql = "SELECT frame FROM records WHERE log = ? AND position = ?"
+            (frame,) = self._connection.execute(sql, (row.key, position)).fetchone() or (None,)
+            refuse_another(log, position, row.last, record, frame)
+        return row.key
 
     def _load_snapshot(self, log: str, key: int, position: int) -> bytes:
         """All parts of a snapshot, joined."""
