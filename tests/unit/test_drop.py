@@ -14,8 +14,8 @@ from lowwater_authority.core import topology
 from lowwater_authority.core.requests import Fenced
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.holdings import replayed, whole
-from lowwater_authority.journal import GRAPH, MemoryDisk, MemoryJournal
+from lowwater_authority.holdings import ReadGraph, replayed, whole
+from lowwater_authority.journal import GRAPH, LoadedLog, MemoryDisk, MemoryJournal
 from lowwater_authority.journal.copying import Copy, survey
 from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
 from tests.contract.journal_stores import flipped
@@ -222,7 +222,7 @@ class Held(FaultPlan):
         self.outcome = Outcome.FAILED
 
     async def before(self, operation: Operation) -> Outcome:
-        if operation.name == "snapshot":
+        if operation.name == "restore":
             await self.open.wait()
         return self.outcome if operation.name == self.fails else Outcome.DONE
 
@@ -261,7 +261,7 @@ async def test_a_drop_that_the_store_refuses_has_changed_nothing(disk: MemoryDis
     await one.stop()
 
 
-@pytest.mark.parametrize("fails", ["snapshot", ""])
+@pytest.mark.parametrize("fails", ["restore", ""])
 async def test_a_process_that_ends_in_the_middle_of_a_drop(disk: MemoryDisk, fails: str) -> None:
     """Between the record and the shortening of the log, and behind both."""
     plan = Held()
@@ -422,7 +422,7 @@ async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to()
     names = sorted(held(other))[:2]
     for name in names:
         await other.claim(name)
-    other.faults.ends["snapshot"] = [Outcome.FAILED] * 1000
+    other.faults.ends["restore"] = [Outcome.FAILED] * 1000
     for name in names:
         await other.shard.drop(name, force=True)
     await other.stop()
@@ -435,6 +435,64 @@ async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to()
     await one.shard.register(Spec(names[0]))
     assert one.shard.serves(names[0])
     await stopped(one)
+
+
+async def end_behind_the_next_life(
+    deployment: Deployment, one: One, other: One, name: str, *, damaged: bool = False
+) -> None:
+    """The store refuses the old owner the end of a log; by the next attempt another shard serves the next life, which it has not heard of."""
+    other.faults.held["restore"] = asyncio.Event()
+    other.faults.ends["restore"] = [Outcome.FAILED]
+    if damaged:  # and memory has the only good copy
+        first = await other.claim(name)
+        stored = deployment.disk.logs[name]
+        stored.records[1] = flipped(stored.records[1])
+        other.faults.ends["append"] = [Outcome.FAILED]
+        other.faults.ends["restore"] += [Outcome.FAILED]
+        with pytest.raises(errors.Unavailable):
+            await other.report(name, first, 12)
+        assert name in other.shard.held.unwritten
+    await other.shard.drop(name, force=True)
+    await turns()
+    await one.cluster.change(lambda view: view.pinned(name, "one:1"))
+    await one.shard.confirm(())
+    await one.shard.register(Spec(name))
+    grant, neighbour = await one.claim(name), await other.claim(min(held(other)))
+    await one.report(name, grant, 15)
+    await other.cluster._beat()  # it knows the members, but not the graph
+    assert name in other.shard.topology.dropped
+    other.faults.held.pop("restore").set()
+    await turns()
+    await other.shard.held.settle()
+    await deployment.settle(one, other)
+    owner = deployment.owner(name)
+    view = owner.shard.view(name)
+    assert view is not None
+    assert (view.incarnation, owner.low(name)) == (2, 15)
+    assert await owner.report(name, grant, 16) == []
+    assert owner.low(name) == 16
+    assert await other.report(min(held(other)), neighbour, 3) == [], "its neighbour"
+    await stopped(one, other)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_rule3_the_end_of_a_log_leaves_the_next_life_as_it_is(damaged: bool) -> None:
+    deployment = Deployment()
+    one, other = await two(deployment)
+    await end_behind_the_next_life(deployment, one, other, min(held(other)), damaged=damaged)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the graph is not read behind the take")
+async def test_rule3_breaks_when_the_graph_is_not_read_behind_the_take() -> None:
+    deployment = Deployment()
+    one, other = await two(deployment)
+    known = other.shard.held
+
+    async def as_it_was() -> ReadGraph:
+        return ReadGraph(LoadedLog(0, None, []), known.topology)
+
+    known.read_graph = as_it_was  # type: ignore[method-assign]
+    await end_behind_the_next_life(deployment, one, other, min(held(other)))
 
 
 async def pinned(deployment: Deployment, one: One, names: list[str], address: str) -> None:

@@ -41,7 +41,7 @@ from lowwater_authority.logs import RETRY_SECONDS, Logs
 from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from lowwater_authority.core.computation import View
     from lowwater_authority.core.topology import Spec
@@ -239,19 +239,19 @@ class Holdings:
 
     def drop(self, name: str) -> None:
         """Let go of a computation that was dropped, if it is held. Its log begins anew, for a next life, before another may take it."""
-        computation, ownership = self.computations.pop(name, None), self.ownerships.pop(name, None)
-        if computation is None or ownership is None:
+        computation = self.computations.pop(name, None)
+        if computation is None:
             return
-        # Behind what was not written again there may be own records, of unknown outcome.
-        known = not self._one_again(name) and self.logs.behind(name) > 0
-        self._begin_to_end(name, partial(self._end_held, computation, ownership, known=known))
+        del self.ownerships[name]
+        self._one_again(name)
+        self._begin_to_end(name, computation)
 
     def end(self, name: str) -> None:
         """Begin to make the log of a dropped computation short, unless it is known to be: its last owner may not have come to it."""
         tombstone = self.topology.dropped.get(name)
         if tombstone is None or name in self._ending or self._ended.get(name, 0) >= tombstone.incarnation:
             return
-        self._begin_to_end(name, partial(self._end_stored, name))
+        self._begin_to_end(name)
 
     async def ended(self, name: str) -> None:
         """Return when the log of a dropped computation is short, or another process's: what is registered again begins with a whole log."""
@@ -259,17 +259,17 @@ class Holdings:
         if name in self._ending:
             await asyncio.wait([self._ending[name]])
 
-    def _begin_to_end(self, name: str, once: Callable[[], Awaitable[None]]) -> None:
-        self._ending[name] = asyncio.create_task(self._end(name, once))
+    def _begin_to_end(self, name: str, computation: Computation | None = None) -> None:
+        self._ending[name] = asyncio.create_task(self._end(name, computation))
 
-    async def _end(self, name: str, once: Callable[[], Awaitable[None]]) -> None:
+    async def _end(self, name: str, computation: Computation | None) -> None:
         """Leave as little of a log as its next life needs, however often the store refuses it. Until then nobody takes it."""
         wait, told = RETRY_SECONDS[0], logging.WARNING
         try:
             while True:
                 try:
                     async with self._places:
-                        await once()
+                        await self._end_once(name, computation)
                 except JournalError as error:
                     facts = event("snapshot_failed", computation=name, reason=str(error))
                     log.log(told, "the log of %s, which was dropped, is not shortened: %s", name, error, extra=facts)
@@ -287,47 +287,36 @@ class Holdings:
             self.journal.release(name)
             del self._ending[name]
 
-    async def _end_held(self, computation: Computation, ownership: Ownership, *, known: bool) -> None:
-        """End a log from memory, so that it does not matter whether the store can read it."""
-        name, life = computation.spec.name, computation.incarnation
-        async with self._writing[name]:
-            if not known:
-                # What was under way to write it again may have been written, under another number.
-                self.journal.release(name)
-                ownership = await self._taken(name)
-            await self._shorten(name, _end_of(computation, life), ownership, known=known)
-        self._ended[name] = life
-
-    async def _taken(self, name: str) -> Ownership:
-        return await self.logs.until_known(partial(self.journal.take, name, view=self.view, address=self.address))
-
-    async def _shorten(self, name: str, payload: bytes, mine: Ownership, *, known: bool) -> None:
-        """Make a snapshot all there is of a log. ``known``: it ends where this process thinks, with a record: then that is covered."""
-        if known:
-            try:
-                await self.journal.snapshot(name, self.logs.position(name), payload)
-            except JournalLost:
-                pass
-            else:
-                return
-        await self._replace(name, payload, mine)
-
-    async def _end_stored(self, name: str) -> None:
-        """End a log that its last owner has left as it was, damaged perhaps."""
+    async def _end_once(self, name: str, computation: Computation | None) -> None:
+        """End a log: from memory where this process has held it, for the store's copy may be damaged, or the older one."""
         tombstone = self.topology.dropped.get(name)
         if tombstone is None:
             return  # it is registered again
-        loaded = await self._left(name)
-        if loaded is None or not _has_ended(loaded, tombstone.incarnation):
+        if computation is None and await self._is_short(tombstone):
+            self._ended[name] = tombstone.incarnation
+            return
+        async with self._writing[name]:
+            self.journal.release(name)
             ownership = await self._taken(name)
-            loaded = await self._left(name)
+            # Read behind the take: who registers it from here on takes the log from this process, which then writes nothing any more.
             tombstone = (await self.read_graph()).topology.dropped.get(name)
             if tombstone is None:
                 return
-            self.logs.loaded(name, loaded or LoadedLog(0, None, []))
-            known = loaded is not None and bool(loaded.records)
-            await self._shorten(name, _end_of_stored(tombstone, ownership, loaded), ownership, known=known)
+            if computation is not None and computation.incarnation >= tombstone.incarnation:
+                payload = _end_of(computation, computation.incarnation)
+            else:
+                loaded = await self._left(name)
+                self.logs.loaded(name, loaded or LoadedLog(0, None, []))
+                payload = _end_of_stored(tombstone, ownership, loaded)
+            await self._replace(name, payload, ownership)
         self._ended[name] = tombstone.incarnation
+
+    async def _is_short(self, tombstone: Spec) -> bool:
+        loaded = await self._left(tombstone.name)
+        return loaded is not None and _has_ended(loaded, tombstone.incarnation)
+
+    async def _taken(self, name: str) -> Ownership:
+        return await self.logs.until_known(partial(self.journal.take, name, view=self.view, address=self.address))
 
     async def _left(self, name: str) -> LoadedLog | None:
         """Read what is left of a log; None when it is damaged."""
