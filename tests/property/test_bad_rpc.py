@@ -102,8 +102,8 @@ def test_every_refusal_in_the_sources_is_reached_by_a_case() -> None:
 OTHERWISE = {
     "raise errors.OldStream in report",  # an earlier report of the stream failed: tests/unit/test_shard.py
     "raise errors.Overloaded in stage_task",  # 100,000 parts: tests/unit/test_core_batches.py
-    "raise errors.OwnedRanges in _fence_unread",  # a damaged log: tests/contract/test_damaged_logs.py
-    "raise errors.Unavailable in _fence_unread",  # and the store refuses the take: tests/unit/test_drop.py
+    "raise errors.OwnedRanges in _refuse_unread",  # a damaged log: tests/contract/test_damaged_logs.py
+    "raise errors.Unavailable in _refuse_unread",  # and the store does not tell its owner: tests/unit/test_drop.py
     "raise errors.Overloaded in drop",  # 4 MiB of tombstones: tests/unit/test_drop.py
     "raise errors.Overloaded in messages",  # 64 MiB of refusals: tests/unit/test_acknowledgement.py
     "raise errors.InputVersion in commit",  # the inputs change meanwhile: the same file

@@ -196,7 +196,7 @@ def forget_the_tombstone(planted: Planted) -> None:
 
     async def leave(self: holdings.Holdings, name: str, *_: Any) -> None:
         self.journal.release(name)
-        del self._ending[name]
+        self._ending.pop(name).fenced.set()
 
     planted.setattr(holdings.Holdings, "_end", leave)
     planted.setattr(holdings.Holdings, "end", lambda self, name: None)
@@ -221,7 +221,7 @@ def leave_the_log_of_what_is_dropped(planted: Planted) -> None:
 
     async def leave(self: holdings.Holdings, name: str, *_: Any) -> None:
         self.journal.release(name)
-        del self._ending[name]
+        self._ending.pop(name).fenced.set()
 
     planted.setattr(holdings.Holdings, "_end", leave)
 

@@ -88,6 +88,15 @@ class Unwritten:
     """Set when it is over, or not torn any more."""
 
 
+@dataclass(slots=True)
+class Ending:
+    """The log of a dropped computation that is being made short. Until then nobody takes it."""
+
+    task: asyncio.Task[None]
+    fenced: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when whoever has owned the log cannot write to it any more."""
+
+
 class Recovered(NamedTuple):
     """A computation as its log had it before it was taken."""
 
@@ -128,7 +137,7 @@ class Holdings:
         """One change of an ownership at a time: the position of a restore must be the next one when it is written."""
         self._in_doubt: set[str] = set()
         """Computations whose ownership is being renewed."""
-        self._ending: dict[str, asyncio.Task[None]] = {}
+        self._ending: dict[str, Ending] = {}
         """What makes the logs of computations that were dropped short, and then lets go of them."""
         self._ended: dict[str, int] = {}
         """The last life of those that were dropped and whose log is known to be short."""
@@ -174,7 +183,7 @@ class Holdings:
         Raises JournalOutvoted, JournalFailed, JournalUnknown, JournalCorrupt, ...
         """
         if name in self._ending:
-            await asyncio.wait([self._ending[name]])
+            await asyncio.wait([self._ending[name].task])
         ownership = await self.journal.take(name, view=self.view, address=self.address)
         try:
             return ownership, await self.journal.load(name, known=known)
@@ -257,10 +266,16 @@ class Holdings:
         """Return when the log of a dropped computation is short, or another process's: what is registered again begins with a whole log."""
         self.end(name)
         if name in self._ending:
-            await asyncio.wait([self._ending[name]])
+            await asyncio.wait([self._ending[name].task])
+
+    async def fenced(self, name: str) -> None:
+        """Return when nobody who has owned the log of a dropped computation can write to it; making it short goes on."""
+        self.end(name)
+        if name in self._ending:
+            await self._ending[name].fenced.wait()
 
     def _begin_to_end(self, name: str, computation: Computation | None = None) -> None:
-        self._ending[name] = asyncio.create_task(self._end(name, computation))
+        self._ending[name] = Ending(asyncio.create_task(self._end(name, computation)))
 
     async def _end(self, name: str, computation: Computation | None) -> None:
         """Leave as little of a log as its next life needs, however often the store refuses it. Until then nobody takes it."""
@@ -285,7 +300,7 @@ class Holdings:
         finally:
             self.logs.forget(name)
             self.journal.release(name)
-            del self._ending[name]
+            self._ending.pop(name).fenced.set()
 
     async def _end_once(self, name: str, computation: Computation | None) -> None:
         """End a log: from memory where this process has held it, for the store's copy may be damaged, or the older one."""
@@ -297,7 +312,10 @@ class Holdings:
             return
         async with self._writing[name]:
             self.journal.release(name)
-            ownership = await self._taken(name)
+            ownership = await self.logs.until_known(
+                partial(self.journal.take, name, view=self.view, address=self.address)
+            )
+            self._ending[name].fenced.set()
             # Read behind the take: who registers it from here on takes the log from this process, which then writes nothing any more.
             tombstone = (await self.read_graph()).topology.dropped.get(name)
             if tombstone is None:
@@ -315,9 +333,6 @@ class Holdings:
         loaded = await self._left(tombstone.name)
         return loaded is not None and _has_ended(loaded, tombstone.incarnation)
 
-    async def _taken(self, name: str) -> Ownership:
-        return await self.logs.until_known(partial(self.journal.take, name, view=self.view, address=self.address))
-
     async def _left(self, name: str) -> LoadedLog | None:
         """Read what is left of a log; None when it is damaged."""
         try:
@@ -330,18 +345,14 @@ class Holdings:
         """Wait for the logs that are being shortened since their computations were dropped: each is tried once more."""
         self._settling.set()
         while self._ending:
-            await asyncio.wait(self._ending.values())
+            await asyncio.wait([ending.task for ending in self._ending.values()])
         self._settling.clear()
 
-    async def fence(self, name: str) -> None:
-        """Keep whoever has owned a log from writing to it, unless it is held: raises JournalFenced when that is over, JournalFailed, ..."""
-        if name in self.computations:
-            owner = (await self.journal.owners([name]))[name]
-            if is_usurped(self.ownerships[name], owner):
-                raise JournalFenced({name: (self.epoch(name), owner.epoch)})
-            return
-        await self._taken(name)
-        self.journal.release(name)
+    async def refuse_usurped(self, name: str) -> None:
+        """Raise JournalFenced when another process has taken a held log, JournalFailed, ..."""
+        owner = (await self.journal.owners([name]))[name]
+        if name in self.computations and is_usurped(self.ownerships[name], owner):
+            raise JournalFenced({name: (self.epoch(name), owner.epoch)})
 
     def epoch(self, name: str) -> int:
         """Return the number under which a computation is held; 0 when it is not."""

@@ -233,7 +233,7 @@ class Serving:
             return True
         if not self.placement.mine(name):
             return False
-        async with _within(WAIT_SECONDS, lambda: _slow(name)):
+        async with within(WAIT_SECONDS, lambda: _slow(name)):
             return await self._taking.take(name)
 
     async def serve_those(self, names: Iterable[str]) -> None:
@@ -244,7 +244,7 @@ class Serving:
         missing = [name for name in names if not self.serves(name) and self.placement.mine(name)]
         if len(missing) == 1:  # whose clients wait for nothing else: before what has its turn
             with suppress(errors.Unavailable):
-                async with _within(TOGETHER_SECONDS, lambda: _slow(missing[0])):
+                async with within(TOGETHER_SECONDS, lambda: _slow(missing[0])):
                     await self._taking.take(missing[0])
         elif missing:
             await asyncio.wait([self._taking.begin(name) for name in missing], timeout=TOGETHER_SECONDS)
@@ -273,7 +273,7 @@ class Serving:
     async def _until_ended(self, name: str) -> None:
         """Return when the log of a dropped computation is short, so that a next life of it can be read. Raises Unavailable."""
         msg = f"the log of {name}, which was dropped, is not shortened yet; try again"
-        async with _within(WAIT_SECONDS, lambda: errors.Unavailable(msg, metadata={"computation": name})):
+        async with within(WAIT_SECONDS, lambda: errors.Unavailable(msg, metadata={"computation": name})):
             await self.held.ended(name)
 
     def _begin_to_serve(self, computation: Computation) -> None:
@@ -380,7 +380,7 @@ class Serving:
 
     def _in_time(self) -> AbstractAsyncContextManager[None]:
         """Around what waits for the store. Raises Unavailable."""
-        return _within(WAIT_SECONDS, lambda: self._unconfirmed(f"its store has not answered within {WAIT_SECONDS:g} s"))
+        return within(WAIT_SECONDS, lambda: self._unconfirmed(f"its store has not answered within {WAIT_SECONDS:g} s"))
 
     def _unconfirmed(self, reason: str) -> errors.Unavailable:
         """Return the refusal to say what may not be the newest any more; ``stale_micros`` is for how long that is not known."""
@@ -648,7 +648,7 @@ class Serving:
 
 
 @asynccontextmanager
-async def _within(seconds: float, refusal: Callable[[], errors.Unavailable]) -> AsyncIterator[None]:
+async def within(seconds: float, refusal: Callable[[], errors.Unavailable]) -> AsyncIterator[None]:
     """Bound what is waited for, and refuse it in time; what was begun goes on without the caller."""
     bound = asyncio.timeout(seconds)
     try:

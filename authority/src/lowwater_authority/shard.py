@@ -25,7 +25,7 @@ from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.journal import JournalError, JournalFenced
 from lowwater_authority.placement import moved
 from lowwater_authority.rounds import GivenUp, GraphMoved, Round
-from lowwater_authority.serving import DROPPED, Serving
+from lowwater_authority.serving import DROPPED, WAIT_SECONDS, Serving, within
 from lowwater_authority.telling import event
 
 if TYPE_CHECKING:
@@ -341,12 +341,15 @@ class Shard(Serving):
         UnknownComputation, StillRead, and OwnedRanges unless forced.
 
         Of one that cannot be read back from the store nobody knows for sure who owns it: it is dropped by force, without that record. When
-        nobody has it in memory either, its log is taken first, so that whoever has owned it serves it no more.
+        nobody has it in memory either, its log is taken before this returns, so that whoever has owned it serves it no more: not before
+        the graph is written, for who has owned it may come back with the only good copy. Raises Unavailable when it is dropped, but its
+        log could not be taken within ``WAIT_SECONDS``; that is tried on.
         """
         unread = self._is_unread(name)
+        orphaned = unread and not self.serves(name)
         if unread:
             self.topology.drop(name)
-            await self._fence_unread(name, force=force)
+            await self._refuse_unread(name, force=force)
 
         def stage(round_: Round) -> Spec:
             changed = self.topology.drop(name)
@@ -366,12 +369,14 @@ class Shard(Serving):
         dropped = await self._write(stage, alone=True)
         told = event("dropped", computation=name, incarnation=dropped.incarnation, force=force)
         log.warning("%s was dropped, in its life %d", name, dropped.incarnation, extra=told)
+        if orphaned:
+            await self._fence_dropped(name)
         return dropped
 
     def _is_unread(self, name: str) -> bool:
         return self.is_damaged(name) or name in self.held.unwritten
 
-    async def _fence_unread(self, name: str, *, force: bool) -> None:
+    async def _refuse_unread(self, name: str, *, force: bool) -> None:
         """Raises Moved while another shard serves it, OwnedRanges unless forced, and Unavailable."""
         held = self.serves(name)
         if not held and await self.placement.lives_elsewhere(name):
@@ -383,14 +388,24 @@ class Shard(Serving):
                 "Restore a copy, or stop its workers and drop it by force: nothing of it is read then."
             )
             raise errors.OwnedRanges(msg, metadata={"computation": name, "workers": ""})
+        if not held:
+            return
         try:
-            await self.held.fence(name)
+            await self.held.refuse_usurped(name)
         except JournalFenced as error:
             self.replaced(error.owners)
             raise moved(name) from error
         except JournalError as error:
-            msg = f"the log of {name} cannot be taken from its last owner, nothing was changed: {error}"
+            msg = f"the store does not tell who owns the log of {name}, nothing was changed: {error}"
             raise errors.Unavailable(msg, metadata={"computation": name}) from error
+
+    async def _fence_dropped(self, name: str) -> None:
+        msg = (
+            f"{name} was dropped, but its log cannot be taken from its last owner yet, which may go on until it reads that, should it "
+            "come back; it is tried again until it can"
+        )
+        async with within(WAIT_SECONDS, lambda: errors.Unavailable(msg, metadata={"computation": name})):
+            await self.held.fenced(name)
 
     def stage_task(self, name: str, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart) -> None:
         """Keep a task's part, in memory only: it promises nothing until it is prepared and committed."""
