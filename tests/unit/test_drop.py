@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
@@ -15,8 +15,8 @@ from lowwater_authority.core import topology
 from lowwater_authority.core.requests import Fenced, Grant
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.holdings import ReadGraph, replayed, whole
-from lowwater_authority.journal import GRAPH, LoadedLog, MemoryDisk, MemoryJournal
+from lowwater_authority.holdings import Holdings, ReadGraph, replayed, whole
+from lowwater_authority.journal import GRAPH, Entry, LoadedLog, MemoryDisk, MemoryJournal
 from lowwater_authority.journal.copying import Copy, survey
 from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
 from lowwater_authority.shard import Shard
@@ -246,6 +246,87 @@ async def test_a_registration_waits_until_the_old_log_was_let_go(disk: MemoryDis
     await again
     grant = await one.claim()
     assert await one.report(grant, 5) == []
+    await one.stop()
+
+
+class Counted(Held):
+    """Counts the logs that are read, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    async def read(self, name: str) -> None:
+        self.reads += 1
+        await super().read(name)
+
+
+async def left_long(disk: MemoryDisk, others: int) -> None:
+    """Leave the log of a dropped computation as long as it was, in front of so many tombstones, and one that is served."""
+    plan = Held()
+    one = await Running(disk, plan).start()
+    await one.shard.register(A)
+    await one.shard.register(Spec("beside"))
+    await one.claim()
+    plan.fails = "restore"
+    await one.shard.drop("a", force=True)
+    await one.shard.held.settle()
+    await one.stop()
+    journal = MemoryJournal(disk)
+    await journal.open()
+    loaded = await journal.load(GRAPH)
+    known = replayed(loaded).topology
+    names = [f"gone-{each:04}" for each in range(others)]
+    more = Topology(known.version + 1, known.computations, {**known.dropped, **{name: Spec(name) for name in names}})
+    await journal.append([Entry(GRAPH, loaded.last + 1, more.encode(), strong=True)])
+    await journal.close()
+
+
+async def test_rule7_nobody_waits_for_the_logs_of_all_that_was_dropped(disk: MemoryDisk) -> None:
+    """Neither a registration, nor a neighbour, nor the end of the process; the one that the store keeps waiting is the first of them."""
+    await left_long(disk, 1000)
+    plan = Counted()
+    plan.open.clear()
+    one = await Running(disk, plan).start()
+    shard = one.shard
+    await turns()
+    assert len(shard.held._ending) == 1, "one at a time"
+    await shard.register(Spec("gone-0999"))
+    assert shard.topology.get("gone-0999").incarnation == 2
+    grant = await one.claim("beside")
+    assert await one.report(grant, 7, name="beside") == []
+    before = plan.reads
+    settling = asyncio.create_task(shard.held.settle())
+    await turns()
+    assert not settling.done(), "what was begun is waited for"
+    plan.open.set()
+    await settling
+    assert not disk.logs["a"].records
+    assert plan.reads - before < 10, "and nothing else"
+    await one.stop()
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when all are begun at once")
+async def test_rule7_breaks_when_all_that_was_dropped_is_begun_at_once(
+    disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_once(self: Holdings, _: Callable[[str], bool]) -> None:
+        for name in self.topology.dropped:
+            self.end(name)
+
+    monkeypatch.setattr(Holdings, "end_all", at_once)
+    await test_rule7_nobody_waits_for_the_logs_of_all_that_was_dropped(disk)
+
+
+async def test_all_that_was_dropped_is_looked_after_in_the_end(disk: MemoryDisk) -> None:
+    await left_long(disk, 100)
+    one = await Running(disk).start()
+    walk = one.shard.held._walk
+    assert walk is not None
+    await walk
+    assert len(one.shard.held._ended) == 101
+    assert not disk.logs["a"].records
+    assert not one.shard.held._ending
     await one.stop()
 
 

@@ -59,6 +59,12 @@ RECORD_BYTES: Final = 512
 ENDED_AT_ONCE: Final = 4
 """Logs of dropped computations that are made short side by side: one that was not before may be long."""
 
+WALK_SECONDS: Final = 5.0
+"""How long the walk over the logs of all that was dropped waits for one of them before it goes on with the next."""
+
+WALK_PIECE: Final = 64
+"""Names that it passes over at once: less than a millisecond."""
+
 OVER: Final = (JournalFenced, JournalOutvoted, JournalVersion, JournalReplaced, JournalClosed)
 """Why a log is not this process's to make short, and will not be."""
 
@@ -141,6 +147,9 @@ class Holdings:
         """What makes the logs of computations that were dropped short, and then lets go of them."""
         self._ended: dict[str, int] = {}
         """The last life of those that were dropped and whose log is known to be short."""
+        self._walk: asyncio.Task[None] | None = None
+        """What looks after the logs of all that was dropped, one after the other."""
+        self._walk_again = False
         self._places = asyncio.Semaphore(ENDED_AT_ONCE)
         self._settling = asyncio.Event()
         """Set while this process waits for these logs before it stops: each is tried once more."""
@@ -262,6 +271,26 @@ class Holdings:
             return
         self._begin_to_end(name)
 
+    def end_all(self, mine: Callable[[str], bool]) -> None:
+        """Begin to do so with all that are ``mine``, one after the other, so that nobody waits for them who wants one of them now. O(1)."""
+        self._walk_again = True
+        if self._walk is None or self._walk.done():
+            self._walk = asyncio.create_task(self._end_all(mine))
+
+    async def _end_all(self, mine: Callable[[str], bool]) -> None:
+        while self._walk_again:
+            self._walk_again = False
+            for number, name in enumerate(list(self.topology.dropped)):
+                if number % WALK_PIECE == 0:
+                    await asyncio.sleep(0)
+                if self._settling.is_set():
+                    return
+                if not mine(name):
+                    continue
+                self.end(name)
+                if name in self._ending:
+                    await asyncio.wait([self._ending[name].task], timeout=WALK_SECONDS)
+
     async def ended(self, name: str) -> None:
         """Return when the log of a dropped computation is short, or another process's: what is registered again begins with a whole log."""
         self.end(name)
@@ -342,8 +371,10 @@ class Holdings:
             return None
 
     async def settle(self) -> None:
-        """Wait for the logs that are being shortened since their computations were dropped: each is tried once more."""
+        """Wait for the logs that are being shortened since their computations were dropped: each is tried once more, and none is begun."""
         self._settling.set()
+        if self._walk is not None:
+            await asyncio.wait([self._walk])
         while self._ending:
             await asyncio.wait([ending.task for ending in self._ending.values()])
         self._settling.clear()

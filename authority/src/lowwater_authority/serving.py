@@ -266,9 +266,7 @@ class Serving:
 
     def end_dropped(self) -> None:
         """Begin to make the logs of those that were dropped short, as far as they are this shard's and are not."""
-        for name in self.topology.dropped:
-            if self.placement.mine(name):
-                self.held.end(name)
+        self.held.end_all(self.placement.mine)
 
     async def _until_ended(self, name: str) -> None:
         """Return when the log of a dropped computation is short, so that a next life of it can be read. Raises Unavailable."""
