@@ -6,14 +6,16 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from lowwater import errors
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.holdings import replayed
-from lowwater_authority.journal import GRAPH, Journal
+from lowwater_authority.holdings import BrokenGraph, replayed
+from lowwater_authority.journal import GRAPH, Entry, Journal
 from lowwater_authority.observer import Observer
+from lowwater_authority.rounds import Round
 from lowwater_authority.shard import Shard
 from tests.contract.journal_stores import SharedStore, Store
 
@@ -29,7 +31,11 @@ def compacted(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def serving(journal: Journal) -> AsyncIterator[Shard]:
     shard = Shard(journal, clock=lambda: 1_700_000_000_000_000, observer=Observer())
-    await shard.start()
+    try:
+        await shard.start()
+    except BaseException:
+        await shard.close()
+        raise
     run = asyncio.create_task(shard.run())
     try:
         yield shard
@@ -106,3 +112,72 @@ async def test_changes_that_the_store_has_lost_are_put_back(
             await each.confirm(())
         assert one.topology == other.topology == await stored(one)
         assert {"a", "b", "c", "new", *(f"lost{number}" for number in range(lost))} == one.topology.computations.keys()
+
+
+@pytest.mark.parametrize("same_version", [True, False])
+async def test_a_log_whose_changes_do_not_fit_each_other_is_put_right_from_memory(
+    shared: SharedStore, same_version: bool
+) -> None:
+    """A change of a graph that nobody has stands in it: all that either tells is kept, and everybody reads it again."""
+    async with serving(shared.make()) as one, serving(shared.make()) as other:
+        await one.register(Spec("a"))
+        await other.confirm(())
+        await other.register(Spec("b", ("a",)))
+        await one.confirm(())
+        known = one.topology
+        strange = replace(known.reset("a")[0], version=known.version) if same_version else known.register(Spec("lost"))
+        stranger = await shared.connect()
+        last = (await stranger.load(GRAPH)).last
+        await stranger.append([Entry(GRAPH, last + 1, strange.register(Spec("new")).encode(strange), strong=True)])
+        with pytest.raises(BrokenGraph, match="shards that still serve put it right from memory"):
+            await stored(one)
+        await asyncio.gather(one.confirm(()), other.confirm(()))
+        await one.register(Spec("c"))
+        await other.confirm(())
+        assert one.topology == other.topology == await stored(one)
+        assert one.topology.computations.keys() == {"a", "b", "c", "new"}
+    async with serving(shared.make()) as third:
+        assert third.topology.computations.keys() == {"a", "b", "c", "new"}
+
+
+async def test_a_log_whose_changes_do_not_fit_each_other_starts_nobody(store: Store) -> None:
+    async with serving(store.make()) as one:
+        graph = one.topology.register(Spec("a"))
+        lost = graph.register(Spec("lost"))
+        records = [graph.encode(), lost.register(Spec("b")).encode(lost)]
+        await one.journal.append([Entry(GRAPH, n, record, strong=True) for n, record in enumerate(records, 1)])
+    with pytest.raises(BrokenGraph, match=r"stands behind version 1.* start from a restored copy"):
+        async with serving(store.make()):
+            pass
+
+
+async def test_two_that_read_what_the_store_has_lost_of_each_do_not_wait_for_each_other(shared: SharedStore) -> None:
+    """Both write what they know once more, and one of them is first."""
+    async with serving(shared.make()) as one, serving(shared.make()) as other:
+        await one.register(Spec("a"))
+        await other.confirm(())
+        last = (await one.journal.load(GRAPH)).last
+        await one.register(Spec("b"))
+        await one.held.logs.settle()
+        shared.forget(GRAPH, last)
+        await other.register(Spec("c"))
+        await other.register(Spec("d"))
+
+        async def moved() -> None:
+            await other.register(Spec("e"))
+
+        begun = one.begin
+
+        def begin() -> Round:
+            del one.begin
+            moving.append(asyncio.create_task(moved()))
+            return begun()
+
+        moving: list[asyncio.Task[None]] = []
+        one.begin = begin  # type: ignore[method-assign]
+        await one.confirm(())
+        await asyncio.gather(*moving)
+        await one.confirm(())
+        await other.confirm(())
+        assert one.topology == other.topology == await stored(one)
+        assert one.topology.computations.keys() == {"a", "b", "c", "d", "e"}

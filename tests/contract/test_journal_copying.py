@@ -42,9 +42,10 @@ async def fill(journal: Journal) -> None:
         await journal.take(log)
     await journal.append([entry(GRAPH, 1), entry(GRAPH, 2), entry("both", 1), entry("snapshot", 1)])
     await journal.append([entry("records", position) for position in range(1, TOO_MANY + 3)])
-    await journal.append([entry("both", 2, b"x" * BATCH_BYTES), entry("both", 3, b"y"), entry(GRAPH, 3)])
+    await journal.append([entry("both", 2, b"x" * BATCH_BYTES), entry("both", 3, b"y")])
     for log, position in (("snapshot", 1), ("both", 1), (GRAPH, 2)):
         await journal.snapshot(log, position, f"snapshot of {log}".encode() * 40_000)
+    await journal.append([entry(GRAPH, 3)])
 
 
 async def contents(journal: Journal) -> dict[str, LoadedLog]:

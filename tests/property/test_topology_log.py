@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,6 +87,7 @@ def test_changes_say_what_whole_graphs_would(edits: list[tuple[object, ...]]) ->
         loaded = LoadedLog(*snapshot, records)
         for found in (replayed(loaded).topology, replayed(loaded, known).topology):
             assert found == wanted == graph
+            assert found.digest == wanted.digest == replace(graph).digest == graph.digest
             for name in NAMES:
                 assert found.is_estimated(name) == wanted.is_estimated(name) == graph.is_estimated(name)
         both = {**before.computations, **before.dropped}, {**graph.computations, **graph.dropped}
@@ -110,6 +113,8 @@ def test_a_change_of_another_graph_is_refused() -> None:
         one.replayed([change])
     with pytest.raises(WrongGraph, match="behind version 0"):
         Topology.decode(change)
+    with pytest.raises(WrongGraph, match="a change of another graph of version 2 stands behind this one"):
+        one.register(Spec("other")).replayed([change])
     assert two.replayed([change]) == two.register(Spec("c"))
 
 

@@ -118,6 +118,18 @@ class ReadGraph(NamedTuple):
     topology: Topology
 
 
+class BrokenGraph(JournalCorrupt):
+    """Each record of the graph is whole, but one is a change of another graph than the one in front of it.
+
+    So a store has lost changes, and nobody knew it when others went on. A process that has the graph in memory puts it right.
+    """
+
+    def __init__(self, loaded: LoadedLog, reason: str) -> None:
+        super().__init__(GRAPH, None, f"{reason}; shards that still serve put it right from memory, then start again")
+        self.last = loaded.last
+        """Where the log ends."""
+
+
 class Holdings:
     """The computations of one process. All methods are called on its event loop."""
 
@@ -597,7 +609,13 @@ class Holdings:
         left = Topology()
         try:
             try:
-                left = replayed(await self.journal.load(GRAPH)).topology
+                loaded = await self.journal.load(GRAPH)
+                try:
+                    left = replayed(loaded).topology
+                except BrokenGraph:
+                    left = Topology.gathered(_payloads(loaded))
+                    # What is put in its place is to be behind all of it.
+                    self.logs.reached(GRAPH, loaded.last)
             except JournalLost:
                 log.warning("nothing is left of the graph", extra=event("graph_lost"))
             merged = self.topology.merged(left)
@@ -631,21 +649,25 @@ def refusal(name: str, *, torn: bool) -> errors.Unavailable:
 
 
 def replayed(loaded: LoadedLog, known: ReadGraph | None = None) -> ReadGraph:
-    """Return the graph in a log: its snapshot is the whole graph, a record the whole or what it changes. Raises JournalCorrupt.
+    """Return the graph in a log: its snapshot is the whole graph, a record the whole or what it changes. Raises BrokenGraph.
 
     ``known`` is what an earlier state of the log said: where this one goes on from there, only what has come since is decoded.
     """
     begun = known is not None and _goes_on(loaded, known.loaded)
     graph, done = (known.topology, len(known.loaded.records)) if known is not None and begun else (Topology(), 0)
-    payloads = [payload for _, payload in loaded.records[done:]]
-    if not begun and loaded.snapshot is not None:
-        payloads.insert(0, loaded.snapshot)
+    payloads = [payload for _, payload in loaded.records[done:]] if begun else _payloads(loaded)
     if not payloads:
         return ReadGraph(loaded, graph)
     try:
         return ReadGraph(loaded, graph.replayed(payloads))
     except WrongGraph as error:
-        raise JournalCorrupt(GRAPH, None, str(error)) from error
+        raise BrokenGraph(loaded, str(error)) from error
+
+
+def _payloads(loaded: LoadedLog) -> list[bytes]:
+    """Return all that a log says, oldest first."""
+    payloads = [payload for _, payload in loaded.records]
+    return payloads if loaded.snapshot is None else [loaded.snapshot, *payloads]
 
 
 def whole(loaded: LoadedLog) -> bytes:

@@ -13,7 +13,7 @@ from lowwater._core.text import counted
 from lowwater_authority.confirming import Confirming
 from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import Fenced
-from lowwater_authority.holdings import Holdings, Unwritten, refusal
+from lowwater_authority.holdings import BrokenGraph, Holdings, Unwritten, refusal
 from lowwater_authority.hub import Hub
 from lowwater_authority.journal import (
     GRAPH,
@@ -283,11 +283,21 @@ class Serving:
         await self._refreshing.ask(())
 
     async def _refresh(self, _: Iterable[str]) -> int:
+        while True:
+            try:
+                await self._loop.write(await self._what_is_read(), alone=True)
+            except GivenUp:
+                continue  # others have written meanwhile
+            return self.held.logs.position(GRAPH)
+
+    async def _what_is_read(self) -> Callable[[Round], None]:
+        """Return what a round does with the graph as it is stored now. Raises Unavailable."""
         try:
             read = await self.held.read_graph()
         except JournalLost as lost:
-            await self._heal(lost)
-            return self.held.logs.position(GRAPH)
+            return partial(_stage_lost, lost)
+        except BrokenGraph as broken:
+            return partial(_stage_lost, JournalLost({GRAPH: (self.held.logs.position(GRAPH), broken.last)}))
         except JournalError as error:
             msg = f"this shard cannot read the graph from its store: {error}"
             raise errors.Unavailable(msg) from error
@@ -301,8 +311,7 @@ class Serving:
                 round_.merged = not round_.read
                 self._fence_ended_lives(round_)
 
-        await self._write(stage, alone=True)
-        return self.held.logs.position(GRAPH)
+        return stage
 
     async def confirm(self, names: Iterable[str] | None = None) -> int:
         """Make sure, once for all that wait, that the journal knows this process as the owner of computations.
@@ -364,10 +373,7 @@ class Serving:
             await self._write(stage, alone=True)
 
     async def _heal(self, lost: JournalLost) -> None:
-        def stage(round_: Round) -> None:
-            round_.lost = lost
-
-        await self._write(stage, alone=True)
+        await self._write(partial(_stage_lost, lost), alone=True)
 
     def replaced(self, owners: Mapping[str, tuple[int, int]]) -> None:
         """See RoundOwner."""
@@ -656,6 +662,10 @@ async def within(seconds: float, refusal: Callable[[], errors.Unavailable]) -> A
         if not bound.expired():
             raise
         raise refusal() from error
+
+
+def _stage_lost(lost: JournalLost, round_: Round) -> None:
+    round_.lost = lost
 
 
 def _slow(name: str) -> errors.Unavailable:

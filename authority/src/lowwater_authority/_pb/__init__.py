@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 6388b60a8a359e4781354c2e8b2f2f54ffe8adb3729adb2c05cfe3e21fac2cb3
+Made from: sha256 03f3f088cb8201d089d1d3f9a2c7c89c6dd1e2c6c42da9e6385ae03a69b8f976
 """

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Final
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
@@ -19,7 +20,9 @@ from lowwater_authority.core.requests import NO_FOLD, Fold
 from lowwater_authority.core.times import DAY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+T = TypeVar("T")
 
 NAME: Final = re.compile(r"(?:[A-Za-z0-9_.-]{1,128}/)?[A-Za-z0-9_.-]{1,128}")
 """[namespace/]name."""
@@ -30,6 +33,9 @@ MAX_HASH: Final = 64
 
 TOMBSTONE_BYTES: Final = 4 << 20
 """Bytes of all tombstones: some 60,000. None may be forgotten, for its name could begin again with a life that was shown before."""
+
+DIGESTS: Final = (1 << 64) - 1
+"""Digests are counted modulo 2^64."""
 
 NAMED: Final = 20
 """Most names that a refusal lists."""
@@ -68,17 +74,29 @@ class Topology:
     dropped: Mapping[str, Spec] = field(default_factory=dict)
     """Tombstones: the last life, and version of the inputs, of names that are not registered any more. A re-registration goes on above
     them, so nobody takes its values for older ones. They stay for good."""
-    _guesses: frozenset[str] | None = field(default=None, compare=False, repr=False)
+    _guesses: frozenset[str] | None = field(default=None, init=False, compare=False, repr=False)
     """What is estimated, by its registration or by what it reads. Derived, never stored: it ends with its reason. None: to be found."""
-
-    def __post_init__(self) -> None:
-        if self._guesses is None:
-            object.__setattr__(self, "_guesses", _estimated(self.computations))
+    _digest: int | None = field(default=None, init=False, compare=False, repr=False)
+    """See :attr:`digest`. None: to be found."""
 
     @property
     def _estimated(self) -> frozenset[str]:
-        assert self._guesses is not None
-        return self._guesses
+        return self._known("_guesses", self._guesses, lambda: _estimated(self.computations))
+
+    @property
+    def digest(self) -> int:
+        """What tells two graphs of one version apart, 64 bits: the sum of the digests of all that is in it.
+
+        O(graph), but for what was encoded as a change, or read: that is counted on from the graph before it.
+        """
+        return self._known("_digest", self._digest, lambda: _digest(self.computations.values(), self.dropped.values()))
+
+    def _known(self, field_name: str, known: T | None, find: Callable[[], T]) -> T:
+        """Return what is derived from the graph, which is found once."""
+        if known is None:
+            known = find()
+            object.__setattr__(self, field_name, known)
+        return known
 
     def get(self, name: str) -> Spec:
         """Return a computation. Raises UnknownComputation."""
@@ -236,7 +254,8 @@ class Topology:
         if spec.name in dropped:
             dropped = {name: known for name, known in dropped.items() if name != spec.name}
         computations = {**self.computations, spec.name: spec}
-        changed = Topology(self.version + 1, computations, dropped, self._guesses_with(spec))
+        changed = Topology(self.version + 1, computations, dropped)
+        object.__setattr__(changed, "_guesses", self._guesses_with(spec))
         cycle = changed._cycle_through(spec.name)
         if cycle:
             msg = (
@@ -286,12 +305,21 @@ class Topology:
     def encode(self, over: Topology | None = None) -> bytes:
         """Serialise for the journal: all of it, or what has changed since ``over``, from which changes of this class have led here."""
         if over is None or not over.version:
-            return _record(self.version, 0, self.computations.values(), self.dropped.values())
+            return _record(self.version, 0, self.digest, self.computations.values(), self.dropped.values())
         names = self.changed(over)
-        computations = (self.computations[name] for name in names if name in self.computations)
-        return _record(
-            self.version, over.version, computations, (self.dropped[name] for name in names if name in self.dropped)
+        computations, dropped = self._named(names)
+        self._known(
+            "_digest",
+            self._digest,
+            lambda: over.digest + _digest(computations, dropped) - _digest(*over._named(names)) & DIGESTS,
         )
+        return _record(self.version, over.version, over.digest, computations, dropped)
+
+    def _named(self, names: Iterable[str]) -> tuple[list[Spec], list[Spec]]:
+        names = list(names)
+        return [self.computations[n] for n in names if n in self.computations], [
+            self.dropped[n] for n in names if n in self.dropped
+        ]
 
     def replayed(self, payloads: Iterable[bytes]) -> Topology:
         """Return the graph behind this one in a log whose next records these are, whole graphs and changes. O(graph + records).
@@ -299,18 +327,42 @@ class Topology:
         Raises WrongGraph for a change of another graph than the one in front of it.
         """
         version, computations, dropped = self.version, dict(self.computations), dict(self.dropped)
+        digest = self._digest
         for payload in payloads:
             message = pb.Topology.FromString(payload)
             if not message.over:
                 computations, dropped = {}, {}
-            elif message.over != version:
-                msg = f"a change of version {message.over} of the graph stands behind version {version}"
-                raise WrongGraph(msg)
+                _apply(message, computations, dropped)
+                digest = message.digest or None
+            else:
+                if message.over != version:
+                    msg = f"a change of version {message.over} of the graph stands behind version {version}"
+                    raise WrongGraph(msg)
+                if digest is None:
+                    digest = _digest(computations.values(), dropped.values())
+                if message.digest != digest:
+                    msg = f"a change of another graph of version {version} stands behind this one"
+                    raise WrongGraph(msg)
+                digest = digest + _apply(message, computations, dropped) & DIGESTS
             version = message.version
-            for each in message.computations:
-                (computations if each.dropped else dropped).pop(each.name, None)
-                (dropped if each.dropped else computations)[each.name] = _spec(each)
-        return Topology(version, computations, dropped)
+        read = Topology(version, computations, dropped)
+        object.__setattr__(read, "_digest", digest)
+        return read
+
+    @classmethod
+    def gathered(cls, payloads: Iterable[bytes]) -> Topology:
+        """Return all that is told by a log whose changes do not fit each other, of each computation the newest. O(records x graph).
+
+        Each record was acknowledged, whatever was lost in front of it: as much as is known of a store that has lost changes.
+        """
+        gathered = cls()
+        for payload in payloads:
+            message = pb.Topology.FromString(payload)
+            computations: dict[str, Spec] = {}
+            dropped: dict[str, Spec] = {}
+            _apply(message, computations, dropped)
+            gathered = gathered.merged(cls(message.version, computations, dropped))
+        return gathered
 
     @classmethod
     def decode(cls, payload: bytes) -> Topology:
@@ -326,10 +378,30 @@ def _differing(specs: Mapping[str, Spec], over: Mapping[str, Spec]) -> list[str]
     return [name for name, spec in specs.items() if (known := over.get(name)) is not spec and known != spec]
 
 
-def _record(version: int, over: int, computations: Iterable[Spec], dropped: Iterable[Spec]) -> bytes:
+def _apply(message: pb.Topology, computations: dict[str, Spec], dropped: dict[str, Spec]) -> int:
+    """Put what a record tells into a graph; returns by how much the digest of a change has grown."""
+    grown = 0
+    for each in message.computations:
+        name, new = each.name, _spec(each)
+        if message.over:
+            old = [spec for spec in (computations.get(name),) if spec], [spec for spec in (dropped.get(name),) if spec]
+            grown += (_digest((), (new,)) if each.dropped else _digest((new,), ())) - _digest(*old)
+        (computations if each.dropped else dropped).pop(name, None)
+        (dropped if each.dropped else computations)[name] = new
+    return grown
+
+
+def _digest(computations: Iterable[Spec], dropped: Iterable[Spec]) -> int:
+    """Return the sum of the digests of what is registered and what was dropped, as they are written."""
+    messages = (*map(_message, computations), *(_message(spec, dropped=True) for spec in dropped))
+    digests = (blake2b(message.SerializeToString(deterministic=True), digest_size=8).digest() for message in messages)
+    return sum(int.from_bytes(digest, "little") for digest in digests) & DIGESTS
+
+
+def _record(version: int, over: int, digest: int, computations: Iterable[Spec], dropped: Iterable[Spec]) -> bytes:
     ended = (_message(spec, dropped=True) for spec in dropped)
     return pb.Topology(
-        version=version, over=over, computations=[*map(_message, computations), *ended]
+        version=version, over=over, digest=digest, computations=[*map(_message, computations), *ended]
     ).SerializeToString()
 
 

@@ -668,10 +668,16 @@ class Topology(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     COMPUTATIONS_FIELD_NUMBER: builtins.int
     OVER_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
     version: builtins.int
     """Grows with every change."""
     over: builtins.int
     """The version of the graph in which these have changed; 0: this is all of it."""
+    digest: builtins.int
+    """The digest of the graph in which these have changed, or of all of it: two
+    shards, of which the store lost one's change, may have made the same
+    version of two graphs. 0 in a whole graph: not known.
+    """
     @property
     def computations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Computation]:
         """All computations, or those that have changed."""
@@ -682,8 +688,9 @@ class Topology(google.protobuf.message.Message):
         version: builtins.int = ...,
         computations: collections.abc.Iterable[Global___Computation] | None = ...,
         over: builtins.int = ...,
+        digest: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computations", b"computations", "over", b"over", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computations", b"computations", "digest", b"digest", "over", b"over", "version", b"version"]) -> None: ...
 
 Global___Topology: typing_extensions.TypeAlias = Topology
 
