@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -266,9 +266,9 @@ def replay_notes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another function than the live one, on the path of recovery."""
     replay = recovery._replay
 
-    def silent(computation: Computation, record: pb.Record) -> None:
+    def silent(computation: Computation, record: pb.Record, size: int) -> Iterator[int]:
         kept = history.History(computation.history)
-        replay(computation, record)
+        yield from replay(computation, record, size)
         computation.history = kept
 
     monkeypatch.setattr(recovery, "_replay", silent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -92,7 +93,13 @@ class Walk:
     def restore(self) -> None:
         groups = self.map.run_groups()
         held = self.map.columns
-        self.map = IntervalMap.restore([(g, held.values[g.slots()].copy(), held.since[g.slots()]) for g in groups])
+        columns = [(g, held.values[g.slots()].copy(), held.since[g.slots()]) for g in groups]
+
+        def steps() -> Iterator[int]:
+            self.map = yield from IntervalMap.restore(columns)
+
+        for size in steps():
+            assert size > 0
 
     def check(self) -> None:
         map_ = self.map

@@ -334,9 +334,9 @@ async def test_what_came_since_the_look_is_all_that_is_replayed(
     replayed: list[int] = []
     replay = recovery._replay
 
-    def counted(computation: Computation, record: object) -> None:
+    def counted(computation: Computation, record: object, size: int) -> object:
         replayed.append(computation.epoch_base)
-        replay(computation, record)  # type: ignore[arg-type]
+        return replay(computation, record, size)  # type: ignore[arg-type]
 
     monkeypatch.setattr(recovery, "_replay", counted)
     load = other.shard.journal.load

@@ -15,6 +15,7 @@ from collections import defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater import errors
@@ -51,10 +52,10 @@ if TYPE_CHECKING:
 NONCE_BITS: Final = 0xFFF
 
 PIECE_BYTES: Final = 128 << 10
-"""Bytes of records that are replayed at once: some five milliseconds, in which nobody else has the event loop."""
+"""Bytes of a log that are replayed at once: some five milliseconds, in which nobody else has the event loop."""
 
-RECORD_BYTES: Final = 512
-"""What a record takes of them besides its own."""
+STEP_BYTES: Final = 512
+"""What a step of it takes of them besides its own."""
 
 ENDED_AT_ONCE: Final = 4
 """Logs of dropped computations that are made short side by side: one that was not before may be long."""
@@ -226,25 +227,28 @@ class Holdings:
         return computation
 
     def _recovered(self, spec: Spec, ownership: Ownership, loaded: LoadedLog) -> Computation:
-        with self._observer.replay():
-            return _recovered(spec, ownership, loaded)
+        began = perf_counter()
+        computation = _recovered(spec, ownership, loaded)
+        self._observer.replayed(perf_counter() - began)
+        return computation
 
     async def _recovered_in_pieces(self, spec: Spec, loaded: LoadedLog) -> Recovered:
         """Recover a computation as :meth:`recover` does, and let others have the event loop in between. Raises JournalCorrupt."""
         records = [payload for _, payload in loaded.records]
         steps = recovery.steps(spec, loaded.snapshot, records, epoch_base=0)
-        done = 0
-        with self._observer.replay():
-            while True:
-                try:
-                    done += RECORD_BYTES + next(steps)
-                except StopIteration as end:
-                    return Recovered(spec, loaded, end.value)
-                except recovery.ReplayError as error:
-                    raise JournalCorrupt(spec.name, None, str(error)) from error
-                if done >= PIECE_BYTES:
-                    done = 0
-                    await asyncio.sleep(0)
+        done, before, began = 0, 0.0, perf_counter()
+        while True:
+            try:
+                done += STEP_BYTES + next(steps)
+            except StopIteration as end:
+                self._observer.replayed(before + perf_counter() - began)
+                return Recovered(spec, loaded, end.value)
+            except recovery.ReplayError as error:
+                raise JournalCorrupt(spec.name, None, str(error)) from error
+            if done >= PIECE_BYTES:
+                before += perf_counter() - began
+                await asyncio.sleep(0)
+                done, began = 0, perf_counter()
 
     def let_go(self, owners: Mapping[str, tuple[int, int]]) -> list[str]:
         """Forget computations that other processes own now; returns those that were held.

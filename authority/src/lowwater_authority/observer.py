@@ -19,9 +19,8 @@ class Observer:
         del size
         return nullcontext()
 
-    def replay(self) -> AbstractContextManager[object]:
-        """Surround the rebuilding of one computation from what was read of its log."""
-        return nullcontext()
+    def replayed(self, seconds: float) -> None:
+        """One computation was rebuilt from what was read of its log; others had the event loop in between for none of these seconds."""
 
     def claimed(self) -> None:
         """A claim was granted; a repeat of one counts again."""

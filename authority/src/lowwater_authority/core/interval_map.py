@@ -9,18 +9,21 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from sortedcontainers import SortedDict
 
-from lowwater_authority.core.columns import Columns, Int64s
+from lowwater_authority.core.columns import BLOCK, Columns, Int64s
 from lowwater_authority.core.group import Group, GroupState, before, earlier_end
 from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
+
+STRETCH: Final = 16 * BLOCK
+"""Ranges that are restored at once."""
 
 
 class Run(NamedTuple):
@@ -298,13 +301,17 @@ class IntervalMap:
         self._bases, self._placed = [], []
 
     @classmethod
-    def restore(cls, groups: Sequence[tuple[Group, Int64s, Int64s]]) -> IntervalMap:
-        """Rebuild a map from groups with their values and since-times. O(n)."""
+    def restore(cls, groups: Sequence[tuple[Group, Int64s, Int64s]]) -> Generator[int, None, IntervalMap]:
+        """Rebuild a map from groups with their values and since-times, step by step: yields about how many bytes each step took. O(n)."""
         self = cls()
         self._runs.clear()
         self._clear_columns(sum(group.count for group, _, _ in groups))
         for group, values, since in groups:
-            self._place(group, values, since)
+            self._place(group, values[:0], 0)
+            for low in range(0, group.count, STRETCH):
+                high = low + STRETCH
+                self.columns.allocate(values[low:high], since[low:high])
+                yield values[low:high].nbytes
             if group.sequencer:
                 self.groups[group.sequencer] = group
             if group.live is None:

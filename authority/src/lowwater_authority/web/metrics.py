@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import (
     CollectorRegistry,
@@ -28,7 +28,6 @@ from lowwater_authority.web.range_survey import RangeSurvey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
     from lowwater_authority.service.streams import Streams
     from lowwater_authority.shard import Shard
@@ -162,9 +161,9 @@ class Metrics(Observer):
             yield
         self._bytes.inc(size)
 
-    def replay(self) -> AbstractContextManager[Any]:
+    def replayed(self, seconds: float) -> None:
         """See Observer."""
-        return self._replays.time()
+        self._replays.observe(seconds)
 
     def claimed(self) -> None:
         """See Observer."""
