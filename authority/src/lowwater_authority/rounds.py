@@ -36,6 +36,9 @@ QUEUE_BOUND: Final = 65_536
 TOGETHER: Final = 100
 """Most changes of the graph that share a round. What else waits has its turn in the next one."""
 
+TOGETHER_SECONDS: Final = 0.01
+"""They stop sharing it when it has taken the event loop for so long: in a large graph each takes a millisecond or more."""
+
 STOPPING: Final = "the authority is stopping; connect again"
 
 log = logging.getLogger(__name__)
@@ -291,26 +294,35 @@ class CommitLoop:
     def _stage(self, round_: Round, staged: list[tuple[_Work[Any], Any]]) -> Exception | None:
         """Stage requests in arrival order; an error is why the whole round must be forgotten."""
         while self._writes and not (staged and self._writes[0].alone):
-            works = self._like_the_first() if self._writes[0].together else [self._writes.popleft()]
-            for number, work in enumerate(works, 1):
-                refusal = self._stage_one(round_, work, staged)
-                if refusal is not None:
-                    self._writes.extendleft(reversed(works[number:]))
-                    return refusal
-            if works[0].alone:
+            if self._writes[0].together:
+                return self._stage_together(round_, staged)
+            work = self._writes.popleft()
+            refusal = self._stage_one(round_, work, staged)
+            if refusal is not None:
+                return refusal
+            if work.alone:
                 break
         return None
 
-    def _like_the_first(self) -> list[_Work[Any]]:
-        """Take those out of the queue that may share the round of its first; what is left of them goes behind all others."""
-        alike = [work for work in self._writes if work.together]
-        self._writes = deque([*(work for work in self._writes if not work.together), *alike[TOGETHER:]])
-        return alike[:TOGETHER]
+    def _stage_together(self, round_: Round, staged: list[tuple[_Work[Any], Any]]) -> Exception | None:
+        """Stage those that may share the round of the first in the queue; what is left of them goes behind all others."""
+        time = asyncio.get_running_loop().time
+        until = time() + TOGETHER_SECONDS
+        alike = deque(work for work in self._writes if work.together)
+        self._writes = deque(work for work in self._writes if not work.together)
+        refusal = None
+        for _ in range(min(TOGETHER, len(alike))):
+            refusal = self._stage_one(round_, alike.popleft(), staged)
+            if refusal is not None or time() >= until:
+                break
+        self._writes.extend(alike)
+        return refusal
 
     def _stage_one(
         self, round_: Round, work: _Work[Any], staged: list[tuple[_Work[Any], Any]]
     ) -> errors.LowwaterError | None:
         round_.asked = work.names
+        graph = round_.topology
         try:
             staged.append((work, work.run(round_)))
         except errors.OldStream as error:
@@ -325,6 +337,12 @@ class CommitLoop:
         except GivenUp as error:
             work.fail(error)
         except Exception:
+            if work.together and not work.names:
+                # It has changed the graph at most, which is a value: those in front of it have nothing to do with it.
+                round_.topology = graph
+                log.exception("a request failed in a way it never should", extra=event("internal_error"))
+                work.fail(errors.LowwaterError("internal error, nothing was changed; see the authority's log"))
+                return None
             # Half a change may be staged: nothing of this round may reach the journal.
             log.exception(
                 "a request failed in a way it never should; the round is rolled back", extra=event("internal_error")

@@ -284,7 +284,9 @@ class Topology:
                     raise errors.EstimatedInput(msg, metadata={"computation": reader.name, "input": name})
 
     def _cycle_through(self, name: str) -> list[str]:
-        """Return a path from a computation back to itself along its inputs; empty without one."""
+        """Return a path from a computation back to itself along its inputs; empty without one. O(graph), little while nobody reads it."""
+        if not any(name in spec.inputs for spec in self.computations.values()):
+            return []
         paths = [[name]]
         seen = {name}
         while paths:
