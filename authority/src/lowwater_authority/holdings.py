@@ -535,7 +535,7 @@ class Holdings:
             raise errors.Unavailable("what the store has lost is being put back; ask again in a moment")
         for name in names:
             if self.is_torn(name):
-                raise refusal(name, torn=True)
+                raise refusal(name, self.unwritten[name])
 
     def undoubted(self) -> list[str]:
         """Return the names of the computations of which it can be asked who owns them."""
@@ -637,9 +637,13 @@ class Holdings:
             raise JournalPosition(GRAPH, position=0, last=0, reason="other shards have changed it meanwhile")
 
 
-def refusal(name: str, *, torn: bool) -> errors.Unavailable:
+def refusal(name: str, unwritten: Unwritten) -> errors.Unavailable:
     """Return why nothing is said or changed of a computation that is not in memory as the store has it."""
-    if torn:
+    if unwritten.torn and unwritten.reason is None:
+        msg = (
+            f"a request to {name} failed half way, and {name} is read back from the store first: try again in a moment"
+        )
+    elif unwritten.torn:
         msg = (
             f"a request to {name} failed half way, and what the store has of it cannot be read back: {name} goes on when it can, so "
             "restore a copy; or reset it, or drop it by force"

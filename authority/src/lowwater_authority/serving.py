@@ -559,7 +559,8 @@ class Serving:
             if self._is_kept(name):
                 self._keep(name)
                 kept.add(name)
-        return kept
+        # Half a change counts nowhere: who asked for it hears what the others of the round hear.
+        return {name for name in kept if not held.is_torn(name)}
 
     def _is_kept(self, name: str) -> bool:
         """Whether memory counts, or nothing does, because the store cannot be read back."""
@@ -612,7 +613,8 @@ class Serving:
             else:
                 if view is not None:
                     self.hub.publish([view])
-                log.info("%s is whole again, and goes on", name, extra=event("log_whole_again", computation=name))
+                if self.serves(name) and name not in self.held.unwritten:
+                    log.info("%s is whole again, and goes on", name, extra=event("log_whole_again", computation=name))
 
     def tidy(self, round_: Round) -> None:
         """See RoundOwner. All that is staged is durable here, so it can be snapshotted."""
@@ -639,7 +641,7 @@ class Serving:
         if computation is None:
             raise moved(name)
         if name in self.held.unwritten:
-            raise refusal(name, torn=self.held.is_torn(name))
+            raise refusal(name, self.held.unwritten[name])
         return computation
 
     def _touch(self, round_: Round, name: str) -> Computation:

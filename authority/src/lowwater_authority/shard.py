@@ -72,10 +72,10 @@ class Shard(Serving):
             changed = graph.register(spec, unused=unused)
             if changed is not graph:
                 room(graph.computations)
-                round_.topology = changed
                 if computation is not None:
                     # Another shard may have taken it over, and granted it, meanwhile: then this is refused.
-                    round_.touch(spec.name, computation)
+                    self._touch(round_, spec.name)
+                round_.topology = changed
             return changed.get(spec.name)
 
         known = spec.name in self.topology.computations
