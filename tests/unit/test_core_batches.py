@@ -288,6 +288,28 @@ def test_rule7_the_bytes_of_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     neighbour.core.stage_task(other, 1, TaskAttempt(0, 1, 0), large)
 
 
+def test_a_part_that_grows_nothing_is_taken_where_no_other_would_be() -> None:
+    """Others have filled the process; the answer to a part was lost, or its task says less when it is asked again."""
+    d = Driver()
+    run = d.claim(b"", b"").sequencer
+    less, held, more = (part({0: at}, pending=range(records)) for at, records in ((7, 1), (5, 2), (5, 3)))
+    for index in (0, 1):
+        d.core.stage_task(run, 1, TaskAttempt(0, index, 0), held)
+    before = d.core.batches.bytes
+    d.core.stage_task(run, 1, TaskAttempt(0, 0, 0), held, most=1)
+    assert d.core.batches.bytes == before
+    d.core.stage_task(run, 1, TaskAttempt(0, 1, 0), less, most=1)
+    kept = d.core.batches.bytes
+    assert kept < before
+    for index, refused in ((0, more), (1, held), (2, less)):
+        with pytest.raises(errors.Overloaded):
+            d.core.stage_task(run, 1, TaskAttempt(0, index, 0), refused, most=1)
+    assert (len(d.core.batches), d.core.batches.bytes) == (2, kept)
+    assert d.prepare(run, 1, [TaskAttempt(0, 1, 0)], 14) == []
+    d.commit(run, 1)
+    assert d.low == 7, "the one that took its place counts"
+
+
 def test_rule7_nothing_of_a_batch_is_kept_after_its_commit() -> None:
     """Nor what comes late of it; the parts of the next batch, which is here before it, stay."""
     d = Driver()

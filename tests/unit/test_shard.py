@@ -647,6 +647,7 @@ async def crowd(running: Running, monkeypatch: pytest.MonkeyPatch) -> tuple[int,
         stage(name, 0, 0)
     with pytest.raises(errors.Overloaded, match="those of all computations"):
         stage("a", 0, 20)
+    stage("a", 0, 0)  # the repeat of a part that is kept, whose answer was lost
     tasks = [TaskAttempt(0, task, 0) for task in range(first)]
     for batch, named in ((0, tasks), (1, [])):
         asked = Prepare(owners["a"], batch, b"", named, 5, False, NO_FOLD, 0, {})

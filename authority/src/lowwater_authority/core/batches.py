@@ -76,17 +76,21 @@ class BatchStage:
     def add(self, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart, most: int = MAX_PART_BYTES) -> bool:
         """Keep a part. A part of an older batch, or of one that is committed, is dropped. Returns False when a bound is reached.
 
-        ``most`` is how many bytes may wait here now, which is less when others have many.
+        ``most`` is how many bytes may wait here now, which is less when others have many. One that replaces another and is no larger, as a
+        repeat is, is always kept.
         """
         key = (sequencer, batch)
         if key < self._key or key <= self._committed:
             return True
         if key != self._key:
             self._key, self._parts, self.bytes = key, {}, 0
-        size = self.bytes + part_bytes(part) - (part_bytes(self._parts[task]) if task in self._parts else 0)
-        if size > min(most, MAX_PART_BYTES) or (len(self._parts) >= MAX_PARTS and task not in self._parts):
+        known = self._parts.get(task)
+        more = part_bytes(part) - (0 if known is None else part_bytes(known))
+        if more > 0 and (
+            self.bytes + more > min(most, MAX_PART_BYTES) or (known is None and len(self._parts) >= MAX_PARTS)
+        ):
             return False
-        self._parts[task], self.bytes = part, size
+        self._parts[task], self.bytes = part, self.bytes + more
         return True
 
     def committed(self, sequencer: int, batch: int) -> None:
