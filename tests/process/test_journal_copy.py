@@ -16,8 +16,9 @@ import pytest
 import lowwater
 from lowwater._pb.lowwater.v1 import workers_pb2
 from lowwater.cli import main
+from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.holdings import whole
-from lowwater_authority.journal import GRAPH, LoadedLog, SqliteJournal
+from lowwater_authority.journal import GRAPH, Entry, LoadedLog, SqliteJournal
 from lowwater_authority.journal.copying import Copy, Progress, survey
 from lowwater_authority.journal.redis import RedisJournal
 from tests.contract.redis_server import DURABLE, RedisServer
@@ -194,6 +195,25 @@ def test_a_killed_shard_counts_until_it_was_silent_for_a_while(
     for name, heard in beats.items():
         redis.execute("HSET", "{lowwater:default}:beats", name, int(heard) - 11_000_000)
     run(capsys, "copy", redis.url, tmp_path / "back")
+
+
+def test_changes_of_the_graph_that_do_not_fit_each_other_are_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Each record is as it was written, and no process would start from them."""
+    one = Topology().register(Spec("a"))
+    lost = one.register(Spec("lost"))
+
+    async def write() -> None:
+        journal = SqliteJournal(tmp_path / "journal.sqlite")
+        await journal.open()
+        records = [one.encode(), lost.register(Spec("b")).encode(lost)]
+        await journal.append([Entry(GRAPH, n, record, strong=True) for n, record in enumerate(records, 1)])
+        await journal.close()
+
+    asyncio.run(write())
+    for command in (["show", tmp_path], ["copy", tmp_path, tmp_path / "copy"]):
+        assert "stands behind version 1" in refused(capsys, *command)
 
 
 def test_a_folder_that_is_served_is_refused(

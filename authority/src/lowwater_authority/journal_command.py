@@ -124,6 +124,8 @@ async def _show(args: argparse.Namespace) -> str:
     async with _opened(await _present(source), served=True) as journal:
         with speaking_of(str(source)):
             facts = await survey(journal, fence=False)
+            # Each record may be as it was written, and the graph that they tell be none.
+            whole(await journal.load(GRAPH))
         token = journal.server_token
     unfinished = is_unfinished(facts)
     if args.json:
