@@ -13,7 +13,7 @@ from typing import Any, Final
 from unittest import mock
 
 from lowwater import errors
-from lowwater_authority import logs
+from lowwater_authority import holdings, logs
 from tests.simulation import batches, points, programs
 from tests.simulation.careless import Careless
 from tests.simulation.chaos import Move, is_careless, is_sharded, is_weak, length
@@ -137,6 +137,7 @@ class World:
         with (
             mock.patch.object(logs, "SNAPSHOT_BYTES", self.snapshot_bytes),
             mock.patch.object(logs, "GRAPH_BYTES", self.snapshot_bytes // 10),
+            mock.patch.object(holdings, "PIECE_BYTES", self.snapshot_bytes // 2),
             _hearing(self.oracle, weak=self.weak),
         ):
             try:
