@@ -212,7 +212,8 @@ def test_changes_of_the_graph_that_do_not_fit_each_other_are_told(
         await journal.close()
 
     asyncio.run(write())
-    for command in (["show", tmp_path], ["copy", tmp_path, tmp_path / "copy"]):
+    commands: list[list[str | Path]] = [["show", tmp_path], ["copy", tmp_path, tmp_path / "copy"]]
+    for command in commands:
         assert "stands behind version 1" in refused(capsys, *command)
 
 

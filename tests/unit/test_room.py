@@ -123,7 +123,8 @@ class Sender:
         async with asyncio.timeout(PATIENCE):
             while (message := await self._call.read()).ack.number < number:
                 assert message is not grpc.aio.EOF
-        return message.ack
+        ack: workers_pb2.ReportAck = message.ack
+        return ack
 
 
 @asynccontextmanager
