@@ -318,6 +318,11 @@ IN_PART: Final[dict[str, tuple[Callable[[Pipeline], workers_pb2.GroupReport], st
         "UNKNOWN_COMPUTATION",
         [],
     ),
+    "a name that no computation can have": (
+        lambda p: workers_pb2.GroupReport(computation="n" * 300, sequencer=1, watermarks_micros=[1]),
+        "INVALID_ARGUMENT",
+        [],
+    ),
     "sequencer 0": (
         lambda p: workers_pb2.GroupReport(computation="a", watermarks_micros=[1]),
         "STALE_SEQUENCER",
