@@ -126,7 +126,7 @@ class World:
         for head, log, offset in zip(heads, self.logs, self.progress.committed.offsets, strict=False):
             settled = {file for file in head if (batch := log.batch_of(file)) is not None and batch <= offset}
             head -= settled
-            head.settled += [file.path for file in settled]
+            head.settled += settled
 
     def known(self, file: File) -> File:
         return named(file.path) if self.paths_alone else file

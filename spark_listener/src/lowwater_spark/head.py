@@ -134,8 +134,8 @@ class Head(set[File]):
 
     def __init__(self, files: Iterable[File] = ()) -> None:
         super().__init__(files)
-        self.settled: list[str] = []
-        """The paths that were looked at and left out."""
+        self.settled: list[File] = []
+        """Those that were looked at and left out."""
         self.batches: Container[str] = ()
         """The directories that were not looked into, since all in them is taken."""
         self.unseen = 0
@@ -156,7 +156,7 @@ def list_head(source: Source, settled: Settled | None = None) -> Head:
         if isinstance(found, Intruder):
             head.add(_waited_for(found))
         elif settled is not None and settled.has(found):
-            head.settled.append(found.path)
+            head.settled.append(found)
         else:
             head.add(found)
     if settled is not None:
@@ -378,7 +378,7 @@ class Candidates(Generic[T]):
 def _gone(log: SourceLog, head: set[File]) -> list[str]:
     listed = [file.path for file in head]
     if isinstance(head, Head):
-        return log.gone([*listed, *head.settled], head.batches, head.unseen)
+        return log.gone([*listed, *(file.path for file in head.settled)], head.batches, head.unseen)
     return log.gone(listed)
 
 

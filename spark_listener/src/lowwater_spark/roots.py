@@ -1,25 +1,28 @@
 """Whether the directories that a query reads are still those that it has read before.
 
-Where a volume is not mounted, there is its mount point: a directory, and empty. A listing of it says that nothing is left to be read, and every
-low watermark would count. So a checkpoint remembers the inode of each directory. Under another inode a directory is taken for the same one
-only if a file stands in it that the query has read. Device numbers say nothing here: each mount of NFS may give another one, and
-each start of a container.
+Where a volume is not mounted, there is its mount point: a directory, and often empty. A listing of it says that nothing is left to be read, and every
+low watermark would count. So a checkpoint remembers each directory by its inode and its birth time. Under others a directory is taken for the same
+one only if a witness stands in it: a file that was seen standing in the directory before. That a file was read is not enough: somebody may
+write into the mount point, and Spark reads that. Device numbers say nothing here: each mount of NFS may give another one, and each start of a
+container.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+from lowwater_spark.birth import birth_of
 from lowwater_spark.durable import make_directory, write_over
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.head import FileSource, Head, Source, list_head
 from lowwater_spark.settled import Settled
-from lowwater_spark.sourcelog import NOTHING, SourceLog
+from lowwater_spark.sourcelog import NOTHING, File, SourceLog
 
 __all__ = ["Roots"]
 
@@ -27,26 +30,64 @@ logger = logging.getLogger("lowwater.spark")
 
 _FORMAT: Final = 1
 
+_WITNESSES: Final = 8
+"""How many files are remembered of a directory: the newest, since old ones are removed first. They also are not in what was copied from before."""
+
+_ANY: Final = -1
+"""Stands for the birth time in a record that was written without it."""
+
 
 class _Replaced(OSError):
     """A directory is not the one that was read before. Only who has replaced it, or who mounts the right one, can help."""
 
 
-def _any_taken(head: Head, log: SourceLog) -> bool:
-    return bool(head.settled) or any(log.batch_of(file) is not None for file in head)
+class _Identity(NamedTuple):
+    """Which directory a path leads to."""
+
+    inode: int
+    birth: int | None
+    """See :func:`~lowwater_spark.birth.birth_of`."""
+
+
+class _Root(NamedTuple):
+    """What is remembered of a directory."""
+
+    identity: _Identity
+    witnesses: tuple[File, ...] = ()
+    """Files that stood in it, the newest first."""
+
+
+def _identity(path: str) -> _Identity:
+    return _Identity(Path(path).stat().st_ino, birth_of(path))
+
+
+def _files(head: Head) -> Iterator[File]:
+    """Yield what was looked at and is a file of rows: waited for, or taken already."""
+    return (file for file in itertools.chain(head, head.settled) if file.modified >= 0)
+
+
+def _age(file: File) -> tuple[int, str]:
+    return file.modified, file.path
+
+
+def _is_same(known: _Root, identity: _Identity, head: Head) -> bool:
+    if known.identity in (identity, (identity.inode, _ANY)):
+        return True
+    return not set(known.witnesses).isdisjoint(_files(head))
 
 
 class Roots:
-    """The directories that a query reads, and in ``CHECKPOINT/lowwater/roots.json`` their inodes.
+    """The directories that a query reads, and in ``CHECKPOINT/lowwater/roots.json`` what they are known by.
 
     ``logs`` are those of the sources, in their order; they may be read on by others. A directory of which nothing is known, as in a new
-    checkpoint, is taken as it is found.
+    checkpoint, is taken as it is found. Several may share a checkpoint, one after the other: each changes what it has itself listed.
     """
 
     def __init__(self, checkpoint: Path, sources: Sequence[Source], logs: Sequence[SourceLog]) -> None:
         self._path = checkpoint / "lowwater" / "roots.json"
-        self._sources = [(source, log, Settled(log)) for source, log in zip(sources, logs, strict=False)]
-        self._inodes = self._load()
+        self._sources = [(source, Settled(log)) for source, log in zip(sources, logs, strict=False)]
+        self._known: dict[str, _Root] = {}
+        self._known = self._load()
         self._error: OSError | None = None
 
     @property
@@ -60,11 +101,16 @@ class Roots:
         ``offsets`` are how far the batches go that can no more be taken back, of whoever counts what is committed the committed ones. What has been
         taken up to there, and is as it was, is left out.
 
-        Costs as :func:`~lowwater_spark.head.list_head`, two looks at each directory, and an fsync when one has a new inode.
+        Costs as :func:`~lowwater_spark.head.list_head`, two looks at each directory, and two fsyncs for each directory that has new files.
         """
         try:
+            # Another one of the checkpoint may have written it, and whoever has replaced a directory on purpose deletes it.
+            self._known = self._load()
             known = itertools.chain(offsets, itertools.repeat(NOTHING))
-            heads = [self._list(*each, offset) for each, offset in zip(self._sources, known, strict=False)]
+            heads = [
+                self._list(source, settled, offset)
+                for (source, settled), offset in zip(self._sources, known, strict=False)
+            ]
         except OSError as error:
             if str(error) != self.lost:
                 logger.warning("a source cannot be listed, so no newer watermark counts: %s", error)
@@ -82,42 +128,54 @@ class Roots:
         if self._error is not None and not isinstance(self._error, _Replaced):
             raise self._error
 
-    def _list(self, source: Source, log: SourceLog, settled: Settled, offset: int) -> Head:
+    def _list(self, source: Source, settled: Settled, offset: int) -> Head:
         if not isinstance(source, FileSource):
             return list_head(source)
-        inode = Path(source.root).stat().st_ino
-        if self._inodes.get(source.root) != inode:
-            settled.forget()
-        settled.begin(offset)
+        root = source.root
+        identity = _identity(root)
+        settled.begin(offset, identity)
         head = list_head(source, settled)
-        if Path(source.root).stat().st_ino != inode:
-            msg = f"{source.root} was replaced while it was listed"
+        if _identity(root) != identity:
+            msg = f"{root} was replaced while it was listed"
             raise OSError(msg)
-        if self._inodes.get(source.root) != inode:
-            self._check(source.root, inode, known=_any_taken(head, log))
+        known = self._known.get(root, _Root(identity))
+        if not _is_same(known, identity, head):
+            msg = (
+                f"{root} is not the directory that was read before, and none of its newest files is in it: mount its volume. If it was "
+                f"replaced on purpose, delete {self._path}"
+            )
+            raise _Replaced(msg)
+        # Only now: what stands in another directory can be no witness of this one.
+        self._remember(root, identity, heapq.nlargest(_WITNESSES, _files(head), key=_age))
         settled.end()
         return head
 
-    def _check(self, root: str, inode: int, *, known: bool) -> None:
-        """Take note of another inode of a directory, or refuse it. ``known``: a file that was read before stands in it."""
-        if not known:
-            self._inodes = self._load()  # whoever has replaced the directory may have deleted the file since
-            if self._inodes.get(root, inode) != inode:
-                msg = (
-                    f"{root} is not the directory that was read before, and no file that was read is in it: mount its volume. If it was replaced on "
-                    f"purpose, delete {self._path}"
-                )
-                raise _Replaced(msg)
-        self._inodes[root] = inode
+    def _remember(self, root: str, identity: _Identity, newest: Sequence[File]) -> None:
+        """Write down what a directory is known by, if that is news."""
+        before = self._known.get(root)
+        # Batches that are not looked into any more still stand there. Of a directory that this one is a copy of, what is not in the copy counts no more.
+        older = before.witnesses if before is not None and before.identity == identity else ()
+        now = _Root(identity, tuple(dict.fromkeys([*newest, *older]))[:_WITNESSES])
+        if now == before:
+            return
+        known = {**self._known, root: now}
         make_directory(self._path.parent)
-        write_over(self._path, json.dumps({"format": _FORMAT, "inodes": self._inodes}).encode())
+        write_over(self._path, json.dumps({"format": _FORMAT, "roots": known}).encode())
+        self._known = known
 
-    def _load(self) -> dict[str, int]:
+    def _load(self) -> dict[str, _Root]:
         try:
             content = json.loads(self._path.read_bytes())
         except FileNotFoundError:
+            if self._known and not self._path.parent.is_dir():
+                raise  # not deleted: the whole checkpoint is away
             return {}
         if content.get("format") != _FORMAT:
             msg = f"{self._path} is of format {content.get('format')}; this release reads {_FORMAT}. Use the release that wrote it, or a newer one."
             raise CheckpointMismatch(msg)
-        return dict(content["inodes"])
+        if "inodes" in content:
+            return {root: _Root(_Identity(inode, _ANY)) for root, inode in content["inodes"].items()}
+        return {
+            root: _Root(_Identity(*identity), tuple(itertools.starmap(File, witnesses)))
+            for root, (identity, witnesses) in content["roots"].items()
+        }

@@ -28,6 +28,7 @@ class Settled:
         self._batches: dict[str, tuple[int, int]] = {}
         """By their paths: the inode, and the number of files."""
         self._seen: dict[str, tuple[int, int]] = {}
+        self._of: object = None
         self.files = 0
         """How many files are in the batches of this listing that were not looked at."""
 
@@ -36,8 +37,14 @@ class Settled:
         """The paths of the batches that this listing has met and that need no further look."""
         return self._seen
 
-    def begin(self, offset: int) -> None:
-        """Begin a listing. What has been taken up to this offset of the source's log counts: no batch behind it can be taken back."""
+    def begin(self, offset: int, of: object = None) -> None:
+        """Begin a listing. What has been taken up to this offset of the source's log counts: no batch behind it can be taken back.
+
+        ``of`` tells directories apart: of another one than in the last listing everything is looked at again.
+        """
+        if of != self._of:
+            self._batches = {}
+        self._of = of
         self._offset = offset
         self._seen = {}
         self.files = 0
@@ -45,10 +52,6 @@ class Settled:
     def end(self) -> None:
         """The listing is whole: what it did not meet is gone."""
         self._batches = self._seen
-
-    def forget(self) -> None:
-        """Look at everything again: the source is another directory."""
-        self._batches = {}
 
     def has(self, file: File) -> bool:
         """Return whether a file is taken, as it is now."""
