@@ -263,3 +263,40 @@ def test_the_schema_of_what_is_emitted_is_compared_by_name(tmp_path: Path) -> No
     with pytest.raises(CheckpointMismatch, match="with the schema struct<m:int,t:timestamp,n:bigint>, and"):
         opened(1).match(made, schema, 1)
     opened(2).match(made, {**more, "z": "int"}, 2)
+
+
+def test_a_state_whose_schema_was_kept_as_text_is_read(tmp_path: Path) -> None:
+    """Its columns were compared in their order, and a plain column was named without quotes."""
+    place = tmp_path / "ck/lowwater/state.json"
+    kept = {"key": "user-id STRING", "stamp": "event", "schema": "struct<t:timestamp,n:bigint>"}
+    made, schema = {"key": "`user-id` STRING", "stamp": "event"}, {"t": "timestamp", "n": "bigint"}
+
+    def opened() -> StateStore:
+        return StateStore.opened(tmp_path / "ck", tmp_path / "state", 1, 0, ordinal=1)
+
+    opened()
+    entry = {**json.loads(place.read_bytes()), "made": kept}
+    place.write_text(json.dumps(entry))
+    with pytest.raises(CheckpointMismatch, match="the key user-id STRING, and the stage has the key `other` STRING"):
+        opened().match({**made, "key": "`other` STRING"}, schema, 0)
+    with pytest.raises(CheckpointMismatch, match="the schema struct<t:timestamp,n:bigint>, and the stage has the"):
+        opened().match(made, {**schema, "m": "int"}, 0)
+    assert json.loads(place.read_bytes()) == entry
+    opened().match(made, schema, 0)
+    opened().match(made, {**schema, "m": "int"}, 0)
+    with pytest.raises(CheckpointMismatch, match="the key `user-id` STRING, and the stage has the key user-id STRING"):
+        opened().match({**made, "key": "user-id STRING"}, {**schema, "m": "int"}, 0)
+
+
+def test_a_time_zone_that_a_key_depends_on_is_kept_with_the_state(tmp_path: Path) -> None:
+    """A state that was made before it was asked for is taken to be of the one that the stage has."""
+    made, schema = {"key": "hour(t) INT", "stamp": "event"}, {"n": "bigint"}
+
+    def match(**more: str) -> None:
+        StateStore.opened(tmp_path / "ck", tmp_path / "state", 1, 0, ordinal=1).match({**made, **more}, schema, 0)
+
+    match()
+    match(**{"time zone": "UTC"})
+    with pytest.raises(CheckpointMismatch, match="with the time zone UTC, and the stage has the time zone Asia/Tokyo"):
+        match(**{"time zone": "Asia/Tokyo"})
+    match(**{"time zone": "UTC"})

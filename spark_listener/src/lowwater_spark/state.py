@@ -137,9 +137,18 @@ class StateStore:
         if self.made is None:
             self._keep({**made, "schema": dict(schema)})
             return
-        for what, now in made.items():
-            self._refuse_other(what, self.made.get(what, now), now, "")
         before = self.made["schema"]
+        # Releases that kept the schema as one text named a plain column without quotes.
+        as_text = isinstance(before, str)
+        for what, now in made.items():
+            kept = self.made.get(what, now)
+            self._refuse_other(what, now if as_text and _bare(kept) == _bare(now) else kept, now, "")
+        if as_text:
+            self._refuse_other("schema", before, _struct(schema), "")
+            self._keep({**made, "schema": dict(schema)})
+            return
+        if not made.keys() <= self.made.keys():
+            self._keep({**self.made, **made})
         if before == schema:
             return
         interrupted = self.version(batch)
@@ -221,9 +230,14 @@ _OTHER: Final = (
 
 _WHY: Final = {
     "key": "what is held of a key would be looked for in another key range",
+    "time zone": "its key depends on it, so what is held of a key would be looked for under another one",
     "stamp": "what is held would be promised by other stamps than it was kept for",
     "schema": "an interrupted batch would read its rows by other columns than it has written, as nulls",
 }
+
+
+def _bare(text: str) -> str:
+    return text.replace("`", "")
 
 
 def _struct(schema: Mapping[str, str]) -> str:
