@@ -438,6 +438,51 @@ def test_rule6_a_state_is_kept_for_its_key_its_stamps_and_its_schema(
     assert json.loads(place.read_text()) == {**entry, "made": made}
 
 
+def test_rule6_a_state_whose_key_depends_on_the_time_zone_is_kept_for_that(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    def start() -> lws.TrackedQuery:
+        stage = lws.stage(
+            flow.spark,
+            "stage",
+            inputs=["source"],
+            key=sf.date_format("t", "HH"),
+            event_time="t",
+            ranges=4,
+            stamp=HOUR,
+            address=flow.address,
+        )
+        flow.queries.append(stage.foreach_batch(flow.read(), flow.windows, checkpoint=flow.folder / "ck"))
+        return flow.queries[-1]
+
+    flow.feed.put([row("a", 9)])
+    upstream.at(9, 30)
+    query = start()
+    until(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
+    query.stop()
+    upstream.at(11)
+    zone = "spark.sql.session.timeZone"
+    flow.spark.conf.set(zone, "Asia/Tokyo")
+    try:
+        query = start()
+        until(lambda: not query.query.isActive or low(lw, "stage") == mark(11), "ended, or promised")
+        assert (low(lw, "stage"), flow.closed()) == (mark(9), [])
+        until(lambda: query.status().holding != "", "why it has ended")
+        assert "with the time zone UTC, and the stage has the time zone Asia/Tokyo" in query.status().holding
+    finally:
+        flow.spark.conf.set(zone, "UTC")
+    start()
+    until(lambda: low(lw, "stage") == mark(11), "the window is written")
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the time zone of a key is not kept")
+def test_rule6_breaks_when_the_time_zone_of_a_key_is_not_kept(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lowwater_spark.batch.key_zone", lambda *_: "")
+    test_rule6_a_state_whose_key_depends_on_the_time_zone_is_kept_for_that(flow, lw, upstream)
+
+
 def test_a_state_goes_on_under_another_name_of_the_frame_and_with_more_columns(
     flow: Flow, lw: lowwater.Client, upstream: Upstream
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,16 @@ from hypothesis import strategies as st
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as sf
 
-from lowwater_spark.ranges import MAX_RANGES, hash_range_column, key_text, place_bytes, range_bounds, range_column
+from lowwater_spark import ranges
+from lowwater_spark.ranges import (
+    MAX_RANGES,
+    hash_range_column,
+    key_text,
+    key_zone,
+    place_bytes,
+    range_bounds,
+    range_column,
+)
 
 HASHES = st.integers(-(2**63), 2**63 - 1)
 COUNTS = st.integers(1, MAX_RANGES)
@@ -86,6 +96,53 @@ def test_a_key_is_the_same_whatever_its_frame_is_called(spark: SparkSession) -> 
     both = rows.alias("r").join(other.alias("o"))
     texts = [key_text(both, [key]) for key in ("r.key", "o.key", sf.upper("r.key"), sf.upper("o.key"))]
     assert texts == ["r.key STRING", "o.key STRING", "upper(r.key) STRING", "upper(o.key) STRING"]
+
+
+def test_keys_whose_lambdas_use_their_variables_otherwise_are_different(spark: SparkSession) -> None:
+    """Spark prints every variable of a lambda alike."""
+    rows = spark.createDataFrame([], "list array<int>, key string")
+
+    def folded(merge: Callable[[Column, Column], Column]) -> Column:
+        return sf.aggregate("list", sf.lit(0), merge)
+
+    keys = [
+        folded(lambda a, x: a - x),
+        folded(lambda a, x: x - a),
+        sf.transform("list", lambda x: sf.aggregate("list", sf.lit(0), lambda a, y: a - y * x)),
+        sf.transform("list", lambda x: sf.aggregate("list", sf.lit(0), lambda a, y: a - x * y)),
+        sf.transform("list", lambda x: sf.aggregate("list", sf.lit(0), lambda a, y: x - a * y)),
+    ]
+    texts = [key_text(rows, [key]) for key in keys]
+    assert len(set(texts)) == len(keys)
+    assert [key_text(rows.alias("r"), [key]) for key in keys] == texts
+    assert key_text(rows, [folded(lambda total, n: total - n)]) == texts[0], "whatever they are called"
+    assert key_text(rows, [sf.size("list"), keys[0], "key"]) == f"size(list) INT, {texts[0]}, key STRING"
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a key is its SQL alone")
+def test_keys_break_when_they_are_their_sql_alone(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "_variables", lambda _: "")
+    test_keys_whose_lambdas_use_their_variables_otherwise_are_different(spark)
+
+
+def test_a_key_has_a_time_zone_if_it_depends_on_it(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([], "key string, t timestamp, n int, local timestamp_ntz")
+    day = sf.date_format("t", "yyyy-MM-dd")
+    for key in (day, sf.hour("t"), sf.col("t").cast("date"), sf.concat("key", sf.col("t")), sf.to_json(sf.struct("t"))):
+        assert key_zone(rows, ["key", key]) == "UTC"
+    for key in (
+        sf.col("t"),
+        sf.col("local").cast("string"),
+        sf.col("n").cast("string"),
+        sf.upper("key"),
+        sf.xxhash64("t"),
+    ):
+        assert key_zone(rows, ["key", key]) == ""
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        assert key_zone(rows, [day]) == "Asia/Tokyo"
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
 @pytest.mark.parametrize("count", [0, -1, MAX_RANGES + 1])

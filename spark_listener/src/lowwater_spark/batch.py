@@ -17,7 +17,7 @@ from lowwater_spark.batchlog import BatchEntry, BatchLog
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.handover import hand_over, sweep
 from lowwater_spark.plan import refuse_pattern
-from lowwater_spark.ranges import key_text
+from lowwater_spark.ranges import key_text, key_zone
 from lowwater_spark.reading import floor_stamp
 from lowwater_spark.sinklog import refuse_sink
 from lowwater_spark.staging import Destination, Receipt
@@ -321,9 +321,11 @@ class Batch:
         self._fix_frontier()
         store = StateStore.opened(self._checkpoint, root, self._keyed.ranges, self.id, ordinal=self._ordinal)
         if root not in self._swept:
+            zone = key_zone(frame, self._keyed.key)
             store.match(
                 {
                     "key": key_text(frame, self._keyed.key),
+                    **({"time zone": zone} if zone else {}),
                     "stamp": "event" if self._keyed.window is None else str(self._keyed.window),
                 },
                 {column.name: column.dataType.simpleString() for column in columns.fields},

@@ -7,16 +7,26 @@ whole numbers and for any n. The column and the bounds compute the same thing; a
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_spark.operators import items
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["KEY_HASH", "MAX_RANGES", "hash_range_column", "key_text", "place_bytes", "range_bounds", "range_column"]
+__all__ = [
+    "KEY_HASH",
+    "MAX_RANGES",
+    "hash_range_column",
+    "key_text",
+    "key_zone",
+    "place_bytes",
+    "range_bounds",
+    "range_column",
+]
 
 KEY_HASH: Final = "xxhash64"
 """The name that the computation is registered with."""
@@ -62,14 +72,46 @@ def key_text(frame: DataFrame, key: Sequence[str | Column]) -> str:
     """
     names = [name.lower() for name in frame.columns]
     parts = []
-    for expression in items(frame.select(*key)._jdf.queryExecution().analyzed().projectList()):
-        bare = expression.child() if expression.getClass().getSimpleName() == "Alias" else expression
+    for bare in _expressions(frame, key):
         sql = bare.sql()
         for column in items(bare.references().toSeq()):
             if names.count(column.name().lower()) == 1:
                 sql = _unqualified(sql, column.sql(), column.name())
-        parts.append(f"{sql} {bare.dataType().sql()}")
+        parts.append(f"{sql} {bare.dataType().sql()}{_variables(bare)}")
     return ", ".join(parts)
+
+
+def key_zone(frame: DataFrame, key: Sequence[str | Column]) -> str:
+    """Return the time zone of the session if a key depends on it, as the hour of a time does; else nothing."""
+    zones = set()
+    for node in itertools.chain.from_iterable(map(_nodes, _expressions(frame, key))):
+        loader = node.getClass().getClassLoader()
+        aware = loader.loadClass("org.apache.spark.sql.catalyst.expressions.TimeZoneAwareExpression").isInstance(node)
+        # Each cast has a zone, and few use it.
+        if aware and (node.getClass().getSimpleName() != "Cast" or node.needsTimeZone()):
+            zones.add(node.timeZoneId().get())
+    return ", ".join(sorted(zones))
+
+
+def _expressions(frame: DataFrame, key: Sequence[str | Column]) -> Iterator[Any]:
+    """Yield what the columns of a key are, without their names."""
+    for expression in items(frame.select(*key)._jdf.queryExecution().analyzed().projectList()):
+        yield expression.child() if expression.getClass().getSimpleName() == "Alias" else expression
+
+
+def _nodes(expression: Any) -> Iterator[Any]:
+    yield expression
+    for child in items(expression.children()):
+        yield from _nodes(child)
+
+
+def _variables(expression: Any) -> str:
+    """Return which variable of its lambdas stands at each place of an expression, in order: as SQL all of them have one name."""
+    found = [
+        node.exprId().id() for node in _nodes(expression) if node.getClass().getSimpleName() == "NamedLambdaVariable"
+    ]
+    numbers = {variable: str(number) for number, variable in enumerate(dict.fromkeys(found))}
+    return f" with variables {' '.join(numbers[variable] for variable in found)}" if found else ""
 
 
 def _unqualified(sql: str, column: str, name: str) -> str:
