@@ -129,7 +129,7 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
         patience = ["--timeout", "50ms"] if name == "wait" else []
         expect(3, name, "flights", *rest, *patience, *NOBODY, said="running there?")
     expect(2, "watch", "flihgts", of=lw, said="did you mean flights?")
-    expect(1, "wait", "flights", "--until", LATE, "--timeout", "50ms", of=lw, said="`lowwater why flights` says more")
+    expect(1, "wait", "flights", "--until", LATE, "--timeout", "2s", of=lw, said="`lowwater why flights` says more")
     expect(
         1,
         "wait",
