@@ -61,8 +61,14 @@ class Flow:
         ranges: int = 4,
         **options: Any,
     ) -> lws.TrackedQuery:
-        declared = {"inputs": ["source"], "key": "key", "event_time": "t", "ranges": ranges, "stamp": stamp}
-        stage = lws.stage(self.spark, name, **declared, address=self.address)  # type: ignore[arg-type]
+        declared: dict[str, Any] = {
+            "inputs": ["source"],
+            "key": "key",
+            "event_time": "t",
+            "ranges": ranges,
+            "stamp": stamp,
+        }
+        stage = lws.stage(self.spark, name, **declared, address=self.address)
         frame = self.read() if stream is None else stream
         query = stage.foreach_batch(frame, write_batch, checkpoint=self.folder / checkpoint, name=query_name, **options)
         self.queries.append(query)

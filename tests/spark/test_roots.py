@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -210,16 +209,6 @@ def test_head_of_w_a_directory_of_which_nothing_was_read_holds_as_well(query: Qu
     assert not query.holds()
     query.put("a.json")
     query.replace()
-    assert query.holds()
-
-
-def test_a_record_with_inodes_alone_is_read(query: Query) -> None:
-    query.record.parent.mkdir(parents=True)
-    query.record.write_text(json.dumps({"format": 1, "inodes": {str(query.folder): query.folder.stat().st_ino}}))
-    query.take("a.json")
-    assert not query.holds()
-    assert list(json.loads(query.record.read_bytes())) == ["format", "roots"]
-    query.record.write_text(json.dumps({"format": 1, "inodes": {str(query.folder): 1}}))
     assert query.holds()
 
 

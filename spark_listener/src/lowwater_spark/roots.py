@@ -33,9 +33,6 @@ _FORMAT: Final = 1
 _WITNESSES: Final = 8
 """How many files are remembered of a directory: the newest, since old ones are removed first. They also are not in what was copied from before."""
 
-_ANY: Final = -1
-"""Stands for the birth time in a record that was written without it."""
-
 
 class _Replaced(OSError):
     """A directory is not the one that was read before. Only who has replaced it, or who mounts the right one, can help."""
@@ -71,7 +68,7 @@ def _age(file: File) -> tuple[int, str]:
 
 
 def _is_same(known: _Root, identity: _Identity, head: Head) -> bool:
-    if known.identity in (identity, (identity.inode, _ANY)):
+    if known.identity == identity:
         return True
     return not set(known.witnesses).isdisjoint(_files(head))
 
@@ -173,8 +170,6 @@ class Roots:
         if content.get("format") != _FORMAT:
             msg = f"{self._path} is of format {content.get('format')}; this release reads {_FORMAT}. Use the release that wrote it, or a newer one."
             raise CheckpointMismatch(msg)
-        if "inodes" in content:
-            return {root: _Root(_Identity(inode, _ANY)) for root, inode in content["inodes"].items()}
         return {
             root: _Root(_Identity(*identity), tuple(itertools.starmap(File, witnesses)))
             for root, (identity, witnesses) in content["roots"].items()
