@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 
 import lowwater
 import lowwater_spark as lws
@@ -55,6 +55,7 @@ class Flow:
         name: str = "stage",
         *,
         stream: DataFrame | None = None,
+        key: str | Column = "key",
         stamp: timedelta | str = "event",
         checkpoint: str = "ck",
         query_name: str | None = None,
@@ -63,7 +64,7 @@ class Flow:
     ) -> lws.TrackedQuery:
         declared: dict[str, Any] = {
             "inputs": ["source"],
-            "key": "key",
+            "key": key,
             "event_time": "t",
             "ranges": ranges,
             "stamp": stamp,

@@ -405,18 +405,7 @@ def test_rule6_a_state_is_kept_for_its_key_its_stamps_and_its_schema(
         def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
             flow.out += [(batch.id, "", "", r.n) for r in batch.stateful(rows, hourly, schema).collect()]
 
-        declared = lws.stage(
-            flow.spark,
-            "stage",
-            inputs=["source"],
-            key=key("key"),
-            event_time="t",
-            ranges=4,
-            stamp=stamp,
-            address=flow.address,
-        )
-        flow.queries.append(declared.foreach_batch(flow.read(), write_batch, checkpoint=flow.folder / "ck"))
-        return flow.queries[-1]
+        return flow.start(write_batch, key=key("key"), stamp=stamp)
 
     flow.feed.put([row("a", 9)])
     upstream.at(9, 30)
@@ -496,18 +485,7 @@ def test_a_state_goes_on_under_another_name_of_the_frame_and_with_more_columns(
         flow.out += [(batch.id, "", r.key, r.n + r.m) for r in emitted.collect()]
 
     def start(write_batch: Any) -> lws.TrackedQuery:
-        declared = lws.stage(
-            flow.spark,
-            "stage",
-            inputs=["source"],
-            key=sf.upper("key"),
-            event_time="t",
-            ranges=4,
-            stamp=HOUR,
-            address=flow.address,
-        )
-        flow.queries.append(declared.foreach_batch(flow.read(), write_batch, checkpoint=flow.folder / "ck"))
-        return flow.queries[-1]
+        return flow.start(write_batch, key=sf.upper("key"), stamp=HOUR)
 
     flow.feed.put([row("a", 9)])
     upstream.at(9, 30)
