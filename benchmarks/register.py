@@ -39,6 +39,9 @@ QUICK: Final = Size(40, at_once=20, rounds=1)
 WINDOW: Final = 20
 """Registrations under way at a time while those are made that are to be there already."""
 
+RANGES: Final = 2
+"""Of the computation that is reported for."""
+
 PAUSE: Final = 0.005
 """Seconds from an acknowledgement to the next report of the other client."""
 
@@ -70,7 +73,7 @@ class Reporter:
     """Another client: sends a report, waits until it is acknowledged as durable, and sends the next one."""
 
     def __init__(self, address: str) -> None:
-        self._owner = Owner(address, workload.keys(2), claims=1)
+        self._owner = Owner(address, workload.keys(RANGES), claims=1)
         self._waits: list[tuple[float, float]] = []
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._stop = threading.Event()
@@ -96,7 +99,7 @@ class Reporter:
         value = time.time_ns() // 1000
         for number in count(1):
             sent = time.monotonic()
-            values = np.full(2, value + number)
+            values = np.full(RANGES, value + number)
             self._requests.put(wire.report(number, COMPUTATION, self._owner.sequencers[0], values))
             for response in responses:
                 if response.HasField("ack"):
@@ -188,7 +191,7 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
                     none = Deployment(alone.enter_context(serve(folder / store / f"none-{number}")), 0, alone)
                     empty.append(none.storm(size.at_once))
                 full.append(many.storm(size.at_once))
-        facts = {"store": store, "present": size.present, "n": size.at_once}
+        facts = {"store": store, "present": size.present, "n": size.at_once, "ranges": RANGES}
         results += _results(store, empty, full, facts)
     return results
 

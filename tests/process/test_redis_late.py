@@ -67,8 +67,12 @@ class Network:
 
     async def deliver(self) -> None:
         """Let it arrive; returns when it was executed."""
-        self._flowing.set()
+        self.flow()
         await self._arrived.wait()
+
+    def flow(self) -> None:
+        """Hold nothing back any more."""
+        self._flowing.set()
 
 
 @pytest.fixture
@@ -95,6 +99,7 @@ async def journal(network: Network) -> AsyncIterator[Journal]:
         await made.snapshot("a", 1, b"one")
         yield made
         await made.close()
+        network.flow()
         await asyncio.gather(*network.carrying)
 
 
