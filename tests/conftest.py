@@ -22,8 +22,6 @@ ORDER = (
     *("unit", "property", "contract", "simulation"),
     *("cluster", "floors", "spark", "compatibility", "container", "chart", "browser", "monitoring", "process"),
 )
-# It is judged after all others.
-LAST = "test_soak.py"
 # A folder whose tests all start something expensive marks them by itself.
 MARKED = {
     "process": "process",
@@ -68,7 +66,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if folder(item) in MARKED:
             item.add_marker(MARKED[folder(item)])
     items.sort(key=lambda item: ORDER.index(folder(item)) if folder(item) in ORDER else -1)
-    items.sort(key=lambda item: item.path.name == LAST)
 
 
 def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

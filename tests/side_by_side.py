@@ -1,28 +1,14 @@
-"""How two processes share a run (pytest-xdist), and the soak, which goes beside it: begun before the first test, judged after the last.
-
-The soak takes minutes and little else. Whoever hands out the tests starts it: the only process of a run, or the one that has others run them.
-"""
+"""How two processes share a run (pytest-xdist)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.process.soaking import Soaking
-
 TOGETHER = ("tests/compatibility/", "tests/cluster/")
 """Folders whose files share what takes long to make, or is not to be made twice at a time: one process runs all of such a folder."""
-
-SOAK = "tests/process/test_soak.py"
-SECONDS = 180.0
-RANGES = 100_000
-
-SOAKING = pytest.StashKey[Soaking]()
-FOLDER = pytest.StashKey[Path]()
 
 
 class Scheduler(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
@@ -40,15 +26,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the folder of a soak; whatever ends the run ends the soak and removes the folder."""
-    handed: dict[str, str] | None = getattr(config, "workerinput", None)
-    if handed is not None:
-        config.stash[FOLDER] = Path(handed["soak"])
-    else:
+    """Watch the processes of a run, from the one that starts them."""
+    if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Verdict())
-        soaking = config.stash[SOAKING] = Soaking(SECONDS, RANGES)
-        config.add_cleanup(soaking.stop)
-        config.stash[FOLDER] = soaking.folder
 
 
 class Verdict:
@@ -81,33 +61,3 @@ class Verdict:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         elif session.testscollected and not self._reports and not session.config.option.collectonly:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """Tell a process that will run tests where the soak is."""
-    node.workerinput["soak"] = str(node.config.stash[FOLDER])
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
-    """Of each process, before the first test of any."""
-    begin(node.config, ids)
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """In the process that has found the tests."""
-    begin(session.config, [item.nodeid for item in session.items])
-
-
-def begin(config: pytest.Config, tests: Iterable[str]) -> None:
-    """Start the soak, once, if it is to be judged."""
-    soaking = config.stash.get(SOAKING, None)
-    if soaking is not None and not config.option.collectonly and any(test.startswith(SOAK) for test in tests):
-        soaking.start()
-
-
-@pytest.fixture
-def soaking(request: pytest.FixtureRequest) -> Path:
-    """The folder of the soak that was started with the run."""
-    return request.config.stash[FOLDER]

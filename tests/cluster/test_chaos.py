@@ -14,6 +14,7 @@ FAULTS = 20
 SEED = 2013
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_rule3_rule6_under_twenty_counted_faults(tmp_path: Path, shipped: Shipped) -> None:

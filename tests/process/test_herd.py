@@ -58,6 +58,7 @@ def test_all_of_a_herd_are_admitted_in_the_end_and_nothing_acknowledged_is_lost(
         assert found[worker] in {value, value + 1}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_herd_finds_the_shard_that_takes_over_in_order_and_nothing_is_lost_goes_back_or_leads(tmp_path: Path) -> None:
     """Rules 2 to 4 and 8, by 200 streams that all break with their shard; with admission, and once more without."""

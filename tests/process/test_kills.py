@@ -14,9 +14,8 @@ from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
 from lowwater_authority.core.times import MIN
 from tests.process.serving import Serving
 
-KILLS = 30
-SEED = 20130109
 BOUNDS = [b"", b"h", b"p", b""]
+SEED = 20130109
 SECOND = 1_000_000
 DEADLINE = 60.0
 
@@ -117,9 +116,9 @@ class Worker:
             self.lease.advance(None, oldest=self._values, frontier=frontier, pending=self._values)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_rules_2_3_4_hold_through_30_kills(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [5, pytest.param(30, marks=pytest.mark.long)])
+def test_rules_2_3_4_hold_through_kills(tmp_path: Path, kills: int) -> None:
     """No value goes down, none is above what the workers had said, claims survive, and zombies stay fenced."""
     rng = random.Random(SEED)
     with Serving(tmp_path / "data") as server, lowwater.connect(server.address) as client:
@@ -130,7 +129,7 @@ def test_rules_2_3_4_hold_through_30_kills(tmp_path: Path) -> None:
             worker = Worker(client, truth, rng)
             watcher = Watcher(server, truth)
             try:
-                for _ in range(KILLS):
+                for _ in range(kills):
                     watcher.wait_for_more(rng.randint(1, 25))
                     server.kill()
                     server.start()
@@ -145,7 +144,7 @@ def test_rules_2_3_4_hold_through_30_kills(tmp_path: Path) -> None:
             assert sorted(held.start for held in ranges) == BOUNDS[:-1]
             with pytest.raises(lowwater.StaleSequencer):
                 report_and_flush(zombie)
-            assert client.get("a")["a"].epoch == KILLS + 1
+            assert client.get("a")["a"].epoch == kills + 1
 
 
 def report_and_flush(lease: lowwater.Lease) -> None:

@@ -37,9 +37,20 @@ def run(folder: Path, *arguments: str, dies: str = "", conftest: str = CONFTEST)
     for i in range(2):
         (folder / f"test_{i}.py").write_text("def test_passes(): pass\n")
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --no-loadscope-reorder --max-worker-restart=0\n")
-    command = [sys.executable, "-m", "pytest", "-p", "tests.side_by_side", "-p", "no:cacheprovider", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "xdist",
+        "-p",
+        "tests.side_by_side",
+        "-p",
+        "no:cacheprovider",
+        *arguments,
+    ]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    env |= {"DIES": dies, "PYTHONPATH": str(ROOT)}
+    env |= {"DIES": dies, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100, check=False)
 
 
@@ -57,7 +68,7 @@ def test_a_run_fails_in_which_no_test_has_run(tmp_path: Path) -> None:
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout
 
 
-@pytest.mark.parametrize("arguments", [["-n", "2"], ["--collect-only"], ["--fixtures"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["-n", "2"], ["--collect-only"]], ids=" ".join)
 def test_a_run_passes_otherwise(tmp_path: Path, arguments: list[str]) -> None:
     done = run(tmp_path, *arguments)
     assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr
