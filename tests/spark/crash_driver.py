@@ -1,6 +1,6 @@
 """A driver in a process of its own, that kills itself, its JVM and its workers at a given step of a given batch.
 
-python -m tests.spark.crash_driver '{"address": ..., "folder": ..., "point": "written", "batch": 0, "plain": false}'
+python -m tests.spark.crash_driver '{"address": ..., "folder": ..., "point": "written", "batch": 0, "plain": false, "keep": false}'
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
 import lowwater_spark as lws
+from lowwater_spark import bookmarks
 from tests.spark.support import SETTINGS
 from tests.spark.updates import HOURLY, hourly
 
@@ -28,7 +30,11 @@ NEVER = 1e6
 """Seconds between two looks of a clock that does not look a second time."""
 
 
-def main(address: str, folder: str, point: str, batch: int, *, plain: bool) -> None:
+ANY = -1
+"""Stands for any batch."""
+
+
+def main(address: str, folder: str, point: str, batch: int, *, plain: bool, keep: bool) -> None:
     builder = SparkSession.builder.master("local[2]").appName("crash")
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
@@ -48,7 +54,7 @@ def main(address: str, folder: str, point: str, batch: int, *, plain: bool) -> N
     def probe(reached: str, number: int) -> None:
         with (base / "steps").open("a") as steps:
             steps.write(f"{reached} {number}\n")
-        if (reached, number) == (point, batch):
+        if reached == point and batch in {number, ANY}:
             os.killpg(0, signal.SIGKILL)
 
     def write_batch(rows: DataFrame, current: lws.Batch) -> None:
@@ -56,6 +62,9 @@ def main(address: str, folder: str, point: str, batch: int, *, plain: bool) -> N
             lows.write(f"{current.id} {current.low} {current.replayed}\n")
         current.write(current.stateful(rows, hourly, HOURLY), base / "out")
 
+    if keep:
+        hand_on(spark, address, base, probe)
+        return
     stage = lws.stage(
         spark,
         "hourly",
@@ -67,6 +76,27 @@ def main(address: str, folder: str, point: str, batch: int, *, plain: bool) -> N
         address=address,
     )
     stage.foreach_batch(stream, write_batch, checkpoint=base / "ck", probe=probe).await_termination()
+
+
+def hand_on(spark: SparkSession, address: str, base: Path, probe: Callable[[str, int], None]) -> None:
+    """A stage that removes what it has handed over, and one that reads it."""
+    bookmarks._PAUSE = 0.0
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        batch.write(rows.repartition(3), base / "out", keep=timedelta(0))
+
+    def copy(rows: DataFrame, batch: lws.Batch) -> None:
+        batch.write(rows, base / "copy")
+
+    declared = {"key": "key", "event_time": "t", "ranges": 2, "address": address}
+    (base / "out").mkdir(exist_ok=True)
+    reader = spark.readStream.schema("key string, t timestamp").option("recursiveFileLookup", "true")
+    rows = reader.json(str(base / "in"))
+    first = lws.stage(spark, "rows", inputs=["source"], **declared)  # type: ignore[arg-type]
+    query = first.foreach_batch(rows, write, checkpoint=base / "ck", probe=probe)
+    second = lws.stage(spark, "copy", inputs=["rows"], **declared)  # type: ignore[arg-type]
+    second.foreach_batch(reader.parquet(str(base / "out")), copy, checkpoint=base / "ck-copy")
+    query.await_termination()
 
 
 def kill_at(file: Path) -> None:

@@ -16,8 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import lowwater
+from lowwater_spark import bookmarks
 from lowwater_spark.sourcelog import CheckpointLog
 from tests.process.serving import Serving
+from tests.spark.crash_driver import ANY
 from tests.spark.support import Feed, Upstream, at, low, row, until
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +30,7 @@ class World:
 
     name = "hourly"
     plain = False
+    keep = False
 
     def __init__(self, folder: Path, address: str) -> None:
         self.folder = folder
@@ -45,7 +48,7 @@ class World:
     def run(self, point: str = "", batch: int = -1) -> None:
         """Start a driver that will crash at this step."""
         arguments = {"address": self.address, "folder": str(self.folder), "point": point, "batch": batch}
-        arguments["plain"] = self.plain
+        arguments |= {"plain": self.plain, "keep": self.keep}
         command = [sys.executable, "-m", "tests.spark.crash_driver", json.dumps(arguments)]
         with (self.folder / "driver.log").open("ab") as log:
             self.driver = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
@@ -107,6 +110,24 @@ class PlainWorld(World):
             for path in (json.loads(entry)["path"].removeprefix("file://") for entry in entries):
                 found += [(row["key"], row["t"].hour) for row in pq.read_table(path).to_pylist()]
         return sorted(found)
+
+
+class KeepingWorld(World):
+    """A stage that removes what it has handed over, and one that reads and copies it."""
+
+    name = "rows"
+    keep = True
+
+    def left(self, number: int) -> int:
+        """How many files a batch has."""
+        return len(list(self.folder.glob(f"out/batch={number}/*.parquet")))
+
+    def removed(self) -> bookmarks.Removed:
+        return bookmarks.removed(str(self.folder / "out"))
+
+    def copied(self) -> list[tuple[str, int]]:
+        tables = [pq.read_table(file) for file in self.folder.glob("copy/batch=*/*.parquet")]
+        return sorted((row["key"], row["t"].hour) for table in tables for row in table.to_pylist())
 
 
 def _group_lives(group: int) -> bool:
@@ -225,3 +246,46 @@ def test_rule6_a_driver_of_a_plain_query_killed_before_and_after_its_commit_and_
     assert world.wrong == []
     assert world.seen == sorted(world.seen)
     assert world.rows() == sorted(world.put_so_far)
+
+
+@pytest.fixture
+def keeping_world(tmp_path: Path, authority: Serving) -> Iterator[KeepingWorld]:
+    made = KeepingWorld(tmp_path, authority.address)
+    yield made
+    made.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_removal_a_driver_killed_in_the_middle_of_a_batch_that_is_removed(
+    keeping_world: KeepingWorld, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """Its note says what may be gone, the next run removes the rest, and the reader has each row once."""
+    world = keeping_world
+
+    def goes_on(minute: int) -> None:
+        """A row comes; the reader has it, unless the driver dies before."""
+        world.put((f"row{minute}", 9))
+        upstream.at(10, minute)
+        here, mark = world.driver, lowwater.Watermark.of(at(10, minute))
+        assert here is not None
+        until(lambda: low(lw, "copy") == mark or here.poll() is not None, f"the reader has row {minute}", 200)
+
+    world.put(("a", 9), ("b", 9), ("c", 9))
+    upstream.at(10)
+    world.run("removed", ANY)
+    minutes = iter(range(1, 60))
+    while world.driver is not None and world.driver.poll() is None:
+        goes_on(next(minutes))
+    world.crashed()
+    cut = world.removed()
+    assert cut.through > cut.cleared
+    assert world.left(0) < 3, "a part of the first batch is gone"
+
+    world.run()
+    while world.removed().cleared < cut.through:
+        goes_on(next(minutes))
+    goes_on(next(minutes))
+    world.kill()
+    assert [world.left(n) for n in range(cut.through + 1)] == [0] * (cut.through + 1)
+    assert world.copied() == sorted(world.put_so_far)

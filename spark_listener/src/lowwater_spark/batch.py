@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,11 +16,14 @@ import lowwater
 from lowwater.watermark import MAX, MIN
 from lowwater_spark import stateful
 from lowwater_spark.batchlog import BatchEntry, BatchLog
+from lowwater_spark.bookmarks import removed
+from lowwater_spark.durable import NotDurable
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.handover import hand_over, sweep
 from lowwater_spark.plan import refuse_pattern
 from lowwater_spark.ranges import key_text, key_zone
 from lowwater_spark.reading import floor_stamp
+from lowwater_spark.removal import Removal
 from lowwater_spark.sinklog import refuse_sink
 from lowwater_spark.staging import Destination, Receipt
 from lowwater_spark.state import Manifest, StateStore
@@ -31,6 +36,8 @@ if TYPE_CHECKING:
     from lowwater_spark.tracking import Actions, Rows
 
 __all__ = ["Batch", "Keyed", "Outcome"]
+
+logger = logging.getLogger("lowwater.spark")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -136,6 +143,7 @@ class Batch:
         swept: set[Path],
         probe: Callable[[str, int], None],
         writer: str = "",
+        removals: dict[Path, Removal] | None = None,
         stages: Mapping[str, Batch] | None = None,
         earlier: Sequence[str] = (),
         actions: Actions | None = None,
@@ -153,6 +161,7 @@ class Batch:
         self._frontier: int | None = None
         self._ordinal = ordinal
         self._swept = swept
+        self._removals = {} if removals is None else removals
         self._writer = writer or destination.computation
         self._outcome = Outcome()
         self._probe = probe
@@ -237,16 +246,32 @@ class Batch:
         self._frontier = micros
 
     @_ends_the_batch
-    def write(self, frame: DataFrame, path: str | os.PathLike[str], *, file_format: str = "parquet") -> bool:
+    def write(
+        self,
+        frame: DataFrame,
+        path: str | os.PathLike[str],
+        *,
+        file_format: str = "parquet",
+        keep: timedelta | None = None,
+    ) -> bool:
         """Hand rows over to the readers of a directory, as ``path/batch=N``, once and whole; False if a replay found it done.
 
         ``path`` is an absolute directory on a local or NFS file system, of this checkpoint alone; readers set
-        recursiveFileLookup. Durable when it returns. Raises CheckpointMismatch when it holds a batch N that this checkpoint has not
-        written, and Unsupported for a path that a reader would take for a pattern, or in the output of a Spark file sink.
+        recursiveFileLookup. Durable when it returns.
+
+        With ``keep`` the files of batches that were handed over longer ago are removed once every reader has committed them, those of a thousand
+        batches in one call at most. Readers are the tracked stages that have begun to read: give it only to an output that nobody else
+        reads. By default nothing is ever removed.
+
+        Raises CheckpointMismatch when it holds, or has held, a batch N that this checkpoint has not written, ValueError for a negative ``keep``, and
+        Unsupported for a path that a reader would take for a pattern, or in the output of a Spark file sink.
         """
         folder = Path(path)
         if not folder.is_absolute():
             msg = f"{path} is not an absolute path of a local directory; batch.write renames in it"
+            raise ValueError(msg)
+        if keep is not None and keep < timedelta(0):
+            msg = f"keep says how long batches stay at least, so it is not negative: {keep!r}"
             raise ValueError(msg)
         refuse_pattern(os.fspath(folder), "The path")
         named, folder = folder, Path(os.path.realpath(folder))
@@ -262,6 +287,7 @@ class Batch:
             sweep(folder, self._ordinal)
             mark_writer(folder, self._writer)
             refuse_sink(named)  # one that begins at the same time has left its mark by now, or finds ours
+            self._refuse_removed(folder)
             self._swept.add(folder)
         digest = self._entry.digest
         made = hand_over(frame, folder, self.id, digest, ordinal=self._ordinal, file_format=file_format)
@@ -271,7 +297,29 @@ class Batch:
                 "the checkpoint is older than its output, or a newer run has taken this one's place. Restore both from one moment."
             )
             raise CheckpointMismatch(msg)
+        if keep is not None:
+            self._remove(folder, keep)
         return made
+
+    def _refuse_removed(self, folder: Path) -> None:
+        """Refuse a batch that this output has never had, of a number below those that readers have read and that were removed."""
+        through = removed(os.fspath(folder)).through
+        if self.id <= through and not (folder / f"batch={self.id}").exists():
+            msg = (
+                f"{folder} has had the batches up to {through}, which were removed when all readers had read them, and not this batch {self.id}: the "
+                "checkpoint is older than its output, or another one's. Use a directory of its own for each checkpoint; restore both from one moment."
+            )
+            raise CheckpointMismatch(msg)
+
+    def _remove(self, folder: Path, keep: timedelta) -> None:
+        """Remove what nobody needs any more. The batch does not fail for what cannot be removed: it stays."""
+        removal = self._removals.setdefault(folder, Removal(folder))
+        removal.probe = lambda point: self._probe(point, self.id)
+        try:
+            # Spark runs a batch when the one before it is committed.
+            removal.remove(keep, self.id - 1, time.time())
+        except (OSError, NotDurable) as error:
+            logger.warning("nothing more is removed from %s now: %s", folder, error)
 
     @_ends_the_batch
     def stateful(

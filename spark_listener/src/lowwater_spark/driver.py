@@ -17,6 +17,7 @@ from lowwater.watermark import MAX, MIN
 from lowwater_spark.authority import Authority
 from lowwater_spark.batch import Batch, Outcome
 from lowwater_spark.batchlog import BatchEntry, BatchLog
+from lowwater_spark.bookmarks import Bookmarks
 from lowwater_spark.durable import sync_directory, sync_file
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.head import FileSource, source_logs
@@ -24,6 +25,7 @@ from lowwater_spark.parts import Part, committed
 from lowwater_spark.plan import Checked
 from lowwater_spark.progress import Committed, Progress, bound_of, passed_on, stamped
 from lowwater_spark.reading import UNREAD, Reading, fold
+from lowwater_spark.removal import Removal
 from lowwater_spark.roots import Roots
 from lowwater_spark.sourcelog import NOTHING, CheckpointLog, Plan, SourceLog
 from lowwater_spark.state import StateStore
@@ -74,6 +76,8 @@ class Run:
     write_batch: WriteBatch
     probe: Callable[[str, int], None]
     clock: Callable[[], float] = time.monotonic
+    skip_removed: bool = False
+    """Whether a new checkpoint begins at what is left of outputs whose old batches were removed."""
     log: CheckpointLog = field(init=False)
     batches: BatchLog = field(init=False)
     ticks: Ticks = field(init=False)
@@ -84,12 +88,14 @@ class Run:
     """Whether the user has asked for the end: a batch that is interrupted then has not failed."""
     _logs: list[SourceLog] = field(init=False)
     _roots: Roots = field(init=False)
+    _bookmarks: Bookmarks = field(init=False)
     _reader: Part | None = field(init=False)
     """The stage whose reading of the inputs is the query's W; None when all are injectors, or read nothing else."""
     _actions: Actions = field(default_factory=Actions, init=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
     _running: _Running | None = field(default=None, init=False)
     _swept: set[Path] = field(default_factory=set, init=False)
+    _removals: dict[Path, Removal] = field(default_factory=dict, init=False)
     _ticked: int = field(default=0, init=False)
     _looked: int = field(default=NOTHING, init=False)
     """The newest committed batch that a look of the clock has found, whether or not anybody could be told."""
@@ -100,6 +106,13 @@ class Run:
         ticks = FileSource(str(tick_directory(self.checkpoint)), recursive=False)
         self._logs = source_logs(self.checkpoint, (*self.checked.sources, ticks))
         self._roots = Roots(self.checkpoint, self.checked.sources, self._logs)
+        self._bookmarks = Bookmarks(
+            self.checkpoint,
+            self._roots.outputs,
+            self.authority.full_name,
+            self.authority.registration.identity,
+            skip_removed=self.skip_removed,
+        )
         self._reader = next((part for part in self.parts if part.reads), None)
         for part, state in zip(self.parts, self._durable(), strict=True):
             part.open(self._logs[:-1], state)
@@ -152,6 +165,9 @@ class Run:
 
     def start(self) -> None:
         """Claim, and then read the durable state: until the claim an older run may still have written it."""
+        self._roots.list_heads(self._offsets)
+        # Who is refused claims nothing.
+        self._bookmarks.check(self.progress.committed.batch)
         self.claim()
         with self._lock:
             for part, state in zip(self.parts, self._durable(), strict=True):
@@ -160,6 +176,7 @@ class Run:
                 if part.authority.registered is not None:
                     part.check_lives(part.authority.registered, self._reader)
             self._read_logs(self._offsets)
+        self._bookmarks.begin(self.progress.committed.batch, self.clock())
         # The first batch may use what is known now, if it reads all that is there now.
         self.tick()
 
@@ -214,6 +231,7 @@ class Run:
                 previous_frontier=part.progress.committed.reading.low,
                 ordinal=part.authority.registration.ordinal,
                 swept=self._swept,
+                removals=self._removals,
                 probe=self.probe,
                 writer=part.authority.full_name,
                 stages=made,
@@ -350,22 +368,29 @@ class Run:
         if any(part.authority.lease is None for part in self.parts):
             self.claim()
         reading = None if self._reader is None else self._reader.authority.read()
-        now = self.clock()
-        if self._reader is not None and reading is not None and self._reader.progress.must_list(reading, now):
-            heads = self._roots.list_heads(self._offsets)
-            if heads is not None:
-                planned = self.log.newest_offsets()
-                with self._lock:
-                    self._read_logs(planned)
-                    self._reader.progress.observe(reading, heads, now, planned)
-        else:
+        now, committed = self.clock(), self.progress.committed
+        news = self._reader is not None and reading is not None and self._reader.progress.must_list(reading, now)
+        heads = None
+        if news or self._bookmarks.due(committed.batch, now, last=last):
+            heads = self._roots.list_heads(committed.offsets)
+        if not news:
             self._roots.forgive()
+        elif heads is not None:
+            assert self._reader is not None
+            assert reading is not None
+            planned = self.log.newest_offsets()
+            with self._lock:
+                self._read_logs(planned)
+                self._reader.progress.observe(reading, heads, now, planned)
         with self._lock:
             self._settle()
             self._looked = self.progress.committed.batch
             self._renew()
             if not last:
                 self._force()
+        if heads is not None and self._bookmarks.due(committed.batch, now, last=last):
+            # Only now: what is reported does not wait for it.
+            self._bookmarks.keep_up(committed.batch, now)
         if last:
             self._roots.fail_again()
 

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from lowwater_spark.bookmarks import BOOKMARKS, removed
 from lowwater_spark.settled import Settled
 from lowwater_spark.sinklog import SINK_LOG, list_sink
 from lowwater_spark.sourcelog import NOTHING, File, SourceLog
@@ -141,6 +142,10 @@ class Head(set[File]):
         self.unseen = 0
         """The number of files in them."""
 
+    def wait_for(self, reason: str) -> None:
+        """Wait for what Spark never takes: nothing newer counts until a listing does not find it."""
+        self.add(File(reason, _NO_FILE))
+
 
 def list_head(source: Source, settled: Settled | None = None) -> Head:
     """Return every file that Spark has to take before all that stands in the source now has been read; of a control none.
@@ -188,12 +193,17 @@ def _walk(source: FileSource, settled: Settled | None = None) -> Iterator[File |
         yield from _list(source, source.root, (), settled)
 
 
-def _outputs(source: FileSource, folders: Iterable[str]) -> Iterator[Intruder]:
-    """Yield what brings rows into a source from directories that are not walked."""
+def _outputs(source: FileSource, folders: Iterable[str]) -> Iterator[File | Intruder]:
+    """Yield what brings rows into a source from directories that are not walked, and what takes them away."""
     for folder in folders:
         if Path(folder, SINK_LOG).exists():
             yield Intruder(str(Path(folder, SINK_LOG)))
         yield from _strangers(source, folder)
+        if removed(folder).through != NOTHING:
+            yield File(
+                f"{Path(folder, BOOKMARKS)} (batches are removed here, and only who reads all of the directory is waited for)",
+                _NO_FILE,
+            )
 
 
 def _strangers(source: FileSource, folder: str) -> Iterator[Intruder]:
@@ -218,6 +228,8 @@ def _list(
             yield Intruder(entry.path)
             continue
         if entry.name == MARKS:
+            if settled is not None:
+                settled.meet(folder)
             yield from _strangers(source, folder)
             continue
         if hidden(entry.name, folder=folder_too):

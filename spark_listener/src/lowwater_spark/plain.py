@@ -26,6 +26,7 @@ import lowwater
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.authority import Authority
 from lowwater_spark.batch import Keyed
+from lowwater_spark.bookmarks import Bookmarks
 from lowwater_spark.durable import boot_of, sync_directory, sync_file
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.events import BatchEvent
@@ -60,6 +61,8 @@ class PlainRun:
     """The directory that the sink writes files to; None when it is of another kind, or not local."""
     clock: Callable[[], float] = time.monotonic
     boot: Callable[[Path], str] = boot_of
+    skip_removed: bool = False
+    """Whether a new checkpoint begins at what is left of outputs whose old batches were removed."""
     log: CheckpointLog = field(init=False)
     progress: Progress = field(init=False)
     failure: BaseException | None = field(default=None, init=False)
@@ -70,6 +73,7 @@ class PlainRun:
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
     _logs: list[SourceLog] = field(init=False)
     _roots: Roots = field(init=False)
+    _bookmarks: Bookmarks = field(init=False)
     _last: LastReading = field(init=False)
     _synced: int = field(default=NOTHING, init=False)
     """The last batch that is durable, with all before it."""
@@ -86,6 +90,13 @@ class PlainRun:
         self.log = CheckpointLog(self.checkpoint, self.checked.controls)
         self._logs = source_logs(self.checkpoint, self.checked.sources)
         self._roots = Roots(self.checkpoint, self.checked.sources, self._logs)
+        self._bookmarks = Bookmarks(
+            self.checkpoint,
+            self._roots.outputs,
+            self.authority.full_name,
+            self.authority.registration.identity,
+            skip_removed=self.skip_removed,
+        )
         self._last = LastReading(self.checkpoint)
         self._sink = None if self.output is None else DurableSink(self.output, self.checkpoint, self.boot)
         self._promises = deque(maxlen=_KEPT_PROMISES)
@@ -95,6 +106,10 @@ class PlainRun:
 
     def start(self) -> None:
         """Claim, and then read the durable state: until the claim an older run may still have written it."""
+        self._read_logs(self.progress.committed.offsets)
+        self._roots.list_heads(self.progress.committed.offsets)
+        # Who is refused claims nothing.
+        self._bookmarks.check(self.progress.committed.batch)
         self.claim()
         if self.output is not None:
             registration = self.authority.registration
@@ -103,6 +118,7 @@ class PlainRun:
         if self.authority.registered is not None:
             self._check_lives(self.authority.registered)
         self._read_logs(self.progress.committed.offsets)
+        self._bookmarks.begin(self.progress.committed.batch, self.clock())
         # What is known now counts from the first batch, if that reads all that is there now.
         self.tick()
 
@@ -167,18 +183,24 @@ class PlainRun:
         if self.authority.lease is None:
             self.claim()
         reading = self.authority.read()
-        now = self.clock()
-        if reading is not None and self.progress.must_list(reading, now):
-            heads = self._roots.list_heads(self.progress.committed.offsets)
-            if heads is not None:
-                planned = self.log.newest_offsets()
-                with self._lock:
-                    self._read_logs(planned)
-                    self.progress.observe(reading, heads, now, planned)
-        else:
+        now, committed = self.clock(), self.progress.committed
+        news = reading is not None and self.progress.must_list(reading, now)
+        heads = None
+        if news or self._bookmarks.due(committed.batch, now, last=last):
+            heads = self._roots.list_heads(committed.offsets)
+        if not news:
             self._roots.forgive()
+        elif heads is not None:
+            assert reading is not None
+            planned = self.log.newest_offsets()
+            with self._lock:
+                self._read_logs(planned)
+                self.progress.observe(reading, heads, now, planned)
         self._settle()
         self._report(last=last)
+        if heads is not None and self._bookmarks.due(committed.batch, now, last=last):
+            # Only now: what is reported does not wait for it.
+            self._bookmarks.keep_up(committed.batch, now)
         if last:
             self._roots.fail_again()
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from lowwater_spark.birth import birth_of
+from lowwater_spark.bookmarks import Extent, Output, ReadRecord, removed, unread
 from lowwater_spark.durable import make_directory, write_over
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.head import FileSource, Head, Source, list_head
@@ -85,7 +86,13 @@ class Roots:
         self._sources = [(source, Settled(log)) for source, log in zip(sources, logs, strict=False)]
         self._known: dict[str, _Root] = {}
         self._known = self._load()
+        self._record = ReadRecord(checkpoint)
         self._error: OSError | None = None
+
+    @property
+    def outputs(self) -> list[dict[str, Output]]:
+        """By source: the directories in it that batches are handed over into, by their paths. They change with each listing."""
+        return [settled.outputs for _, settled in self._sources]
 
     @property
     def lost(self) -> str:
@@ -98,7 +105,8 @@ class Roots:
         ``offsets`` are how far the batches go that can no more be taken back, of whoever counts what is committed the committed ones. What has been
         taken up to there, and is as it was, is left out.
 
-        Costs as :func:`~lowwater_spark.head.list_head`, two looks at each directory, and two fsyncs for each directory that has new files.
+        Costs as :func:`~lowwater_spark.head.list_head`, two looks at each directory, a read for each output of batches, and two fsyncs for each
+        directory that has new files.
         """
         try:
             # Another one of the checkpoint may have written it, and whoever has replaced a directory on purpose deletes it.
@@ -108,6 +116,9 @@ class Roots:
                 self._list(source, settled, offset)
                 for (source, settled), offset in zip(self._sources, known, strict=False)
             ]
+            # Only after the listings: what had been removed before them is noted by now.
+            for number, head in enumerate(heads):
+                self._wait_for_removed(number, head)
         except OSError as error:
             if str(error) != self.lost:
                 logger.warning("a source cannot be listed, so no newer watermark counts: %s", error)
@@ -159,6 +170,17 @@ class Roots:
         make_directory(self._path.parent)
         write_over(self._path, json.dumps({"format": _FORMAT, "roots": known}).encode())
         self._known = known
+
+    def _wait_for_removed(self, number: int, head: Head) -> None:
+        """Hold, for good, when batches of a source were removed that this checkpoint has not read."""
+        for folder, output in self.outputs[number].items():
+            through = removed(folder).through
+            if output.extent.lacks(through):
+                output.believe(self._record.load().get((number, folder), Extent()))
+            if output.extent.lacks(through):
+                head.wait_for(unread(folder, through, output.extent.read))
+            else:
+                output.advance()
 
     def _load(self) -> dict[str, _Root]:
         try:

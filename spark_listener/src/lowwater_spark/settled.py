@@ -7,16 +7,13 @@ lowwater itself has handed over as ``batch=N`` appears whole and is not changed 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Container
-from typing import Final
 
+from lowwater_spark.bookmarks import Output, Scan, batch_number
 from lowwater_spark.handover import HANDED_OVER
 from lowwater_spark.sourcelog import NOTHING, File, SourceLog
 
 __all__ = ["Settled"]
-
-_BATCH: Final = re.compile(r"batch=[0-9]+")
 
 
 class Settled:
@@ -31,6 +28,10 @@ class Settled:
         self._of: object = None
         self.files = 0
         """How many files are in the batches of this listing that were not looked at."""
+        self.outputs: dict[str, Output] = {}
+        """The directories that lowwater writes into, by their paths, as far as they were met by the newest listing that is whole."""
+        self._scans: dict[str, Scan] = {}
+        self._met: set[str] = set()
 
     @property
     def batches(self) -> Container[str]:
@@ -44,14 +45,25 @@ class Settled:
         """
         if of != self._of:
             self._batches = {}
+            self.outputs.clear()
         self._of = of
         self._offset = offset
         self._seen = {}
+        self._scans = {}
+        self._met = set()
         self.files = 0
+
+    def meet(self, folder: str) -> None:
+        """Take note of a directory that lowwater writes into."""
+        self._met.add(folder)
 
     def end(self) -> None:
         """The listing is whole: what it did not meet is gone."""
         self._batches = self._seen
+        for gone in self.outputs.keys() - self._met:
+            del self.outputs[gone]
+        for folder in self._met:
+            self.outputs.setdefault(folder, Output(folder)).take(self._scans.get(folder, Scan()))
 
     def has(self, file: File) -> bool:
         """Return whether a file is taken, as it is now."""
@@ -65,22 +77,39 @@ class Settled:
             return False
         self._seen[folder.path] = known
         self.files += known[1]
+        # By hand: this runs for each batch that was ever handed over.
+        name = folder.name
+        self._scan(folder.path[: -len(name) - 1]).sure.append(int(name[6:]))
         return True
+
+    def _scan(self, folder: str) -> Scan:
+        scan = self._scans.get(folder)
+        if scan is None:
+            scan = self._scans[folder] = Scan()
+        return scan
 
     def learn(self, folder: os.DirEntry[str], found: Collection[object]) -> None:
         """Take note of what was found in a sub-directory: if it is a batch, and all of it is taken, it needs no look from the next listing on.
 
         Costs one look more at it, once.
         """
-        if not _BATCH.fullmatch(folder.name) or folder.is_symlink():
-            return
+        whole = self._is_whole(folder, found)
+        if whole:
+            self._seen[folder.path] = (folder.inode(), len(found))
+        # One with files was taken by a batch before this listing; one without may have come while we walked.
+        number = batch_number(folder.name)
+        if number is not None:
+            self._scan(folder.path[: -len(folder.name) - 1]).add(number, settled=whole, sure=bool(found))
+
+    def _is_whole(self, folder: os.DirEntry[str], found: Collection[object]) -> bool:
+        if batch_number(folder.name) is None or folder.is_symlink():
+            return False
         if not all(isinstance(each, File) and self.has(each) for each in found):
-            return
+            return False
         try:
             with os.scandir(folder.path) as listing:
                 entries = {entry.name: entry.is_dir() for entry in listing}
         except FileNotFoundError:
-            return  # removed meanwhile
+            return False  # removed meanwhile
         # What has directories in it was changed by somebody, and may be again.
-        if HANDED_OVER in entries and not any(entries.values()):
-            self._seen[folder.path] = (folder.inode(), len(found))
+        return HANDED_OVER in entries and not any(entries.values())

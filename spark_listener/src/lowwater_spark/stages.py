@@ -183,6 +183,7 @@ class Stage:
         trigger: Mapping[str, Any] | None = None,
         name: str | None = None,
         adopt: bool = False,
+        skip_removed: bool = False,
         probe: Callable[[str, int], None] = lambda _point, _batch: None,
     ) -> TrackedQuery:
         """Start the stage over a streaming DataFrame and return its query.
@@ -201,11 +202,13 @@ class Stage:
             trigger: Arguments of Spark's ``trigger``; by default batch after batch.
             name: Spark's name of the query; the stage's by default.
             adopt: Take the name over from another checkpoint by starting a new life of the computation.
+            skip_removed: Let a new checkpoint begin at what is left of an output whose old batches were removed; else it is refused.
             probe: Called with the name of each step of a batch and its number; for tests and tracing.
 
         Raises Unsupported, before anything is touched, when the query cannot be tracked exactly; and, before the query starts,
         IdentityMismatch (another checkpoint has the name), Rewound (the checkpoint is older than what was published),
-        OlderClaim (a newer run exists), IncarnationChanged (an input was reset), RegistrationConflict, CheckpointMismatch. When the
+        OlderClaim (a newer run exists), IncarnationChanged (an input was reset), RegistrationConflict, CheckpointMismatch (also: batches were removed that the checkpoint
+        has not read). When the
         authority is away the query starts all the same, holds, and claims as soon as it answers.
         """
         stages = (self, *also)
@@ -234,7 +237,7 @@ class Stage:
             estimated=is_approximate(driving),
         )
         with self._beginning(client, [part.authority for part in parts], driving) as begin:
-            run = Run(folder, checked, parts, write_batch, probe)
+            run = Run(folder, checked, parts, write_batch, probe, skip_removed=skip_removed)
             writer = frame.writeStream.foreachBatch(run.run_batch).queryName(name or self.name).trigger(**triggered)
             return begin(run, writer.option("checkpointLocation", f"file://{folder}"))
 
@@ -250,6 +253,7 @@ class Stage:
         trigger: Mapping[str, Any] | None = None,
         name: str | None = None,
         adopt: bool = False,
+        skip_removed: bool = False,
         **options: Any,
     ) -> TrackedQuery:
         """Start the stage as a plain query, with a sink of Spark's own, and return its query.
@@ -273,6 +277,7 @@ class Stage:
                 where it is, unless all inputs are finished.
             name: Spark's name of the query; the stage's by default.
             adopt: Take the name over from another checkpoint by starting a new life of the computation.
+            skip_removed: Let a new checkpoint begin at what is left of an output whose old batches were removed; else it is refused.
             options: Of the sink, as for Spark's writeStream.
 
         Late rows are seen by the least event time of each batch: ``status().late_rows`` counts the batches that have any, which is the
@@ -314,7 +319,7 @@ class Stage:
             client, self._registration(folder, checked, adopt=adopt, estimated=is_approximate(driving))
         )
         with self._beginning(client, [authority], driving) as begin:
-            run = PlainRun(folder, checked, self.keyed, authority, output)
+            run = PlainRun(folder, checked, self.keyed, authority, output, skip_removed=skip_removed)
             return begin(run, writer.option("checkpointLocation", f"file://{folder}"))
 
     @contextlib.contextmanager

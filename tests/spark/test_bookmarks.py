@@ -1,0 +1,579 @@
+"""Batches that were handed over are removed when every reader has read them, and never before.
+
+A writer and its readers over a real directory. Each step of one may come between any two steps of another, and each may be killed at any.
+The oracle knows all that was ever handed over. No Spark here: what Spark has taken is written into the readers' logs by the test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lowwater_spark import removal as removal_module
+from lowwater_spark.bookmarks import (
+    BOOKMARKS,
+    Bookmarks,
+    Extent,
+    Output,
+    Removed,
+    Scan,
+    bookmarks,
+    note_removed,
+    removed,
+)
+from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.handover import publish_directory, sweep
+from lowwater_spark.head import FileSource
+from lowwater_spark.removal import Removal
+from lowwater_spark.roots import Roots
+from lowwater_spark.sourcelog import NOTHING, SourceLog, Taken
+from lowwater_spark.writers import mark_writer
+
+LATER = 1e12
+"""A time at which every batch is old."""
+
+
+class Killed(BaseException):
+    """kill -9 at a step."""
+
+
+class Log(SourceLog):
+    """A source's log that the test writes by itself."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("unused"))
+
+    def take(self, path: Path, number: int) -> None:
+        self._taken[os.fspath(path)] = Taken(number, path.stat().st_mtime_ns // 1_000_000)
+
+
+def commit(checkpoint: Path, batch: int) -> None:
+    (checkpoint / "commits").mkdir(parents=True, exist_ok=True)
+    (checkpoint / "commits" / str(batch)).write_text("v1")
+
+
+Steps = Callable[[str], None]
+"""What comes at a step of another, by its name."""
+
+
+class Writer:
+    """Hands over one file a batch, commits, and removes."""
+
+    removal: type[Removal] = Removal
+
+    def __init__(self, base: Path) -> None:
+        self.folder = base / "out"
+        self.query = base / "writer"
+        self.last = NOTHING
+        self.ordinal = 1
+        self.written: set[str] = set()
+        mark_writer(self.folder, "writer")
+
+    def write(self, *, empty: bool = False) -> None:
+        self.last += 1
+        name = f"batch={self.last}"
+
+        def fill(folder: Path) -> None:
+            if not empty:
+                (folder / "part.json").write_text("{}")
+
+        publish_directory(self.folder, name, "digest", fill, ordinal=self.ordinal)
+        self.written |= set() if empty else {os.fspath(self.folder / name / "part.json")}
+        commit(self.query, self.last)
+
+    def remove(self, at: Steps = lambda _point: None) -> list[int]:
+        return self.removal(self.folder, at).remove(timedelta(0), self.last, LATER)
+
+    def restart(self) -> None:
+        self.ordinal += 1
+        sweep(self.folder, self.ordinal)
+
+    @property
+    def removed(self) -> set[str]:
+        return {path for path in self.written if not Path(path).exists()}
+
+
+class Reader:
+    """Reads the output: what its log has taken is committed at once. It runs from :meth:`start` until it is killed or refused."""
+
+    bookmarks: type[Bookmarks] = Bookmarks
+
+    def __init__(self, base: Path, writer: Writer, name: str) -> None:
+        self.checkpoint = base / name
+        self.writer = writer
+        self.name = name
+        self.log = Log()
+        self.batch = NOTHING
+        self.running = False
+        self.forgotten = False
+        self.heads: Roots
+        self.marks: Bookmarks
+
+    def start(self, at: Steps = lambda _point: None, *, skip_removed: bool = False) -> bool:
+        source = FileSource(os.fspath(self.writer.folder), recursive=True)
+        self.running = False
+        self.heads = Roots(self.checkpoint, [source], [self.log])
+        self.marks = self.bookmarks(
+            self.checkpoint, self.heads.outputs, self.name, self.name, skip_removed=skip_removed, probe=at
+        )
+        self.heads.list_heads([self.batch])
+        at("listed")
+        try:
+            self.marks.begin(self.batch, 0.0)
+        except CheckpointMismatch:
+            return False
+        self.running, self.forgotten = True, False
+        return True
+
+    def read(self, which: int | None = None) -> None:
+        """A batch takes all that is there and was not taken, or one file of it."""
+        there = sorted(path for path in self.writer.folder.glob("batch=*/part.json"))
+        untaken = [path for path in there if os.fspath(path) not in self.log.taken]
+        if which is not None and untaken:
+            untaken = [untaken[which % len(untaken)]]
+        self.batch += 1
+        for path in untaken:
+            self.log.take(path, self.batch)
+        commit(self.checkpoint, self.batch)
+
+    def look(self, at: Steps = lambda _point: None) -> bool:
+        """One look of the clock; whether a watermark that was read before it counts."""
+        self.marks._probe = at
+        heads = self.heads.list_heads([self.batch])
+        counts = heads == [set()]
+        if counts:
+            unread = self.writer.written - self.log.taken.keys()
+            assert not unread, f"{self.name} leads: it has not read {unread}"
+        at("listed")
+        self.marks.keep_up(self.batch, 0.0)
+        return counts
+
+    def forget(self) -> None:
+        """Somebody takes it for gone."""
+        (self.writer.folder / BOOKMARKS / f"{self.name}-0.json").unlink(missing_ok=True)
+        self.forgotten = True
+
+
+class World:
+    """A writer and two readers. A step is its name, its arguments, and what comes at which point of it: other steps, or a kill."""
+
+    def __init__(self, base: Path, writer: type[Writer] = Writer, reader: type[Reader] = Reader) -> None:
+        self.writer = writer(base)
+        self.readers = [reader(base, self.writer, name) for name in ("a", "b")]
+
+    def do(self, step: tuple[Any, ...]) -> None:
+        name, which, between = step
+
+        def at(point: str) -> None:
+            for reached, inner in between:
+                if reached == point:
+                    if inner is None:
+                        raise Killed
+                    self.do((*inner, ()))
+
+        reader = self.readers[which % 2]
+        try:
+            if name == "write":
+                self.writer.write(empty=which == 7)
+            elif name == "remove":
+                self.writer.remove(at)
+            elif name == "start" and not reader.running:
+                reader.start(at)
+            elif name == "read" and reader.running:
+                reader.read(None if which < 4 else which)
+            elif name == "look" and reader.running:
+                reader.look(at)
+            elif name == "kill":
+                reader.running = False
+            elif name == "forget":
+                reader.forget()
+        except Killed:
+            if name == "remove":
+                self.writer.restart()
+            else:
+                reader.running = False
+        self.check()
+
+    def check(self) -> None:
+        for reader in self.readers:
+            if reader.running and not reader.forgotten:
+                lost = self.writer.removed - reader.log.taken.keys()
+                assert not lost, f"{lost} was removed, and {reader.name} has not read it"
+
+
+def live(world: World, steps: Sequence[tuple[Any, ...]]) -> None:
+    for step in steps:
+        world.do(step)
+    for reader in world.readers:
+        if reader.running:
+            reader.look()
+
+
+SIMPLE = st.tuples(st.sampled_from(["write", "remove", "start", "read", "look", "kill", "forget"]), st.integers(0, 7))
+POINT = st.sampled_from(["looked", "noted", "chosen", "removed", "emptied", "listed", "recorded", "marked"])
+BETWEEN = st.lists(st.tuples(POINT, st.one_of(st.none(), SIMPLE, SIMPLE)), max_size=3)
+STEP = st.tuples(
+    st.sampled_from(["write", "write", "remove", "remove", "start", "read", "look", "look", "kill", "forget"]),
+    st.integers(0, 7),
+    BETWEEN,
+)
+
+
+@given(st.lists(STEP, max_size=25))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))  # pyright: ignore[reportArgumentType]
+def test_removal_no_reader_leads_and_none_loses_a_batch_whoever_is_killed_when(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]]
+) -> None:
+    live(World(tmp_path_factory.mktemp("world")), steps)
+
+
+def step(name: str, which: int = 0, *between: tuple[str, tuple[str, int] | None]) -> tuple[Any, ...]:
+    return (name, which, between)
+
+
+A_HAS_READ = [step("start"), step("write"), step("write"), step("read"), step("look"), step("look")]
+"""The first reader has read two batches, and its bookmark says so."""
+
+B_COMES = ("start", 1)
+"""The second reader begins, and has read nothing."""
+
+KILLED_HALF_WAY = [*A_HAS_READ, step("remove", 0, ("removed", None)), step("start", 1), step("look", 1)]
+COMES_WHEN_ALL_IS_CHOSEN = [*A_HAS_READ, step("remove", 0, ("chosen", B_COMES))]
+COMES_BEFORE_THE_NOTE = [*A_HAS_READ, step("remove", 0, ("looked", B_COMES))]
+COMES_WHILE_ALL_IS_REMOVED = [*A_HAS_READ, step("start", 1, ("recorded", ("remove", 0)))]
+
+
+def started(world: World) -> list[bool]:
+    return [reader.running for reader in world.readers]
+
+
+def left(world: World) -> list[str]:
+    """The batches that have files."""
+    return sorted({path.parent.name for path in world.writer.folder.glob("batch=*/*.json") if path.name[0] != "."})
+
+
+def test_removal_a_reader_that_comes_then_is_refused_or_waited_for(tmp_path: Path) -> None:
+    """Whoever needs what goes is told so at its start; and what somebody needs who has begun does not go."""
+    world = World(tmp_path / "killed")
+    live(world, KILLED_HALF_WAY)
+    assert (started(world), left(world)) == ([True, False], ["batch=1"])
+    assert [mark.reader for mark in bookmarks(world.writer.folder)] == ["a"], (
+        "one that is refused keeps nothing for itself"
+    )
+    assert world.writer.remove() == [0, 1]
+    assert left(world) == [], "the next run goes on where the killed one was"
+    world = World(tmp_path / "chosen")
+    live(world, COMES_WHEN_ALL_IS_CHOSEN)
+    assert (started(world), left(world)) == ([True, False], [])
+    world = World(tmp_path / "looked")
+    live(world, COMES_BEFORE_THE_NOTE)
+    assert (started(world), left(world)) == ([True, True], ["batch=0", "batch=1"])
+    assert removed(os.fspath(world.writer.folder)) == Removed(), "the note says no more than what may have gone"
+    world = World(tmp_path / "between")
+    live(world, COMES_WHILE_ALL_IS_REMOVED)
+    assert (started(world), left(world)) == ([True, False], [])
+
+
+class NotesAfterwards(Removal):
+    """Removes first, and notes then how far."""
+
+    def remove(self, keep: timedelta, committed: int, now: float) -> list[int]:
+        notes: list[tuple[Path, Removed]] = []
+        with patched(removal_module, "note_removed", lambda *note: notes.append(note)):
+            removed = super().remove(keep, committed, now)
+        for note in notes:
+            note_removed(*note)
+        return removed
+
+
+class LooksOnce(Removal):
+    """Goes by the bookmarks that it has seen before its note."""
+
+    def remove(self, keep: timedelta, committed: int, now: float) -> list[int]:
+        seen: list[list[Any]] = []
+
+        def look(folder: Path) -> list[Any]:
+            seen.append(bookmarks(folder))
+            return seen[0]
+
+        with patched(removal_module, "bookmarks", look):
+            return super().remove(keep, committed, now)
+
+
+class IgnoresABookmark(Removal):
+    """Goes by the bookmark of one reader."""
+
+    def remove(self, keep: timedelta, committed: int, now: float) -> list[int]:
+        with patched(removal_module, "bookmarks", lambda folder: bookmarks(folder)[:1]):
+            return super().remove(keep, committed, now)
+
+
+class ChecksFirst(Bookmarks):
+    """Reads how far batches were removed, and leaves its bookmark then."""
+
+    def begin(self, batch: int, now: float) -> None:
+        for _, output in self._places():
+            self._check(output, batch)
+        self.keep_up(batch, now)
+
+
+@contextmanager
+def patched(module: Any, name: str, replacement: Any) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+def broken(removal: type[Removal] = Removal, marks: type[Bookmarks] = Bookmarks) -> tuple[type[Writer], type[Reader]]:
+    return type("Broken", (Writer,), {"removal": removal}), type("Hasty", (Reader,), {"bookmarks": marks})
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when batches are removed before the note")
+@pytest.mark.parametrize("steps", [KILLED_HALF_WAY, COMES_WHEN_ALL_IS_CHOSEN])
+def test_removal_breaks_when_it_is_noted_afterwards(tmp_path: Path, steps: list[tuple[Any, ...]]) -> None:
+    live(World(tmp_path, *broken(NotesAfterwards)), steps)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the bookmarks are not looked at again")
+def test_removal_breaks_when_the_bookmarks_are_looked_at_once(tmp_path: Path) -> None:
+    live(World(tmp_path, *broken(LooksOnce)), COMES_BEFORE_THE_NOTE)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a bookmark is ignored")
+def test_removal_breaks_when_a_bookmark_is_ignored(tmp_path: Path) -> None:
+    live(World(tmp_path, *broken(IgnoresABookmark)), [step("start", 1), *A_HAS_READ, step("remove")])
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="breaks when the note is read before the bookmark is left"
+)
+def test_removal_breaks_when_the_note_is_read_first(tmp_path: Path) -> None:
+    live(World(tmp_path, *broken(marks=ChecksFirst)), COMES_WHILE_ALL_IS_REMOVED)
+
+
+def test_removal_keeps_what_the_slowest_reader_and_the_writer_may_still_need(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path)
+    writer, (a, b) = world.writer, world.readers
+    for _ in range(4):
+        writer.write()
+    with caplog.at_level(logging.INFO, "lowwater.spark"):
+        removal = Removal(writer.folder)
+        assert removal.remove(timedelta(0), 3, LATER) == [], "nobody is known to have read anything"
+        assert "none has left a bookmark" in caplog.text
+        assert a.start()
+        assert b.start()
+        a.read()
+        a.look()
+        b.read(0)
+        b.look()
+        assert b.log.taken.keys() == {os.fspath(writer.folder / "batch=0/part.json")}
+        assert removal.remove(timedelta(0), 3, LATER) == [0]
+        assert f"removed 1 batches of {writer.folder}, 0 to 0, " in caplog.text
+        assert removal.remove(timedelta(0), 3, LATER) == []
+        assert removal.remove(timedelta(0), 3, LATER) == []
+    [line] = [line for line in caplog.messages if "b has read up to batch 0" in line]
+    assert line.endswith(f"delete its bookmark {writer.folder}/{BOOKMARKS}/b-0.json")
+    # What it may write again stays, and what is young.
+    b.forget()
+    assert removal.remove(timedelta(0), 2, LATER) == [1, 2]
+    made = (writer.folder / "batch=3/.lowwater.json").stat().st_mtime
+    assert removal.remove(timedelta(hours=1), 3, made + 3599) == []
+    assert removal.remove(timedelta(hours=1), 3, made + 3601) == [3]
+    assert a.look(), "its own watermark goes on"
+    # The forgotten one runs on: it holds, names why, and is refused when it starts again. The other one is as before.
+    assert not b.look()
+    assert any(
+        "batches up to 3 were removed, and this query has read those up to 0" in str(head)
+        for head in b.heads.list_heads([b.batch]) or []
+    )
+    assert not b.start()
+    writer.write()
+    a.read()
+    assert a.look()
+
+
+def test_removal_a_damaged_bookmark_keeps_everything_and_nobody_else_is_disturbed(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    live(world, A_HAS_READ)
+    mark = world.writer.folder / BOOKMARKS / "c-0.json"
+    for content in ("", "[]", '{"format": 1}', '{"format": 2, "read": 9}'):
+        mark.write_text(content)
+        with pytest.raises(OSError, match=r"c-0.json"):
+            world.writer.remove()
+        assert left(world) == ["batch=0", "batch=1"]
+        assert world.readers[0].look()
+        world.readers[0].running = False
+        assert world.readers[0].start(), "who reads goes on, and begins"
+    mark.unlink()
+    assert world.writer.remove() == [0, 1]
+
+
+def test_removal_a_directory_that_lowwater_has_not_made_stays(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    foreign = world.writer.folder / "batch=0"
+    foreign.mkdir()
+    (foreign / "rows.json").write_text("{}")
+    world.writer.last = 0
+    world.writer.write()
+    [reader, _] = world.readers
+    reader.start()
+    reader.log.take(foreign / "rows.json", 0)
+    reader.read()
+    assert reader.look()
+    assert world.writer.remove() == []
+    assert left(world) == ["batch=0", "batch=1"]
+
+
+def test_removal_takes_a_thousand_batches_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Removal, "AT_ONCE", 3)
+    world = World(tmp_path)
+    live(world, [step("start"), *[step("write")] * 8, step("read"), step("look")])
+    assert [world.writer.remove() for _ in range(4)] == [[0, 1, 2], [3, 4, 5], [6, 7], []]
+
+
+def test_a_checkpoint_knows_what_it_has_read_and_a_copy_of_an_older_one_knows_less(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    live(world, A_HAS_READ)
+    [reader, _] = world.readers
+    record = reader.checkpoint / "lowwater/read.json"
+    older = record.read_bytes()
+    assert world.writer.remove() == [0, 1]
+    reader.forget()
+    assert reader.start(), "it comes back: nothing is missing, whatever its bookmark says"
+    # Spark's commits are older than the record, or all of it is older.
+    (reader.checkpoint / "commits/0").unlink()
+    assert not reader.start()
+    commit(reader.checkpoint, 0)
+    assert reader.start()
+    world.writer.write()
+    reader.read()
+    reader.look()
+    assert world.writer.remove() == [2]
+    record.write_bytes(older)
+    assert not reader.start()
+
+
+def test_a_bookmark_that_cannot_be_left_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A reader may have no right to write there. It reads all the same; the writer does not wait for it."""
+    world = World(tmp_path)
+    world.writer.write()
+    (world.writer.folder / BOOKMARKS / "a-0.json").mkdir(parents=True)
+    [reader, _] = world.readers
+    assert reader.start() is True
+    reader.read()
+    assert reader.look()
+    reader.read()
+    reader.look()
+    assert len([line for line in caplog.messages if "keep= of its writer does not wait for it" in line]) == 1
+
+
+@pytest.mark.parametrize("seen", list(itertools.permutations([6, 7])))
+def test_a_listing_that_missed_a_batch_counts_none_beyond_it(seen: tuple[int, ...]) -> None:
+    """A directory that is listed while names come may show the later of two, and not the earlier."""
+    output = Output("/out")
+    missed, listed = min(seen), max(seen)
+
+    def lists(*batches: tuple[int, bool, bool]) -> int:
+        scan = Scan()
+        for number, settled, sure in batches:
+            scan.add(number, settled=settled, sure=sure)
+        output.take(scan)
+        output.advance()
+        return output.extent.read
+
+    assert lists((listed, False, True)) == NOTHING, "it was not there before"
+    assert lists(*[(n, n == listed, True) for n in seen]) == NOTHING
+    # Without files there is nothing to be read, and nothing that shows when it came.
+    assert lists((listed, True, False)) == NOTHING
+    assert lists((missed, True, False), (listed, True, True)) == listed
+
+
+def test_a_record_is_not_believed_of_another_directory_of_the_same_name() -> None:
+    def after(record: Extent, *batches: tuple[int, bool]) -> Extent:
+        output, scan = Output("/out"), Scan()
+        for number, settled in batches:
+            scan.add(number, settled=settled, sure=True)
+        output.take(scan)
+        output.believe(record)
+        return output.extent
+
+    assert after(Extent(3), (3, True), (4, False)) == Extent(3)
+    assert after(Extent(1, 3), (2, False), (3, True)) == Extent(1, 3)
+    assert after(Extent(3), (2, True)) == Extent(), "it has no batch 3"
+    assert after(Extent(3), (2, False), (3, True)) == Extent(), "it has a batch 2 that nobody has read"
+    assert after(Extent(NOTHING, 3), (2, True)) == Extent()
+
+
+def test_removal_a_new_reader_may_begin_at_what_is_left(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    live(world, [*A_HAS_READ, step("remove"), step("write"), step("write")])
+    [a, b] = world.readers
+    b.forgotten = True  # it says itself that rows may be missing
+    assert not b.start()
+    assert b.start(skip_removed=True)
+    assert {mark.reader: mark.read for mark in bookmarks(world.writer.folder)} == {"a": 1, "b": NOTHING}
+    a.read()
+    a.look()
+    a.look()
+    assert world.writer.remove() == [], "what is left waits for the new one, too"
+    assert b.start(), "it goes on, without being told again"
+    b.read()
+    [head] = b.heads.list_heads([b.batch]) or []
+    assert head == set()
+    b.marks.keep_up(b.batch, 0.0)
+    b.heads.list_heads([b.batch])
+    b.marks.keep_up(b.batch, 0.0)
+    assert world.writer.remove() == [2, 3]
+    # A checkpoint that has begun is refused all the same: its rows would be missing in the middle.
+    world.writer.write()
+    a.read()
+    a.look()
+    a.look()
+    (world.writer.folder / BOOKMARKS / "b-0.json").unlink()
+    assert world.writer.remove() == [4]
+    assert not b.start(skip_removed=True)
+
+
+def test_removal_who_reads_a_part_of_the_directory_holds(tmp_path: Path) -> None:
+    """Nobody waits for it, so it may have missed rows; its neighbours go on."""
+    world = World(tmp_path)
+    live(world, A_HAS_READ)
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/one").symlink_to(world.writer.folder / "batch=1", target_is_directory=True)
+    world.readers[0].log.take(tmp_path / "links/one/part.json", 0)
+    for root in (world.writer.folder / "batch=1", tmp_path / "links"):
+        part = Roots(tmp_path / "part", [FileSource(os.fspath(root), recursive=True)], [world.readers[0].log])
+        assert part.list_heads([world.readers[0].batch]) == [set()]
+    assert world.writer.remove() == [0, 1]
+    for root in (world.writer.folder / "batch=1", tmp_path / "links"):
+        part = Roots(tmp_path / "part", [FileSource(os.fspath(root), recursive=True)], [world.readers[0].log])
+        [[file]] = part.list_heads([world.readers[0].batch]) or []
+        assert "only who reads all of the directory is waited for" in file.path
+    assert world.readers[0].look()
+
+
+def test_removal_passes_over_numbers_that_were_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Removal, "AT_ONCE", 3)
+    world = World(tmp_path)
+    live(world, [step("start"), step("write")])
+    world.writer.last = 7
+    live(world, [step("write"), step("read"), step("look")])
+    assert [world.writer.remove() for _ in range(4)] == [[0], [], [8], []]
+    assert removed(os.fspath(world.writer.folder)) == Removed(8, 8)
+    live(world, [step("start"), step("look")])
+    assert world.readers[0].running

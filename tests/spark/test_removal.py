@@ -1,0 +1,198 @@
+"""A stage removes what it has handed over, under readers that run in Spark: they read every row once, and who comes too late is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import lowwater
+import lowwater_spark as lws
+from lowwater_spark import bookmarks
+from lowwater_spark.batch import Batch
+from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.sourcelog import NOTHING
+from tests.process.serving import Serving
+from tests.spark.support import Feed, Upstream, at, low, row, until
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(autouse=True)
+def _bookmarks_move_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bookmarks, "_PAUSE", 0.0)
+
+
+class Flow:
+    """A stage that hands over and removes, and those that read it."""
+
+    def __init__(self, spark: SparkSession, address: str, base: Path) -> None:
+        self.spark, self.address, self.base = spark, address, base
+        self.out = base / "out"
+        self.queries: list[lws.TrackedQuery] = []
+        self.read: dict[str, Counter[tuple[int, str]]] = {}
+
+    def stage(self, name: str, *inputs: str) -> lws.Stage:
+        return lws.stage(self.spark, name, inputs=inputs, key="key", event_time="t", ranges=2, address=self.address)
+
+    def stream(self, folder: str) -> DataFrame:
+        frame = self.spark.readStream.schema("key string, t timestamp").option("recursiveFileLookup", "true")
+        return frame.json(str(self.base / folder))
+
+    def started(self, query: lws.TrackedQuery) -> lws.TrackedQuery:
+        self.queries.append(query)
+        return query
+
+    def writer(self, keep: timedelta | None = timedelta(0)) -> lws.TrackedQuery:
+        def write(rows: DataFrame, batch: Batch) -> None:
+            batch.write(rows, self.out, file_format="json", keep=keep)
+
+        stage = self.stage("daily", "source")
+        return self.started(stage.foreach_batch(self.stream("in"), write, checkpoint=self.base / "daily"))
+
+    def reader(self, name: str) -> lws.TrackedQuery:
+        """A reader that notes each row with the number of its batch, so that a row that is read twice is seen."""
+        read = self.read.setdefault(name, Counter())
+
+        def write(rows: DataFrame, batch: Batch) -> None:
+            found = {(batch.id, r.key): 1 for r in rows.collect()}
+            read.update({each: 1 for each in found if each not in read})
+
+        stage = self.stage(name, "daily")
+        return self.started(stage.foreach_batch(self.stream("out"), write, checkpoint=self.base / name))
+
+    def plain(self, name: str) -> lws.TrackedQuery:
+        stage = self.stage(name, "daily")
+        path = self.base / f"{name}-out"
+        return self.started(stage.start(self.stream("out"), checkpoint=self.base / name, format="json", path=path))
+
+    def rows(self, name: str) -> list[str]:
+        return sorted(key for _, key in self.read[name].elements())
+
+    def plain_rows(self, name: str) -> list[str]:
+        found = self.spark.read.schema("key string, t timestamp").json(str(self.base / f"{name}-out"))
+        return sorted(r.key for r in found.collect())
+
+    def left(self) -> set[int]:
+        return {int(path.parent.name.removeprefix("batch=")) for path in self.out.glob("batch=*/part-*.json")}
+
+    def through(self) -> int:
+        return bookmarks.removed(str(self.out)).through
+
+    def stop(self) -> None:
+        for query in self.queries:
+            query.stop()
+
+
+def test_a_stage_removes_what_its_readers_have_read_and_they_go_on(
+    spark: SparkSession,
+    authority: Serving,
+    lw: lowwater.Client,
+    upstream: Upstream,
+    feed: Callable[[str], Feed],
+    tmp_path: Path,
+) -> None:
+    flow, rows = Flow(spark, authority.address, tmp_path), feed("in")
+    put: list[str] = []
+
+    def more(*readers: str) -> None:
+        """A row comes, everybody has read it, and the promise arrives."""
+        put.append(f"row{len(put):03}")
+        rows.put([row(put[-1], 8)])
+        upstream.at(9, len(put))
+        for name in readers:
+            until(lambda name=name: low(lw, name) == lowwater.Watermark.of(at(9, len(put))), f"{name} follows")
+
+    def more_until(condition: Callable[[], bool], *readers: str) -> None:
+        for _ in range(30):
+            if condition():
+                return
+            more(*readers)
+        raise AssertionError(f"{flow.left()} are left, {bookmarks.bookmarks(flow.out)}")
+
+    try:
+        rows.put([row("first", 8)])
+        put.append("first")
+        upstream.at(9, 1)
+        flow.writer()
+        until(lambda: low(lw, "daily") == lowwater.Watermark.of(at(9, 1)), "the writer")
+        one, two = flow.reader("one"), flow.plain("two")
+        more("one", "two")
+        more_until(lambda: flow.through() >= 1 and not flow.left() & {0, 1}, "one", "two")
+        assert (flow.rows("one"), flow.plain_rows("two")) == (put, put)
+        assert sorted(mark.reader for mark in bookmarks.bookmarks(flow.out)) == ["one", "two"]
+
+        # One that comes now would miss rows: it is refused, claims nothing, and keeps nothing for itself.
+        with pytest.raises(
+            CheckpointMismatch, match=r"were removed, and this query has read none of them.*Start from the"
+        ):
+            flow.reader("late")
+        assert "late" not in {mark.reader for mark in bookmarks.bookmarks(flow.out)}
+        assert not lw.get("late")["late"].registered, "nothing was claimed"
+        assert one.query.isActive
+
+        # One of both rests. The other goes on; what the resting one needs stays.
+        two.stop()
+        held = next(mark.read for mark in bookmarks.bookmarks(flow.out) if mark.reader == "two")
+        for _ in range(3):
+            more("one")
+        assert flow.through() <= held
+        assert held + 1 in flow.left()
+        assert flow.rows("one") == put
+        two = flow.plain("two")
+        until(lambda: low(lw, "two") == lowwater.Watermark.of(at(9, len(put))), "it goes on where it was")
+        more_until(lambda: flow.through() > held, "one", "two")
+        assert (flow.rows("one"), flow.plain_rows("two")) == (put, put)
+
+        # A reader that is gone for good is forgotten by taking its bookmark away.
+        two.stop()
+        at_rest = flow.through()
+        for mark in bookmarks.bookmarks(flow.out):
+            if mark.reader == "two":
+                mark.path.unlink()
+        more_until(lambda: flow.through() > at_rest + 2, "one")
+        assert flow.rows("one") == put
+        # All start again: the writer, the reader, and the one that was gone and has missed rows.
+        for query in flow.queries:
+            query.stop()
+        flow.writer()
+        flow.reader("one")
+        more("one")
+        assert flow.rows("one") == put
+        with pytest.raises(CheckpointMismatch, match="this query has read those up to"):
+            flow.plain("two")
+    finally:
+        flow.stop()
+
+
+def test_without_keep_nothing_is_removed_and_a_negative_one_is_refused(
+    spark: SparkSession,
+    authority: Serving,
+    lw: lowwater.Client,
+    upstream: Upstream,
+    feed: Callable[[str], Feed],
+    tmp_path: Path,
+) -> None:
+    flow, rows = Flow(spark, authority.address, tmp_path), feed("in")
+    try:
+        for hour in (8, 9):
+            rows.put([row(str(hour), hour)])
+            upstream.at(hour + 1)
+            if hour == 8:
+                flow.writer(keep=None)
+                until(lambda: low(lw, "daily") == lowwater.Watermark.of(at(9)), "the writer")
+                flow.reader("one")
+            until(lambda: low(lw, "one") == lowwater.Watermark.of(at(hour + 1)), "the reader")  # noqa: B023
+        assert flow.left() >= {0, 1}
+        assert flow.through() == NOTHING
+        flow.stop()
+        rows.put([row("last", 9)])
+        query = flow.writer(keep=timedelta(seconds=-1))
+        with pytest.raises(ValueError, match="keep says how long batches stay at least"):
+            query.await_termination(200)
+    finally:
+        flow.stop()
