@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lowwater_spark import bookmarks as bookmarks_module
 from lowwater_spark import removal as removal_module
 from lowwater_spark.bookmarks import (
     BOOKMARKS,
@@ -37,7 +39,7 @@ from lowwater_spark.head import FileSource
 from lowwater_spark.removal import Removal
 from lowwater_spark.roots import Roots
 from lowwater_spark.sourcelog import NOTHING, SourceLog, Taken
-from lowwater_spark.writers import mark_writer
+from lowwater_spark.writers import MARKS, mark_writer
 
 LATER = 1e12
 """A time at which every batch is old."""
@@ -71,28 +73,38 @@ class Writer:
 
     removal: type[Removal] = Removal
 
-    def __init__(self, base: Path) -> None:
-        self.folder = base / "out"
+    def __init__(self, base: Path, name: str = "out") -> None:
+        self.folder = base / name
         self.query = base / "writer"
         self.last = NOTHING
         self.ordinal = 1
+        self.checkpoint = 1
         self.written: set[str] = set()
         mark_writer(self.folder, "writer")
 
     def write(self, *, empty: bool = False) -> None:
         self.last += 1
-        name = f"batch={self.last}"
+        name, file = f"batch={self.last}", "part.json" if self.checkpoint == 1 else f"part{self.checkpoint}.json"
 
         def fill(folder: Path) -> None:
             if not empty:
-                (folder / "part.json").write_text("{}")
+                (folder / file).write_text("{}")
 
-        publish_directory(self.folder, name, "digest", fill, ordinal=self.ordinal)
-        self.written |= set() if empty else {os.fspath(self.folder / name / "part.json")}
+        publish_directory(self.folder, name, f"{self.checkpoint} {self.last}", fill, ordinal=self.ordinal)
+        self.written |= set() if empty else {os.fspath(self.folder / name / file)}
         commit(self.query, self.last)
 
     def remove(self, at: Steps = lambda _point: None) -> list[int]:
         return self.removal(self.folder, at).remove(timedelta(0), self.last, LATER)
+
+    def begin_anew(self) -> None:
+        """Somebody has deleted all batches, and the note with them: another checkpoint writes there."""
+        for batch in self.folder.glob("batch=*"):
+            shutil.rmtree(batch)
+        (self.folder / BOOKMARKS / "removed.json").unlink(missing_ok=True)
+        self.checkpoint += 1
+        self.last = NOTHING
+        self.written = set()
 
     def restart(self) -> None:
         self.ordinal += 1
@@ -137,7 +149,7 @@ class Reader:
 
     def read(self, which: int | None = None) -> None:
         """A batch takes all that is there and was not taken, or one file of it."""
-        there = sorted(path for path in self.writer.folder.glob("batch=*/part.json"))
+        there = sorted(path for path in self.writer.folder.glob("batch=*/part*.json"))
         untaken = [path for path in there if os.fspath(path) not in self.log.taken]
         if which is not None and untaken:
             untaken = [untaken[which % len(untaken)]]
@@ -423,6 +435,204 @@ def test_removal_a_damaged_bookmark_keeps_everything_and_nobody_else_is_disturbe
     assert world.writer.remove() == [0, 1]
 
 
+BEGUN_ANEW = [*A_HAS_READ, step("remove"), step("kill")]
+"""The first reader has read two batches, which were removed then; it is stopped when the output is begun anew."""
+
+
+def others_read_the_new_output(tmp_path: Path) -> World:
+    world = World(tmp_path)
+    live(world, BEGUN_ANEW)
+    world.writer.begin_anew()
+    live(world, [step("start", 1), *[step("write")] * 3, step("read", 1), step("look", 1), step("look", 1)])
+    return world
+
+
+def test_removal_of_an_output_that_was_begun_anew_waits_for_who_has_read_the_one_before(tmp_path: Path) -> None:
+    """What a bookmark says of other batches of the same numbers does not count, and neither does what a checkpoint knows of them."""
+    world = others_read_the_new_output(tmp_path)
+    a, b = world.readers
+    assert {mark.reader: mark.read for mark in bookmarks(world.writer.folder)} == {"a": NOTHING, "b": 2}
+    assert world.writer.remove() == []
+    assert a.start(), "nothing has gone that it needs"
+    a.read()
+    a.look()
+    assert world.writer.remove() == [0, 1, 2]
+    # One whose bookmark was taken away is refused.
+    a.running = False
+    a.forget()
+    world.writer.begin_anew()
+    for _ in range(3):
+        world.writer.write()
+    b.read()
+    b.look()
+    assert world.writer.remove() == [0, 1, 2]
+    assert not a.start()
+    assert b.look()
+
+
+def test_removal_of_an_output_that_is_begun_anew_under_a_reader_that_does_not_look_meanwhile(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    live(world, [step("start", 1), *A_HAS_READ, step("read", 1), step("look", 1), step("remove")])
+    a, b = world.readers
+    a.forget()
+    world.writer.begin_anew()
+    for _ in range(2):
+        world.writer.write()
+    b.read()
+    b.look()
+    assert world.writer.remove() == [0, 1]
+    assert not a.look(), "it holds: it has not read these"
+    assert b.look()
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when batches are known by their numbers alone")
+def test_removal_breaks_when_batches_are_known_by_their_numbers_alone(tmp_path: Path) -> None:
+    with patched(bookmarks_module, "_digest", lambda *_: ""):
+        world = others_read_the_new_output(tmp_path)
+        live(world, [step("remove"), step("start"), step("read"), step("look")])
+
+
+def test_removal_is_noticed_where_the_marks_of_the_writers_were_deleted(tmp_path: Path) -> None:
+    """Somebody takes the writer for gone, and deletes all of its marks; it runs on."""
+    world = World(tmp_path)
+    live(world, A_HAS_READ)
+    shutil.rmtree(world.writer.folder / MARKS)
+    assert world.writer.remove() == [0, 1]
+    assert not world.readers[1].start()
+    assert world.readers[0].look()
+
+
+def test_removal_waits_for_each_of_two_sources_over_one_output(tmp_path: Path) -> None:
+    query = TwoOutputs(tmp_path)
+    writer, log = query.writers[0], query.logs[1]
+    query.sources[1] = query.sources[0]
+    query.start()
+    query.read()
+    assert [mark.read for mark in bookmarks(writer.folder)] == [0, NOTHING]
+    assert writer.remove() == []
+    log.take(writer.folder / "batch=0/part.json", query.batch)
+    query.look()
+    assert writer.remove() == [0]
+    query.start()
+    assert query.heads.list_heads([query.batch] * 2) == [set(), set()]
+
+
+class TwoOutputs:
+    """Two writers, and a query that reads both outputs: two sources."""
+
+    def __init__(self, base: Path) -> None:
+        self.writers = [Writer(base, "one"), Writer(base, "two")]
+        self.checkpoint = base / "query"
+        self.logs = [Log(), Log()]
+        self.batch = NOTHING
+        self.sources = [FileSource(os.fspath(each.folder), recursive=True) for each in self.writers]
+
+    def start(self, at: Steps = lambda _point: None) -> Bookmarks:
+        self.heads = Roots(self.checkpoint, self.sources, self.logs)
+        self.marks = Bookmarks(self.checkpoint, self.heads.outputs, "query", "query", probe=at)
+        self.heads.list_heads([self.batch] * 2)
+        self.marks.begin(self.batch, 0.0)
+        return self.marks
+
+    def read(self) -> None:
+        for writer in self.writers:
+            writer.write()
+        self.batch += 1
+        for writer, log in zip(self.writers, self.logs, strict=True):
+            log.take(writer.folder / f"batch={writer.last}/part.json", self.batch)
+        commit(self.checkpoint, self.batch)
+        self.look()
+
+    def look(self) -> None:
+        for _ in range(2):
+            self.heads.list_heads([self.batch] * 2)
+            self.marks.keep_up(self.batch, 0.0)
+
+    def marked(self) -> list[list[str]]:
+        return [[mark.reader for mark in bookmarks(writer.folder)] for writer in self.writers]
+
+
+@pytest.mark.parametrize("away", [0, 1])
+def test_a_checkpoint_keeps_what_it_knows_of_an_output_that_is_away_for_a_while(tmp_path: Path, away: int) -> None:
+    query = TwoOutputs(tmp_path)
+    query.start()
+    query.read()
+    assert [writer.remove() for writer in query.writers] == [[0], [0]]
+    folder = query.writers[away].folder
+    folder.rename(tmp_path / "elsewhere")
+    query.start()
+    (tmp_path / "elsewhere").rename(folder)
+    assert query.heads.list_heads([query.batch] * 2) == [set(), set()], "nothing is missing"
+    query.start()
+    query.read()
+    assert [writer.remove() for writer in query.writers] == [[1], [1]]
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_a_query_that_is_refused_for_one_output_holds_the_other_one_back_no_more(tmp_path: Path, short: int) -> None:
+    query = TwoOutputs(tmp_path)
+    for writer in query.writers:
+        writer.write()
+
+    def another_removes(point: str) -> None:
+        if point == "recorded":
+            note_removed(query.writers[short].folder, Removed(0, NOTHING))
+
+    with pytest.raises(CheckpointMismatch, match="were removed"):
+        query.start(another_removes)
+    assert query.marked() == [[], []]
+
+
+@pytest.mark.parametrize("fault", ["stopped", "damaged", "damaged note"])
+def test_removal_goes_on_in_one_output_whatever_happens_to_another(tmp_path: Path, fault: str) -> None:
+    """Its readers have stopped, or what stands beside its batches is damaged."""
+    query = TwoOutputs(tmp_path)
+    one, two = query.writers
+    query.start()
+    query.read()
+    for mark in (one.folder / BOOKMARKS).iterdir():
+        if fault == "damaged":
+            mark.write_text("{")
+        elif fault == "stopped":
+            mark.write_text(mark.read_text().replace('"read": 0', '"read": -1').replace('"1 0"', '""'))
+    if fault == "damaged note":
+        (one.folder / BOOKMARKS / "removed.json").write_text("[]")
+    if fault == "stopped":
+        assert one.remove() == []
+    else:
+        with pytest.raises(OSError, match="cannot be understood, so nobody can tell"):
+            one.remove()
+    assert two.remove() == [0]
+    assert left_in(one) == ["batch=0"]
+
+
+def left_in(writer: Writer) -> list[str]:
+    return sorted({path.parent.name for path in writer.folder.glob("batch=*/part*.json")})
+
+
+def test_removal_counts_what_it_removes_and_how_far_readers_hold_it_back(tmp_path: Path) -> None:
+    query = TwoOutputs(tmp_path)
+    query.start()
+    query.read()
+    writer = query.writers[0]
+    removal, made = Removal(writer.folder), writer.folder / "batch=1/.lowwater.json"
+    assert removal.remove(timedelta(0), 0, LATER) == [0]
+    assert (removal.batches, removal.size, removal.held_back(LATER)) == (1, 2, 0.0)
+    writer.write()
+    hour = timedelta(hours=1)
+    handed_over = made.stat().st_mtime
+    assert removal.remove(hour, 1, handed_over + 3_599) == []
+    assert removal.held_back(handed_over + 3_599) == 0.0, "it is not old"
+    assert removal.remove(hour, 1, handed_over + 3_700) == []
+    assert removal.held_back(handed_over + 3_700) == pytest.approx(100)
+    assert removal.held_back(handed_over + 3_800) == pytest.approx(200), "nobody has looked since"
+    query.read()
+    query.logs[0].take(made.parent / "part.json", query.batch)
+    query.look()
+    assert removal.remove(hour, 2, LATER) == [1, 2]
+    assert (removal.batches, removal.size, removal.held_back(LATER)) == (3, 6, 0.0)
+
+
 def test_removal_a_directory_that_lowwater_has_not_made_stays(tmp_path: Path) -> None:
     world = World(tmp_path)
     foreign = world.writer.folder / "batch=0"
@@ -503,20 +713,24 @@ def test_a_listing_that_missed_a_batch_counts_none_beyond_it(seen: tuple[int, ..
     assert lists((missed, True, False), (listed, True, True)) == listed
 
 
-def test_a_record_is_not_believed_of_another_directory_of_the_same_name() -> None:
-    def after(record: Extent, *batches: tuple[int, bool]) -> Extent:
-        output, scan = Output("/out"), Scan()
+def test_a_record_is_not_believed_of_another_directory_of_the_same_name(tmp_path: Path) -> None:
+    def after(record: Extent, *batches: tuple[int, bool], of: str = "read") -> Extent:
+        shutil.rmtree(tmp_path)
+        output, scan = Output(os.fspath(tmp_path)), Scan()
         for number, settled in batches:
+            publish_directory(tmp_path, f"batch={number}", f"{of} {number}", lambda _: None, ordinal=1)
             scan.add(number, settled=settled, sure=True)
         output.take(scan)
         output.believe(record)
         return output.extent
 
-    assert after(Extent(3), (3, True), (4, False)) == Extent(3)
-    assert after(Extent(1, 3), (2, False), (3, True)) == Extent(1, 3)
-    assert after(Extent(3), (2, True)) == Extent(), "it has no batch 3"
-    assert after(Extent(3), (2, False), (3, True)) == Extent(), "it has a batch 2 that nobody has read"
-    assert after(Extent(NOTHING, 3), (2, True)) == Extent()
+    three, skipped = Extent(3, digest="read 3"), Extent(1, 3, "read 3")
+    assert after(three, (3, True), (4, False)) == three
+    assert after(skipped, (2, False), (3, True)) == skipped
+    assert after(three, (2, True)) == Extent(), "it has no batch 3"
+    assert after(three, (2, False), (3, True)) == Extent(), "it has a batch 2 that nobody has read"
+    assert after(three, (3, True), of="other") == Extent(), "its batch 3 is another one"
+    assert after(Extent(NOTHING, 3, "read 3"), (2, True)) == Extent()
 
 
 def test_removal_a_new_reader_may_begin_at_what_is_left(tmp_path: Path) -> None:

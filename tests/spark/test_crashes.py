@@ -256,6 +256,7 @@ def keeping_world(tmp_path: Path, authority: Serving) -> Iterator[KeepingWorld]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_removal_a_driver_killed_in_the_middle_of_a_batch_that_is_removed(
     keeping_world: KeepingWorld, lw: lowwater.Client, upstream: Upstream

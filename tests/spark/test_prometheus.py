@@ -94,7 +94,8 @@ class Query:
         if self._broken:
             raise RuntimeError(stage)
         low = lowwater.Watermark.of(at(10))
-        return lws.Status(3, low, low, "", (), late_rows=2, late_example="", ticks=5, dropped_rows=7)
+        whole = {"ticks": 5, "dropped_rows": 7, "removed_batches": 4, "removed_bytes": 99, "removal_held_back": 1.5}
+        return lws.Status(3, low, low, "", (), late_rows=2, late_example="", **whole)  # type: ignore[arg-type]
 
 
 def test_what_belongs_to_a_query_is_counted_once_and_a_status_that_fails_leaves_the_others(
@@ -113,6 +114,9 @@ def test_what_belongs_to_a_query_is_counted_once_and_a_status_that_fails_leaves_
             )
     assert seen["dropped_rows_total"] == {"first": 7}
     assert seen["ticks_total"] == {"first": 5}
+    assert seen["removed_batches_total"] == {"first": 4}
+    assert seen["removed_bytes_total"] == {"first": 99}
+    assert seen["removal_held_back_seconds"] == {"first": 1.5}
     assert seen["late_rows_total"] == {"first": 2, "second": 2}
     assert seen["committed_batch"] == {"first": 3, "second": 3}
     assert "the figures of broken are left out" in caplog.text

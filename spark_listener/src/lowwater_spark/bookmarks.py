@@ -8,6 +8,9 @@ A batch that is removed before a reader has read it is silent data loss, so neit
 
 So of a reader that comes while batches are removed, either the writer sees the bookmark or the reader sees the note. A bookmark that is behind
 only keeps more. What a reader has really read stands in its own checkpoint: a copy of that from an older day knows no more than it did then.
+
+Numbers alone would also fit another directory that somebody has put in the output's place, or an output that was begun anew in the old one. So
+wherever it is said how far an output was read, the digest of that batch goes with it; where the directory's batch has another one, nothing was read.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Final, NamedTuple
 
 from lowwater_spark.durable import NotDurable, make_directory, sync_directory, sync_file, write_over
 from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.handover import digest_of
 from lowwater_spark.sourcelog import NOTHING, CheckpointLog
 
 __all__ = [
@@ -97,7 +101,7 @@ class Bookmark(NamedTuple):
     reader: str
     """Its full name."""
     read: int
-    """The last batch that it has committed, with all before; NOTHING before the first."""
+    """The last batch that it has committed, with all before; NOTHING before the first, and when it is of another output."""
 
 
 def bookmarks(folder: Path) -> list[Bookmark]:
@@ -112,20 +116,32 @@ def bookmarks(folder: Path) -> list[Bookmark]:
             continue
         with contextlib.suppress(FileNotFoundError):  # somebody has taken it away meanwhile
             content = _content(path)
-            found.append(Bookmark(path, str(content["reader"]), int(content["read"])))
+            read = int(content["read"])
+            same = content["digest"] == _digest(folder, read)
+            found.append(Bookmark(path, str(content["reader"]), read if same else NOTHING))
     return found
+
+
+def _digest(folder: Path, number: int) -> str:
+    return "" if number == NOTHING else digest_of(folder / f"batch={number}")
 
 
 def _content(path: Path) -> Mapping[str, str | int]:
     try:
         content: dict[str, str | int] = json.loads(path.read_bytes())
-        if content["format"] == _FORMAT and ({"through", "cleared"} <= content.keys() or "read" in content):
+        if content["format"] == _FORMAT and (
+            {"through", "cleared"} <= content.keys() or {"reader", "read", "digest"} <= content.keys()
+        ):
             return content
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        msg = f"{path} cannot be understood"
-        raise OSError(msg) from error
+        raise OSError(_DAMAGED.format(path=path)) from error
+    if content.get("format") == _FORMAT:
+        raise OSError(_DAMAGED.format(path=path))
     msg = f"{path} is of format {content['format']}; this release reads {_FORMAT}. Use a newer lowwater-spark."
     raise OSError(msg)
+
+
+_DAMAGED: Final = "{path} cannot be understood, so nobody can tell what was removed, or may be; restore it"
 
 
 def unread(folder: str, through: int, read: int) -> str:
@@ -141,20 +157,25 @@ class Extent(NamedTuple):
     """The last batch that it has committed, with all before; NOTHING before the first."""
     skipped: int = NOTHING
     """The last batch that may be missing from the beginning: the checkpoint has begun at what was left."""
+    digest: str = ""
+    """Of the plan of the later of both."""
+
+    @property
+    def last(self) -> int:
+        """The later of both: of the batches up to it none is needed any more."""
+        return max(self.read, self.skipped)
 
     def lacks(self, through: int) -> bool:
         """Return whether rows are missing when batches up to this one were removed."""
-        return through > max(self)
+        return through > self.last
 
 
 class Scan:
     """What one listing finds of the batches in a directory."""
 
-    __slots__ = ("greatest", "sure", "unsettled")
+    __slots__ = ("sure", "unsettled")
 
     def __init__(self) -> None:
-        self.greatest = NOTHING
-        """The last batch of those that were looked into."""
         self.sure: list[int] = []
         """Settled batches that stood here before the listing began: those before them did, too, so all of them are in the listing."""
         self.unsettled: int | None = None
@@ -162,7 +183,6 @@ class Scan:
 
     def add(self, number: int, *, settled: bool, sure: bool) -> None:
         """Take in a batch. ``settled``: it can be no news any more. ``sure``: and it stood here before the listing."""
-        self.greatest = max(self.greatest, number)
         if not settled:
             self.unsettled = number if self.unsettled is None else min(number, self.unsettled)
         elif sure:
@@ -172,31 +192,43 @@ class Scan:
 class Output:
     """A directory that batches are handed over into, as a reader knows it."""
 
-    __slots__ = ("_greatest", "_next", "_unsettled", "extent", "folder")
+    __slots__ = ("_next", "_unsettled", "extent", "folder")
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.extent = Extent()
-        self._greatest = NOTHING
         self._next = NOTHING
         self._unsettled: int | None = None
 
     def take(self, scan: Scan) -> None:
-        """Take over what a listing has found."""
+        """Take over what a listing has found. Costs a read of one small file. Raises OSError."""
         first = self._unsettled = scan.unsettled
-        self._greatest = max(scan.greatest, max(scan.sure, default=NOTHING))
-        if first is not None and first <= self.extent.read:
-            self.extent = self.extent._replace(read=first - 1)  # another directory stands in its place
         self._next = max((n for n in scan.sure if first is None or n < first), default=NOTHING)
+        if not self._has(self.extent):
+            self.extent = Extent()  # another directory stands in its place
+        elif first is not None and first <= self.extent.read:
+            self._count(self._next, self.extent.skipped)
 
     def believe(self, record: Extent) -> None:
-        """Take over what a record says, unless it is of another directory: this one has no such batch, or news before it."""
-        if max(record) <= self._greatest and (self._unsettled is None or record.read < self._unsettled):
-            self.extent = Extent(max(self.extent.read, record.read), max(self.extent.skipped, record.skipped))
+        """Take over what a record says, unless it is of another directory: this one has no such batch, or news before it. Raises OSError."""
+        if self._has(record) and (self._unsettled is None or record.read < self._unsettled):
+            self._count(max(self.extent.read, record.read), max(self.extent.skipped, record.skipped))
 
     def advance(self) -> None:
-        """Count what the listing has found as read. Only when nothing had been removed before that was not read."""
-        self.extent = self.extent._replace(read=max(self.extent.read, self._next))
+        """Count what the listing has found as read. Only when nothing had been removed before that was not read. Raises OSError."""
+        if self._next > self.extent.read:
+            self._count(self._next, self.extent.skipped)
+
+    def skip(self, through: int) -> None:
+        """Go without the batches up to this one. Raises OSError."""
+        self._count(self.extent.read, through)
+
+    def _count(self, read: int, skipped: int) -> None:
+        self.extent = Extent(read, skipped, _digest(Path(self.folder), max(read, skipped)))
+
+    def _has(self, extent: Extent) -> bool:
+        """Return whether a statement is of this directory."""
+        return extent.digest == _digest(Path(self.folder), extent.last)
 
 
 class ReadRecord:
@@ -218,12 +250,15 @@ class ReadRecord:
         last = self._log.last_committed()
         if content["batch"] > (NOTHING if last is None else last):
             return {}
-        return {(int(source), str(folder)): Extent(*map(int, extent)) for source, folder, *extent in content["read"]}
+        return {
+            (int(source), str(folder)): Extent(int(read), int(skipped), str(digest))
+            for source, folder, read, skipped, digest in content["read"]
+        }
 
     def save(self, batch: int, read: Mapping[Place, Extent]) -> None:
-        """Keep it, as of a committed batch that is durable. Durable when it returns."""
+        """Keep it, as of a committed batch that is durable, and what is known of outputs that cannot be seen now. Durable when it returns."""
         make_directory(self._path.parent)
-        places = [[*place, *extent] for place, extent in sorted(read.items())]
+        places = [[*place, *extent] for place, extent in sorted({**self.load(), **read}.items())]
         write_over(self._path, json.dumps({"format": _FORMAT, "batch": batch, "read": places}).encode())
 
 
@@ -274,16 +309,16 @@ class Bookmarks:
     def begin(self, batch: int, now: float) -> None:
         """Leave the bookmarks, after a listing and before the query's first batch, which comes after ``batch``. Raises as :meth:`check`."""
         self.check(batch)
-        there = {place for place, _ in self._places() if self._path(place).exists()}
+        fresh = [path for path in (self._path(place) for place, _ in self._places()) if not path.exists()]
         self.keep_up(batch, now)
-        for place, output in self._places():
-            try:
+        try:
+            for _, output in self._places():
                 self._check(output, batch)
-            except CheckpointMismatch:
-                if place not in there:
-                    # It would keep everything for a query that does not run.
-                    self._path(place).unlink(missing_ok=True)
-                raise
+        except CheckpointMismatch:
+            # They would keep everything for a query that does not run, also in the outputs of which nothing is missing.
+            for path in fresh:
+                path.unlink(missing_ok=True)
+            raise
         self.keep_up(batch, now)
 
     def _check(self, output: Output, batch: int) -> None:
@@ -295,7 +330,7 @@ class Bookmarks:
         logger.warning(
             "%s begins after batch %d of %s: those up to it were removed", self._reader, through, output.folder
         )
-        output.extent = output.extent._replace(skipped=through)
+        output.skip(through)
 
     def due(self, batch: int, now: float, *, last: bool = False) -> bool:
         """Return whether the sources must be listed for the bookmarks: after a commit, now and then, and when the query has ended."""
@@ -332,13 +367,15 @@ class Bookmarks:
 
     def _leave(self, place: Place, extent: Extent) -> None:
         path = self._path(place)
-        content = {
-            "format": _FORMAT,
-            "reader": self._reader,
-            "checkpoint": str(self._checkpoint),
-            "read": extent.read,
-        }
         try:
+            digest = extent.digest if extent.last == extent.read else _digest(Path(place[1]), extent.read)
+            content = {
+                "format": _FORMAT,
+                "reader": self._reader,
+                "checkpoint": str(self._checkpoint),
+                "read": extent.read,
+                "digest": digest,
+            }
             make_directory(path.parent)
             write_over(path, json.dumps(content).encode())
         except (OSError, NotDurable) as error:

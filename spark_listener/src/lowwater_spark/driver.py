@@ -447,6 +447,7 @@ class Run:
                 msg = f"{name!r} is no stage of this query; it has {', '.join(part.name for part in self.parts)}"
                 raise ValueError(msg)
             progress, late = part.progress, part.late_row
+            removals = list(self._removals.values())
             reading = progress.reading
             holding = progress.holding or part.authority.complaint
             if self.failure is not None:
@@ -460,5 +461,8 @@ class Run:
                 late_rows=part.late_rows,
                 late_example="" if late is None else f"{lowwater.Watermark(late.micros)} in batch {late.batch}",
                 ticks=self._ticked,
+                removed_batches=sum(each.batches for each in removals),
+                removed_bytes=sum(each.size for each in removals),
+                removal_held_back=max((each.held_back(time.time()) for each in removals), default=0.0),
                 late_range=None if late is None or late.handle is None else KeyRange.of(late.handle, part.keyed.ranges),
             )

@@ -20,7 +20,7 @@ from lowwater_spark.errors import CheckpointMismatch
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["HANDED_OVER", "hand_over", "publish_directory", "sweep"]
+__all__ = ["HANDED_OVER", "digest_of", "hand_over", "publish_directory", "sweep"]
 
 HANDED_OVER: Final = ".lowwater.json"
 """The file that says that lowwater has made a directory, whole."""
@@ -91,12 +91,23 @@ def _found(target: Path, digest: str) -> bool:
     return False
 
 
-def _must_match(target: Path, digest: str) -> None:
+def digest_of(batch: Path) -> str:
+    """Return the digest of the plan that a directory was handed over for; empty when lowwater has not made it, or when it is not there.
+
+    It tells batches of one number apart, whoever has moved or copied the directory. Raises OSError when it cannot be read.
+    """
+    mark = batch / HANDED_OVER
     try:
-        mark = json.loads((target / HANDED_OVER).read_text(encoding="utf-8"))
+        return str(json.loads(mark.read_bytes())["digest"])
     except FileNotFoundError:
-        mark = {}
-    if mark.get("digest") != digest:
+        return ""
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"{mark} cannot be understood; restore the directory with its checkpoint"
+        raise OSError(msg) from error
+
+
+def _must_match(target: Path, digest: str) -> None:
+    if digest_of(target) != digest:
         msg = (
             f"{target} exists and was not made from this batch: it belongs to another checkpoint, or the batch was planned anew. "
             "Use a directory of its own for each checkpoint; after restoring a checkpoint, restore its output as well."

@@ -227,9 +227,9 @@ def _list(
         if entry.name == SINK_LOG:
             yield Intruder(entry.path)
             continue
+        if entry.name in (MARKS, BOOKMARKS) and settled is not None:
+            settled.meet(folder)
         if entry.name == MARKS:
-            if settled is not None:
-                settled.meet(folder)
             yield from _strangers(source, folder)
             continue
         if hidden(entry.name, folder=folder_too):

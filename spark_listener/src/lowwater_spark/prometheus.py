@@ -84,6 +84,22 @@ _WHOLE: Final[dict[Figure, Callable[[Status], float]]] = {
         "Empty batches that were asked for, so that the stages follow their inputs. Of a query of several stages: under the name of the first.",
         *QUERY,
     ): lambda s: s.ticks,
+    _counter(
+        "removed_batches",
+        "Handed-over batches whose files were removed (`keep=`). Of a query of several stages: under the name of the first.",
+        *QUERY,
+    ): lambda s: s.removed_batches,
+    _counter(
+        "removed_bytes",
+        "Bytes of these files. Of a query of several stages: under the name of the first.",
+        *QUERY,
+    ): lambda s: s.removed_bytes,
+    _gauge(
+        "removal_held_back_seconds",
+        "How long the oldest handed-over batch has been kept beyond `keep=` because a reader has not read it; 0 when there was none at the last "
+        "write. Of a query of several stages: under the name of the first.",
+        *QUERY,
+    ): lambda s: s.removal_held_back,
 }
 """Of a query as a whole, so that sums count it once."""
 

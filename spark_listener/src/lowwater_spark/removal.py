@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +30,12 @@ class Removal:
 
     folder: Path
     probe: Callable[[str], None] = lambda _point: None
+    batches: int = 0
+    """Batches that it has removed."""
+    size: int = 0
+    """Bytes of their files."""
+    _held: float | None = None
+    """Since when the oldest batch that is kept for a reader alone could have gone; None: there is none."""
     _told: set[str] = field(default_factory=set)
 
     AT_ONCE: ClassVar[int] = 1_000
@@ -43,15 +49,19 @@ class Removal:
         anything to remove, a stat for each number that is looked at, seven fsyncs at most, and one more for each batch. Raises OSError when nobody can tell what may go.
         """
         before = removed(os.fspath(self.folder))
-        cleared, old = self._old(before.cleared, committed, now - keep.total_seconds())
+        self._held = None
+        cleared, made = self._old(before.cleared, committed, now - keep.total_seconds())
+        old = list(made)
         if not old:
             if cleared - before.cleared == self.AT_ONCE:  # that many batches in a row have written nothing here
                 note_removed(self.folder, before._replace(cleared=cleared))
             return []
+        # Until somebody says what is read, all of it is kept.
+        self._choose(made, NOTHING, keep)
         readers = bookmarks(self.folder)
         self.probe("looked")
         self._tell(old, readers)
-        chosen = [n for n in old if n <= _least(readers)]
+        chosen = self._choose(made, _least(readers), keep)
         if not chosen:
             return []
         note = before._replace(through=max(before.through, chosen[-1]))
@@ -60,22 +70,35 @@ class Removal:
         # Who has left its bookmark since the first look may not have seen the note.
         least = _least(bookmarks(self.folder))
         if least < chosen[-1]:
-            chosen = [n for n in chosen if n <= least]
+            chosen = self._choose(made, least, keep)
             # Nothing beyond is removed: who needs it may begin.
             note = before._replace(through=max([before.through, *chosen[-1:]]))
             note_removed(self.folder, note)
         self.probe("chosen")
         if chosen:
-            size = sum(map(self._empty, chosen))
+            size = self.size
+            for number in chosen:
+                self._empty(number)
             self.probe("emptied")
             note_removed(self.folder, note._replace(cleared=cleared if chosen == old else chosen[-1]))
             text = "removed %d batches of %s, %d to %d, %d bytes, that all readers have read"
-            logger.info(text, len(chosen), self.folder, chosen[0], chosen[-1], size)
+            logger.info(text, len(chosen), self.folder, chosen[0], chosen[-1], self.size - size)
         return chosen
 
-    def _old(self, cleared: int, committed: int, before: float) -> tuple[int, list[int]]:
-        """Return the batches that were handed over before a moment, as far as all before them were, and the last number that was looked at."""
-        old: list[int] = []
+    def held_back(self, now: float) -> float:
+        """Return for how many seconds the oldest batch has been kept beyond ``keep`` because a reader has not read it; 0: there was none at the last look."""
+        held = self._held
+        return 0.0 if held is None else max(0.0, now - held)
+
+    def _choose(self, old: Mapping[int, float], least: int, keep: timedelta) -> list[int]:
+        """Return those of the old batches that all readers have read."""
+        chosen = [n for n in old if n <= least]
+        self._held = next((made + keep.total_seconds() for n, made in old.items() if n > least), None)
+        return chosen
+
+    def _old(self, cleared: int, committed: int, before: float) -> tuple[int, dict[int, float]]:
+        """Return the last number that was looked at, and when the old batches were handed over, in order: those before a moment, if all before them are old."""
+        old: dict[int, float] = {}
         for number in range(cleared + 1, min(committed, cleared + self.AT_ONCE) + 1):
             folder = self.folder / f"batch={number}"
             try:
@@ -86,23 +109,24 @@ class Removal:
                 if made >= before:
                     break
                 if not folder.is_symlink():
-                    old.append(number)
+                    old[number] = made
             cleared = number
         return cleared, old
 
-    def _empty(self, number: int) -> int:
-        """Remove the files of a batch; return how many bytes they had."""
-        folder, size = self.folder / f"batch={number}", 0
+    def _empty(self, number: int) -> None:
+        """Remove the files of a batch."""
+        folder = self.folder / f"batch={number}"
         with os.scandir(folder) as listing:
             files = [
                 entry for entry in listing if entry.name != HANDED_OVER and not entry.is_dir(follow_symlinks=False)
             ]
         for file in files:
-            size += file.stat(follow_symlinks=False).st_size
+            size = file.stat(follow_symlinks=False).st_size
             Path(file.path).unlink()
+            self.size += size
             self.probe("removed")
         sync_directory(folder)
-        return size
+        self.batches += 1
 
     def _tell(self, old: Sequence[int], readers: Sequence[Bookmark]) -> None:
         """Say once of each reader that old batches are kept for it."""

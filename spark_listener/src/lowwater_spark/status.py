@@ -91,3 +91,10 @@ class Status:
     """The key range of the oldest late row; None without one, and where it is not known."""
     dropped_rows: int = 0
     """Rows that Spark's own operators have dropped in this run, for being below Spark's own watermark. Of a query with withWatermark."""
+    removed_batches: int = 0
+    """Batches that this run has removed the files of (``keep`` of ``batch.write``), of all stages of the query."""
+    removed_bytes: int = 0
+    """Bytes of those files."""
+    removal_held_back: float = 0.0
+    """Seconds for which a batch has been kept beyond ``keep`` because a reader has not read it: the oldest such batch of all outputs. 0.0: there was
+    none at the last write."""
