@@ -1,0 +1,205 @@
+"""docs/fit.md says of each source, query, sink, trigger and platform what the code does with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+import lowwater_spark as lws
+from tests.spark.support import Feed
+
+pytestmark = pytest.mark.spark
+
+PAGE = Path(__file__).parents[2] / "docs/fit.md"
+SCHEMA = "key string, t timestamp"
+ELSEWHERE = "s3a://bucket/folder"
+HOUR = timedelta(hours=1)
+CONNECT = "Spark Connect, and platforms that offer nothing else"
+
+NOT_ASKED = {
+    "Kafka, Kinesis, Pub/Sub": "Spark alone does not have them; `rate` is a source of the same kind",
+    "Delta, Iceberg, Hudi": "likewise",
+    "the same on an object store or HDFS": "Spark looks for the files when the frame is made; the checkpoint goes by the same rule",
+    "Spark's file sink on an object store": "Spark makes its folder at the start",
+    "Delta, Iceberg and other tables that commit in the batch": "Spark alone does not have them",
+    "a classic session on one machine, or on a standalone cluster": "what all tests of Spark run on",
+    "YARN, Kubernetes": "tests/cluster/test_manifests.py",
+    "PySpark 4.0 and 4.1": "tests/floors",
+    "Linux": "what the tests run on",
+}
+"""Rows that are true by other tests, or by what is written elsewhere."""
+
+
+def tables() -> dict[str, dict[str, str]]:
+    """What the page says in each row, by its first cell: the heading of a column, and the cell."""
+    found: dict[str, dict[str, str]] = {}
+    for table in re.findall(r"^(?:\|.*\n)+", PAGE.read_text(encoding="utf-8"), re.MULTILINE):
+        head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+        for first, *cells in rows:
+            assert first not in found, f"the page has two rows for {first}"
+            found[first] = dict(zip(head[1:], cells, strict=True))
+    return found
+
+
+Read = Callable[[SparkSession, str], DataFrame]
+
+
+def of(kind: str) -> Read:
+    """Reads a folder as files of a format."""
+    return lambda spark, folder: spark.readStream.schema(SCHEMA).format(kind).option("rowTag", "row").load(folder)
+
+
+def json(spark: SparkSession, folder: str) -> DataFrame:
+    return of("json")(spark, folder)
+
+
+def text(spark: SparkSession, folder: str) -> DataFrame:
+    return spark.readStream.text(folder).selectExpr("value as key", "timestamp'2013-01-09' as t")
+
+
+def binary(spark: SparkSession, folder: str) -> DataFrame:
+    schema = "path string, modificationTime timestamp, length long, content binary"
+    found = spark.readStream.schema(schema).format("binaryFile").load(folder)
+    return found.selectExpr("path as key", "modificationTime as t")
+
+
+def rate(spark: SparkSession, _folder: str) -> DataFrame:
+    return spark.readStream.format("rate").load().selectExpr("string(value) as key", "timestamp as t")
+
+
+def with_names(spark: SparkSession, folder: str) -> DataFrame:
+    names = spark.createDataFrame([("a", "Anna")], "key string, name string")
+    return json(spark, folder).join(names, "key", "left")
+
+
+def united(spark: SparkSession, folder: str) -> DataFrame:
+    return json(spark, folder).union(json(spark, folder)).where("key > ''")
+
+
+def windows(frame: DataFrame) -> DataFrame:
+    hours = frame.groupBy(sf.window("t", "1 hour"), "key").count()
+    return hours.select("key", sf.col("window.start").alias("t"), "count")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A query that has just that in it."""
+
+    read: Read = json
+    then: Callable[[DataFrame], DataFrame] = lambda frame: frame
+    """What it does with the frame that was read, and driven if it is."""
+    own: bool = False
+    """Whether it has a withWatermark when it is not driven."""
+    retention: timedelta | None = None
+    function: bool = False
+    """Whether it is started with a function for its batches."""
+    checkpoint: str = ""
+    sink: str = ""
+    """A format; empty: files, in a folder that another query has written to, which is looked at last."""
+    trigger: Mapping[str, str | bool] | None = None
+    output_mode: str = "append"
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def answer(self, spark: SparkSession, feed: Feed, folder: Path, *, drive: bool) -> str:
+        """What the code says of it. Nothing is started: what is not refused meets something else that is, and that is looked at later."""
+        frame = self.read(spark, str(feed.folder))
+        if drive:
+            frame = lws.drive(frame, inputs=["source"], event_time="t")
+        elif self.own:
+            frame = frame.withWatermark("t", "10 minutes")
+        stage = lws.stage(
+            spark, "fit", inputs=["source"], key="key", event_time="t", retention=self.retention, address="127.0.0.1:1"
+        )
+        checkpoint = self.checkpoint or (ELSEWHERE if self.function or self.sink else str(folder / "ck"))
+        try:
+            if self.function:
+                stage.foreach_batch(self.then(frame), lambda _rows, _batch: None, checkpoint=checkpoint)
+            else:
+                stage.start(
+                    self.then(frame),
+                    checkpoint=checkpoint,
+                    format=self.sink or "parquet",
+                    path=None if self.sink else folder / "written",
+                    trigger=self.trigger,
+                    output_mode=self.output_mode,
+                    **self.options,
+                )
+        except lws.CheckpointMismatch:
+            return "exact"
+        except lws.Unsupported as refusal:
+            return "exact" if str(refusal).startswith(f"The checkpoint {ELSEWHERE} ") else "refused"
+        pytest.fail("it was started")
+
+
+ASKED: Mapping[str, Sequence[Ask]] = {
+    "`csv`, `json`, `orc`, `parquet`, `text` files in a local or NFS directory": [
+        *(Ask(of(kind)) for kind in ("csv", "json", "orc", "parquet")),
+        Ask(text),
+    ],
+    "other formats of files: `xml`, `binaryFile`, Avro": [Ask(of("xml")), Ask(binary)],
+    "`rate`, `socket`, a Python data source": [Ask(rate)],
+    "static tables, joined to a stream": [Ask(with_names)],
+    "filters, projections, unions, `dropDuplicates`": [
+        Ask(united),
+        Ask(then=lambda frame: frame.dropDuplicates(["key", "t"])),
+    ],
+    "windows, stream joins, stateful functions of Spark's own": [Ask(then=windows, own=True, retention=HOUR)],
+    "the same without a `withWatermark` or without a `retention`": [
+        Ask(then=windows, own=True),
+        Ask(then=windows, retention=HOUR),
+    ],
+    "state of yours, with `batch.stateful`": [Ask(function=True)],
+    "the output mode `update`": [Ask(then=windows, own=True, retention=HOUR, output_mode="update")],
+    "the output mode `complete`": [Ask(then=windows, own=True, retention=HOUR, output_mode="complete")],
+    "the option `asyncProgressTrackingEnabled`": [Ask(options={"asyncProgressTrackingEnabled": "true"})],
+    "`batch.write`": [Ask(function=True)],
+    "Spark's file sink on a local or NFS directory": [Ask()],
+    "Kafka with `acks=all`": [Ask(sink="kafka", options={"kafka.acks": "all"}), Ask(sink="kafka")],
+    "Kafka with other `acks`": [Ask(sink="kafka", options={"kafka.acks": acks}) for acks in ("0", "1")],
+    "a `foreachBatch` function of yours": [Ask(function=True)],
+    "`console`, `memory`, `noop`": [Ask(sink=kind) for kind in ("console", "memory", "noop")],
+    "none, `processingTime`": [Ask(), Ask(trigger={"processingTime": "1 minute"})],
+    "`availableNow`": [Ask(trigger={"availableNow": True})],
+    "`once`": [Ask(then=windows, own=True, retention=HOUR, trigger={"once": True})],
+    "`continuous`, `realTime`": [Ask(trigger={"continuous": "1 second"}), Ask(trigger={"realTime": "5 minutes"})],
+    "a checkpoint on an object store or HDFS": [Ask(checkpoint="hdfs://name/ck"), Ask(checkpoint="s3a://name/ck")],
+}
+"""What is asked for each row."""
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Feed:
+    written = tmp_path / "written/_spark_metadata"
+    written.mkdir(parents=True)
+    (written / "0").write_text("v1\n")
+    return Feed(tmp_path / "in")
+
+
+def test_every_row_is_asked_or_shown_elsewhere() -> None:
+    assert {*tables()} == {*ASKED, *NOT_ASKED, CONNECT}
+    assert not {*ASKED} & {*NOT_ASKED}
+
+
+@pytest.mark.parametrize("row", ASKED)
+def test_the_code_says_what_the_page_says(row: str, spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    cells = tables()[row]
+    for ask in ASKED[row]:
+        for drive in (False, True):
+            said = cells.get("track, drive") or cells["drive" if drive else "track"]
+            assert ask.answer(spark, feed, tmp_path, drive=drive) == said, (ask, drive)
+
+
+def test_a_session_of_connect_is_refused(tmp_path: Path) -> None:
+    session = object.__new__(ConnectSession)  # one that reaches no server: nothing is asked of it
+    stage = lws.stage(session, "fit", inputs=["source"], key="key", event_time="t", address="127.0.0.1:1")
+    with pytest.raises(lws.Unsupported, match="Spark Connect"):
+        stage.start(session, checkpoint=tmp_path / "ck", format="noop")
+    assert tables()[CONNECT]["track, drive"] == "refused"
