@@ -12,6 +12,7 @@ from typing import Final
 
 from benchmarks import (
     attach,
+    depth,
     failover,
     herd,
     incident,
@@ -29,6 +30,7 @@ from benchmarks import (
 BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "ingest": ingest.run,
     "latency": latency.run,
+    "depth": depth.run,
     "scale": scale.run,
     "register": register.run,
     "herd": herd.run,
@@ -49,6 +51,8 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
             (ZADD + ZRANGE) and against bare gRPC + numpy that journals nothing          about 2 minutes
   latency   report sent -> subscriber holds the new watermark, journaled, 1 M ranges,
             against a bare two-hop gRPC relay                                            about half a minute
+  depth     ten computations in one process, each folding the one before it: from a frontier at the source
+            until the end shows it, against ten round trips of a bare echo               about a minute
   scale     the same latency at 1 k, 100 k, 500 k and 10 M ranges, and bytes a range     about a minute, 3 GB
   register  500 computations registered at once, with 3,500 there already, against none there, and the
             longest wait of another client's report meanwhile; over SQLite and over Redis      about 2 minutes

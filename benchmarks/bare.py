@@ -2,7 +2,7 @@
 
 *ingest* takes the very messages that the authority takes and keeps the same minimum, but journals nothing, checks
 nothing and forgets everything when it ends. *relay* hands the bytes of a report to the subscribers: two hops of gRPC
-in Python, and nothing else.
+in Python, and nothing else. *echo* gives the bytes back to whoever sent them.
 """
 
 from __future__ import annotations
@@ -67,6 +67,11 @@ class Bare:
                 subscriber.put_nowait(request)
         yield b""
 
+    async def echo(self, requests: AsyncIterator[bytes], _: Context) -> AsyncIterator[bytes]:
+        """Give each message back on its stream."""
+        async for request in requests:
+            yield request
+
     async def watch(self, _: bytes, __: Context) -> AsyncIterator[bytes]:
         """Relay, second hop. The first message says that it is set up."""
         mailbox: asyncio.Queue[bytes] = asyncio.Queue()
@@ -92,6 +97,7 @@ async def serve(ranges: int) -> None:
         ),
         "Report": grpc.stream_stream_rpc_method_handler(state.report),
         "Watch": grpc.unary_stream_rpc_method_handler(state.watch),
+        "Echo": grpc.stream_stream_rpc_method_handler(state.echo),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")

@@ -125,6 +125,36 @@ class RelayHop(_Stream):
         self.channel.close()
 
 
+class EchoHop(_Stream):
+    """A message up a stream and down again, so many times one after the other."""
+
+    def __init__(self, address: str, times: int) -> None:
+        super().__init__()
+        self._channel = channel(address)
+        self._times = times
+        self._number = 0
+        echo: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(f"/{SERVICE}/Echo")
+        self._answers = echo(self._stream())
+
+    def sample(self) -> float:
+        """See Hop."""
+        self._number += 1
+        values, handles = np.array([time.time_ns() // 1000]), np.array([self._number], dtype=np.uint32)
+        data = wire.report(self._number, COMPUTATION, self._number, values, handles)
+        answers = []
+        begin = time.perf_counter()
+        for _ in range(self._times):
+            self._requests.put(data)
+            answers.append(next(self._answers))
+        taken = time.perf_counter() - begin
+        assert answers == [data] * self._times
+        return taken
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._channel.close()
+
+
 class SyncHop:
     """A page written over and synced: the least that durable costs on this disk."""
 

@@ -68,8 +68,8 @@ def claimed(server: child.Server, ranges: int) -> Owner:
     return Owner(server.address, workload.keys(ranges), claims=min(CLAIMS, -(-ranges // RANGES_PER_CLAIM)))
 
 
-def take_turns(hops: Iterable[Hop], rounds: int, samples: int) -> tuple[list[list[float]], ...]:
-    """Return the milliseconds of every sample of each hop, by round."""
+def take_turns(hops: Iterable[Hop], rounds: int, samples: int, seconds: float = PAUSE) -> tuple[list[list[float]], ...]:
+    """Return the milliseconds of every sample of each hop, by round, with pauses of so many seconds."""
     pause = random.Random(workload.SEED)
     found: dict[Hop, list[list[float]]] = {hop: [] for hop in hops}
     # The first answers come behind the snapshots of the set-up; then what it wrote goes to the disk now, not under the
@@ -82,6 +82,6 @@ def take_turns(hops: Iterable[Hop], rounds: int, samples: int) -> tuple[list[lis
             milliseconds = []
             for _ in range(WARM_UP + samples):
                 milliseconds.append(1e3 * hop.sample())
-                time.sleep(PAUSE * pause.uniform(0.5, 1.5))
+                time.sleep(seconds * pause.uniform(0.5, 1.5))
             taken.append(milliseconds[WARM_UP:])
     return tuple(found.values())

@@ -24,8 +24,7 @@ from lowwater._core import wire
 from lowwater._core.claims import Grant
 from lowwater._core.columns import Column
 from lowwater._core.fold import Reading
-from lowwater._core.lease import LeaseState
-from lowwater._core.reports import Report
+from lowwater._core.lease import LeaseState, Report
 from lowwater._core.surroundings import REAL
 from lowwater._core.watching import MOST_NAMES
 from lowwater._sync.runtime import Runtime

@@ -16,7 +16,9 @@ from lowwater import Inputs
 from lowwater._aio.worker import Worker
 from lowwater._core.fold import Fold
 from lowwater._core.granted import Granted
+from lowwater._core.lease import LeaseState
 from lowwater._core.ratchet import Ratchet
+from lowwater._core.reports import ReporterState
 from lowwater._core.routes import Routes
 from lowwater.aio import Lease
 from lowwater_authority import holdings, rounds
@@ -284,6 +286,19 @@ def take_any_claim_for_a_repeat(planted: Planted) -> None:
     _class(planted, switches.AnyClaimRepeats)
 
 
+def answer_what_was_staged_meanwhile(planted: Planted) -> None:
+    """An acknowledgement counts for what was staged while its report was on its way, which nobody was told yet (rule 2)."""
+    acknowledged = ReporterState.acknowledged
+
+    def generous(self: ReporterState, *arguments: Any) -> list[LeaseState]:
+        if self._in_flight is not None:
+            versions = self._in_flight.versions
+            versions.update((key, lease.version) for key, lease in self._leases.items() if key in versions)
+        return acknowledged(self, *arguments)
+
+    planted.setattr(ReporterState, "acknowledged", generous)
+
+
 MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
     plant.__name__: plant
     for plant in (
@@ -308,6 +323,7 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         answer_older_reports_as_if_taken,
         ignore_turns,
         take_any_claim_for_a_repeat,
+        answer_what_was_staged_meanwhile,
     )
 }
 

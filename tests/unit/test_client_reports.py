@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from lowwater import MAX, Refusal
 from lowwater._core.columns import Column
 from lowwater._core.fold import Fold
-from lowwater._core.lease import GroupState, LeaseState
-from lowwater._core.reports import BEAT, WINDOW, Report, ReporterState, _messages
+from lowwater._core.lease import GroupState, LeaseState, Report
+from lowwater._core.reports import BEAT, LOUD, SAVED, ReporterState, _messages
 
 COUNT = 40
 INTERVAL = 0.05
@@ -90,7 +90,7 @@ class ReportStream(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.reporter = ReporterState(b"s" * 16, INTERVAL, lambda: 1.0)
+        self.reporter = ReporterState(b"s" * 16, SAVED / 3, lambda: 1.0)
         self.authority = Authority()
         self.leases: list[LeaseState] = []
         self.models: list[Model] = []
@@ -157,7 +157,9 @@ class ReportStream(RuleBasedStateMachine):
     def tick(self, step: float) -> None:
         self.now += step
         before = {lease.sequencer: lease.version for lease in self.leases}
+        busy = self.reporter.statistics().in_flight
         reports = self.reporter.take(self.now)
+        assert not (reports and busy), "what was staged meanwhile waits for the acknowledgement"
         assert not reports or self.reporter.opened
         for report in reports:
             self.wire.append((self.stream, report))
@@ -217,7 +219,7 @@ class ReportStream(RuleBasedStateMachine):
         return self.leases[which], self.models[which]
 
     def applied_is_what_was_staged(self, stream: int, report: Report) -> None:
-        """After the last message of a tick, the authority holds exactly what was staged by then, but for what it refused."""
+        """After the last message of a report, the authority holds exactly what was staged by then, but for what it refused."""
         versions = self.carried.get((stream, report.number))
         if versions is None:
             return
@@ -240,7 +242,6 @@ class ReportStream(RuleBasedStateMachine):
     @invariant()
     def bounded_and_consistent(self) -> None:
         self.reporter._check()
-        assert self.reporter.statistics().in_flight <= WINDOW
         for lease in self.leases:
             lease._oldest._check()
 
@@ -312,22 +313,134 @@ def test_nothing_is_sent_before_the_server_opened_the_stream() -> None:
     assert [report.number for report in reporter.take(0.0)] == [1]
 
 
-def test_an_idle_reporter_sends_at_once_and_a_busy_one_on_the_clock() -> None:
+def stage(reporter: ReporterState, lease: LeaseState, low: int) -> bool:
+    """Stage a state that differs from those before; returns whether the sender has to be woken for it."""
+    lease.advance(Fold(low, ()), MAX, now=0.0)
+    return reporter.staged(lease)
+
+
+def test_a_report_leaves_at_once_and_what_is_staged_meanwhile_with_the_next() -> None:
     reporter, lease = staged_reporter()
+    beside = LeaseState("d", 2, Column(2, 0), reference=0)
+    reporter.add(beside)
     reporter.open()
     reporter.accepted(10.0)
     assert reporter.take(10.0)
-    lease.advance(Fold(2, ()), MAX, now=0.0)
-    assert reporter.staged(lease)
-    assert not reporter.staged(lease), "one wake-up a tick is enough"
-    assert reporter.due() == 10.0 + INTERVAL
-    assert reporter.take(10.0 + INTERVAL / 2) == []
-    reporter.hurry()
-    assert reporter.take(10.0 + INTERVAL / 2)
+    assert not stage(reporter, lease, 2), "the acknowledgement wakes the sender"
+    assert not stage(reporter, beside, 2)
+    assert reporter.due() is None
+    assert reporter.take(10.0) == []
+    reporter.acknowledged(1)
+    assert reporter.due() == float("-inf"), "no clock is waited for"
+    [report] = reporter.take(10.0)
+    assert [group.computation for group in report.groups] == ["c", "d"]
+    reporter.acknowledged(2)
+    assert stage(reporter, lease, 3)
+    assert not stage(reporter, lease, 4), "one wake-up is enough"
+    [report] = reporter.take(10.0)
+    assert report.groups[0].values == 4
+
+
+def test_a_chain_of_claims_in_one_process_waits_for_no_clock() -> None:
+    """Each stage stages when the one before it was acknowledged, and all of this in one moment."""
+    reporter = ReporterState(b"s" * 16, INTERVAL, lambda: 1.0)
+    leases = [LeaseState(f"c{i}", i, Column(2, 0), reference=0) for i in range(1, 11)]
+    for lease in leases:
+        reporter.add(lease)
+    reporter.open()
+    reporter.accepted(0.0)
+    for low in range(1, 81):
+        for lease in leases:
+            stage(reporter, lease, low)
+            [report] = reporter.take(0.0)
+            reporter.acknowledged(report.number)
+            assert lease.durable == low
+
+
+@pytest.mark.parametrize(("claims", "loud"), [(1, 1), (2, 2), (1000, LOUD)])
+def test_claims_that_report_without_a_pause_are_slowed_down_in_the_long_run(claims: int, loud: int) -> None:
+    """One claim after the other stages a state, two thousand times a second, and the authority answers at once."""
+    reporter = ReporterState(b"s" * 16, INTERVAL, lambda: 1.0)
+    leases = [LeaseState("c", i, Column(2, 0), reference=0) for i in range(1, claims + 1)]
+    for lease in leases:
+        reporter.add(lease)
+    reporter.open()
+    reporter.accepted(0.0)
+    moments, sent = int(SAVED * 2000), 0
+    for moment in range(moments):
+        stage(reporter, leases[moment % claims], moment + 1)
+        for report in reporter.take(moment / 2000):
+            reporter.acknowledged(report.number)
+            sent += 1
+    earned = loud * SAVED / INTERVAL
+    first = claims if claims > loud else 0  # the first state of a claim leaves in any case
+    assert earned < sent <= 2 * earned + SAVED / BEAT + 1 + first, "what they have saved, and what they earn"
+
+
+def slowed_down() -> tuple[ReporterState, LeaseState, LeaseState, float]:
+    """A claim that has reported as often as it may, one beside it that has not, and when the first may report again."""
+    reporter, lease = staged_reporter()
+    beside = LeaseState("d", 2, Column(2, 0), reference=0)
+    reporter.add(beside)
+    reporter.open()
+    reporter.accepted(0.0)
+    low = 1
+    while reports := reporter.take(0.0):
+        reporter.acknowledged(reports[-1].number)
+        low += 1
+        stage(reporter, lease, low)
+    due = reporter.due()
+    assert due is not None
+    return reporter, lease, beside, due
+
+
+def test_a_claim_that_is_slowed_down_keeps_no_other_from_reporting_at_once() -> None:
+    reporter, lease, beside, due = slowed_down()
+    assert 0.0 < due <= INTERVAL
+    assert stage(reporter, beside, 1)
+    [report] = reporter.take(0.0)
+    assert [group.computation for group in report.groups] == ["c", "d"], "it goes along"
+    reporter.acknowledged(report.number)
+    for low in range(1, 1000):  # however often it goes along with others, it waits no longer for that
+        stage(reporter, lease, 10_000 + low)
+        stage(reporter, beside, 1 + low)
+        reporter.hurry(beside)
+        [report] = reporter.take(0.0)
+        reporter.acknowledged(report.number)
+    stage(reporter, lease, 20_000)
+    assert reporter.due() == INTERVAL
+    assert reporter.take(INTERVAL)
+
+
+def test_who_flushes_a_claim_that_is_slowed_down_does_not_wait() -> None:
+    reporter, lease, beside, _ = slowed_down()
+    assert reporter.take(0.0) == []
+    reporter.hurry(beside)
+    assert reporter.take(0.0) == [], "it has nothing to say"
+    reporter.hurry(lease)
+    assert reporter.take(0.0)
+
+
+def test_a_claim_that_is_slowed_down_begins_a_new_stream_at_once() -> None:
+    reporter, *_ = slowed_down()
+    reporter.disconnected()
+    reporter.open()
+    reporter.accepted(0.0)
+    assert reporter.take(0.0)
+
+
+def test_an_interval_beyond_what_is_saved_is_kept() -> None:
+    reporter, lease = staged_reporter(interval=60.0)
+    reporter.open()
+    reporter.accepted(0.0)
+    reporter.take(0.0)
+    reporter.acknowledged(1)
+    stage(reporter, lease, 2)
+    assert lease.rests_until == 60.0
 
 
 def test_a_slow_authority_is_not_flooded() -> None:
-    reporter, lease = staged_reporter(interval=0.0)
+    reporter, lease = staged_reporter()
     reporter.open()
     reporter.accepted(0.0)
     sent = 0
@@ -335,9 +448,9 @@ def test_a_slow_authority_is_not_flooded() -> None:
         lease.advance(Fold(low, ()), MAX, now=0.0)
         reporter.staged(lease)
         sent += len(reporter.take(float(low)))
-    assert sent == WINDOW
+    assert sent == 1
     assert reporter.due() is None
-    reporter.acknowledged(WINDOW)
+    reporter.acknowledged(1)
     [report] = reporter.take(50.0)
     assert report.groups[0].values == 49, "the newest replaces those that waited"
 
@@ -363,7 +476,10 @@ def test_a_state_that_changes_nothing_is_durable_with_what_went_before() -> None
     assert reporter.take(1.0) == []
     assert lease.durable == 0
     reporter.acknowledged(1)
-    assert lease.durable == lease.version == 2
+    assert (lease.durable, lease.version) == (1, 2)
+    assert reporter.take(1.0) == []
+    assert lease.durable == 2
+    assert reporter.answered_here()
     lease.advance(Fold(1, ()), MAX, now=0.0)
     reporter.staged(lease)
     assert reporter.take(2.0) == []
@@ -392,14 +508,15 @@ def test_a_removed_lease_is_forgotten() -> None:
 
 def test_a_refusal_stands_until_what_was_refused_was_sent_again() -> None:
     """The acknowledgement of a report that did not carry the refused range says nothing of it."""
-    reporter, lease = staged_reporter(interval=0.0)
+    reporter, lease = staged_reporter()
     reporter.open()
     reporter.accepted(0.0)
     reporter.take(0.0)
     lease.advance(Fold(1, ()), {1: 0}, now=0.0)
     reporter.staged(lease)
-    reporter.take(1.0)
     reporter.acknowledged(1, [("c", 1, Refusal("TOO_FAR_AHEAD", "", (0,)))])
+    [staged_meanwhile] = reporter.take(1.0)
+    assert dict(spread(staged_meanwhile.groups[0])) == {1: 0}
     reporter.acknowledged(2)
     assert lease.refusal is not None
     [again] = reporter.take(BEAT)
@@ -409,15 +526,15 @@ def test_a_refusal_stands_until_what_was_refused_was_sent_again() -> None:
 
 
 @pytest.mark.parametrize("reason", ["TOO_FAR_AHEAD", "INCARNATION_CHANGED"])
-def test_refusals_of_several_reports_in_flight_all_stand(reason: str) -> None:
-    reporter, lease = staged_reporter(interval=0.0)
+def test_refusals_of_several_reports_all_stand(reason: str) -> None:
+    reporter, lease = staged_reporter()
     reporter.open()
     reporter.accepted(0.0)
     reporter.take(0.0)
     lease.advance(Fold(1, ()), {1: 0}, now=0.0)
     reporter.staged(lease)
-    reporter.take(1.0)
     reporter.acknowledged(1, [("c", 1, Refusal(reason, "", (0,)))])
+    assert reporter.take(1.0)
     reporter.acknowledged(2, [("c", 1, Refusal(reason, "", (1,)))])
     assert settled(lease) == (Refusal(reason, "", (0, 1)), 0)
     assert (lease.answered, dict(lease.lost)) == (2, {})
@@ -431,7 +548,7 @@ def test_refusals_of_several_reports_in_flight_all_stand(reason: str) -> None:
 
 def test_a_refused_piece_of_a_divided_state_stands_when_the_others_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lowwater._core.reports.MESSAGE_WORDS", 8)
-    reporter = ReporterState(b"s" * 16, 0.0, lambda: 1.0)
+    reporter = ReporterState(b"s" * 16, INTERVAL, lambda: 1.0)
     lease = LeaseState("c", 1, Column(COUNT, 0), reference=0)
     reporter.add(lease)
     lease.advance(Fold(COUNT, ()), Column.of(range(COUNT)), now=0.0)

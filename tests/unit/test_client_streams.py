@@ -24,9 +24,7 @@ from lowwater._core.calls import Calls
 from lowwater._core.columns import Column
 from lowwater._core.fold import Fold
 from lowwater._core.lease import LeaseState
-from lowwater._core.report_stream import Due
-from lowwater._core.reporting import Reporting
-from lowwater._core.reports import BEAT
+from lowwater._core.reports import BEAT, Due, Reporting
 from lowwater._core.routes import Routes
 from lowwater._core.surroundings import Surroundings
 from lowwater._core.watching import WatchState
@@ -251,6 +249,8 @@ def test_a_stream_sends_its_opening_then_what_is_due_and_ends_with_the_next() ->
     due = one.stream().due(stream)
     assert due is not None
     assert [message.report.number for message in due.messages] == [1]
+    assert one.stream().due(stream) == Due((), None), "not before it is acknowledged"
+    one.stream().take(workers_pb2.ReportResponse(ack=workers_pb2.ReportAck(number=1)))
     due = one.stream().due(stream)
     assert due is not None
     assert due.within == pytest.approx(3.0), "the next beat"
@@ -276,9 +276,9 @@ def test_a_state_that_was_durable_already_wakes_those_who_flush_it() -> None:
         return len(found.messages), found.answered
 
     assert due() == (1, False)
-    assert due() == (0, False), "as durable as the report that is on its way"
+    assert due() == (0, False), "it waits for the report that is on its way"
     one.stream().take(workers_pb2.ReportResponse(ack=workers_pb2.ReportAck(number=1)))
-    assert one.answered(state, 2)
+    assert not one.answered(state, 2)
     assert due() == (0, True)
     assert one.answered(state, 3)
     assert one.stream().due(stream) == Due((), BEAT), "once is enough"

@@ -9,8 +9,7 @@ import pytest
 from lowwater._core import checks, wire
 from lowwater._core.columns import Column
 from lowwater._core.fold import Fold
-from lowwater._core.lease import GroupState, LeaseState
-from lowwater._core.reports import Report
+from lowwater._core.lease import GroupState, LeaseState, Report
 from lowwater.watermark import MAX
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
 from lowwater_authority.service import encode

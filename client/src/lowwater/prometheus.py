@@ -57,7 +57,7 @@ _READ: Final[dict[Figure, Callable[[ClientStatistics], int]]] = {
     _gauge("waiting_claims", "Claims with a state that was not sent yet; each has room for one, the newest."): (
         lambda s: s.reporter.waiting
     ),
-    _gauge("reports_in_flight", "Ticks sent and not acknowledged."): lambda s: s.reporter.in_flight,
+    _gauge("reports_in_flight", "Streams with a report that is not acknowledged."): lambda s: s.reporter.in_flight,
     _counter("report_streams", "Report streams opened."): lambda s: s.reporter.streams,
     _counter("reports", "Report messages sent."): lambda s: s.reporter.reports,
     _counter("acknowledged_reports", "Report messages acknowledged as durable."): lambda s: s.reporter.acknowledged,

@@ -12,8 +12,7 @@ from lowwater._aio.streaming import Streaming
 from lowwater._aio.watcher import Watcher
 from lowwater._core.call import Stubs
 from lowwater._core.lease import LeaseState
-from lowwater._core.report_stream import ReportStream
-from lowwater._core.reporting import Reporting, token_of
+from lowwater._core.reports import Reporting, ReportStream, token_of
 from lowwater._core.streams import Streamed
 from lowwater._pb.lowwater.v1 import workers_pb2
 
@@ -44,7 +43,7 @@ class Reporter(Streaming):
         self.tend()
 
     def staged(self, lease: LeaseState) -> None:
-        """Let a lease's new state go out at the next tick."""
+        """Let a lease's new state leave with the next report."""
         if self.reporting.staged(lease):
             self.changed.notify()
 

@@ -15,7 +15,7 @@ from lowwater._core.claims import Grant
 from lowwater._core.columns import Column, is_one
 from lowwater._core.fold import Fold, fold_of, injector_fold
 from lowwater._core.lease import LeaseState
-from lowwater._core.reporting import Reporting, stale
+from lowwater._core.reports import Reporting, stale
 from lowwater.histogram import Histogram
 from lowwater.views import Inputs, Refusal
 from lowwater.watermark import MAX, EventTime, Watermarks, to_micros
@@ -44,7 +44,7 @@ class Stage(Protocol):
         ...
 
     def staged(self, lease: LeaseState) -> None:
-        """Let a lease's new state go out at the next tick. The guard is held."""
+        """Let a lease's new state leave with the next report. The guard is held."""
         ...
 
 

@@ -16,7 +16,7 @@ from lowwater.histogram import MOST_RECORDS, Histogram
 from lowwater.views import Refusal
 from lowwater.watermark import MAX
 
-__all__ = ["GroupState", "LeaseState", "Mass"]
+__all__ = ["GroupState", "LeaseState", "Mass", "Report"]
 
 
 _OF_VALUES: Final = frozenset({TooFarAhead.reason, FinishRequired.reason})
@@ -54,6 +54,14 @@ class GroupState:
         """How many 64-bit words it takes on the wire, about."""
         handles = 0 if self.handles is None else len(self.handles) // 2
         return handles + (1 if isinstance(self.values, int) else len(self.values))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One message up a report stream."""
+
+    number: int
+    groups: tuple[GroupState, ...]
 
 
 class LeaseState:
@@ -94,6 +102,8 @@ class LeaseState:
         """Why the whole claim is stale; empty while it is not."""
         self.turn: int = 0
         """How often it began to be reported with its full state: the authority orders its reports by it, whatever stream they take."""
+        self.rests_until: float = float("-inf")
+        """Until when it has reported as often as it may, on the reporter's clock."""
         self.finished: set[int] = set()
         self.finished_all: bool = False
 

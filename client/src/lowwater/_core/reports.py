@@ -1,36 +1,79 @@
-"""One process's report stream: which states go out when, and what the answers mean."""
+"""What one process reports: from the state that a worker stages to the authority's answer.
+
+How it flows. A worker stages a new state of its claim and goes on; the claim stands in line at the stream to the shard that serves its
+computation (:class:`ReporterState`), once however often it stages: what leaves is its newest state. When no report is in flight, all that
+stand in line leave together. So an idle stream sends at once, and a busy one with the acknowledgement of the report before: the authority's
+pace is the pace of the reports, a slow network makes them rarer and not older, and no clock is waited for. The answer says what of them is
+durable, what was refused, and what belongs to another shard; leases hear of it, and who flushes them. Around each line,
+:class:`ReportStream` opens one stream after the other; a new stream begins with everything. :class:`Reporting` has all of a process: which
+stream carries which claim, and where to look for a claim that was redirected or whose shard has died.
+
+The pace is bounded in the long run only: a claim that stages without a pause leaves every ``report_interval`` once it has used up what it saved
+while it was quiet (``SAVED``), and a stream with many claims as often as ``LOUD`` such claims. Else a loop that stages after each record, or
+thousands of claims that stage one after the other, would have their process and the authority do nothing but report, a few states at a time.
+
+All of it is pure: no I/O, no locks, no waiting, and the only clock and randomness are those passed in. The shells (``_sync/reporter.py``,
+``_aio/reporter.py``) hand :meth:`ReportStream.due` to gRPC, give what comes back to :meth:`ReportStream.take`, and ask again when something
+was staged or answered, or when ``Due.within`` is over.
+"""
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Final
 
+import grpc
+
+from lowwater import errors
+from lowwater._core import wire
+from lowwater._core.attempts import BUSY, DENIED, error_of_call, words_of
+from lowwater._core.backoff import CAP, Backoff
 from lowwater._core.columns import Handles
-from lowwater._core.lease import GroupState, LeaseState
-from lowwater.errors import StaleSequencer
+from lowwater._core.lease import GroupState, LeaseState, Report
+from lowwater._core.locating import Locating
+from lowwater._core.routes import HOME, MOST_HOPS, Routes
+from lowwater._core.settings import Settings
+from lowwater._core.streams import Streamed
+from lowwater._core.surroundings import Surroundings
+from lowwater._pb.lowwater.v1 import cluster_pb2, types_pb2, workers_pb2
 from lowwater.views import Refusal
 
-__all__ = ["BEAT", "WINDOW", "Report", "ReporterState", "ReporterStatistics"]
+__all__ = [
+    "BEAT",
+    "SAVED",
+    "Due",
+    "ReportStream",
+    "ReporterState",
+    "ReporterStatistics",
+    "Reporting",
+    "stale",
+    "token_of",
+]
 
-WINDOW: Final = 2
-"""Ticks whose reports may be unacknowledged. Beyond it states wait here, where the newest replaces the older."""
+logger = logging.getLogger("lowwater")
+
+Key = tuple[str, int]
+"""A claim: its computation and sequencer."""
 
 BEAT: Final = 3.0
 """Seconds after which a claim that has nothing new repeats itself, so that its last report stays fresh."""
 
+SAVED: Final = 10.0
+"""Seconds: a claim, or a stream, that was quiet for so long may report as often as it could have meanwhile without waiting for its pace."""
+
+LOUD: Final = 5
+"""A stream keeps, in the long run, the pace of so many claims that report all the time: 100 reports a second, by default."""
+
+_AT_ONCE: Final = float("-inf")
+_NEVER: Final = float("inf")
+"""When what waits may leave."""
+
 MESSAGE_WORDS: Final = 1_000_000
 """64-bit words in one message, about: 8 MB, which holds nobody up for long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """One message up the stream."""
-
-    number: int
-    groups: tuple[GroupState, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +85,7 @@ class ReporterStatistics:
     waiting: int = 0
     """Claims with a state that was not sent yet; each has room for one, the newest."""
     in_flight: int = 0
-    """Ticks sent and not acknowledged; at most ``WINDOW`` a stream."""
+    """Streams with a report that is not acknowledged."""
     streams: int = 0
     """Report streams opened so far."""
     reports: int = 0
@@ -60,20 +103,22 @@ class ReporterStatistics:
 
 @dataclass(slots=True)
 class _InFlight:
-    """What one tick sent."""
+    """What left together, and is not acknowledged yet: one report, divided into messages where it is too large for one."""
 
     number: int
-    versions: dict[tuple[str, int], int] = field(default_factory=dict)
-    carried: deque[tuple[int, list[tuple[tuple[str, int], Handles[int] | None]]]] = field(default_factory=deque)
-    """The handles in each report by claim, until it is acknowledged: these are then taken over, unless they are refused."""
+    """Of the last message."""
+    versions: dict[Key, int] = field(default_factory=dict)
+    carried: deque[tuple[int, dict[Key, Handles[int] | None]]] = field(default_factory=deque)
+    """The handles in each message by claim, until it is acknowledged: these are then taken over, unless they are refused."""
 
 
 class ReporterState:
     """The state machine of a report stream (rule 8: reports are state, numbered, and may be lost or repeated harmlessly).
 
-    A stream begins with the full state of every lease, in reports numbered from 1; after that only what changed goes out, at
-    most ``WINDOW`` ticks ahead of the acknowledgements. An acknowledgement covers all numbers up to its own.
-    Costs: O(leases) a tick with something to send, plus what :meth:`LeaseState.take` says.
+    A stream begins with the full state of every lease, in messages numbered from 1; after that only what changed goes out, when
+    nothing is in flight. An acknowledgement covers all numbers up to its own.
+    Costs: staging and :meth:`due` are O(1), :meth:`take` and an acknowledgement O(leases in the report), plus what
+    :meth:`LeaseState.take` says. A beat is O(leases).
     """
 
     def __init__(self, sender: bytes, interval: float, random: Callable[[], float]) -> None:
@@ -84,12 +129,13 @@ class ReporterState:
         self.opened: bool = False
         """Whether the server has answered the open of the newest stream."""
         self._interval = interval
+        self._rests_until = _AT_ONCE
         self._random = random
-        self._leases: dict[tuple[str, int], LeaseState] = {}
-        self._waiting: dict[tuple[str, int], None] = {}
-        self._in_flight: deque[_InFlight] = deque()
+        self._leases: dict[Key, LeaseState] = {}
+        self._waiting: dict[Key, None] = {}
+        self._leaves = _NEVER  # when the first of those that wait may leave; all others leave with it
+        self._in_flight: _InFlight | None = None
         self._number = 0
-        self._not_before = 0.0
         self._next_beat = 0.0
         self._answered_here = False
         self._reports = 0
@@ -111,11 +157,10 @@ class ReporterState:
         key = _key(lease)
         self._leases.pop(key, None)
         self._waiting.pop(key, None)
-        for sent in self._in_flight:
-            sent.versions.pop(key, None)
-            sent.carried = deque(
-                (number, [each for each in carried if each[0] != key]) for number, carried in sent.carried
-            )
+        if self._in_flight is not None:
+            self._in_flight.versions.pop(key, None)
+            for _, carried in self._in_flight.carried:
+                carried.pop(key, None)
 
     def begin_above(self, lease: LeaseState, newest: int) -> None:
         """Begin to report a lease anew: the authority has heard of its turn ``newest``. It may be older than what is said here by now."""
@@ -129,6 +174,11 @@ class ReporterState:
         """Those that are reported here."""
         return list(self._leases.values())
 
+    @property
+    def carries_any(self) -> bool:
+        """Whether any is reported here. O(1)."""
+        return bool(self._leases)
+
     def find(self, computation: str, sequencer: int) -> LeaseState | None:
         """Return the lease of a claim, if it is reported here."""
         return self._leases.get((computation, sequencer))
@@ -138,12 +188,20 @@ class ReporterState:
         key = _key(lease)
         if key not in self._leases or key in self._waiting:
             return False
-        self._waiting[key] = None
-        return True
+        return self._wait(key, lease.rests_until)
 
-    def hurry(self) -> None:
-        """Let the next tick come at once: somebody waits for it."""
-        self._not_before = 0.0
+    def hurry(self, lease: LeaseState) -> None:
+        """Let a lease's new state leave as soon as nothing is in flight, whatever the pace: somebody waits for it."""
+        if _key(lease) in self._waiting:
+            self._leaves = _AT_ONCE
+
+    def _wait(self, key: Key, until: float) -> bool:
+        """Put a claim in line until a time at the earliest; returns whether the line leaves earlier for it."""
+        self._waiting[key] = None
+        earlier = until < self._leaves
+        if earlier:
+            self._leaves = until
+        return earlier and self.opened and self._in_flight is None
 
     # -- the stream -----------------------------------------------------------------------------------------------
 
@@ -159,24 +217,26 @@ class ReporterState:
     def _begin(self, lease: LeaseState) -> None:
         lease.reconnect()
         if lease.version:
-            self._waiting[_key(lease)] = None
+            self._wait(_key(lease), _AT_ONCE)
 
     def accepted(self, now: float) -> None:
         """The server has opened the stream. Its first beat comes early: a thousand that were opened at once beat apart."""
         self.opened = True
-        self._not_before = 0.0
         self._next_beat = now + BEAT * self._random()
 
     def disconnected(self) -> None:
         """The stream is gone, and with it all that was not acknowledged."""
         self.opened = False
-        self._in_flight.clear()
+        self._in_flight = None
 
     def due(self) -> float | None:
         """Return when :meth:`take` has something to do next, on the clock it is given; None: not before an answer."""
-        if not self.opened or len(self._in_flight) >= WINDOW:
+        if not self.opened or self._in_flight is not None:
             return None
-        return min(self._not_before, self._next_beat) if self._waiting else self._next_beat
+        if not self._waiting:
+            return self._next_beat
+        leaves = self._leaves if self._leaves == _AT_ONCE else max(self._leaves, self._rests_until)
+        return min(leaves, self._next_beat)
 
     def answered_here(self) -> bool:
         """Whether :meth:`take` found, since this was asked last, states that were durable already: their flushes may end."""
@@ -184,45 +244,43 @@ class ReporterState:
         return answered
 
     def take(self, now: float) -> list[Report]:
-        """Return the reports of one tick: the newest state of the leases that changed, and beats that are due."""
+        """Return the messages that are to leave now: the newest state of all leases in line, and beats that are due."""
         due = self.due()
         if due is None or now < due:
             return []
         sent = _InFlight(self._number)
         groups: list[GroupState] = []
-        waiting, self._waiting = self._waiting, {}
+        waiting, self._waiting, self._leaves = self._waiting, {}, _NEVER
         for key in waiting:
-            self._take(key, self._leases[key].take(), groups, sent)
+            lease = self._leases[key]
+            group = lease.take()
+            if group is not None:
+                groups.append(group)
+                sent.versions[key] = lease.version
+                lease.rests_until = _rested(lease.rests_until, now, self._interval)
+            elif not lease.lost_all:
+                # All of it went out before, and nothing is in flight.
+                lease.acknowledge(lease.version)
+                self._answered_here = True
         if now >= self._next_beat:
             self._next_beat = now + BEAT
             for key, lease in self._leases.items():
-                if key not in sent.versions:
-                    self._take(key, lease.beat(), groups, sent)
+                beat = None if key in sent.versions else lease.beat()
+                if beat is not None:
+                    groups.append(beat)
+                    sent.versions[key] = lease.version
         if not groups:
             return []
-        self._not_before = now + self._interval
         reports: list[Report] = []
         for part in _messages(groups):
             self._number += 1
             reports.append(Report(self._number, part))
-            carried = [((group.computation, group.sequencer), group.handles) for group in part]
-            sent.carried.append((self._number, carried))
+            sent.carried.append((self._number, {_key(group): group.handles for group in part}))
         sent.number = self._number
-        self._in_flight.append(sent)
+        self._in_flight = sent
+        self._rests_until = _rested(self._rests_until, now, self._interval / LOUD)
         self._reports += len(reports)
         return reports
-
-    def _take(self, key: tuple[str, int], group: GroupState | None, groups: list[GroupState], sent: _InFlight) -> None:
-        lease = self._leases[key]
-        if group is not None:
-            groups.append(group)
-            sent.versions[key] = lease.version
-        elif self._in_flight:
-            # All of it went out before, and is as durable as the newest report.
-            self._in_flight[-1].versions[key] = lease.version
-        elif not lease.lost_all:
-            lease.acknowledge(lease.version)
-            self._answered_here = True
 
     # -- answers --------------------------------------------------------------------------------------------------
 
@@ -236,17 +294,19 @@ class ReporterState:
 
         ``refused`` names (computation, sequencer, what); ``references`` the reference times of computations, in microseconds.
         """
-        for computation, micros in references:
-            for lease in self._leases.values():
-                if lease.computation == computation:
-                    lease.reference = max(lease.reference, micros)
-        named: dict[tuple[str, int], list[Refusal]] = {}
+        sent = self._in_flight
+        told = dict(references)
+        for key in sent.versions if sent is not None and told else ():
+            lease = self._leases.get(key)
+            if lease is not None:
+                lease.reference = max(lease.reference, told.get(lease.computation, lease.reference))
+        named: dict[Key, list[Refusal]] = {}
         for computation, sequencer, refusal in refused:
             self._refused += 1
             refused_lease = self._leases.get((computation, sequencer))
             if refused_lease is None:
                 continue
-            if refusal.reason == StaleSequencer.reason:
+            if refusal.reason == errors.StaleSequencer.reason:
                 refused_lease.lose(refusal.handles, refusal.message)
             else:
                 named.setdefault((computation, sequencer), []).append(refusal)
@@ -255,8 +315,9 @@ class ReporterState:
             for refusal in refusals:
                 self._leases[key].refuse(refusal)
         answered: list[LeaseState] = []
-        while self._in_flight and self._in_flight[0].number <= number:
-            for key, version in self._in_flight.popleft().versions.items():
+        if sent is not None and sent.number <= number:
+            self._in_flight = None
+            for key, version in sent.versions.items():
                 acknowledged = self._leases.get(key)
                 if acknowledged is not None:
                     acknowledged.acknowledge(version)
@@ -265,13 +326,13 @@ class ReporterState:
         return answered
 
     def _taken_over(self, number: int) -> None:
-        """Take what the reports up to a number carried off what was refused before; what they were refused is added after."""
-        for sent in self._in_flight:
-            while sent.carried and sent.carried[0][0] <= number:
-                for key, handles in sent.carried.popleft()[1]:
-                    lease = self._leases.get(key)
-                    if lease is not None:
-                        lease.accept(handles)
+        """Take what the messages up to a number carried off what was refused before; what they were refused is added after."""
+        carried = self._in_flight.carried if self._in_flight is not None else ()
+        while carried and carried[0][0] <= number:
+            for key, handles in carried.popleft()[1].items():
+                lease = self._leases.get(key)
+                if lease is not None:
+                    lease.accept(handles)
 
     def fenced(self, computation: str, sequencer: int, handles: tuple[int, ...] | None, reason: str) -> bool:
         """Give up ranges that the authority took away; None: all of the claim. Returns whether anybody reports for it."""
@@ -286,7 +347,7 @@ class ReporterState:
         return ReporterStatistics(
             leases=len(self._leases),
             waiting=len(self._waiting),
-            in_flight=len(self._in_flight),
+            in_flight=int(self._in_flight is not None),
             streams=self.stream,
             reports=self._reports,
             acknowledged=self._acknowledged,
@@ -295,18 +356,22 @@ class ReporterState:
 
     def _check(self) -> None:
         """Assert every invariant."""
-        assert len(self._in_flight) <= WINDOW
         assert self._waiting.keys() <= self._leases.keys()
-        assert all(sent.number <= self._number for sent in self._in_flight)
+        assert self._in_flight is None or self._in_flight.number == self._number
         assert all(lease.durable <= lease.version for lease in self._leases.values())
 
 
-def _key(lease: LeaseState) -> tuple[str, int]:
-    return lease.computation, lease.sequencer
+def _key(claim: LeaseState | GroupState) -> Key:
+    return claim.computation, claim.sequencer
+
+
+def _rested(until: float, now: float, interval: float) -> float:
+    """Return until when who reports now rests after it: in the past while it has saved up more."""
+    return min(max(until, now - max(0.0, SAVED - interval)), now) + interval
 
 
 def _messages(groups: Iterable[GroupState]) -> Iterator[tuple[GroupState, ...]]:
-    """Divide the groups of one tick into messages that the server accepts."""
+    """Divide what leaves together into messages that the server accepts."""
     part: list[GroupState] = []
     words = 0
     for group in groups:
@@ -336,3 +401,368 @@ def _pieces(group: GroupState) -> Iterator[GroupState]:
             values=values if isinstance(values, int) else values[start:end],
             mass=group.mass if end == total else None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What a stream has to send."""
+
+    messages: Sequence[workers_pb2.ReportRequest]
+    """To send now."""
+    within: float | None
+    """Seconds after which to ask again, when there are none; None: not before something changes."""
+    answered: bool = False
+    """Whether states were answered without being sent, so that those who wait have to be woken."""
+
+
+class ReportStream:
+    """Around the state machine of a report stream: its life from one stream to the next.
+
+    Streams are opened anew after every failure, with a backoff, and then begin with everything. Leases that the shard redirects leave
+    before their reports are answered: nothing of them was taken over.
+    """
+
+    first_pause: float = 0.0
+    hurried: bool = False
+
+    def __init__(self, reporting: Reporting, key: str) -> None:
+        self.key = key
+        """The shard's address, or ``HOME``."""
+        surroundings = reporting.surroundings
+        self.state: ReporterState = ReporterState(surroundings.randbytes(16), reporting.interval, surroundings.random)
+        self.last_error: Exception | None = None
+        """Why the last stream ended; None after an answer."""
+        self.interrupted: bool = False
+        """Whether the open stream is to be ended now."""
+        self._reporting = reporting
+        self._monotonic = surroundings.monotonic
+        self._backoff = Backoff(surroundings.random)
+        self._open = False
+        self._opened_at = 0.0
+        self._opened_to = ""
+        self._leaving: float | None = None
+
+    @property
+    def failure(self) -> errors.LowwaterError | None:
+        """Why nothing will ever be reported again."""
+        return self._reporting.failure
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is anything to report: claims that have nothing new as well, the stream keeps them fresh."""
+        return self.state.carries_any
+
+    @property
+    def address(self) -> str:
+        """Where the next stream goes."""
+        return self.key or self._reporting.routes.home
+
+    def open(self, address: str, server_token: str) -> tuple[int, workers_pb2.ReportRequest]:
+        """Begin a stream to an address; returns its counter and its first message."""
+        stream = self.state.open()
+        self._open, self.interrupted = True, False
+        self._opened_at, self._opened_to, self._leaving = self._monotonic(), address, None
+        opening = workers_pb2.ReportOpen(server_token=server_token, sender=self.state.sender, stream=stream)
+        return stream, workers_pb2.ReportRequest(open=opening)
+
+    def leave_idle(self) -> bool:
+        """Have the open stream ended if it carries nothing any more; returns whether it is. Home's stays, for what comes next."""
+        self.interrupted = self._open and self.key != HOME and not self.wanted
+        return self.interrupted
+
+    def due(self, stream: int) -> Due | None:
+        """Return what a stream has to send; None when it has ended."""
+        if not self._open or self.state.stream != stream:
+            return None
+        now = self._monotonic()
+        due = self.state.due()
+        if due is None or due > now:
+            return Due((), None if due is None else due - now)
+        messages = [wire.report_request(report) for report in self.state.take(now)]
+        return Due(messages, 0.0, self.state.answered_here())
+
+    def take(self, response: workers_pb2.ReportResponse) -> bool:
+        """Take an answer; returns whether the stream is to be left."""
+        self.last_error = None
+        match response.WhichOneof("kind"):
+            case "opened":
+                self.state.accepted(self._monotonic())
+            case "ack":
+                return self._acknowledged(response.ack)
+            case "fenced":
+                computation, sequencer, handles, reason = wire.fenced(response.fenced)
+                if self.state.fenced(computation, sequencer, handles, reason):
+                    logger.warning("a claim on %s lost ranges: %s", computation, reason)
+                    self._drop_lost([(computation, sequencer)])
+                    return not self.wanted
+            case "go_away":
+                logger.info("the authority goes away, at %s: %s", self._opened_to, response.go_away.reason)
+                self._leaving = response.go_away.retry_after_millis / 1e3
+                return True
+            case _:
+                pass  # of a newer server
+        return False
+
+    def _acknowledged(self, ack: workers_pb2.ReportAck) -> bool:
+        moved: dict[str, tuple[workers_pb2.RefusedRanges, list[LeaseState]]] = {}
+        for each in ack.refused:
+            lease = self.state.find(each.computation, each.sequencer)
+            if each.reason == errors.OldStream.reason and lease is not None:
+                self.state.begin_above(lease, each.newest)
+            if each.reason == errors.Moved.reason and lease is not None:
+                # Gone before anything counts as answered: what the number says of its reports is not true of it.
+                self.state.remove(lease)
+                moved.setdefault(each.computation, (each, []))[1].append(lease)
+        refused = [
+            (each.computation, each.sequencer, wire.refusal(each))
+            for each in ack.refused
+            if each.reason not in (errors.Moved.reason, errors.OldStream.reason)
+        ]
+        self._reporting.log(refused)
+        references = [(each.computation, each.micros) for each in ack.references]
+        for answered in self.state.acknowledged(ack.number, refused, references):
+            self._reporting.heard(answered.computation)
+        self._drop_lost([(computation, sequencer) for computation, sequencer, _ in refused])
+        if not moved:
+            # Being let in proves little: a stream that is opened and fails at once, again and again, has to back off.
+            self._backoff.reset()
+            return not self.wanted
+        returned = [self._reporting.redirected(self, each.redirect, leases) for each, leases in moved.values()]
+        # What came back to the same shard begins a new stream with everything: nothing sent before may count after it.
+        return any(returned) or not self.wanted
+
+    def _drop_lost(self, claims: Iterable[tuple[str, int]]) -> None:
+        """Report claims no longer that have lost all their ranges."""
+        for computation, sequencer in claims:
+            lease = self.state.find(computation, sequencer)
+            if lease is not None and lease.lost_all:
+                self._reporting.remove(lease)
+
+    def ended(self, failure: Exception | None) -> float:
+        """Take the end of a stream, and what ended it if something did; returns the seconds to wait before the next.
+
+        Another deployment at a home that was given ends the reporting. Whatever else it is, reporting must go on: a
+        claim that is silent for ever holds all behind it. A shard that is only busy is asked again when it said.
+        """
+        lasted = self.state.opened and self._monotonic() - self._opened_at > CAP
+        self._open = False
+        self.state.disconnected()
+        if self.interrupted and isinstance(failure, grpc.RpcError):
+            return 0.0
+        if isinstance(failure, grpc.RpcError):
+            failure = error_of_call(failure, self._opened_to)
+        self.last_error = failure or self.last_error
+        routes = self._reporting.routes
+        if isinstance(failure, errors.ServerTokenMismatch) and self.key == HOME and routes.given(self._opened_to):
+            logger.error("stopped reporting: %s", failure)
+            self._reporting.failure = failure
+            return 0.0
+        if isinstance(failure, errors.Unavailable | errors.ShuttingDown | errors.OldStream):
+            logger.info("the report stream to %s ended: %s", self._opened_to, failure)
+        elif isinstance(failure, errors.LowwaterError):
+            logger.warning("the report stream to %s ended: %s", self._opened_to, failure)
+        elif failure is not None:
+            logger.error("the report stream to %s failed; it is opened anew", self._opened_to, exc_info=failure)
+        leaving, self._leaving = self._leaving, None
+        at_least = failure.retry_after if isinstance(failure, errors.LowwaterError) else leaving or 0.0
+        if failure is not None or leaving is not None:
+            busy = isinstance(failure, (*BUSY, *DENIED))
+            if not busy:
+                routes.failed(self._opened_to)
+            if self.key != HOME:
+                self._reporting.lose(self, self._backoff.spread(at_least) if busy else 0.0)
+                return 0.0  # what was reported here is looked for, which has delays of its own
+        if lasted:
+            self._backoff.reset()
+        return self._backoff.next(at_least)
+
+    def retire(self) -> None:
+        """Nothing is reported here any more."""
+        self._reporting.retired(self)
+
+
+class Reporting:
+    """All leases of a process, each reported over the stream of its computation's shard.
+
+    A lease whose shard is not known is reported at home, whose answer tells. When a shard redirects it or fails it moves on, with
+    its full state; until it is known where to, its newest state waits here. Nothing here waits or locks.
+    """
+
+    def __init__(self, settings: Settings, surroundings: Surroundings, routes: Routes) -> None:
+        self.failure: errors.LowwaterError | None = None
+        """Why nothing will ever be reported again."""
+        self.interval: float = settings.report_interval
+        """Seconds between the reports of one claim, in the long run."""
+        self.routes: Routes = routes
+        self.surroundings: Surroundings = surroundings
+        self.locating: Locating = Locating(routes, surroundings, self._found)
+        self._streams: dict[str, ReportStream] = {HOME: ReportStream(self, HOME)}
+        self._untended: dict[Streamed, None] = {}
+        self._carriers: dict[Key, ReportStream] = {}
+        self._homeless: dict[Key, LeaseState] = {}
+        self._hops: dict[str, int] = {}
+        self._past = ReporterStatistics()
+        self._logged: dict[Key, set[str]] = {}
+
+    # -- for leases ---------------------------------------------------------------------------------------------------
+
+    def add(self, lease: LeaseState) -> None:
+        """Report a lease from now on. Ask :meth:`tend` afterwards."""
+        self._put(lease, self.routes.place(lease.computation))
+
+    def remove(self, lease: LeaseState) -> None:
+        """Report a lease no longer; its ranges hold what was reported last."""
+        key = _key(lease)
+        carrier = self._carriers.pop(key, None)
+        if carrier is not None:
+            carrier.state.remove(lease)
+            if carrier.leave_idle():
+                self._untended[carrier] = None
+        if self._homeless.pop(key, None) is not None and not self._lost(lease.computation):
+            self.locating.forget(lease.computation)
+        self._logged.pop(key, None)
+
+    def staged(self, lease: LeaseState) -> bool:
+        """Note that a lease has a new state; returns whether the sender has to be woken for it."""
+        carrier = self._carriers.get(_key(lease))
+        return carrier is not None and carrier.state.staged(lease)
+
+    def hurry(self, lease: LeaseState) -> None:
+        """Let a lease's new state leave as soon as nothing is in flight, whatever the pace: somebody waits for it."""
+        carrier = self._carriers.get(_key(lease))
+        if carrier is not None:
+            carrier.state.hurry(lease)
+
+    def check(self) -> None:
+        """Raise what ended the reporting, if something did."""
+        if self.failure is not None:
+            raise self.failure
+
+    def answered(self, lease: LeaseState, version: int) -> bool:
+        """Whether a state of a lease was answered. Raises StaleSequencer when the claim is lost, and what the state was refused for."""
+        self.check()
+        if lease.lost_all:
+            raise stale(lease)
+        if lease.answered < version:
+            return False
+        if lease.refusal is not None:
+            metadata = {"computation": lease.computation, "sequencer": str(lease.sequencer)}
+            raise wire.error_of(lease.refusal.reason, lease.refusal.message, metadata)
+        return True
+
+    def too_late(self, lease: LeaseState, timeout: float) -> errors.Timeout:
+        """Return the error of a state that was not answered in time."""
+        carrier = self._carriers.get(_key(lease))
+        why = f": {words_of(carrier.last_error)}" if carrier is not None and carrier.last_error is not None else ""
+        if _key(lease) in self._homeless:
+            why = ": it is not known which shard serves it now"
+        msg = (
+            f"the newest state of {lease.computation} was not acknowledged as durable within {timeout:g} s{why}. "
+            "It stays staged and goes out as soon as the authority answers."
+        )
+        return errors.Timeout(msg, metadata={"computation": lease.computation, "timeout": f"{timeout:g}"})
+
+    def statistics(self) -> ReporterStatistics:
+        """Return what was done so far, on all streams together."""
+        waiting = sum(lease.version > lease.durable for lease in self._homeless.values())
+        homeless = ReporterStatistics(leases=len(self._homeless), waiting=waiting)
+        streams = [stream.state.statistics() for stream in self._streams.values()]
+        return ReporterStatistics.total([self._past, homeless, *streams])
+
+    # -- for the shells -----------------------------------------------------------------------------------------------
+
+    def tend(self) -> Iterable[Streamed]:
+        """Return what has to be driven, or looked at, since this was asked last."""
+        untended, self._untended = self._untended, {}
+        return untended
+
+    def stream(self, key: str = HOME) -> ReportStream:
+        """Return the stream to an address, or to home."""
+        if key not in self._streams:
+            self._streams[key] = ReportStream(self, key)
+        return self._streams[key]
+
+    # -- for the streams ----------------------------------------------------------------------------------------------
+
+    def log(self, refused: Sequence[tuple[str, int, Refusal]]) -> None:
+        """Say each reason once a claim: a range that is too far ahead is refused with every report until it no longer is."""
+        for computation, sequencer, refusal in refused:
+            if (computation, sequencer) not in self._carriers:
+                continue
+            logged = self._logged.setdefault((computation, sequencer), set())
+            if refusal.reason not in logged:
+                logged.add(refusal.reason)
+                logger.warning("a report of %s was refused: %s (%s)", computation, refusal.message, refusal.reason)
+
+    def heard(self, computation: str) -> None:
+        """A shard has answered for a computation."""
+        self._hops.pop(computation, None)
+        self.locating.heard(computation)
+
+    def redirected(self, stream: ReportStream, redirect: types_pb2.Redirect, leases: Sequence[LeaseState]) -> bool:
+        """Take leases that a stream no longer carries where they are redirected to; returns whether that is the same shard."""
+        computation = leases[0].computation
+        followed = self.routes.redirected(computation, redirect.address, redirect.epoch)
+        self._hops[computation] = self._hops.get(computation, 0) + 1
+        logger.info("%s is served at %s", computation, redirect.address or "no shard just now")
+        place = self.routes.place(computation)
+        following = followed and self._hops[computation] <= MOST_HOPS
+        at_least = 0.0 if following else self.locating.refused(computation)
+        for lease in leases:
+            if following:
+                self._put(lease, place)
+            else:
+                self._lose(lease, at_least)
+        return any(self._carriers.get(_key(lease)) is stream for lease in leases)
+
+    def lose(self, stream: ReportStream, at_least: float) -> None:
+        """Look for what a stream carried, in so many seconds at the earliest."""
+        for lease in stream.state.leases:
+            stream.state.remove(lease)
+            self._lose(lease, at_least)
+
+    def retired(self, stream: ReportStream) -> None:
+        """Nobody drives a stream any more."""
+        if stream.key != HOME and self._streams.get(stream.key) is stream:
+            del self._streams[stream.key]
+            self._past = ReporterStatistics.total([self._past, stream.state.statistics()])
+
+    def _put(self, lease: LeaseState, place: str) -> None:
+        stream = self.stream(place)
+        self._carriers[_key(lease)] = stream
+        stream.state.add(lease)
+        self._untended[stream] = None
+
+    def _lose(self, lease: LeaseState, at_least: float = 0.0) -> None:
+        self._carriers.pop(_key(lease), None)
+        self._homeless[_key(lease)] = lease
+        self.locating.lose(lease.computation, at_least)
+        self._untended[self.locating] = None
+
+    def _lost(self, computation: str) -> list[LeaseState]:
+        return [lease for lease in self._homeless.values() if lease.computation == computation]
+
+    def _found(self, computation: str) -> None:
+        self._hops.pop(computation, None)
+        for lease in self._lost(computation):
+            del self._homeless[_key(lease)]
+            self._put(lease, self.routes.place(computation))
+
+
+def token_of(response: workers_pb2.ReportResponse | cluster_pb2.LocateResponse) -> str:
+    """Return the deployment that an answer names; empty when it names none."""
+    if isinstance(response, cluster_pb2.LocateResponse):
+        return response.server_token
+    return response.opened.server_token if response.HasField("opened") else ""
+
+
+def stale(lease: LeaseState, handles: tuple[int, ...] = ()) -> errors.StaleSequencer:
+    """Return the error of a claim that lost all its ranges, or some."""
+    reason = lease.lost_all or ", ".join(sorted({lease.lost[handle] for handle in handles}))
+    which = "all its ranges" if lease.lost_all else f"{len(handles)} of its {lease.count} ranges"
+    msg = (
+        f"this claim on {lease.computation} lost {which}: {reason}. Stop writing for them; "
+        "lease.lost names the handles. Claim again only if this worker is meant to be the owner."
+    )
+    metadata = {"computation": lease.computation, "sequencer": str(lease.sequencer), "reason": reason}
+    return errors.StaleSequencer(msg, metadata=metadata)

@@ -14,8 +14,7 @@ from google.protobuf.message import DecodeError
 from lowwater import errors
 from lowwater._core import checks
 from lowwater._core.fold import Reading
-from lowwater._core.lease import GroupState, Mass
-from lowwater._core.reports import Report
+from lowwater._core.lease import GroupState, Mass, Report
 from lowwater._pb.lowwater.v1 import cluster_pb2, errors_pb2, topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater.histogram import Histogram
 from lowwater.views import (

@@ -33,7 +33,9 @@ def connect(
         server_token: The deployment that must answer; by default the first that does.
         namespace: Put before names that have none: ``enriched`` becomes ``NAMESPACE/enriched``.
         timeout: Seconds within which a call must be answered, its repetitions included.
-        report_interval: Seconds between reports at least; in between, states are conflated.
+        report_interval: Seconds between the reports of one claim in the long run, for a worker that stages states without a pause; in
+            between they are conflated. A state of a claim that was quiet leaves at once, and so do more, until it has reported as often
+            as it might have in the last ten seconds. All claims together report at most five times as often, likewise.
     """
     return Client(
         Settings(

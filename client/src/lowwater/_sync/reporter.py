@@ -9,9 +9,7 @@ from typing import Any
 from lowwater._core.attempts import closed_client
 from lowwater._core.call import Stubs
 from lowwater._core.lease import LeaseState
-from lowwater._core.report_stream import ReportStream
-from lowwater._core.reporting import Reporting, token_of
-from lowwater._core.reports import ReporterStatistics
+from lowwater._core.reports import ReporterStatistics, Reporting, ReportStream, token_of
 from lowwater._core.streams import Streamed
 from lowwater._pb.lowwater.v1 import workers_pb2
 from lowwater._sync.connection import Connection
@@ -51,7 +49,7 @@ class Reporter(Streaming):
             self.tend()
 
     def staged(self, lease: LeaseState) -> None:
-        """Let a lease's new state go out at the next tick. Hold ``changed``."""
+        """Let a lease's new state leave with the next report. Hold ``changed``."""
         if self.reporting.staged(lease):
             self.changed.notify_all()
 

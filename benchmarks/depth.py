@@ -1,0 +1,161 @@
+"""Ten computations in one process, each folding the one before it: from a frontier at the source until the end shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import lowwater
+import lowwater.aio
+from benchmarks import child
+from benchmarks.hops import EchoHop
+from benchmarks.latency import take_turns
+from benchmarks.owner import PATIENCE
+from benchmarks.result import Result, Spread
+from lowwater import Inputs, errors
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is done."""
+
+    rounds: int
+    samples: int
+    """In one round."""
+
+
+FULL: Final = Size(rounds=10, samples=40)
+QUICK: Final = Size(rounds=2, samples=5)
+
+STAGES: Final = 10
+"""Computations in the chain, the source included."""
+
+PAUSE: Final = 0.06
+"""Seconds between samples, give or take a half: no claim reports more often than it may for ever."""
+
+ECHO: Final = f"{STAGES} round trips of a bare echo"
+
+
+def run(folder: Path, *, quick: bool) -> list[Result]:
+    """Measure."""
+    size = QUICK if quick else FULL
+    with ExitStack() as stack:
+        server = stack.enter_context(child.authority(folder / "depth"))
+        threads = stack.enter_context(closing(Threads(server.address)))
+        tasks = stack.enter_context(closing(Tasks(server.address)))
+        echo = stack.enter_context(
+            closing(EchoHop(stack.enter_context(child.bare(folder / "echo", 1)).address, STAGES))
+        )
+        found = take_turns((threads, tasks, echo), size.rounds, size.samples, PAUSE)
+    facts = {"ranges": STAGES, "stages": STAGES, "n": size.rounds * size.samples}
+    echoed = Spread.percentile(found[2], 50)
+    return [
+        Result("depth", metric, Spread.percentile(taken, percent), "ms", f"{ECHO}, p50", echoed, facts)
+        for taken, kind in ((found[0], ""), (found[1], "asyncio_"))
+        for metric, percent in ((f"{kind}p50", 50), (f"{kind}p99", 99))
+    ]
+
+
+def names(kind: str) -> list[str]:
+    """The computations of a chain, the source first."""
+    return [f"{kind}/{i:02}" for i in range(STAGES)]
+
+
+class Threads:
+    """The chain with the client library, a thread for each computation behind the source."""
+
+    def __init__(self, address: str) -> None:
+        self._lw = lowwater.connect(address)
+        self._micros = time.time_ns() // 1000
+        chain, before = names("threads"), ""
+        for name in chain:
+            self._lw.register(name, inputs=[before] if before else [])
+            worker = self._lw.worker(name)
+            lease = worker.claim()
+            if before:
+                threading.Thread(target=self._follow, args=(before, worker, lease), daemon=True).start()
+            else:
+                self._source = lease
+            before = name
+        self._end = self._lw.inputs(chain[-1]).watch()
+
+    def _follow(self, before: str, worker: lowwater.Worker, lease: lowwater.Lease) -> None:
+        with contextlib.suppress(errors.Closed):
+            for _ in self._lw.inputs(before).watch():
+                lease.advance(worker.inputs(), oldest=None)
+
+    def sample(self) -> float:
+        """See Hop. The end must come to exactly the frontier of the source."""
+        self._micros += 1
+        begin = time.perf_counter()
+        self._source.advance(None, oldest=None, frontier=self._micros)
+        while not arrived(next(self._end), self._micros, begin):
+            pass
+        return time.perf_counter() - begin
+
+    def close(self) -> None:
+        """End it."""
+        self._lw.close()
+
+
+class Tasks:
+    """The same on asyncio, a task for each; the loop runs while a sample is taken."""
+
+    def __init__(self, address: str) -> None:
+        self._runner = asyncio.Runner()
+        self._following: list[asyncio.Task[None]] = []
+        self._micros = time.time_ns() // 1000
+        self._runner.run(self._begin(address))
+
+    async def _begin(self, address: str) -> None:
+        self._lw = lowwater.aio.connect(address)
+        chain, before = names("tasks"), ""
+        for name in chain:
+            await self._lw.register(name, inputs=[before] if before else [])
+            worker = self._lw.worker(name)
+            lease = await worker.claim()
+            if before:
+                self._following.append(asyncio.create_task(self._follow(before, worker, lease)))
+            else:
+                self._source = lease
+            before = name
+        self._end = aiter(self._lw.inputs(chain[-1]).watch())
+
+    async def _follow(self, before: str, worker: lowwater.aio.Worker, lease: lowwater.aio.Lease) -> None:
+        with contextlib.suppress(errors.Closed):
+            async for _ in self._lw.inputs(before).watch():
+                lease.advance(await worker.inputs(), oldest=None)
+
+    def sample(self) -> float:
+        """See Hop. The end must come to exactly the frontier of the source."""
+        return self._runner.run(self._sample())
+
+    async def _sample(self) -> float:
+        self._micros += 1
+        begin = time.perf_counter()
+        self._source.advance(None, oldest=None, frontier=self._micros)
+        while not arrived(await anext(self._end), self._micros, begin):
+            pass
+        return time.perf_counter() - begin
+
+    def close(self) -> None:
+        """End it."""
+        self._runner.run(self._lw.close())
+        self._runner.close()
+
+
+def arrived(seen: Inputs, micros: int, begin: float) -> bool:
+    """Whether the end shows a frontier; no later one can be there. Raises RuntimeError when it takes too long."""
+    if seen.low.micros > micros:
+        msg = f"the low watermark is {seen.low}, ahead of the source, {micros}"
+        raise RuntimeError(msg)
+    if time.perf_counter() - begin > PATIENCE:
+        msg = f"the end did not come to {micros} in {PATIENCE} s"
+        raise RuntimeError(msg)
+    return seen.low.micros == micros
