@@ -11,13 +11,35 @@ from lowwater import errors
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md")
+PAGES = (
+    ROOT / "README.md",
+    *sorted(DOCS.glob("*.md")),
+    *sorted((ROOT / "monitoring/runbooks").glob("*.md")),
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+)
+NAMING = (
+    "authority",
+    "benchmarks",
+    "client",
+    "container",
+    "examples",
+    "helm",
+    "monitoring",
+    "proto",
+    "scripts",
+    "spark_listener",
+    "tests",
+)
+"""The folders whose files name pages: in errors, comments, alerts, values."""
 RULES = range(1, 12)
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 RULE = re.compile(r"^## (\d+)\. ([^\n]+)\n(.*?)(?=^## )", re.DOTALL | re.MULTILINE)
+NAMED = re.compile(r"(?<![\w/-])((?:docs|monitoring/runbooks)/[\w-]+\.md)(?:#([\w-]+))?")
+SECTION = re.compile(r"'([^'\n]+)' in (docs/[\w-]+\.md)")
 LISTED = re.compile(r"`(tests/[^`]+\.py)`")
 
 
@@ -65,6 +87,24 @@ def test_links_and_pictures_lead_somewhere(page: Path) -> None:
         assert found.exists(), f"{name(page)} links to {target}, which does not exist"
         if anchor:
             assert anchor in anchors(found), f"{name(page)} links to {target}, but {name(found)} has no such heading"
+
+
+def test_every_page_that_a_file_names_is_there() -> None:
+    files = [path for folder in NAMING for path in (ROOT / folder).rglob("*") if path.is_file()]
+    texts = {path: path.read_bytes().decode("utf-8", "replace") for path in [*files, ROOT / "Dockerfile", *PAGES]}
+    for path, text in texts.items():
+        for page, anchor in NAMED.findall(text):
+            assert (ROOT / page).is_file(), f"{name(path)} names {page}, which does not exist"
+            assert not anchor or anchor in anchors(ROOT / page), (
+                f"{name(path)} names {page}#{anchor}, which does not exist"
+            )
+        for section, page in SECTION.findall(text):
+            assert section in HEADING.findall(prose(ROOT / page)), f"{name(path)} names {section!r} in {page}"
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=name)
+def test_no_two_headings_of_a_page_have_one_anchor(page: Path) -> None:
+    assert len(anchors(page)) == len(HEADING.findall(prose(page)))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
