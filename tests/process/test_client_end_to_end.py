@@ -20,8 +20,7 @@ import pytest
 
 import lowwater
 from lowwater import RangeState, TaskAttempt, Watermark
-from lowwater._core.following import Waiting
-from lowwater._core.watching import Subscription, WatchState
+from lowwater._core.watches import Subscription, Waiting, WatchState
 from lowwater.cli import main
 from tests.process.serving import Serving
 

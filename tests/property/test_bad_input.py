@@ -26,7 +26,7 @@ from lowwater._core.columns import Column
 from lowwater._core.fold import Reading
 from lowwater._core.lease import LeaseState, Report
 from lowwater._core.surroundings import REAL
-from lowwater._core.watching import MOST_NAMES
+from lowwater._core.watches import MOST_NAMES
 from lowwater._sync.runtime import Runtime
 from lowwater.histogram import MOST_RECORDS
 from lowwater_authority.core import mass

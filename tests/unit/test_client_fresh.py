@@ -11,8 +11,7 @@ import pytest
 
 from lowwater import errors
 from lowwater._core.call import Stubs
-from lowwater._core.following import Folding, Waiting
-from lowwater._core.watching import BEAT
+from lowwater._core.watches import BEAT, Folding, Waiting
 from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2
 from lowwater_authority.authority import Authority
 from lowwater_authority.journal import MemoryDisk, MemoryJournal

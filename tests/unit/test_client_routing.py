@@ -16,14 +16,12 @@ from lowwater._core.backoff import CAP, FIRST, Backoff
 from lowwater._core.calls import Calls
 from lowwater._core.columns import Column
 from lowwater._core.fold import Fold
-from lowwater._core.following import Changes, Waiting
 from lowwater._core.lease import LeaseState
 from lowwater._core.locating import Locating
 from lowwater._core.reports import BEAT, ReporterState, ReporterStatistics, Reporting
 from lowwater._core.routes import HOME, MOST_LEARNT, Routes
 from lowwater._core.surroundings import Surroundings
-from lowwater._core.watch_stream import WatchStream
-from lowwater._core.watching import Subscription, WatchState
+from lowwater._core.watches import Changes, Subscription, Waiting, WatchState, WatchStream
 from lowwater._pb.lowwater.v1 import cluster_pb2, errors_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater.views import WatermarkView
 
@@ -613,7 +611,7 @@ def test_computations_that_were_refused_as_often_are_one_question() -> None:
 
 
 def test_more_names_than_a_request_takes_are_followed_without_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater._core.watch_stream.MOST_NAMES", 2)
+    monkeypatch.setattr("lowwater._core.watches.MOST_NAMES", 2)
     world = World()
     watching(world)
     names = ["b", "c", "d"]
@@ -628,7 +626,7 @@ def test_more_names_than_a_request_takes_are_followed_without_names(monkeypatch:
 def test_what_comes_to_another_shard_that_is_followed_without_names_is_looked_for_when_that_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lowwater._core.watch_stream.MOST_NAMES", 2)
+    monkeypatch.setattr("lowwater._core.watches.MOST_NAMES", 2)
     world = World()
     watching(world)
     names = ["b", "c", "d"]

@@ -27,7 +27,7 @@ from lowwater._core.lease import LeaseState
 from lowwater._core.reports import BEAT, Due, Reporting
 from lowwater._core.routes import Routes
 from lowwater._core.surroundings import Surroundings
-from lowwater._core.watching import WatchState
+from lowwater._core.watches import WatchState
 from lowwater._pb.lowwater.v1 import types_pb2, workers_pb2
 from lowwater._sync.connection import Connection
 from lowwater._sync.reporter import Reporter

@@ -12,11 +12,10 @@ import pytest
 from lowwater import errors
 from lowwater._core import ages
 from lowwater._core.backoff import CAP
-from lowwater._core.following import Changes, FoldChanges, Folding
 from lowwater._core.routes import Routes
 from lowwater._core.settings import Settings
 from lowwater._core.surroundings import Surroundings
-from lowwater._core.watching import BEAT, LATE, SLEW, Subscription, WatchState
+from lowwater._core.watches import BEAT, LATE, SLEW, Changes, FoldChanges, Folding, Subscription, WatchState
 from lowwater._pb.lowwater.v1 import types_pb2, watermarks_pb2
 
 WALL = 1_700_000_000.0

@@ -10,8 +10,7 @@ from typing import Self
 from lowwater import errors
 from lowwater._aio.runtime import Runtime
 from lowwater._core.fold import Reading
-from lowwater._core.following import FoldChanges, Folding, closed_reader
-from lowwater._core.watching import Subscription, WatchState
+from lowwater._core.watches import FoldChanges, Folding, Subscription, WatchState, closed_reader
 from lowwater.views import Inputs
 
 __all__ = ["InputReader"]

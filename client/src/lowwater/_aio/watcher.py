@@ -9,8 +9,7 @@ from lowwater._aio.connection import Connection
 from lowwater._aio.streaming import Streaming
 from lowwater._core.call import Stubs
 from lowwater._core.forbidden import Forbidden
-from lowwater._core.watch_stream import WatchStream
-from lowwater._core.watching import Subscription, WatchState
+from lowwater._core.watches import Subscription, WatchState, WatchStream
 
 __all__ = ["Watcher"]
 

@@ -11,7 +11,7 @@ from lowwater import errors
 from lowwater._core import checks, wire
 from lowwater._core.call import Call, Gather
 from lowwater._core.fold import Reading
-from lowwater._core.watching import WatchState
+from lowwater._core.watches import WatchState
 from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from lowwater.histogram import Histogram
 from lowwater.views import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowwater._core.reports import ReporterStatistics
-from lowwater._core.watching import WatcherStatistics
+from lowwater._core.watches import WatcherStatistics
 
 __all__ = ["ClientStatistics"]
 

@@ -13,11 +13,11 @@ from lowwater import errors
 from lowwater._core.attempts import closed_client
 from lowwater._core.calls import full_name
 from lowwater._core.claims import Claimant
-from lowwater._core.following import Changes, Waiting, check_followed
 from lowwater._core.granted import CLOSE_TIMEOUT
 from lowwater._core.settings import Settings
 from lowwater._core.statistics import ClientStatistics
 from lowwater._core.surroundings import REAL, Surroundings
+from lowwater._core.watches import Changes, Waiting, check_followed
 from lowwater._core.why import ASK_SECONDS, UNTOLD, Why, explain, find_guilty
 from lowwater._sync.inputs import InputReader
 from lowwater._sync.runtime import PerProcess, Runtime

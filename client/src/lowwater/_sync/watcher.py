@@ -8,8 +8,7 @@ from typing import Any
 from lowwater._core.attempts import closed_client
 from lowwater._core.call import Stubs
 from lowwater._core.forbidden import Forbidden
-from lowwater._core.watch_stream import WatchStream
-from lowwater._core.watching import Subscription, WatchState
+from lowwater._core.watches import Subscription, WatchState, WatchStream
 from lowwater._sync.connection import Connection
 from lowwater._sync.streaming import Streaming
 
