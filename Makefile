@@ -34,7 +34,7 @@ help:
 	@echo "make floors      attach, tracked stages and drive on the oldest PySpark that each is made for"
 	@echo "make lint        the checks only: ruff, mypy, pyright, buf, generated code"
 	@echo "make fmt         format Python and proto, apply safe lint fixes"
-	@echo "make gen         generate the protobuf code, dashboards, alerts, completion, and what the documentation takes from the code"
+	@echo "make gen         generate the protobuf code, the client on threads, dashboards, alerts, completion, and what the docs take from the code"
 	@echo "make bench       the benchmarks, one JSON object a line; NAME=... for one of them"
 	@echo "make soak        two shards under churn, whose memory must not grow; SECONDS=..."
 	@echo "make setup       only install what the others need"
@@ -102,6 +102,7 @@ check-generated:
 	$(RUN) python -m scripts.document_values --check
 	$(RUN) python -m scripts.document_metrics --check
 	$(RUN) python -m scripts.generate_cli --check
+	$(RUN) python -m scripts.generate_sync --check
 
 fmt: setup
 	$(RUN) ruff check --fix .
@@ -114,6 +115,7 @@ gen: setup
 	$(RUN) python -m scripts.document_values
 	$(RUN) python -m scripts.document_metrics
 	$(RUN) python -m scripts.generate_cli
+	$(RUN) python -m scripts.generate_sync
 
 bench: setup
 	@scripts/setup.sh --bench

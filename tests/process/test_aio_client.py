@@ -258,7 +258,8 @@ async def test_a_release_that_failed_or_was_cancelled_may_be_repeated(server: Se
                 await releasing
         server.start()
         # As if the release had come through, and only its answer had not.
-        await lw._call(lw._calls.release("flights", answered.sequencer))
+        runtime = lw._runtime()
+        await runtime.call(runtime.calls.release("flights", answered.sequencer))
         for lease in (lost, answered):
             await lease.release()
             with pytest.raises(lowwater.Closed, match="released"):
@@ -300,7 +301,7 @@ async def test_saying_nothing_new_is_durable_at_once(lw: lowwater.aio.Client) ->
 async def test_leaving_waits_for_all_workers_together(
     server: Serving, lw: lowwater.aio.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lowwater._aio.client.CLOSE_TIMEOUT", 4.0)
+    monkeypatch.setattr("lowwater._async.client.CLOSE_TIMEOUT", 4.0)
     async with lowwater.aio.connect(server.address) as leaving:
         leases = []
         for name in ("a", "b", "c"):
@@ -396,14 +397,14 @@ async def test_micro_batches_are_staged_prepared_and_committed(lw: lowwater.aio.
     seen = await inputs_at(worker, mark(14))
     name, sequencer, task = "enriched", enriched.sequencer, TaskAttempt(1, 0, 5)
     batch: dict[str, Any] = {"digest": b"plan", "bound": seen.low, "seen": seen, "covers_all": True}
-    assert await lw.prepare_batch(name, sequencer, 0, tasks=[task], **batch) == (task,)
-    await lw.stage_task(name, sequencer, 0, task, handles=[0, 1, 2], oldest=[None, at(13), None], finished=10)
+    assert await lw.batches.prepare(name, sequencer, 0, tasks=[task], **batch) == (task,)
+    await lw.batches.stage_task(name, sequencer, 0, task, handles=[0, 1, 2], oldest=[None, at(13), None], finished=10)
     with pytest.raises(lowwater.NotPrepared):
-        await lw.commit_batch(name, sequencer, 0)
-    assert await lw.prepare_batch(name, sequencer, 0, tasks=[task], **batch) == ()
+        await lw.batches.commit(name, sequencer, 0)
+    assert await lw.batches.prepare(name, sequencer, 0, tasks=[task], **batch) == ()
     assert (await lw.get(name))[name].low.unknown
-    assert await lw.commit_batch(name, sequencer, 0) == ()
-    assert await lw.commit_batch(name, sequencer, 0) == ()
+    assert await lw.batches.commit(name, sequencer, 0) == ()
+    assert await lw.batches.commit(name, sequencer, 0) == ()
     assert (await lw.get(name))[name].low == mark(13)
 
 

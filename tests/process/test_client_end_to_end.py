@@ -538,14 +538,14 @@ def test_micro_batches_are_staged_prepared_and_committed(lw: lowwater.Client) ->
     seen = inputs_at(worker, mark(14))
     name, sequencer, task = "enriched", enriched.sequencer, TaskAttempt(1, 0, 5)
     batch = {"digest": b"plan", "bound": seen.low, "seen": seen, "covers_all": True}
-    assert lw.prepare_batch(name, sequencer, 0, tasks=[task], **batch) == (task,)  # type: ignore[arg-type]
-    lw.stage_task(name, sequencer, 0, task, handles=[0, 1, 2], oldest=[None, at(13), None], finished=10)
+    assert lw.batches.prepare(name, sequencer, 0, tasks=[task], **batch) == (task,)  # type: ignore[arg-type]
+    lw.batches.stage_task(name, sequencer, 0, task, handles=[0, 1, 2], oldest=[None, at(13), None], finished=10)
     with pytest.raises(lowwater.NotPrepared):
-        lw.commit_batch(name, sequencer, 0)
-    assert lw.prepare_batch(name, sequencer, 0, tasks=[task], **batch) == ()  # type: ignore[arg-type]
+        lw.batches.commit(name, sequencer, 0)
+    assert lw.batches.prepare(name, sequencer, 0, tasks=[task], **batch) == ()  # type: ignore[arg-type]
     assert lw.get(name)[name].low.unknown
-    assert lw.commit_batch(name, sequencer, 0) == ()
-    assert lw.commit_batch(name, sequencer, 0) == ()
+    assert lw.batches.commit(name, sequencer, 0) == ()
+    assert lw.batches.commit(name, sequencer, 0) == ()
     assert lw.get(name)[name].low == mark(13)
 
 

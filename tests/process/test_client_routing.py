@@ -268,7 +268,7 @@ def waits_for_a_busy_shard(lw: Any, shard: Shard) -> None:
     """Have the client watch "c" later, much later."""
     assert lw.wait("c", 0, timeout=20)
     shard.busy = 60
-    watcher = (lw._real._made if isinstance(lw, OnLoop) else lw._runtime()).watcher
+    watcher = (lw._real._runtimes.existing() if isinstance(lw, OnLoop) else lw._runtime()).watcher
     eventually(lambda: watcher.state.locating.lost("c"))
 
 
@@ -319,7 +319,7 @@ def test_threads_and_tasks_end_with_the_shards_they_are_for(
     lw = connect(shards[0])
     reader = lw.inputs("a", "b", "c")
     reader.read()
-    runtime = lw._real._made if isinstance(lw, OnLoop) else lw._runtime()
+    runtime = lw._real._runtimes.existing() if isinstance(lw, OnLoop) else lw._runtime()
     watcher, connection = runtime.watcher, runtime.connection
     running = watcher._tasks if isinstance(lw, OnLoop) else watcher._running
     eventually(lambda: len(running) == len(connection._channels) == 3)

@@ -58,10 +58,10 @@ TAKES_ONE: dict[str, Callable[[lowwater.Client, Any], object]] = {
     "Client.complete": lambda lw, t: lw.complete("a", t),
     "Client.ranges": lambda lw, t: lw.ranges("a", below=t),
     "Client.history": lambda lw, t: lw.history("a", since=t),
-    "Client.stage_task": lambda lw, t: lw.stage_task("a", 1, 1, ONE, handles=[0], oldest=[t]),
-    "Client.prepare_batch bound": lambda lw, t: prepare(lw, bound=t),
-    "Client.prepare_batch frontier": lambda lw, t: prepare(lw, frontiers=[(0.99, t)]),
-    "Client.prepare_batch operation": lambda lw, t: prepare(lw, oldest_operation=t),
+    "Batches.stage_task": lambda lw, t: lw.batches.stage_task("a", 1, 1, ONE, handles=[0], oldest=[t]),
+    "Batches.prepare bound": lambda lw, t: prepare(lw, bound=t),
+    "Batches.prepare frontier": lambda lw, t: prepare(lw, frontiers=[(0.99, t)]),
+    "Batches.prepare operation": lambda lw, t: prepare(lw, oldest_operation=t),
     "Worker.claim": lambda lw, t: lw.worker("a").claim(bound=t if not isinstance(t, list) else 1.5),  # type: ignore[arg-type]
     "Worker.claim of ranges": lambda lw, t: lw.worker("a").claim(bounds=[b"", b"m", b""], bound=[0, t]),
 }
@@ -70,7 +70,7 @@ TAKES_ONE: dict[str, Callable[[lowwater.Client, Any], object]] = {
 
 def prepare(lw: lowwater.Client, **fields: Any) -> object:
     """Prepare a batch."""
-    return lw.prepare_batch("a", 1, 1, **{"digest": b"", "tasks": [], "bound": 0, "seen": None, **fields})
+    return lw.batches.prepare("a", 1, 1, **{"digest": b"", "tasks": [], "bound": 0, "seen": None, **fields})
 
 
 @pytest.mark.parametrize("name", TAKES_ONE)
@@ -82,7 +82,7 @@ def test_what_is_no_event_time_is_refused_everywhere(lw: lowwater.Client, name: 
     assert FIX.search(str(error.value))
 
 
-@pytest.mark.parametrize("name", [name for name in TAKES_ONE if "Client" not in name and "Worker" not in name])
+@pytest.mark.parametrize("name", [name for name in TAKES_ONE if not name.startswith(("Client", "Batches", "Worker"))])
 @given(
     time=st.one_of(st.integers(MIN, MAX), st.datetimes(timezones=st.just(UTC)), st.integers(MIN, MAX).map(Watermark))
 )

@@ -18,14 +18,13 @@ from hypothesis import strategies as st
 import lowwater
 import lowwater.aio
 from lowwater import MAX, MIN, Histogram, TaskAttempt, Watermarks
-from lowwater._aio.lease import Lease as AioLease
-from lowwater._aio.runtime import Runtime as AioRuntime
+from lowwater._async.lease import Lease as AioLease
+from lowwater._async.runtime import Runtime as AioRuntime
 from lowwater._core import wire
 from lowwater._core.claims import Grant
 from lowwater._core.columns import Column
 from lowwater._core.fold import Reading
 from lowwater._core.lease import LeaseState, Report
-from lowwater._core.surroundings import REAL
 from lowwater._core.watches import MOST_NAMES
 from lowwater._sync.runtime import Runtime
 from lowwater.histogram import MOST_RECORDS
@@ -64,7 +63,7 @@ class Shell:
         settings = self.lw.settings
         if self._runner is None:
             return lowwater.Lease(Runtime(settings), grant)
-        return self.use(lambda _: AioLease(AioRuntime(settings, REAL, None), grant))
+        return self.use(lambda _: AioLease(AioRuntime(settings), grant))
 
     def close(self) -> None:
         """Close the client."""
@@ -139,12 +138,12 @@ NO_NAME: st.SearchStrategy[Any] = st.one_of(
 
 def stage(lw: Any, *, sequencer: Any = 1, batch: Any = 1, task: Any = ONE, **fields: Any) -> Any:
     """Stage a task."""
-    return lw.stage_task("a", sequencer, batch, task, **{"handles": [0], "oldest": [0], **fields})
+    return lw.batches.stage_task("a", sequencer, batch, task, **{"handles": [0], "oldest": [0], **fields})
 
 
 def prepared(lw: Any, *, sequencer: Any = 1, batch: Any = 1, **fields: Any) -> Any:
     """Prepare a batch."""
-    return lw.prepare_batch("a", sequencer, batch, **{"digest": b"", "tasks": [], "bound": 0, "seen": None, **fields})
+    return lw.batches.prepare("a", sequencer, batch, **{"digest": b"", "tasks": [], "bound": 0, "seen": None, **fields})
 
 
 Bad = tuple[Callable[[Any, Any], Any], str, st.SearchStrategy[Any]]
@@ -203,8 +202,8 @@ BAD: dict[str, Bad] = {
     "prepare frontiers": (lambda lw, v: prepared(lw, frontiers=[v]), "frontiers", st.integers() | st.text(max_size=1)),
     "prepare a share": (lambda lw, v: prepared(lw, frontiers=[(v, 0)]), "heuristics", NO_SHARE),
     "prepare operation": (lambda lw, v: prepared(lw, oldest_operation=v), "oldest_operation", st.integers(MIN, -1)),
-    "commit sequencer": (lambda lw, v: lw.commit_batch("a", v, 1), "sequencer", no_number(64)),
-    "commit batch": (lambda lw, v: lw.commit_batch("a", 1, v), "batch", no_number(64)),
+    "commit sequencer": (lambda lw, v: lw.batches.commit("a", v, 1), "sequencer", no_number(64)),
+    "commit batch": (lambda lw, v: lw.batches.commit("a", 1, v), "batch", no_number(64)),
 }
 """What is called, the field that the refusal names, and what is refused."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lowwater import TaskAttempt, errors
-from lowwater._aio.client import Client
+from lowwater._async.client import Client
 from tests.simulation.programs import Place, Share, may_finish, oldest_of, register, results
 from tests.simulation.storage import Fenced, Plan
 from tests.simulation.truth import MAX, MIN, Node
@@ -79,7 +79,7 @@ async def _batch(
     bound = node.stamp(low)
     missing: Sequence[TaskAttempt] = tasks
     try:
-        missing = await lw.prepare_batch(
+        missing = await lw.batches.prepare(
             node.name, lease.sequencer, batch, digest=plan.digest, tasks=tasks, bound=bound, seen=seen
         )
     except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.JournalFailed) as error:
@@ -89,7 +89,7 @@ async def _batch(
         place.sim.reach("a micro-batch was held for a missing part")
         return
     try:
-        await lw.commit_batch(node.name, lease.sequencer, batch)
+        await lw.batches.commit(node.name, lease.sequencer, batch)
     except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.JournalFailed, errors.NotPrepared) as error:
         place.sim.reach(f"commit: {error.reason}")
     except (errors.InputVersion, errors.IncarnationChanged) as error:
@@ -108,6 +108,6 @@ async def _stage(
     oldest: list[int],
 ) -> None:
     try:
-        await lw.stage_task(node.name, lease.sequencer, batch, task, handles=handles, oldest=oldest)
+        await lw.batches.stage_task(node.name, lease.sequencer, batch, task, handles=handles, oldest=oldest)
     except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.Overloaded) as error:
         place.sim.reach(f"stage: {error.reason}")

@@ -15,7 +15,7 @@ from tests.simulation.kernel import Process, StoreWeather, Weather
 from tests.simulation.upheaval import Upheaval
 
 if TYPE_CHECKING:
-    from lowwater._aio.client import Client
+    from lowwater._async.client import Client
     from tests.simulation.world import Slot, World
 
 UNREAD = "daily"

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from lowwater import Inputs
-from lowwater._aio.worker import Worker
+from lowwater._async.worker import Worker
 from lowwater._core.fold import Fold
 from lowwater._core.granted import Granted
 from lowwater._core.lease import LeaseState

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import lowwater
 from lowwater import Inputs, Watermark, errors
-from lowwater._aio.client import Client
+from lowwater._async.client import Client
 from lowwater._core.surroundings import Surroundings
 from tests.simulation.careless import Careless
 from tests.simulation.storage import Fenced, Storage

@@ -11,7 +11,7 @@ from tests.simulation.chaos import Move
 from tests.simulation.deployment import Seat
 
 if TYPE_CHECKING:
-    from lowwater._aio.client import Client
+    from lowwater._async.client import Client
     from tests.simulation.kernel import Process
     from tests.simulation.ledger import Ledger
     from tests.simulation.world import World

@@ -13,9 +13,10 @@ import pytest
 
 import lowwater
 import lowwater.aio
-from lowwater._aio.signal import Signal
+from lowwater._drive.tasks.signal import Signal
 
 PAIRS = [
+    (lowwater.Batches, lowwater.aio.Batches),
     (lowwater.Client, lowwater.aio.Client),
     (lowwater.Worker, lowwater.aio.Worker),
     (lowwater.Lease, lowwater.aio.Lease),
@@ -48,7 +49,7 @@ def test_connect_takes_the_same_arguments_and_makes_the_same_settings() -> None:
 
 
 def test_the_public_names_are_these() -> None:
-    assert sorted(lowwater.aio.__all__) == ["Client", "InputReader", "Lease", "Worker", "connect"]
+    assert sorted(lowwater.aio.__all__) == ["Batches", "Client", "InputReader", "Lease", "Worker", "connect"]
 
 
 def test_importing_and_connecting_start_nothing() -> None:
@@ -234,7 +235,7 @@ async def test_a_signal_wakes_all_that_wait_and_nobody_later() -> None:
     signal = Signal()
     waiting = [asyncio.create_task(signal.wait(None)) for _ in range(3)]
     await asyncio.sleep(0)
-    signal.notify()
+    signal.notify_all()
     await asyncio.gather(*waiting)
     await signal.wait(0.0)
     late = asyncio.create_task(signal.wait(None))

@@ -23,13 +23,13 @@ from lowwater._core.fold import Reading, fold_inputs
 from lowwater._core.lease import LeaseState
 from lowwater._core.settings import Settings
 from lowwater._core.surroundings import Surroundings
+from lowwater._drive.threads.connection import Connection
 from lowwater._pb.lowwater.v1 import watermarks_pb2
-from lowwater._sync.connection import Connection
 from lowwater._sync.lease import Lease
 from lowwater._sync.runtime import Runtime
 
 NAMES = """
-Client ClientStatistics Closed Completeness Completion Computation Cycle EstimatedInput EventTime FinishRequired Histogram History Hop
+Batches Client ClientStatistics Closed Completeness Completion Computation Cycle EstimatedInput EventTime FinishRequired Histogram History Hop
 IdentityMismatch IncarnationChanged InputReader InputVersion Inputs InvalidArgument JournalFailed Lease LowwaterError MAX MIN Moved NotPrepared OldStream
 OlderClaim Overloaded OwnedRanges PermissionDenied RangeState RangeView Ranges Refusal RegistrationConflict Rewound ServerTokenMismatch Settings
 ShardView Shards ShuttingDown StaleEpoch StaleSequencer StillRead TaskAttempt Timeout TooFarAhead Topology Unauthenticated Unavailable UnknownComputation Watermark
@@ -113,16 +113,15 @@ NO_CHANNELS = [RuntimeError("no key"), ValueError("no key"), OSError("no key"), 
 
 @pytest.mark.parametrize("error", NO_CHANNELS, ids=lambda error: type(error).__name__)
 def test_a_channel_that_cannot_be_made_is_said_at_once_and_by_what_waits_at_its_timeout(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
+    error: Exception,
 ) -> None:
     """A call has nothing to wait for. What follows streams goes on, as after any failure, and says what it is when the time is over."""
 
-    def fail(_connection: Connection, _address: str) -> grpc.Channel:
+    def fail(_address: str) -> grpc.Channel:
         raise error
 
-    monkeypatch.setattr(Connection, "_make", fail)
     expected = lowwater.LowwaterError if isinstance(error, grpc.RpcError) else type(error)
-    with lowwater.connect("localhost:1", timeout=60.0) as lw:
+    with lowwater.Client(Settings("localhost:1", timeout=60.0), channel=fail) as lw:
         began = time.monotonic()
         for call in (lw.get, lambda: lw.reset("c"), lambda: lw.register("c"), lw.worker("c", identity="i").claim):
             with pytest.raises(expected, match="no key"):
@@ -132,6 +131,7 @@ def test_a_channel_that_cannot_be_made_is_said_at_once_and_by_what_waits_at_its_
             lw.wait("c", 5, timeout=0.5)
     made = lease(inputs=())
     runtime = made._runtime
+    runtime.connection._make_channel = fail
     runtime.reporter.add(made._state)
     made.advance(None, oldest=None, frontier=5)
     with pytest.raises(lowwater.Timeout, match=r"as durable within 0.5 s: .*no key"):
@@ -249,12 +249,34 @@ def test_secrets_are_not_printed() -> None:
 
 
 def test_a_closed_client_says_so() -> None:
-    with lowwater.connect("localhost:1") as lw:
-        pass
+    with lowwater.connect("localhost:1", timeout=0.1) as lw:
+        known, unused = lw.inputs("c"), lw.inputs("c")
+        assert known.read().low.unknown
     lw.close()
-    for use in (lw.get, lw.topology, lw.statistics, lambda: lw.worker("c"), lambda: lw.inputs("c").read()):
+    batch = lambda: lw.batches.commit("c", 1, 1)  # noqa: E731
+    reads = (known.read, unused.read, lambda: lw.inputs("c").read())
+    for use in (lw.get, lw.topology, lw.statistics, lambda: lw.worker("c"), batch, *reads):
         with pytest.raises(lowwater.Closed, match="connect"):
             use()
+    for reader in (known, unused):
+        assert list(reader.watch()) == []
+
+
+def test_the_names_that_micro_batches_had_in_0_1_do_the_same() -> None:
+    """tests/compatibility/program.py runs batches by them."""
+    with lowwater.connect("localhost:1") as lw:
+        pairs: dict[Callable[..., object], Callable[..., object]] = {
+            lw.stage_task: lw.batches.stage_task,
+            lw.prepare_batch: lw.batches.prepare,
+            lw.commit_batch: lw.batches.commit,
+        }
+        for old, new in pairs.items():
+            said = []
+            for call in (old, new):
+                with pytest.raises((TypeError, lowwater.InvalidArgument)) as error:
+                    call("c", sequencer=1, batch=-1)
+                said.append(str(error.value))
+            assert said[0] == said[1]
 
 
 def test_nobody_there_is_unavailable_within_the_timeout() -> None:

@@ -11,7 +11,7 @@ from lowwater._core.backoff import PATIENCE
 from lowwater._core.lease import LeaseState
 from lowwater._core.locating import Locating
 from lowwater._core.routes import HOME
-from lowwater._sync.connection import Connection
+from lowwater._drive.threads.connection import Connection
 from lowwater._sync.watcher import Watcher
 from tests.unit.test_client_routing import (
     Failed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import threading
 from collections import deque
@@ -16,16 +17,18 @@ from hypothesis import strategies as st
 
 import lowwater
 from lowwater import aio
-from lowwater._aio.runtime import Runtime as AioRuntime
-from lowwater._aio.worker import Worker as AioWorker
+from lowwater._async.runtime import Runtime as AioRuntime
+from lowwater._async.worker import Worker as AioWorker
 from lowwater._core.claims import Claimant, Grant
 from lowwater._core.columns import Column
 from lowwater._core.fold import Reading, injector_fold
 from lowwater._core.lease import LeaseState
 from lowwater._core.surroundings import REAL
+from lowwater._drive.tasks.runtimes import Runtimes as AioRuntimes
+from lowwater._drive.threads.runtimes import Runtimes
 from lowwater._sync.lease import Lease
 from lowwater._sync.reporter import Reporter
-from lowwater._sync.runtime import PerProcess, Runtime
+from lowwater._sync.runtime import Runtime
 from lowwater._sync.worker import Worker as SyncWorker
 
 KEYS = [bytes([number]) for number in range(12)]
@@ -131,7 +134,7 @@ class GrantingTasks(AioRuntime):
     """The same on asyncio."""
 
     def __init__(self, grants: Iterable[Grant]) -> None:
-        super().__init__(SETTINGS, REAL, None)
+        super().__init__(SETTINGS)
         self.grants = deque(grants)
 
     async def call(self, call: Any, within: float = math.inf) -> Any:
@@ -141,7 +144,7 @@ class GrantingTasks(AioRuntime):
 def left_on_threads(grants: list[Grant]) -> tuple[list[int], int]:
     """What each claim lost, in the order of their answers, and how many are reported."""
     runtime = Granting(grants)
-    with SyncWorker(PerProcess(lambda: runtime), CLAIMANT, REAL) as worker:
+    with SyncWorker(Runtimes(lambda: runtime), CLAIMANT, REAL) as worker:
         leases = [worker.claim() for _ in grants]
         found = [len(lease.lost) for lease in leases], runtime.reporter.statistics().leases
     runtime.close()
@@ -153,9 +156,9 @@ def left_on_asyncio(grants: list[Grant]) -> tuple[list[int], int]:
 
     async def run() -> tuple[list[int], int]:
         runtime = GrantingTasks(grants)
-        async with AioWorker(lambda: runtime, CLAIMANT, REAL) as worker:
+        async with AioWorker(AioRuntimes(lambda: runtime), CLAIMANT, REAL) as worker:
             leases: list[aio.Lease] = [await worker.claim() for _ in grants]
-            found = [len(lease.lost) for lease in leases], runtime.reporter.reporting.statistics().leases
+            found = [len(lease.lost) for lease in leases], runtime.reporter.statistics().leases
         await runtime.close()
         return found
 
@@ -183,6 +186,27 @@ def test_a_claim_that_was_answered_late_yields_to_a_newer_one(
     assert left([grant([b"b", b"m"], 13), in_part, grant([b"", b""], 11)]) == ([0, 2, 1], 2)
 
 
+NEWER, OLDER = Reading("c", ("a", "b"), 2, (0, 0), ()), Reading("c", ("a",), 1, (0,), ())
+
+
+def test_inputs_that_are_answered_behind_a_claim_leave_what_that_one_knows() -> None:
+    class Overtaken(Granting):
+        """The claim is answered while the inputs are on their way."""
+
+        def call(self, call: Any, within: float = math.inf) -> Any:
+            if self.grants:
+                return self.grants.popleft()
+            self.grants.append(dataclasses.replace(grant([b"", b""], 1), reading=NEWER))
+            worker.claim()
+            return OLDER
+
+    runtime = Overtaken([])
+    runtime.connection.settings = dataclasses.replace(SETTINGS, timeout=0.01)
+    with SyncWorker(Runtimes(lambda: runtime), CLAIMANT, REAL) as worker:
+        assert worker.inputs().input_version == NEWER.input_version
+    runtime.close()
+
+
 class Meeting(list[Lease]):
     """The claims of a worker, each of which waits until as many others as the barrier has parties are in."""
 
@@ -197,7 +221,7 @@ class Meeting(list[Lease]):
 
 def test_of_claims_that_are_answered_at_one_moment_the_older_yields() -> None:
     runtime = Granting(grant([b"", b""], sequencer) for sequencer in (10, 11, 12, 13))
-    with SyncWorker(PerProcess(lambda: runtime), CLAIMANT, REAL) as worker:
+    with SyncWorker(Runtimes(lambda: runtime), CLAIMANT, REAL) as worker:
         worker._leases = Meeting(4)
         with futures.ThreadPoolExecutor(4) as threads:
             made = [threads.submit(worker.claim) for _ in range(4)]

@@ -13,9 +13,8 @@ import grpc.aio
 import pytest
 
 from lowwater import Refusal, Settings, errors
-from lowwater._aio.connection import Connection as AioConnection
-from lowwater._aio.reporter import Reporter as AioReporter
-from lowwater._aio.watcher import Watcher as AioWatcher
+from lowwater._async.reporter import Reporter as AioReporter
+from lowwater._async.watcher import Watcher as AioWatcher
 from lowwater._core.asking import Asking, ask
 from lowwater._core.attempts import error_of_call
 from lowwater._core.backoff import CAP
@@ -28,10 +27,11 @@ from lowwater._core.reports import BEAT, Due, Reporting
 from lowwater._core.routes import Routes
 from lowwater._core.surroundings import Surroundings
 from lowwater._core.watches import WatchState
+from lowwater._drive.tasks.connection import Connection as AioConnection
+from lowwater._drive.threads.connection import Connection
+from lowwater._drive.threads.streams import _Running
 from lowwater._pb.lowwater.v1 import types_pb2, workers_pb2
-from lowwater._sync.connection import Connection
 from lowwater._sync.reporter import Reporter
-from lowwater._sync.streaming import _Running
 from lowwater._sync.watcher import Watcher
 from lowwater_authority.authority import Authority
 from lowwater_authority.journal import MemoryDisk, MemoryJournal
@@ -91,7 +91,7 @@ def on_asyncio(settings: Settings, streams: int) -> list[float]:
     """The delays after some streams."""
 
     async def run() -> list[float]:
-        connection = AioConnection(settings, CERTAIN, None)
+        connection = AioConnection(settings, CERTAIN)
         reporter = AioReporter(connection, AioWatcher(connection))
         reporter.reporting.add(lease())
         reporter.reporting.tend()  # by hand
@@ -160,7 +160,7 @@ async def test_a_stream_that_grpc_cancels_by_itself_is_one_that_failed(
     failing: Failing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does so when it cannot go on writing; the next stream follows with a delay, to whoever serves then."""
-    connection = AioConnection(failing(True), CERTAIN, None)
+    connection = AioConnection(failing(True), CERTAIN)
     reporter = AioReporter(connection, AioWatcher(connection))
     reporter.reporting.add(lease())
     reporter.reporting.tend()  # by hand

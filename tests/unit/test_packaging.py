@@ -90,7 +90,7 @@ def test_a_wheel_holds_what_its_source_folder_holds(built: Path, member: str) ->
     )
 
 
-@pytest.mark.parametrize("module", ["lowwater/aio.py", "lowwater/_aio/client.py", "lowwater/_sync/client.py"])
+@pytest.mark.parametrize("module", ["lowwater/aio.py", "lowwater/_async/client.py", "lowwater/_sync/client.py"])
 def test_the_client_holds_both_its_shells(built: Path, module: str) -> None:
     with wheel(built, "lowwater") as archive:
         assert module in archive.namelist()

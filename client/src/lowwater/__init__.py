@@ -14,6 +14,7 @@ Importing it starts nothing. Everything public is named here.
 from lowwater._core.settings import Settings
 from lowwater._core.statistics import ClientStatistics
 from lowwater._core.why import Hop, Why
+from lowwater._sync.batches import Batches
 from lowwater._sync.client import Client
 from lowwater._sync.connect import connect
 from lowwater._sync.inputs import InputReader
@@ -79,6 +80,7 @@ __all__ = [
     "Worker",
     "Lease",
     "InputReader",
+    "Batches",
     # Event times.
     "MAX",
     "MIN",

@@ -226,7 +226,7 @@ class Authority:
         heuristics: Mapping[int, int] = reading.heuristics
 
         def call() -> str:
-            missing = self._quick.prepare_batch(
+            missing = self._quick.batches.prepare(
                 self.registration.name,
                 lease.sequencer,
                 batch,
@@ -250,7 +250,7 @@ class Authority:
             return self.problem or "the stage has not been claimed yet"
 
         def call() -> str:
-            for refused in self._quick.commit_batch(self.registration.name, lease.sequencer, batch):
+            for refused in self._quick.batches.commit(self.registration.name, lease.sequencer, batch):
                 if refused.reason == errors.StaleSequencer.reason:
                     raise errors.StaleSequencer(refused.message, metadata={"computation": self.registration.name})
                 # The rest counts; another batch would be refused as well. The lease says it again, and the status shows it.

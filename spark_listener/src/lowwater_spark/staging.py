@@ -74,7 +74,7 @@ def stage_part(destination: Destination, part: Part, detail: dict[str, Any]) -> 
     error = "the authority was away when the batch began" if destination.settings is None else ""
     if destination.settings is not None:
         try:
-            _client(destination.settings).stage_task(
+            _client(destination.settings).batches.stage_task(
                 destination.computation,
                 destination.sequencer,
                 destination.batch,

@@ -12,8 +12,8 @@ The pace is bounded in the long run only: a claim that stages without a pause le
 while it was quiet (``SAVED``), and a stream with many claims as often as ``LOUD`` such claims. Else a loop that stages after each record, or
 thousands of claims that stage one after the other, would have their process and the authority do nothing but report, a few states at a time.
 
-All of it is pure: no I/O, no locks, no waiting, and the only clock and randomness are those passed in. The shells (``_sync/reporter.py``,
-``_aio/reporter.py``) hand :meth:`ReportStream.due` to gRPC, give what comes back to :meth:`ReportStream.take`, and ask again when something
+All of it is pure: no I/O, no locks, no waiting, and the only clock and randomness are those passed in. The shells (``_async/reporter.py``,
+and ``_sync/reporter.py``, which is made of it) hand :meth:`ReportStream.due` to gRPC, give what comes back to :meth:`ReportStream.take`, and ask again when something
 was staged or answered, or when ``Due.within`` is over.
 """
 

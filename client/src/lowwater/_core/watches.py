@@ -6,8 +6,8 @@ one shard: its messages pass the ratchet, which shows nothing that goes back, an
 their own. :class:`Waiting`, :class:`Changes`, :class:`Folding` and :class:`FoldChanges` each look at what is known, and say whether there is
 something for them by now: so a reader that is slow finds the newest, and no backlog.
 
-All of it is pure: no I/O, no locks, no waiting, and the only clock and randomness are those passed in. The shells (``_sync/watcher.py``,
-``_aio/watcher.py``) open the streams that :meth:`WatchState.tend` names, give what comes to :meth:`WatchStream.take`, and have all who wait look again.
+All of it is pure: no I/O, no locks, no waiting, and the only clock and randomness are those passed in. The shells (``_async/watcher.py``,
+and ``_sync/watcher.py``, which is made of it) open the streams that :meth:`WatchState.tend` names, give what comes to :meth:`WatchStream.take`, and have all who wait look again.
 """
 
 from __future__ import annotations

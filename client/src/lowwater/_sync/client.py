@@ -1,16 +1,16 @@
+# Made by scripts/generate_sync.py from _async/client.py: change that one.
 """The client: one object per process or program, from which everything else comes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from lowwater import errors
-from lowwater._core.attempts import closed_client
 from lowwater._core.calls import full_name
 from lowwater._core.claims import Claimant
 from lowwater._core.granted import CLOSE_TIMEOUT
@@ -19,15 +19,16 @@ from lowwater._core.statistics import ClientStatistics
 from lowwater._core.surroundings import REAL, Surroundings
 from lowwater._core.watches import Changes, Waiting, check_followed
 from lowwater._core.why import ASK_SECONDS, UNTOLD, Why, explain, find_guilty
+from lowwater._drive.threads.connection import MakeChannel
+from lowwater._drive.threads.runtimes import Runtimes
+from lowwater._sync.batches import Batches
 from lowwater._sync.inputs import InputReader
-from lowwater._sync.runtime import PerProcess, Runtime
+from lowwater._sync.runtime import Runtime
 from lowwater._sync.worker import Worker
-from lowwater.histogram import Histogram
 from lowwater.views import (
     Completeness,
     Computation,
     History,
-    Inputs,
     Ranges,
     Refusal,
     Shards,
@@ -48,12 +49,15 @@ class Client:
     the timeout, Closed after :meth:`close`.
     """
 
-    def __init__(self, settings: Settings, *, surroundings: Surroundings = REAL) -> None:
+    def __init__(
+        self, settings: Settings, *, surroundings: Surroundings = REAL, channel: MakeChannel | None = None
+    ) -> None:
         self.settings = settings
         self._surroundings = surroundings
-        self._per_process = PerProcess(lambda: Runtime(settings, surroundings))
+        self._runtimes = Runtimes(lambda: Runtime(settings, surroundings, channel))
         self._workers: list[Worker] = []
-        self._closed = False
+        self.batches: Batches = Batches(self._runtimes)
+        """What a program says that runs micro-batches itself."""
 
     # -- the graph --------------------------------------------------------------------------------------------------
 
@@ -122,26 +126,27 @@ class Client:
     def get(self, *names: str) -> dict[str, WatermarkView]:
         """Return the published watermarks of some computations by name, or of all. Names not registered are unknown."""
         runtime = self._runtime()
-        return runtime.call(runtime.calls.get(names)).views
+        published = runtime.call(runtime.calls.get(names))
+        return published.views
 
     def inputs(self, *names: str) -> InputReader:
         """Follow some computations and fold them locally. Raises InvalidArgument without names."""
-        self._runtime()
+        self._runtimes.check_open()
         check_followed(names)
-        return InputReader(self._per_process, {name: self._full(name, "names") for name in names})
+        return InputReader(self._runtimes, {name: self._full(name, "names") for name in names})
 
     def watch(self, *names: str) -> Iterator[WatermarkView]:
         """Yield the watermarks of some computations, or of all, and again whenever they change. Conflated.
 
-        Blocks between changes, without end while the authority is away. Ends when the client is closed, and in a forked child, which
-        may begin another. Raises ServerTokenMismatch when another deployment answers.
+        Waits between changes, without end while the authority is away. Ends when the client is closed, and in a
+        forked child, where another may begin. Raises ServerTokenMismatch when another deployment answers.
         """
         runtime = self._runtime()
         watcher = runtime.watcher
         followed = [self._full(name, "names") for name in names]
         changes, subscription = Changes(followed), watcher.subscribe(followed)
         try:
-            while self._per_process.existing() is runtime:
+            while self._runtimes.existing() is runtime:
                 with watcher.changed:
                     watcher.wait(lambda: changes.come(watcher.state, subscription), None)
                     view = changes.take(watcher.state)
@@ -150,11 +155,16 @@ class Client:
             return
         finally:
             # In a child the watcher is the parent's, and its lock may be held for ever.
-            if self._per_process.existing() is runtime:
+            if self._runtimes.existing() is runtime:
                 watcher.unsubscribe(subscription)
 
     def wait(
-        self, name: str, until: EventTime, timeout: float | None = None, *, registered: bool = False
+        self,
+        name: str,
+        until: EventTime,
+        timeout: float | None = None,
+        *,
+        registered: bool = False,
     ) -> WatermarkView:
         """Wait until everything before ``until`` is complete, at most ``timeout`` seconds (None: without end).
 
@@ -241,78 +251,26 @@ class Client:
         ``identity`` binds the computation to its owner for good, for example a checkpoint: claims by others are refused.
         Claims order by (generation, ordinal); an older one is refused whenever it arrives.
         """
-        self._runtime()
+        self._runtimes.check_open()
         claimant = Claimant.here(
             self._surroundings, self._full(computation, "computation"), name, identity, generation, ordinal
         )
-        made = Worker(self._per_process, claimant, self._surroundings)
+        made = Worker(self._runtimes, claimant, self._surroundings)
         # Kept even if the caller keeps only its leases: close() has to make their last states durable.
         self._workers = [*(worker for worker in self._workers if not worker.closed), made]
         return made
 
-    def stage_task(
-        self,
-        computation: str,
-        sequencer: int,
-        batch: int,
-        task: TaskAttempt,
-        *,
-        handles: Sequence[int],
-        oldest: Iterable[EventTime | None],
-        pending: Histogram | None = None,
-        finished: int = 0,
-    ) -> None:
-        """Tell what a task of a micro-batch holds after its part: the oldest event time of each handle, None for nothing.
+    def stage_task(self, *given: Any, **named: Any) -> None:
+        """As ``batches.stage_task``: its name in 0.1."""
+        self.batches.stage_task(*given, **named)
 
-        Call it on success only; nothing moves before the batch is committed. Raises StaleSequencer, Overloaded, InvalidArgument.
-        """
-        runtime = self._runtime()
-        call = runtime.calls.stage_task(
-            computation, sequencer, batch, task, handles=handles, oldest=oldest, pending=pending, finished=finished
-        )
-        runtime.call(call)
+    def prepare_batch(self, *given: Any, **named: Any) -> tuple[TaskAttempt, ...]:
+        """As ``batches.prepare``: its name in 0.1."""
+        return self.batches.prepare(*given, **named)
 
-    def prepare_batch(
-        self,
-        computation: str,
-        sequencer: int,
-        batch: int,
-        *,
-        digest: bytes,
-        tasks: Iterable[TaskAttempt],
-        bound: EventTime,
-        seen: Inputs | None,
-        covers_all: bool = False,
-        frontiers: Iterable[tuple[float, EventTime]] | None = None,
-        oldest_operation: EventTime | None = None,
-    ) -> tuple[TaskAttempt, ...]:
-        """Name the accepted attempts of a micro-batch, and the lowest stamp that a later row can produce.
-
-        ``seen`` is the snapshot the batch ran with, None for an injector; ``frontiers`` by share, by default those of ``seen``.
-        Returns the attempts whose part never arrived: when there are any, nothing is prepared. Raises StaleSequencer.
-        """
-        runtime = self._runtime()
-        call = runtime.calls.prepare_batch(
-            computation,
-            sequencer,
-            batch,
-            digest=digest,
-            tasks=tasks,
-            bound=bound,
-            seen=seen,
-            covers_all=covers_all,
-            frontiers=frontiers,
-            oldest_operation=oldest_operation,
-        )
-        return runtime.call(call)
-
-    def commit_batch(self, computation: str, sequencer: int, batch: int) -> tuple[Refusal, ...]:
-        """Apply the prepared batch, whole or not at all; durable when it returns. A repeat changes nothing.
-
-        Returns what was refused of it. Raises NotPrepared, StaleSequencer, InputVersion, IncarnationChanged.
-        """
-        runtime = self._runtime()
-        return runtime.call(runtime.calls.commit_batch(computation, sequencer, batch))
+    def commit_batch(self, *given: Any, **named: Any) -> tuple[Refusal, ...]:
+        """As ``batches.commit``: its name in 0.1."""
+        return self.batches.commit(*given, **named)
 
     # -- the shards -------------------------------------------------------------------------------------------------
 
@@ -347,7 +305,7 @@ class Client:
         return self._runtime().watcher.state.server_token
 
     def statistics(self) -> ClientStatistics:
-        """Return what was done in this process so far."""
+        """Return what was done so far, in this process."""
         runtime = self._runtime()
         with runtime.watcher.changed:
             watcher = runtime.watcher.state.statistics()
@@ -358,15 +316,14 @@ class Client:
 
         Waits at most five seconds in all for the last states of all workers to be durable. Calls that wait raise Closed.
         """
-        if self._closed:
+        if self._runtimes.closed:
             return
         deadline = self._surroundings.monotonic() + CLOSE_TIMEOUT
         try:
-            for worker in self._workers:
+            for worker in list(self._workers):
                 worker.retire(deadline)
         finally:
-            self._closed = True
-            runtime = self._per_process.existing()
+            runtime = self._runtimes.close()
             if runtime is not None:
                 runtime.close()
 
@@ -379,9 +336,7 @@ class Client:
         self.close()
 
     def _runtime(self) -> Runtime:
-        if self._closed:
-            raise closed_client()
-        return self._per_process.get()
+        return self._runtimes.get()
 
     def _full(self, name: str, field: str = "name") -> str:
         return full_name(self.settings.namespace, name, field)

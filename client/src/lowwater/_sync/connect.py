@@ -1,3 +1,4 @@
+# Made by scripts/generate_sync.py from _async/connect.py: change that one.
 """How a program gets its client."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# Made by scripts/generate_sync.py from _async/inputs.py: change that one.
 """Following several computations and folding them locally."""
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import Self
 from lowwater import errors
 from lowwater._core.fold import Reading
 from lowwater._core.watches import FoldChanges, Folding, Subscription, WatchState, closed_reader
-from lowwater._sync.runtime import PerProcess, Runtime
+from lowwater._drive.threads.runtimes import Runtimes
+from lowwater._sync.runtime import Runtime
 from lowwater.views import Inputs
 
 __all__ = ["InputReader"]
@@ -24,8 +26,8 @@ class InputReader:
     (within an incarnation). Safe for threads; a forked child may go on with an inherited reader.
     """
 
-    def __init__(self, per_process: PerProcess, names: Mapping[str, str], reading: Reading | None = None) -> None:
-        self._per_process = per_process
+    def __init__(self, runtimes: Runtimes[Runtime], names: Mapping[str, str], reading: Reading | None = None) -> None:
+        self._runtimes = runtimes
         self._folding = Folding(names, reading)
         self._owner: Runtime | None = None
         self._subscription: Subscription | None = None
@@ -51,31 +53,33 @@ class InputReader:
     def watch(self) -> Iterator[Inputs]:
         """Yield the minimum, and again whenever it or who holds it has changed. Conflated: a slow loop sees the newest only.
 
-        Blocks between changes, without end while the authority is away. Ends when the reader or its client is
+        Waits between changes, without end while the authority is away. Ends when the reader or its client is
         closed. Raises ServerTokenMismatch when another deployment answers.
         """
         changes = FoldChanges(self._folding)
-        while not self._is_closed():
-            runtime, subscription = self._ready()
-            come = partial(self._come, changes, runtime.watcher.state, subscription)
+        while not self._is_over():
             try:
+                runtime, subscription = self._ready()
+                come = partial(self._come, changes, runtime.watcher.state, subscription)
                 with runtime.watcher.changed:
                     runtime.watcher.wait(come, None)
             except errors.Closed:
-                return
-            if changes.newest is not None and not self._is_closed():
+                if self._is_over():
+                    return
+                raise
+            if changes.newest is not None and not self._is_over():
                 yield changes.newest
 
     def _come(self, changes: FoldChanges, known: WatchState, subscription: Subscription) -> bool:
         return self._closed or changes.come(known, subscription)
 
-    def _is_closed(self) -> bool:
-        return self._closed
+    def _is_over(self) -> bool:
+        return self._closed or self._runtimes.closed
 
     def _ready(self) -> tuple[Runtime, Subscription]:
         if self._closed:
             raise closed_reader()
-        runtime = self._per_process.get()
+        runtime = self._runtimes.get()
         if self._owner is not runtime or self._subscription is None:
             self._owner, self._waited = runtime, False
             self._subscription = runtime.watcher.subscribe(self._folding.followed)
@@ -84,7 +88,7 @@ class InputReader:
     def close(self) -> None:
         """Follow them no longer. A ``watch()`` in another thread ends."""
         already, self._closed = self._closed, True
-        runtime = self._per_process.existing()
+        runtime = self._runtimes.existing()
         if not already and runtime is not None and runtime is self._owner and self._subscription is not None:
             runtime.watcher.unsubscribe(self._subscription)
 

@@ -1,3 +1,4 @@
+# Made by scripts/generate_sync.py from _async/lease.py: change that one.
 """One claim: what its worker says about it, and what it hears."""
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ logger = logging.getLogger("lowwater")
 class Lease(Granted):
     """One claim: the ranges it got, and what their worker says about them.
 
-    A range is called by its handle, its index in ``bounds``. The calls stage states, which a background thread reports; only
+    A range is called by its handle, its index in ``bounds``. :meth:`advance` stages states, which a background thread reports; only
     :meth:`flush`, :meth:`finish` and :meth:`release` wait for it. A lease that lost ranges to a newer claim, a reset
     or a retirement raises StaleSequencer: always once all are lost, else once for each loss. Safe for threads. After a fork it
     stays with the parent: in the child every call raises Closed.
@@ -36,7 +37,7 @@ class Lease(Granted):
         """
         self._check_open()
         seconds = self._runtime.connection.settings.timeout if timeout is None else checks.seconds("timeout", timeout)
-        self._runtime.reporter.flush(self._state, seconds)
+        self._runtime.here().reporter.flush(self._state, seconds)
 
     def finish(self, handles: Iterable[int] | None = None) -> None:
         """Say that nothing will ever come in some ranges, or in all of them; durable when it returns.
@@ -54,7 +55,7 @@ class Lease(Granted):
         stays as it is, and a repeat returns when the claim is at its end, by the first release or by whoever has claimed since.
         """
         self._check_open()
-        runtime = self._runtime
+        runtime = self._runtime.here()
         self._drain(self._monotonic() + CLOSE_TIMEOUT)
         repeated, self._releasing = self._releasing, True
         try:

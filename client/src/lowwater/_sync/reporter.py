@@ -1,25 +1,26 @@
+# Made by scripts/generate_sync.py from _async/reporter.py: change that one.
 """The threads that report, one for each shard however many leases there are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
 from contextlib import AbstractContextManager
 from typing import Any
 
-from lowwater._core.attempts import closed_client
 from lowwater._core.call import Stubs
 from lowwater._core.lease import LeaseState
-from lowwater._core.reports import ReporterStatistics, Reporting, ReportStream, token_of
+from lowwater._core.reports import Due, ReporterStatistics, Reporting, ReportStream, token_of
 from lowwater._core.streams import Streamed
+from lowwater._drive.threads.connection import Connection
+from lowwater._drive.threads.signal import Signal
+from lowwater._drive.threads.streams import Streams
 from lowwater._pb.lowwater.v1 import workers_pb2
-from lowwater._sync.connection import Connection
-from lowwater._sync.streaming import Streaming
 from lowwater._sync.watcher import Watcher
 
 __all__ = ["Reporter"]
 
 
-class Reporter(Streaming):
+class Reporter(Streams):
     """Runs the state machines of the report streams, started by the first lease: sends what is due, and hears what became of it.
 
     Workers stage under ``changed`` and go on; a stream's sender takes the newest states. Without the authority, staging goes
@@ -53,23 +54,22 @@ class Reporter(Streaming):
         if self.reporting.staged(lease):
             self.changed.notify_all()
 
-    def flush(self, lease: LeaseState, timeout: float) -> None:
+    def flush(self, lease: LeaseState, seconds: float) -> None:
         """Wait until the newest state of a lease is durable.
 
         Raises Timeout after so many seconds, StaleSequencer when the claim is lost, and what the state was refused for.
         """
         monotonic = self._connection.surroundings.monotonic
-        deadline = monotonic() + timeout
+        deadline = monotonic() + seconds
         with self.changed:
             version = lease.version
             self.reporting.hurry(lease)
             self.changed.notify_all()
             while not self.reporting.answered(lease, version):
-                if self._connection.closed.is_set():
-                    raise closed_client()
+                self._connection.check_open()
                 left = deadline - monotonic()
                 if left <= 0:
-                    raise self.reporting.too_late(lease, timeout)
+                    raise self.reporting.too_late(lease, seconds)
                 self.changed.wait(left)
 
     def statistics(self) -> ReporterStatistics:
@@ -82,9 +82,9 @@ class Reporter(Streaming):
         return self._watcher.state.server_token
 
     def _open(self, machine: ReportStream, address: str, stubs: Stubs) -> Any:
-        report = stubs.workers.Report
         stream, opening = machine.open(address, self._server_token)
-        return report(self._requests(machine, stream, opening), metadata=self._connection.settings.metadata)
+        requests = _Requests(self._connection, self.changed, machine, stream, opening)
+        return stubs.workers.Report(requests, metadata=self._connection.settings.metadata)
 
     def _take(self, machine: Streamed, response: Any) -> bool:
         token = token_of(response)
@@ -93,18 +93,39 @@ class Reporter(Streaming):
                 self._watcher.state.admit(token)
         return super()._take(machine, response)
 
-    def _requests(
-        self, machine: ReportStream, stream: int, opening: workers_pb2.ReportRequest
-    ) -> Iterator[workers_pb2.ReportRequest]:
-        """Yield the messages of one stream, each when it is due. Runs on the thread that gRPC gives to a stream's sender."""
-        yield opening
-        while True:
-            with self.changed:
-                due = None if self._connection.closed.is_set() else machine.due(stream)
+
+class _Requests:
+    """The messages of one stream, each when it is due; the thread that gRPC gives to a stream's sender asks for them."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        changed: Signal,
+        machine: ReportStream,
+        stream: int,
+        opening: workers_pb2.ReportRequest,
+    ) -> None:
+        self._connection = connection
+        self._changed = changed
+        self._machine = machine
+        self._stream = stream
+        self._ready = deque([opening])
+
+    def __iter__(self) -> _Requests:
+        return self
+
+    def __next__(self) -> workers_pb2.ReportRequest:
+        while not self._ready:
+            with self._changed:
+                due = self._due()
                 if due is None:
-                    return
+                    raise StopIteration
                 if due.answered:
-                    self.changed.notify_all()
-                if not due.messages:
-                    self.changed.wait(due.within)
-            yield from due.messages
+                    self._changed.notify_all()
+                self._ready.extend(due.messages)
+                if not self._ready:
+                    self._changed.wait(due.within)
+        return self._ready.popleft()
+
+    def _due(self) -> Due | None:
+        return None if self._connection.closed else self._machine.due(self._stream)

@@ -1,3 +1,4 @@
+# Made by scripts/generate_sync.py from _async/watcher.py: change that one.
 """The threads that follow watermarks, one for each shard however many subscriptions there are."""
 
 from __future__ import annotations
@@ -5,17 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lowwater._core.attempts import closed_client
 from lowwater._core.call import Stubs
 from lowwater._core.forbidden import Forbidden
 from lowwater._core.watches import Subscription, WatchState, WatchStream
-from lowwater._sync.connection import Connection
-from lowwater._sync.streaming import Streaming
+from lowwater._drive.threads.connection import Connection
+from lowwater._drive.threads.streams import Streams
 
 __all__ = ["Watcher"]
 
 
-class Watcher(Streaming):
+class Watcher(Streams):
     """Runs the state machines of the watch streams, started by the first subscription."""
 
     def __init__(self, connection: Connection) -> None:
@@ -44,8 +44,7 @@ class Watcher(Streaming):
         """
         while not until():
             self.state.check()
-            if self._connection.closed.is_set():
-                raise closed_client()
+            self._connection.check_open()
             left = None if deadline is None else deadline - self._connection.surroundings.monotonic()
             if left is not None and left <= 0:
                 return False

@@ -1,3 +1,4 @@
+# Made by scripts/generate_sync.py from _async/worker.py: change that one.
 """The process that works on key ranges, and its claims."""
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from lowwater._core.claims import Claimant, closed_worker, no_inputs
 from lowwater._core.fold import Reading
 from lowwater._core.granted import CLOSE_TIMEOUT
 from lowwater._core.surroundings import Surroundings
+from lowwater._drive.threads.runtimes import Runtimes
 from lowwater._sync.inputs import InputReader
 from lowwater._sync.lease import Lease
-from lowwater._sync.runtime import PerProcess, Runtime
+from lowwater._sync.runtime import Runtime
 from lowwater.views import Inputs
 from lowwater.watermark import EventTime
 
@@ -28,11 +30,11 @@ class Worker:
     take ranges from a living one, which then has to claim again. Give runs a growing generation to rule that out.
     """
 
-    def __init__(self, per_process: PerProcess, claimant: Claimant, surroundings: Surroundings) -> None:
+    def __init__(self, runtimes: Runtimes[Runtime], claimant: Claimant, surroundings: Surroundings) -> None:
         self.computation: str = claimant.computation
         self.host: str = claimant.host
         self.name: str = claimant.name
-        self._per_process = per_process
+        self._runtimes = runtimes
         self._claimant = claimant
         self._surroundings = surroundings
         self._leases: list[Lease] = []
@@ -83,7 +85,7 @@ class Worker:
             with suppress(ValueError):  # another claim was quicker
                 self._leases.remove(ended)
         runtime.reporter.add(grant.state)
-        # Looked at last: whoever claims or closes the worker in another thread meanwhile either sees the lease, or is seen here.
+        # Looked at last: whoever claims or closes the worker meanwhile either sees the lease, or is seen here.
         if self.closed or lease.over:
             runtime.reporter.remove(grant.state)
         if self.closed:
@@ -99,7 +101,9 @@ class Worker:
         """
         runtime = self._open()
         if self._reading is None:
-            self._read_as(runtime.call(runtime.calls.reading(self.computation)))
+            reading = runtime.call(runtime.calls.reading(self.computation))
+            if self._reading is None:  # else a claim was quicker, and knows better
+                self._read_as(reading)
         if self._reader is None:
             raise no_inputs(self.computation)
         return self._reader.read()
@@ -111,12 +115,12 @@ class Worker:
             self._reader.close()
         self._reading = reading
         names = {name: name for name in reading.inputs}
-        self._reader = InputReader(self._per_process, names, reading) if names else None
+        self._reader = InputReader(self._runtimes, names, reading) if names else None
 
     def _open(self) -> Runtime:
         if self.closed:
             raise closed_worker()
-        return self._per_process.get()
+        return self._runtimes.get()
 
     def close(self) -> None:
         """Stop reporting, after the last states are durable or five seconds. The ranges hold where they stand."""
@@ -125,7 +129,7 @@ class Worker:
     def retire(self, deadline: float) -> None:
         """Close it, waiting until a monotonic time at most; it is the client's when that is closed."""
         self.closed = True
-        for lease in tuple(self._leases):
+        for lease in tuple(self._leases):  # interrupted, it can be called again
             lease.retire(deadline)
         self._leases.clear()
         if self._reader is not None:

@@ -8,20 +8,20 @@ import os
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 
 from lowwater import errors
-from lowwater._aio.signal import Signal, being_cancelled
-from lowwater._core import forking
 from lowwater._core.asking import Asking
 from lowwater._core.attempts import cancelled_call, closed_client
 from lowwater._core.call import Stubs
 from lowwater._core.routes import Routes
 from lowwater._core.settings import OPTIONS, Settings
-from lowwater._core.surroundings import Surroundings
+from lowwater._core.surroundings import REAL, Surroundings
+from lowwater._drive import fork
+from lowwater._drive.tasks.signal import Signal, being_cancelled
 
 __all__ = ["Connection", "MakeChannel", "real_channel"]
 
@@ -50,13 +50,15 @@ class _Channel:
     users: int = 0
 
 
-class Connection(forking.Forked):
+class Connection(fork.Forked):
     """The channels of a client, one for each shard that is used. They belong to the process and event loop that made them.
 
     A channel is made at the first use of its address, and closed when none of its computations are there any more.
     """
 
-    def __init__(self, settings: Settings, surroundings: Surroundings, make_channel: MakeChannel | None) -> None:
+    def __init__(
+        self, settings: Settings, surroundings: Surroundings = REAL, make_channel: MakeChannel | None = None
+    ) -> None:
         self.settings = settings
         self.surroundings = surroundings
         self.routes: Routes = Routes(settings.addresses, contextlib.nullcontext())
@@ -68,11 +70,11 @@ class Connection(forking.Forked):
         self._channels: dict[str, _Channel] = {}
         self._outdated: list[_Channel] = []
         """Channels with credentials that were renewed since; what uses them goes on."""
-        forking.register(self)
+        fork.register(self)
 
     def after_fork_in_child(self) -> None:
         """Stay as the parent left it."""
-        forking.keep(self)
+        fork.keep(self)
 
     def check_place(self) -> None:
         """Raise Closed in another process or event loop."""
@@ -87,13 +89,13 @@ class Connection(forking.Forked):
             raise errors.Closed(msg)
 
     def check_open(self) -> None:
-        """Raise Closed after :meth:`close`."""
+        """Raise Closed after :meth:`shut`."""
         if self.closed:
             raise closed_client()
 
     @contextlib.contextmanager
     def use(self, address: str) -> Generator[Stubs]:
-        """Surround a call or stream; gives the stubs over the channel to an address. Raises Closed after :meth:`close`."""
+        """Surround a call or stream; gives the stubs over the channel to an address. Raises Closed after :meth:`shut`."""
         self.check_open()
         edition = self.settings.edition
         used = self._channels.get(address)
@@ -118,8 +120,8 @@ class Connection(forking.Forked):
         for each in closing:
             await each.channel.close()
 
-    async def call(self, asking: Asking[Result]) -> Result:
-        """Make the attempts of a unary call."""
+    async def call(self, asking: Asking[Result], take: Callable[[Any], float | None]) -> Result:
+        """Make the attempts of a unary call; ``take`` passes it an answer, under whatever guards what is known."""
         while True:
             attempt = asking.next()
             try:
@@ -144,7 +146,7 @@ class Connection(forking.Forked):
             else:
                 if self._outdated:
                     await self.sweep()
-                pause = asking.take(answer)
+                pause = take(answer)
                 if pause is None:
                     return asking.result
                 delay = pause
@@ -152,9 +154,13 @@ class Connection(forking.Forked):
                 await self._closing.wait(delay)
             self.check_open()
 
+    def shut(self) -> None:
+        """Let nobody begin anything, from now on."""
+        self.closed = True
+        self._closing.notify_all()
+
     async def close(self) -> None:
         """Close the channels; calls on them end."""
-        self.closed = True
-        self._closing.notify()
+        self.shut()
         for used in [*self._channels.values(), *self._outdated]:
             await used.channel.close()

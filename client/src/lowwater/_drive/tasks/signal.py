@@ -10,7 +10,7 @@ __all__ = ["Signal", "being_cancelled"]
 class Signal:
     """Wakes all that wait, whenever something may have changed; they look for themselves what did.
 
-    All on one event loop, so states need no lock: between two awaits nobody else runs.
+    On threads ``with`` takes a lock, which only :meth:`wait` gives up. Here it does nothing: between two awaits nobody else runs.
     """
 
     __slots__ = ("_event",)
@@ -18,13 +18,19 @@ class Signal:
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
-    def notify(self) -> None:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def notify_all(self) -> None:
         """Wake all that wait now."""
         self._event.set()
         self._event = asyncio.Event()
 
     async def wait(self, seconds: float | None) -> None:
-        """Return after the next :meth:`notify`, or after so many seconds; None: only then."""
+        """Return after the next :meth:`notify_all`, or after so many seconds; None: only then."""
         try:
             async with asyncio.timeout(seconds):
                 await self._event.wait()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from lowwater._aio.inputs import InputReader
-from lowwater._aio.lease import Lease
-from lowwater._aio.runtime import Runtime
+from lowwater._async.inputs import InputReader
+from lowwater._async.lease import Lease
+from lowwater._async.runtime import Runtime
 from lowwater._core.claims import Claimant, closed_worker, no_inputs
 from lowwater._core.fold import Reading
 from lowwater._core.granted import CLOSE_TIMEOUT
 from lowwater._core.surroundings import Surroundings
+from lowwater._drive.tasks.runtimes import Runtimes
 from lowwater.views import Inputs
 from lowwater.watermark import EventTime
 
@@ -28,11 +29,11 @@ class Worker:
     take ranges from a living one, which then has to claim again. Give runs a growing generation to rule that out.
     """
 
-    def __init__(self, runtime: Callable[[], Runtime], claimant: Claimant, surroundings: Surroundings) -> None:
+    def __init__(self, runtimes: Runtimes[Runtime], claimant: Claimant, surroundings: Surroundings) -> None:
         self.computation: str = claimant.computation
         self.host: str = claimant.host
         self.name: str = claimant.name
-        self._runtime = runtime
+        self._runtimes = runtimes
         self._claimant = claimant
         self._surroundings = surroundings
         self._leases: list[Lease] = []
@@ -52,7 +53,13 @@ class Worker:
     ) -> Lease:
         """Take ownership of ``[start, end)``, or of the n ranges between n + 1 ascending ``bounds``. Durable when it returns.
 
-        As :meth:`lowwater.Worker.claim`. Cancelled, it may have been granted: claim again, or leave the ranges holding.
+        An empty ``end`` means no upper bound. ``bound`` is what the new owner starts from, one for all or one a range: a range
+        becomes the lesser of its last value and that. ``adopt`` takes the computation over from another identity by
+        starting a new life of it. Read your own state only after the claim: until then its old owner may still write it.
+
+        Raises InvalidArgument, UnknownComputation, OlderClaim, IdentityMismatch, Rewound, Unavailable; Closed when the worker was
+        closed meanwhile: the ranges, if they were granted, hold until they are claimed again.
+        Cancelled, it may have been granted: claim again, or leave the ranges holding.
         """
         runtime = self._open()
         call = self._claimant.claim(
@@ -66,11 +73,10 @@ class Worker:
             adopt=adopt,
         )
         grant = await runtime.call(call)
-        if self.closed:
-            raise closed_worker()
         self._read_as(grant.reading)
         lease = Lease(runtime, grant)
-        # Answers may come in another order than claims were granted in: the older yields, whichever it is.
+        # Answers may come in another order than claims were granted in: the older yields, whichever it is. Appended before the
+        # others are looked at, so that of two that are answered at one moment one sees the other.
         self._leases.append(lease)
         for other in tuple(self._leases):
             other.yield_to(lease)
@@ -78,8 +84,12 @@ class Worker:
         for ended in [each for each in self._leases if each.over]:
             with suppress(ValueError):  # another claim was quicker
                 self._leases.remove(ended)
-        if not lease.over:
-            runtime.reporter.add(grant.state)
+        runtime.reporter.add(grant.state)
+        # Looked at last: whoever claims or closes the worker meanwhile either sees the lease, or is seen here.
+        if self.closed or lease.over:
+            runtime.reporter.remove(grant.state)
+        if self.closed:
+            raise closed_worker()
         return lease
 
     async def inputs(self) -> Inputs:
@@ -105,12 +115,12 @@ class Worker:
             self._reader.close()
         self._reading = reading
         names = {name: name for name in reading.inputs}
-        self._reader = InputReader(self._runtime, names, reading) if names else None
+        self._reader = InputReader(self._runtimes, names, reading) if names else None
 
     def _open(self) -> Runtime:
         if self.closed:
             raise closed_worker()
-        return self._runtime()
+        return self._runtimes.get()
 
     async def close(self) -> None:
         """Stop reporting, after the last states are durable or five seconds. The ranges hold where they stand."""
@@ -119,7 +129,7 @@ class Worker:
     async def retire(self, deadline: float) -> None:
         """Close it, waiting until a monotonic time at most; it is the client's when that is closed."""
         self.closed = True
-        for lease in tuple(self._leases):  # cancelled, it can be called again
+        for lease in tuple(self._leases):  # interrupted, it can be called again
             await lease.retire(deadline)
         self._leases.clear()
         if self._reader is not None:

@@ -6,24 +6,36 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import grpc
 
-from lowwater._core import forking
 from lowwater._core.asking import Asking
 from lowwater._core.attempts import closed_client
 from lowwater._core.call import Stubs
 from lowwater._core.routes import Routes
 from lowwater._core.settings import OPTIONS, Settings
 from lowwater._core.surroundings import REAL, Surroundings
+from lowwater._drive import fork
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "MakeChannel", "real_channel"]
 
 Result = TypeVar("Result")
 
+MakeChannel = Callable[[str], grpc.Channel]
+"""How a channel to an address is made."""
+
 _QUIET_TIMEOUT: Final = 5.0
 """Seconds that a fork waits at most for threads to leave the closed channels, or to have closed them."""
+
+
+def real_channel(settings: Settings, address: str) -> grpc.Channel:
+    """Return a channel over the network."""
+    credentials = settings.credentials_for(address)
+    if credentials is None:
+        return grpc.insecure_channel(address, options=OPTIONS)
+    return grpc.secure_channel(address, credentials, options=OPTIONS)
 
 
 @dataclass(slots=True)
@@ -43,13 +55,17 @@ class Connection:
     A channel is made at the first use of its address, and closed when none of its computations are there any more.
     """
 
-    def __init__(self, settings: Settings, surroundings: Surroundings = REAL) -> None:
+    def __init__(
+        self, settings: Settings, surroundings: Surroundings = REAL, make_channel: MakeChannel | None = None
+    ) -> None:
         self.settings = settings
         self.surroundings = surroundings
         self.routes: Routes = Routes(settings.addresses, threading.Lock())
-        self.closed: threading.Event = threading.Event()
+        self.ended: threading.Event = threading.Event()
+        """Set at the end of the client."""
         self.pauses: int = 0
         """How often the channels were closed for a fork: whoever finds it changed was interrupted by one."""
+        self._make_channel: MakeChannel = make_channel or partial(real_channel, settings)
         self._changed = threading.Condition()
         self._forks = 0
         self._users = 0
@@ -58,24 +74,36 @@ class Connection:
         self._outdated: list[_Channel] = []
         """Channels with credentials that were renewed since; what uses them goes on."""
 
+    @property
+    def closed(self) -> bool:
+        """Whether the client is at its end."""
+        return self.ended.is_set()
+
+    def check_open(self) -> None:
+        """Raise Closed after :meth:`shut`."""
+        if self.closed:
+            raise closed_client()
+
+    def check_place(self) -> None:
+        """Nothing: any thread may use it, and other processes have their own."""
+
     @contextlib.contextmanager
     def use(self, address: str, *, repeatable: bool = True) -> Generator[Stubs]:
         """Surround a call or stream; gives the stubs over the channel to an address. Waits while the process forks.
 
-        Raises Closed after :meth:`close`.
+        Raises Closed after :meth:`shut`.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self._forks or self.closed.is_set())
-            if self.closed.is_set():
-                raise closed_client()
+            self._changed.wait_for(lambda: not self._forks or self.closed)
+            self.check_open()
             edition = self.settings.edition
             used = self._channels.get(address)
             if used is not None and used.edition != edition:
                 self._outdated.append(self._channels.pop(address))
                 used = None
             if used is None:
-                forking.anchor()
-                channel = self._make(address)
+                fork.anchor()
+                channel = self._make_channel(address)
                 used = self._channels[address] = _Channel(channel, Stubs(channel), edition)
             used.users += 1
             self._users += 1
@@ -123,12 +151,6 @@ class Connection:
             self._forks -= 1
             self._changed.notify_all()
 
-    def _make(self, address: str) -> grpc.Channel:
-        credentials = self.settings.credentials_for(address)
-        if credentials is None:
-            return grpc.insecure_channel(address, options=OPTIONS)
-        return grpc.secure_channel(address, credentials, options=OPTIONS)
-
     def call(self, asking: Asking[Result], take: Callable[[Any], float | None]) -> Result:
         """Make the attempts of a unary call; ``take`` passes it an answer, under whatever guards what is known."""
         while True:
@@ -138,13 +160,13 @@ class Connection:
                 with self.use(attempt.address, repeatable=attempt.repeatable) as stubs:
                     answer = attempt.method(stubs)(attempt.request, metadata=self.settings.metadata, **attempt.options)
             except grpc.RpcError as failure:
-                if not self.closed.is_set() and (self.pauses == pauses or not attempt.repeatable):
+                if not self.closed and (self.pauses == pauses or not attempt.repeatable):
                     delay = asking.failed(failure)
                     self.sweep()
             except ValueError:
                 # gRPC's word for a channel that was closed in the meantime: for a fork, or for good. Else it is a mistake in the
                 # program, which a repeat would not mend.
-                if not self.closed.is_set() and self.pauses == pauses:
+                if not self.closed and self.pauses == pauses:
                     raise
             else:
                 if self._outdated:
@@ -153,13 +175,17 @@ class Connection:
                 if pause is None:
                     return asking.result
                 delay = pause
-            if self.closed.wait(delay):
+            if self.ended.wait(delay):
                 raise closed_client()
+
+    def shut(self) -> None:
+        """Let nobody begin anything, from now on."""
+        self.ended.set()
 
     def close(self) -> None:
         """Close the channels; calls on them end."""
         with self._changed:
-            self.closed.set()
+            self.shut()
             self._changed.notify_all()
             closing = [*self._channels.values(), *self._outdated]
             self._users += len(closing)

@@ -6,17 +6,17 @@ import asyncio
 from typing import Any
 
 from lowwater import errors
-from lowwater._aio.connection import Connection
-from lowwater._aio.signal import Signal, being_cancelled
 from lowwater._core.attempts import cancelled_call
 from lowwater._core.call import Stubs
 from lowwater._core.locating import TIMEOUT, Locating
 from lowwater._core.streams import Many, Streamed
+from lowwater._drive.tasks.connection import Connection
+from lowwater._drive.tasks.signal import Signal, being_cancelled
 
-__all__ = ["Streaming"]
+__all__ = ["Streams"]
 
 
-class Streaming:
+class Streams:
     """Drives state machines that share what they know: a task for each that is needed, until it no longer is.
 
     Opens their streams, feeds them what these bring, and wakes those that wait for it.
@@ -42,7 +42,10 @@ class Streaming:
 
     def _take(self, machine: Streamed, response: Any) -> bool:
         """Take a message; returns whether the stream is to be left."""
-        return machine.take(response)
+        leaving = machine.take(response)
+        self.tend()
+        self.changed.notify_all()
+        return leaving
 
     def tend(self) -> None:
         """Start tasks that are needed by now, and end streams that are to be renewed."""
@@ -55,7 +58,7 @@ class Streaming:
 
     async def stop(self) -> None:
         """End the tasks, and wake all that wait."""
-        self.changed.notify()
+        self.changed.notify_all()
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -82,7 +85,7 @@ class Streaming:
                 failure = error
             delay = machine.ended(failure)
             self.tend()
-            self.changed.notify()
+            self.changed.notify_all()
             await self._connection.sweep()
 
     async def _pause(self, machine: Streamed, seconds: float) -> None:
@@ -103,10 +106,7 @@ class Streaming:
             self._calls[machine] = call
             try:
                 async for response in call:
-                    leaving = self._take(machine, response)
-                    self.tend()
-                    self.changed.notify()
-                    if leaving:
+                    if self._take(machine, response):
                         break
             except asyncio.CancelledError:
                 if being_cancelled():

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lowwater._aio.connection import Connection
-from lowwater._aio.streaming import Streaming
 from lowwater._core.call import Stubs
 from lowwater._core.forbidden import Forbidden
 from lowwater._core.watches import Subscription, WatchState, WatchStream
+from lowwater._drive.tasks.connection import Connection
+from lowwater._drive.tasks.streams import Streams
 
 __all__ = ["Watcher"]
 
 
-class Watcher(Streaming):
+class Watcher(Streams):
     """Runs the state machines of the watch streams, started by the first subscription."""
 
     def __init__(self, connection: Connection) -> None:
@@ -23,21 +23,23 @@ class Watcher(Streaming):
 
     def subscribe(self, names: Iterable[str]) -> Subscription:
         """Follow names from now on; no names means all that are registered, now and later."""
-        self._connection.check_open()
-        subscription = self.state.subscribe(names)
-        self.tend()
-        self.changed.notify()
+        with self.changed:
+            subscription = self.state.subscribe(names)
+            self.tend()
+            self.changed.notify_all()
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Follow them no longer; once."""
-        self.state.unsubscribe(subscription)
-        self.tend()
+        with self.changed:
+            self.state.unsubscribe(subscription)
+            self.tend()
+            self.changed.notify_all()
 
     async def wait(self, until: Callable[[], bool], deadline: float | None) -> bool:
         """Wait for a condition on what was heard; False when the deadline, on the monotonic clock, came first.
 
-        Raises what ended the watching, and Closed.
+        Hold ``changed``. Raises what ended the watching, and Closed.
         """
         while not until():
             self.state.check()

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from lowwater import errors
-from lowwater._aio.runtime import Runtime
+from lowwater._async.runtime import Runtime
 from lowwater._core import checks
 from lowwater._core.claims import Grant
 from lowwater._core.granted import CLOSE_TIMEOUT, RELEASED, WORKER_CLOSED, Granted
@@ -28,10 +28,11 @@ class Lease(Granted):
         super().__init__(runtime.reporter, grant, runtime.connection.surroundings.monotonic)
         self._runtime = runtime
 
-    async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - named as for threads
+    async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Wait until the newest state is durable, at most ``timeout`` seconds (None: the client's).
 
-        Cancelled, the state stays staged. Raises Timeout, StaleSequencer, and TooFarAhead or whatever else the state was refused for.
+        Raises Timeout, StaleSequencer, and TooFarAhead or whatever else the state was refused for.
+        Cancelled, the state stays staged.
         """
         self._check_open()
         seconds = self._runtime.connection.settings.timeout if timeout is None else checks.seconds("timeout", timeout)
@@ -41,7 +42,8 @@ class Lease(Granted):
         """Say that nothing will ever come in some ranges, or in all of them; durable when it returns.
 
         It is the only way past them for good, and cannot be taken back but by a reset. Raises Timeout when it is not acknowledged
-        within the client's timeout (it stays staged, also when cancelled), StaleSequencer.
+        within the client's timeout (it stays staged), StaleSequencer.
+        Cancelled, it stays staged too.
         """
         self._stage_end(handles)
         await self.flush()
@@ -49,7 +51,9 @@ class Lease(Granted):
     async def release(self) -> None:
         """Give the ranges back; they hold their last value until somebody claims them. Durable when it returns.
 
-        As :meth:`lowwater.Lease.release`. Cancelled, it may have happened or not, and may be repeated.
+        Raises StaleSequencer when they were lost before; Timeout or Unavailable, after which it may have happened or not: the lease
+        stays as it is, and a repeat returns when the claim is at its end, by the first release or by whoever has claimed since.
+        Cancelled, it may have happened or not as well, and may be repeated.
         """
         self._check_open()
         runtime = self._runtime.here()

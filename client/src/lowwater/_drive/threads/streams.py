@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from lowwater import errors
-from lowwater._core.attempts import closed_client
 from lowwater._core.call import Stubs
 from lowwater._core.locating import TIMEOUT, Locating
 from lowwater._core.streams import Many, Streamed
-from lowwater._sync.connection import Connection
+from lowwater._drive.threads.connection import Connection
+from lowwater._drive.threads.signal import Signal
 
-__all__ = ["Streaming"]
+__all__ = ["Streams"]
 
 logger = logging.getLogger("lowwater")
 
@@ -22,14 +22,14 @@ _STOP_TIMEOUT: Final = 5.0
 """Seconds that the end of a client waits at most for its threads."""
 
 
-class Streaming:
+class Streams:
     """Drives state machines that share what they know: a thread for each that is needed, until it no longer is.
 
     Opens their streams, feeds them what these bring, and wakes those that wait for it.
     """
 
     def __init__(self, connection: Connection, machines: Many, name: str) -> None:
-        self.changed: threading.Condition = threading.Condition()
+        self.changed: Signal = Signal()
         """Notified after every message, and at the end of every stream. Guards the state machines."""
         self._connection = connection
         self._machines = machines
@@ -71,7 +71,7 @@ class Streaming:
 
     def _start(self, machine: Streamed) -> RuntimeError | None:
         """Start the thread of a machine, if it is needed; returns why that was not possible."""
-        if machine.wanted and not self._connection.closed.is_set():
+        if machine.wanted and not self._connection.closed:
             running = _Running()
             running.thread = threading.Thread(target=self._run, args=(machine, running), name=self._name, daemon=True)
             try:
@@ -96,13 +96,13 @@ class Streaming:
                 each.thread.join(timeout=_STOP_TIMEOUT)
 
     def _run(self, machine: Streamed, running: _Running) -> None:
-        closed = self._connection.closed
+        ended = self._connection.ended
         with self.changed:
             delay = machine.first_pause
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: closed.is_set() or machine.hurried, delay)
-                if closed.is_set():
+                self.changed.wait_for(lambda: ended.is_set() or machine.hurried, delay)
+                if ended.is_set():
                     break
                 if machine.failure is not None or not machine.wanted:
                     machine.retire()
@@ -119,7 +119,7 @@ class Streaming:
                 break
             except Exception as error:  # noqa: BLE001 - whatever it is, the state machine decides
                 failure = error
-            if closed.is_set():
+            if ended.is_set():
                 break
             with self.changed:
                 # One that was ended by a fork did not fail.
@@ -138,8 +138,7 @@ class Streaming:
         address = machine.address
         with self._connection.use(address) as stubs:
             with self.changed:
-                if self._connection.closed.is_set():
-                    raise closed_client()
+                self._connection.check_open()
                 if not machine.wanted:
                     return
                 if isinstance(machine, Locating):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+import os
+from functools import partial
+from typing import Any, TypeVar
 
-from lowwater._aio.connection import Connection, MakeChannel
-from lowwater._aio.reporter import Reporter
-from lowwater._aio.watcher import Watcher
-from lowwater._core.asking import ask
+from lowwater._async.reporter import Reporter
+from lowwater._async.watcher import Watcher
+from lowwater._core.asking import Asking, ask
 from lowwater._core.call import Call, Gather
 from lowwater._core.calls import Calls
 from lowwater._core.settings import Settings
-from lowwater._core.surroundings import Surroundings
+from lowwater._core.surroundings import REAL, Surroundings
+from lowwater._drive.tasks.connection import Connection, MakeChannel
 
 __all__ = ["Runtime"]
 
@@ -22,14 +24,17 @@ Result = TypeVar("Result")
 class Runtime:
     """One event loop's connection, watcher and reporter. Nothing in it is started before it is used."""
 
-    def __init__(self, settings: Settings, surroundings: Surroundings, make_channel: MakeChannel | None) -> None:
+    def __init__(
+        self, settings: Settings, surroundings: Surroundings = REAL, make_channel: MakeChannel | None = None
+    ) -> None:
+        self.pid: int = os.getpid()
         self.connection: Connection = Connection(settings, surroundings, make_channel)
         self.watcher: Watcher = Watcher(self.connection)
         self.reporter: Reporter = Reporter(self.connection, self.watcher)
         self.calls: Calls = Calls(self.watcher.state, settings.namespace)
 
     def here(self) -> Runtime:
-        """Return itself. Raises Closed in another process or event loop, and after the end."""
+        """Return itself. Raises Closed where it may not be used, and after the end."""
         self.connection.check_place()
         self.connection.check_open()
         return self
@@ -37,17 +42,22 @@ class Runtime:
     async def call(self, call: Call[Result] | Gather[Result], within: float = math.inf) -> Result:
         """Make a unary call within the client's timeout, or within so many seconds if they are fewer.
 
-        Raises LowwaterError; Unavailable when no server answered at all, or none that serves the computation. Cancelled, it may or
-        may not have had its effect.
+        Raises LowwaterError; Unavailable when no server answered at all, or none that serves the computation.
+        Cancelled, it may or may not have had its effect.
         """
         connection = self.connection
         timeout = min(within, connection.settings.timeout)
         asking = ask(call, self.calls, connection.routes, connection.surroundings, timeout)
-        result = await connection.call(asking)
-        self.watcher.changed.notify()
+        return await connection.call(asking, partial(self._take, asking))
+
+    def _take(self, asking: Asking[Any], answer: object) -> float | None:
+        with self.watcher.changed:
+            pause = asking.take(answer)
+            self.watcher.changed.notify_all()
         if self.reporter.reporting.locating.wanted:
-            self.reporter.changed.notify()  # it may have been found on the way
-        return result
+            with self.reporter.changed:
+                self.reporter.changed.notify_all()  # it may have been found on the way
+        return pause
 
     def deadline(self, seconds: float | None) -> float | None:
         """Return the time in so many seconds, on the monotonic clock."""
@@ -55,7 +65,7 @@ class Runtime:
 
     async def close(self) -> None:
         """End the tasks and close the channels; whoever waits hears of it."""
-        self.connection.closed = True
+        self.connection.shut()
         try:
             await self.watcher.stop()
             await self.reporter.stop()

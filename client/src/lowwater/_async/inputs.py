@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Self
 
 from lowwater import errors
-from lowwater._aio.runtime import Runtime
+from lowwater._async.runtime import Runtime
 from lowwater._core.fold import Reading
 from lowwater._core.watches import FoldChanges, Folding, Subscription, WatchState, closed_reader
+from lowwater._drive.tasks.runtimes import Runtimes
 from lowwater.views import Inputs
 
 __all__ = ["InputReader"]
@@ -24,10 +25,8 @@ class InputReader:
     (within an incarnation). Use it as an async context manager, or call :meth:`close`.
     """
 
-    def __init__(
-        self, runtime: Callable[[], Runtime], names: Mapping[str, str], reading: Reading | None = None
-    ) -> None:
-        self._runtime = runtime
+    def __init__(self, runtimes: Runtimes[Runtime], names: Mapping[str, str], reading: Reading | None = None) -> None:
+        self._runtimes = runtimes
         self._folding = Folding(names, reading)
         self._owner: Runtime | None = None
         self._subscription: Subscription | None = None
@@ -42,12 +41,13 @@ class InputReader:
         """
         runtime, subscription = self._ready()
         watcher = runtime.watcher
-        watcher.state.check()
-        if not self._waited:
-            deadline = runtime.deadline(runtime.connection.settings.timeout)
-            await watcher.wait(lambda: self._closed or self._folding.come(watcher.state, subscription), deadline)
-            self._waited = True
-        return self._folding.fold(watcher.state, subscription)
+        with watcher.changed:
+            watcher.state.check()
+            if not self._waited:
+                deadline = runtime.deadline(runtime.connection.settings.timeout)
+                await watcher.wait(lambda: self._closed or self._folding.come(watcher.state, subscription), deadline)
+                self._waited = True
+            return self._folding.fold(watcher.state, subscription)
 
     async def watch(self) -> AsyncGenerator[Inputs, None]:
         """Yield the minimum, and again whenever it or who holds it has changed. Conflated: a slow loop sees the newest only.
@@ -55,40 +55,41 @@ class InputReader:
         Waits between changes, without end while the authority is away. Ends when the reader or its client is
         closed. Raises ServerTokenMismatch when another deployment answers.
         """
-        if self._is_closed():
-            return
-        runtime, subscription = self._ready()
         changes = FoldChanges(self._folding)
-        while True:
+        while not self._is_over():
             try:
-                await runtime.watcher.wait(partial(self._come, changes, runtime.watcher.state, subscription), None)
+                runtime, subscription = self._ready()
+                come = partial(self._come, changes, runtime.watcher.state, subscription)
+                with runtime.watcher.changed:
+                    await runtime.watcher.wait(come, None)
             except errors.Closed:
-                return
-            if changes.newest is None or self._is_closed():
-                return
-            yield changes.newest
+                if self._is_over():
+                    return
+                raise
+            if changes.newest is not None and not self._is_over():
+                yield changes.newest
 
     def _come(self, changes: FoldChanges, known: WatchState, subscription: Subscription) -> bool:
         return self._closed or changes.come(known, subscription)
 
-    def _is_closed(self) -> bool:
-        return self._closed
+    def _is_over(self) -> bool:
+        return self._closed or self._runtimes.closed
 
     def _ready(self) -> tuple[Runtime, Subscription]:
         if self._closed:
             raise closed_reader()
-        runtime = self._runtime()
-        if self._subscription is None:
-            self._owner = runtime
+        runtime = self._runtimes.get()
+        if self._owner is not runtime or self._subscription is None:
+            self._owner, self._waited = runtime, False
             self._subscription = runtime.watcher.subscribe(self._folding.followed)
         return runtime, self._subscription
 
     def close(self) -> None:
         """Follow them no longer. A ``watch()`` in another task ends."""
-        if not self._closed and self._owner is not None and self._subscription is not None:
-            self._owner.watcher.unsubscribe(self._subscription)
-            self._owner.watcher.changed.notify()
-        self._closed = True
+        already, self._closed = self._closed, True
+        runtime = self._runtimes.existing()
+        if not already and runtime is not None and runtime is self._owner and self._subscription is not None:
+            runtime.watcher.unsubscribe(self._subscription)
 
     async def __aenter__(self) -> Self:
         return self

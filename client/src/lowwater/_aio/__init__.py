@@ -1,1 +1,0 @@
-"""The client on asyncio: the channel, tasks and waiting around :mod:`lowwater._core`."""

@@ -1,0 +1,341 @@
+"""The client: one object per event loop, from which everything else comes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+from lowwater import errors
+from lowwater._async.batches import Batches
+from lowwater._async.inputs import InputReader
+from lowwater._async.runtime import Runtime
+from lowwater._async.worker import Worker
+from lowwater._core.calls import full_name
+from lowwater._core.claims import Claimant
+from lowwater._core.granted import CLOSE_TIMEOUT
+from lowwater._core.settings import Settings
+from lowwater._core.statistics import ClientStatistics
+from lowwater._core.surroundings import REAL, Surroundings
+from lowwater._core.watches import Changes, Waiting, check_followed
+from lowwater._core.why import ASK_SECONDS, UNTOLD, Why, explain, find_guilty
+from lowwater._drive.tasks.connection import MakeChannel
+from lowwater._drive.tasks.runtimes import Runtimes
+from lowwater.views import (
+    Completeness,
+    Computation,
+    History,
+    Ranges,
+    Refusal,
+    Shards,
+    TaskAttempt,
+    Topology,
+    WatermarkView,
+)
+from lowwater.watermark import EventTime
+
+__all__ = ["Client"]
+
+
+class Client:
+    """Everything a program asks of the authority, on asyncio. Use it as an async context manager; :func:`lowwater.aio.connect` makes it.
+
+    It belongs to the process and the event loop of its first use, and starts at most one task to report and one to watch at each
+    shard. A cancelled call leaves it usable. Calls raise LowwaterError: Unavailable when no server answers within the timeout, Closed
+    after :meth:`close`, and in another process or loop.
+    """
+
+    def __init__(
+        self, settings: Settings, *, surroundings: Surroundings = REAL, channel: MakeChannel | None = None
+    ) -> None:
+        self.settings = settings
+        self._surroundings = surroundings
+        self._runtimes = Runtimes(lambda: Runtime(settings, surroundings, channel))
+        self._workers: list[Worker] = []
+        self.batches: Batches = Batches(self._runtimes)
+        """What a program says that runs micro-batches itself."""
+
+    # -- the graph --------------------------------------------------------------------------------------------------
+
+    async def register(
+        self,
+        name: str,
+        inputs: Iterable[str] = (),
+        heuristics: Iterable[float] = (0.99,),
+        key_hash: str = "",
+        max_skew: timedelta = timedelta(days=1),
+        history_step: timedelta | None = None,
+        estimated: bool = False,
+    ) -> Computation:
+        """Register a computation; repeating it is harmless. ``inputs`` must name every writer of what it reads.
+
+        ``heuristics`` are the shares of its heuristic watermarks. Reports further ahead of the clock than ``max_skew`` are
+        refused. ``history_step`` is the step of :meth:`history`; None: as registered before, else one hour.
+        ``estimated``: nobody promises its watermarks. It may read estimated inputs, and only estimated computations may read it.
+        Raises RegistrationConflict when the name is registered with something else, Cycle, EstimatedInput, InvalidArgument.
+        """
+        runtime = self._runtime()
+        call = runtime.calls.register(name, inputs, heuristics, key_hash, max_skew, history_step, estimated=estimated)
+        return await runtime.call(call)
+
+    async def topology(self) -> Topology:
+        """Return the whole graph."""
+        runtime = self._runtime()
+        return await runtime.call(runtime.calls.topology())
+
+    async def set_inputs(self, name: str, inputs: Iterable[str]) -> Computation:
+        """Change what a computation reads. Every claim on it is revoked: its workers claim again and fold the new inputs.
+
+        Raises UnknownComputation, Cycle, EstimatedInput, WouldRegress when a new input is behind what was published.
+        """
+        runtime = self._runtime()
+        return await runtime.call(runtime.calls.set_inputs(name, inputs))
+
+    async def reset(self, name: str) -> tuple[Computation, ...]:
+        """Start a new life of a computation and of all that reads it, directly or not; their watermarks are unknown again.
+
+        Every claim on them is revoked. Returns them in topological order, the named one first. Raises UnknownComputation.
+        """
+        runtime = self._runtime()
+        return await runtime.call(runtime.calls.reset(name))
+
+    async def retire(self, name: str, start: bytes, end: bytes, force: bool = False) -> int:
+        """Take ``[start, end)`` out of a computation until it is claimed again: nobody waits for it. Returns how many ranges.
+
+        Raises OwnedRanges when a worker owns part of it and ``force`` is not set.
+        """
+        runtime = self._runtime()
+        return await runtime.call(runtime.calls.retire(name, start, end, force=force))
+
+    async def drop(self, name: str, force: bool = False) -> int:
+        """Take a computation out of the graph: its watermarks, metrics and alerts end, and nobody waits for it. Returns its last life.
+
+        Its claims are revoked, and reports for it refused. The name may be registered again and goes on with the next life, never with
+        older values. Raises UnknownComputation, StillRead while another computation names it as an input, and OwnedRanges while a worker
+        owns part of it that is not finished and ``force`` is not set: whether that worker is still alive nobody knows for sure.
+        """
+        runtime = self._runtime()
+        return await runtime.call(runtime.calls.drop(name, force=force))
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    async def get(self, *names: str) -> dict[str, WatermarkView]:
+        """Return the published watermarks of some computations by name, or of all. Names not registered are unknown."""
+        runtime = self._runtime()
+        published = await runtime.call(runtime.calls.get(names))
+        return published.views
+
+    def inputs(self, *names: str) -> InputReader:
+        """Follow some computations and fold them locally. Raises InvalidArgument without names."""
+        self._runtimes.check_open()
+        check_followed(names)
+        return InputReader(self._runtimes, {name: self._full(name, "names") for name in names})
+
+    async def watch(self, *names: str) -> AsyncGenerator[WatermarkView, None]:
+        """Yield the watermarks of some computations, or of all, and again whenever they change. Conflated.
+
+        Waits between changes, without end while the authority is away. Ends when the client is closed.
+        Raises ServerTokenMismatch when another deployment answers.
+        """
+        runtime = self._runtime()
+        watcher = runtime.watcher
+        followed = [self._full(name, "names") for name in names]
+        changes, subscription = Changes(followed), watcher.subscribe(followed)
+        try:
+            while self._runtimes.existing() is runtime:
+                with watcher.changed:
+                    await watcher.wait(lambda: changes.come(watcher.state, subscription), None)
+                    view = changes.take(watcher.state)
+                yield view
+        except errors.Closed:
+            return
+        finally:
+            # In a child the watcher is the parent's, and its lock may be held for ever.
+            if self._runtimes.existing() is runtime:
+                watcher.unsubscribe(subscription)
+
+    async def wait(
+        self,
+        name: str,
+        until: EventTime,
+        timeout: float | None = None,  # noqa: ASYNC109
+        *,
+        registered: bool = False,
+    ) -> WatermarkView:
+        """Wait until everything before ``until`` is complete, at most ``timeout`` seconds (None: without end).
+
+        A name that nobody has registered yet is waited for as well; with ``registered`` it raises UnknownComputation at once.
+        Raises Timeout, saying who holds it; IncarnationChanged when the computation was reset or dropped meanwhile, since what
+        was waited for belonged to its earlier life.
+        """
+        waiting = Waiting(self._full(name), until, timeout, registered=registered)
+        runtime = self._runtime()
+        watcher, state = runtime.watcher, runtime.watcher.state
+        deadline = runtime.deadline(timeout)
+        subscription = watcher.subscribe([waiting.name])
+        try:
+            with watcher.changed:
+                if await watcher.wait(lambda: waiting.reached(state, subscription), deadline):
+                    return state.ratchet.get(waiting.name)
+                answers = waiting.answers(state)
+            why = None
+            if answers:
+                with suppress(errors.LowwaterError):
+                    why = await self._why(waiting.name, ASK_SECONDS)
+            with watcher.changed:
+                if waiting.reached(state, subscription):  # while it was asked
+                    return state.ratchet.get(waiting.name)
+                raise waiting.too_late(state, why)
+        finally:
+            watcher.unsubscribe(subscription)
+
+    async def complete(self, name: str, until: EventTime) -> Completeness:
+        """Tell whether everything before ``until`` is here, and if not, which key ranges hold it.
+
+        Raises UnknownComputation, and Unavailable when nobody can tell.
+        """
+        runtime = self._runtime()
+        return await runtime.call(runtime.calls.complete(name, until))
+
+    async def ranges(self, name: str, below: EventTime | None = None, limit: int = 100) -> Ranges:
+        """List the key ranges of a computation, those furthest behind first; only those below an event time, if given."""
+        runtime = self._runtime()
+        return await runtime.call(runtime.calls.ranges(name, below, limit))
+
+    async def history(self, name: str, since: EventTime | None = None, limit: int = 100) -> History:
+        """Tell when each step of event time became complete: the newest ``limit`` completions, oldest first.
+
+        ``since`` leaves out steps that end at or before it. Raises UnknownComputation, and Unavailable when nobody can tell.
+        """
+        runtime = self._runtime()
+        return await runtime.call(runtime.calls.history(name, since, limit))
+
+    async def why(self, name: str) -> Why:
+        """Tell who holds a computation, walking upstream; ``str()`` of the answer is the cause in a sentence, then one per hop.
+
+        Costs a read of all watermarks and one of a few key ranges. Raises UnknownComputation.
+        """
+        return await self._why(self._full(name))
+
+    async def _why(self, full: str, within: float = math.inf) -> Why:
+        runtime = self._runtime()
+        published = await runtime.call(runtime.calls.get(()), within)
+        published.require(full)
+        guilty = find_guilty(full, published.views, published.time_micros)
+        found, unknown = Ranges((), 0), None
+        if guilty is not None:
+            try:
+                found = await runtime.call(runtime.calls.holding(published.views[guilty]), ASK_SECONDS)
+            except UNTOLD as error:
+                unknown = error
+        return explain(full, published.views, published.time_micros, found, unknown)
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    def worker(
+        self,
+        computation: str,
+        /,
+        *,
+        name: str | None = None,
+        identity: str = "",
+        generation: int = 0,
+        ordinal: int = 0,
+    ) -> Worker:
+        """Return a worker of a computation, to claim key ranges with. ``name`` is for people; by default host and process.
+
+        ``identity`` binds the computation to its owner for good, for example a checkpoint: claims by others are refused.
+        Claims order by (generation, ordinal); an older one is refused whenever it arrives.
+        """
+        self._runtimes.check_open()
+        claimant = Claimant.here(
+            self._surroundings, self._full(computation, "computation"), name, identity, generation, ordinal
+        )
+        made = Worker(self._runtimes, claimant, self._surroundings)
+        # Kept even if the caller keeps only its leases: close() has to make their last states durable.
+        self._workers = [*(worker for worker in self._workers if not worker.closed), made]
+        return made
+
+    async def stage_task(self, *given: Any, **named: Any) -> None:
+        """As ``batches.stage_task``: its name in 0.1."""
+        await self.batches.stage_task(*given, **named)
+
+    async def prepare_batch(self, *given: Any, **named: Any) -> tuple[TaskAttempt, ...]:
+        """As ``batches.prepare``: its name in 0.1."""
+        return await self.batches.prepare(*given, **named)
+
+    async def commit_batch(self, *given: Any, **named: Any) -> tuple[Refusal, ...]:
+        """As ``batches.commit``: its name in 0.1."""
+        return await self.batches.commit(*given, **named)
+
+    # -- the shards -------------------------------------------------------------------------------------------------
+
+    async def shards(self) -> Shards:
+        """List the shards of the deployment, what each of them serves, and what none does."""
+        runtime = self._runtime()
+        return await runtime.call(runtime.calls.shards())
+
+    async def drain(self, address: str, cancel: bool = False) -> int:
+        """Have a shard hand over all that it serves, before it is stopped. Returns how many computations it still serves.
+
+        ``address`` is as :meth:`shards` has it. Call it again until it returns 0; ``cancel`` takes it back. Raises
+        InvalidArgument when there is no such shard.
+        """
+        runtime = self._runtime()
+        return await runtime.call(runtime.calls.drain(address, cancel=cancel))
+
+    async def pin(self, name: str, address: str | None) -> int:
+        """Have a shard serve a computation for as long as it lives; None takes that back. Durable when it returns.
+
+        ``address`` is as :meth:`shards` has it. Returns the version of the membership that has it. Raises UnknownComputation, and
+        InvalidArgument when there is no such shard.
+        """
+        runtime = self._runtime()
+        return await runtime.call(runtime.calls.pin(name, address))
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    @property
+    def server_token(self) -> str:
+        """The deployment that answered; empty before the first answer."""
+        return self._runtime().watcher.state.server_token
+
+    def statistics(self) -> ClientStatistics:
+        """Return what was done so far, in this process."""
+        runtime = self._runtime()
+        with runtime.watcher.changed:
+            watcher = runtime.watcher.state.statistics()
+        return ClientStatistics(runtime.reporter.statistics(), watcher, runtime.connection.routes.refused)
+
+    async def close(self) -> None:
+        """End the client's workers, tasks and connection. Ranges hold where they stand.
+
+        Waits at most five seconds in all for the last states of all workers to be durable. Calls that wait raise Closed.
+        """
+        if self._runtimes.closed:
+            return
+        deadline = self._surroundings.monotonic() + CLOSE_TIMEOUT
+        try:
+            for worker in list(self._workers):
+                await worker.retire(deadline)
+        finally:
+            runtime = self._runtimes.close()
+            if runtime is not None:
+                await runtime.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _runtime(self) -> Runtime:
+        return self._runtimes.get()
+
+    def _full(self, name: str, field: str = "name") -> str:
+        return full_name(self.settings.namespace, name, field)
