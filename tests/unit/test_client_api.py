@@ -23,6 +23,7 @@ from lowwater._core.fold import Reading, fold_inputs
 from lowwater._core.lease import LeaseState
 from lowwater._core.settings import Settings
 from lowwater._core.surroundings import Surroundings
+from lowwater._drive import fork
 from lowwater._drive.threads.connection import Connection
 from lowwater._pb.lowwater.v1 import watermarks_pb2
 from lowwater._sync.lease import Lease
@@ -260,6 +261,27 @@ def test_a_closed_client_says_so() -> None:
             use()
     for reader in (known, unused):
         assert list(reader.watch()) == []
+
+
+@pytest.mark.parametrize("made", ["before", "meanwhile"])
+def test_a_client_that_is_first_used_while_another_thread_forks_begins_when_it_has(made: str) -> None:
+    """Else its call is ended with its channel, or the child inherits what gRPC does at that moment; or no call ever begins."""
+    lw = lowwater.connect("localhost:1", timeout=0.5)
+    fork._before_fork()
+    try:
+        lw = lw if made == "before" else lowwater.connect("localhost:1", timeout=0.5)
+        with futures.ThreadPoolExecutor(1) as threads:
+            call = threads.submit(lw.get)
+            until(lambda: lw._runtimes.existing() is not None)
+            assert lw._runtime().connection.pauses == 1
+            assert not lw._runtime().connection._channels
+            fork._after_fork_in_parent()
+            with pytest.raises(lowwater.Unavailable, match="localhost:1"):
+                call.result(30)
+    finally:
+        if threading.get_ident() in fork._forking:
+            fork._after_fork_in_parent()
+    lw.close()
 
 
 def test_the_names_that_micro_batches_had_in_0_1_do_the_same() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import Any
 
@@ -21,13 +22,18 @@ class Forked:
         """Wait until nothing is open. Called when all instances have had their :meth:`before_fork`."""
 
     def after_fork_in_parent(self) -> None:
-        """Go on."""
+        """Go on; once for each :meth:`before_fork`."""
 
     def after_fork_in_child(self) -> None:
         """Forget what belongs to the parent, which may have held any lock when this process began."""
 
 
 _instances: weakref.WeakSet[Any] = weakref.WeakSet()
+
+_forking: dict[int, list[Any]] = {}
+"""By thread that forks at this moment: the instances that begin nothing until it has."""
+
+_lock = threading.RLock()
 
 _inherited: list[Any] = []
 
@@ -52,9 +58,13 @@ def anchor() -> None:
 
 
 def register(instance: Forked) -> None:
-    """Tell an instance in forked children, as long as it lives. The hook is set with the first client, not by the import."""
+    """Tell an instance of forks, as long as it lives. The hook is set with the first client, not by the import."""
     global _hooked
-    _instances.add(instance)
+    with _lock:
+        _instances.add(instance)
+        for told in _forking.values():  # by another thread, just now
+            instance.before_fork()
+            told.append(instance)
     if not _hooked:
         _hooked = True
         os.register_at_fork(
@@ -63,18 +73,23 @@ def register(instance: Forked) -> None:
 
 
 def _before_fork() -> None:
-    instances = list(_instances)
-    for instance in instances:
-        instance.before_fork()
-    for instance in instances:
+    with _lock:
+        told = _forking[threading.get_ident()] = list(_instances)
+        for instance in told:
+            instance.before_fork()
+    for instance in tuple(told):
         instance.await_quiet()
 
 
 def _after_fork_in_parent() -> None:
-    for instance in list(_instances):
-        instance.after_fork_in_parent()
+    with _lock:
+        for instance in _forking.pop(threading.get_ident(), ()):
+            instance.after_fork_in_parent()
 
 
 def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()
+    _forking.clear()
     for instance in list(_instances):
         instance.after_fork_in_child()

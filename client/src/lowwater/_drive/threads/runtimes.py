@@ -36,7 +36,9 @@ class Runtimes(fork.Forked, Generic[Runtime]):
         self.closed: bool = False
         self._make = make
         self._runtime: Runtime | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._forks = 0
+        """How many forks are under way."""
         fork.register(self)
 
     def check_open(self) -> None:
@@ -54,7 +56,10 @@ class Runtimes(fork.Forked, Generic[Runtime]):
             runtime = self._runtime
             if runtime is None or runtime.pid != os.getpid():
                 fork.keep(runtime)
-                runtime = self._runtime = self._make()
+                runtime = self._make()
+                for _ in range(self._forks):  # it begins when they are over, as all others go on then
+                    runtime.connection.pause()
+                self._runtime = runtime
         self.check_open()  # what is made behind the end, nobody would close
         return runtime
 
@@ -70,9 +75,11 @@ class Runtimes(fork.Forked, Generic[Runtime]):
 
     def before_fork(self) -> None:
         """Let nobody begin a call or a stream."""
-        runtime = self.existing()
-        if runtime is not None:
-            runtime.connection.pause()
+        with self._lock:
+            self._forks += 1
+            runtime = self.existing()
+            if runtime is not None:
+                runtime.connection.pause()
 
     def await_quiet(self) -> None:
         """Close the channels."""
@@ -82,12 +89,15 @@ class Runtimes(fork.Forked, Generic[Runtime]):
 
     def after_fork_in_parent(self) -> None:
         """Connect again."""
-        runtime = self.existing()
-        if runtime is not None:
-            runtime.connection.resume()
+        with self._lock:
+            self._forks -= 1
+            runtime = self.existing()
+            if runtime is not None:
+                runtime.connection.resume()
 
     def after_fork_in_child(self) -> None:
         """Forget what belongs to the parent. Its threads may have held the lock when they ceased to exist."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._forks = 0
         fork.keep(self._runtime)
         self._runtime = None
