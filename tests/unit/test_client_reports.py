@@ -129,7 +129,7 @@ class ReportStream(RuleBasedStateMachine):
         model.stage()
         column = Column.of([model.held[h] for h in range(COUNT)])
         lease.advance(Fold(low, (), 1, ()), column if dense else staged, now=self.now)
-        self.reporter.staged(lease)
+        self.staged(lease)
 
     @rule(which=st.integers(0, 2), handles=st.none() | st.sets(st.integers(0, COUNT - 1), min_size=1, max_size=3))
     @precondition(lambda self: self.leases)
@@ -140,7 +140,7 @@ class ReportStream(RuleBasedStateMachine):
         model.ended |= set(range(COUNT)) if handles is None else handles
         model.stage()
         lease.finish(handles)
-        self.reporter.staged(lease)
+        self.staged(lease)
 
     @rule(
         which=st.integers(0, 2), handles=st.none() | st.sets(st.integers(0, COUNT - 1), min_size=1), told=st.booleans()
@@ -213,6 +213,10 @@ class ReportStream(RuleBasedStateMachine):
     @rule()
     def time_passes_at_the_authority(self) -> None:
         self.authority.limit += 5
+
+    def staged(self, lease: LeaseState) -> None:
+        due = self.reporter.due()
+        assert self.reporter.staged(lease) or self.reporter.due() == due, "a sender that is not woken sleeps on"
 
     def pick(self, which: int) -> tuple[LeaseState, Model]:
         which %= len(self.leases)
@@ -410,6 +414,23 @@ def test_a_claim_that_is_slowed_down_keeps_no_other_from_reporting_at_once() -> 
     stage(reporter, lease, 20_000)
     assert reporter.due() == INTERVAL
     assert reporter.take(INTERVAL)
+
+
+def test_a_claim_that_leaves_with_a_state_in_line_lets_the_next_one_wake_the_sender() -> None:
+    reporter, lease = staged_reporter()
+    beside = LeaseState("d", 2, Column(2, 0), reference=0)
+    reporter.add(beside)
+    reporter.open()
+    reporter.accepted(0.0)
+    stage(reporter, beside, 1)
+    assert reporter.take(0.0)
+    stage(reporter, lease, 2)
+    reporter.hurry(lease)
+    reporter.remove(lease)  # released, redirected or lost while its state waited
+    reporter.acknowledged(1)
+    assert reporter.due() == BEAT
+    assert stage(reporter, beside, 2), "or the sender would sleep until the next beat"
+    assert reporter.take(0.0)
 
 
 def test_who_flushes_a_claim_that_is_slowed_down_does_not_wait() -> None:

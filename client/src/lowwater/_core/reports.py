@@ -157,6 +157,8 @@ class ReporterState:
         key = _key(lease)
         self._leases.pop(key, None)
         self._waiting.pop(key, None)
+        if not self._waiting:
+            self._leaves = _NEVER  # else whoever stands in line next would wake nobody
         if self._in_flight is not None:
             self._in_flight.versions.pop(key, None)
             for _, carried in self._in_flight.carried:
@@ -357,6 +359,7 @@ class ReporterState:
     def _check(self) -> None:
         """Assert every invariant."""
         assert self._waiting.keys() <= self._leases.keys()
+        assert bool(self._waiting) == (self._leaves < _NEVER)
         assert self._in_flight is None or self._in_flight.number == self._number
         assert all(lease.durable <= lease.version for lease in self._leases.values())
 
