@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import grpc
 import pytest
 
-from lowwater import errors
+from lowwater import Inputs, errors
 from lowwater._core import ages
 from lowwater._core.backoff import CAP
 from lowwater._core.routes import Routes
@@ -273,6 +273,34 @@ def test_rule7_a_fold_is_not_shown_while_newer_values_are_about_to_come() -> Non
             shown.append(changes.newest.low.micros)
     assert shown == [58, 59, 60]
     assert not changes.come(world.state, world.subscription), "that was it"
+
+
+def test_a_fold_is_computed_when_one_of_its_inputs_changes_and_not_for_its_neighbours() -> None:
+    """A chain of stages in one process: each would else compute all the folds of the others."""
+
+    class Counting(Folding):
+        folds = 0
+
+        def fold(self, known: WatchState, subscription: Subscription) -> Inputs:
+            self.folds += 1
+            return super().fold(known, subscription)
+
+    world = World(("a", "b", "c"))
+    for name in ("a", "b", "c"):
+        world.stream.take(world.sent(1, name=name))
+    folding = Counting({"a": "a", "b": "b"}, None)
+    changes = FoldChanges(folding)
+    assert changes.come(world.state, world.subscription)
+    for low in range(2, 20):
+        world.stream.take(world.sent(low, name="c"))
+        assert not changes.come(world.state, world.subscription)
+    assert folding.folds == 1
+    for name, shown in (("b", False), ("a", True)):
+        world.stream.take(world.sent(2, name=name))
+        assert changes.come(world.state, world.subscription) == shown, "the least of both"
+    assert folding.folds == 3
+    assert changes.newest is not None
+    assert changes.newest.low.micros == 2
 
 
 def test_late_values_are_known_and_shown_when_the_stream_ends() -> None:

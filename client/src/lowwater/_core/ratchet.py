@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from lowwater.errors import ServerTokenMismatch, StaleEpoch
@@ -111,6 +112,10 @@ class Ratchet:
     def get(self, name: str) -> WatermarkView:
         """Return what was seen of a computation, "not registered" when nothing was."""
         return self._views.get(name) or WatermarkView(name)
+
+    def version_of(self, names: Iterable[str]) -> int:
+        """Return the version that the last change of any of the names made; 0 when nothing was seen of them. O(names)."""
+        return max((self._versions.get(name, 0) for name in names), default=0)
 
     def changed_since(self, version: int) -> list[WatermarkView]:
         """Return the views that changed after a version. O(names seen)."""

@@ -826,7 +826,7 @@ class Folding:
 
 
 class FoldChanges:
-    """One iteration over the changes of a fold. Conflated."""
+    """One iteration over the changes of a fold. Conflated. What changed elsewhere costs O(names), and no fold."""
 
     def __init__(self, folding: Folding) -> None:
         self.newest: Inputs | None = None
@@ -836,9 +836,10 @@ class FoldChanges:
 
     def come(self, known: WatchState, subscription: Subscription) -> bool:
         """Whether there is a fold to show that shows something else than the last one did."""
-        if self._looked_at == (known, known.ratchet.version) or not Folding.come(known, subscription):
+        version = known.ratchet.version_of(self._folding.followed)
+        if self._looked_at == (known, version) or not Folding.come(known, subscription):
             return False
-        self._looked_at = known, known.ratchet.version
+        self._looked_at = known, version
         new = self._folding.fold(known, subscription)
         if _same(self.newest, new):
             return False
