@@ -442,6 +442,19 @@ def test_who_flushes_a_claim_that_is_slowed_down_does_not_wait() -> None:
     assert reporter.take(0.0)
 
 
+def test_an_authority_that_has_always_heard_of_a_newer_turn_is_not_told_again_without_a_pause() -> None:
+    reporter, lease = staged_reporter()
+    reporter.open()
+    reporter.accepted(0.0)
+    sent = 0
+    for moment in range(int(SAVED * 1000)):
+        for report in reporter.take(moment / 1000):
+            sent += 1
+            reporter.begin_above(lease, lease.turn)
+            reporter.acknowledged(report.number)
+    assert SAVED / INTERVAL < sent <= 2 * SAVED / INTERVAL + SAVED / BEAT + 1
+
+
 def test_a_claim_that_is_slowed_down_begins_a_new_stream_at_once() -> None:
     reporter, *_ = slowed_down()
     reporter.disconnected()

@@ -165,11 +165,15 @@ class ReporterState:
                 carried.pop(key, None)
 
     def begin_above(self, lease: LeaseState, newest: int) -> None:
-        """Begin to report a lease anew: the authority has heard of its turn ``newest``. It may be older than what is said here by now."""
+        """Begin to report a lease anew: the authority has heard of its turn ``newest``. It may be older than what is said here by now.
+
+        At its pace: should that be refused again, it is not repeated without a pause.
+        """
         if newest >= lease.turn:
             lease.turn = newest
             self.remove(lease)
-            self.add(lease)
+            self._leases[_key(lease)] = lease
+            self._begin(lease, lease.rests_until)
 
     @property
     def leases(self) -> list[LeaseState]:
@@ -216,10 +220,10 @@ class ReporterState:
         self._number = 0
         return self.stream
 
-    def _begin(self, lease: LeaseState) -> None:
+    def _begin(self, lease: LeaseState, until: float = _AT_ONCE) -> None:
         lease.reconnect()
         if lease.version:
-            self._wait(_key(lease), _AT_ONCE)
+            self._wait(_key(lease), until)
 
     def accepted(self, now: float) -> None:
         """The server has opened the stream. Its first beat comes early: a thousand that were opened at once beat apart."""
