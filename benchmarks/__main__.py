@@ -52,7 +52,7 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
   latency   report sent -> subscriber holds the new watermark, journaled, 1 M ranges,
             against a bare two-hop gRPC relay                                            about half a minute
   depth     ten computations in one process, each folding the one before it: from a frontier at the source
-            until the end shows it, against ten round trips of a bare echo               about a minute
+            until the end shows it, against ten round trips of a bare echo               about three minutes
   scale     the same latency at 1 k, 100 k, 500 k and 10 M ranges, and bytes a range     about a minute, 3 GB
   register  500 computations registered at once, with 3,500 there already, against none there, and the
             longest wait of another client's report meanwhile; over SQLite and over Redis      about 2 minutes

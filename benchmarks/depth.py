@@ -36,8 +36,8 @@ QUICK: Final = Size(rounds=2, samples=5)
 STAGES: Final = 10
 """Computations in the chain, the source included."""
 
-PAUSE: Final = 0.06
-"""Seconds between samples, give or take a half: no claim reports more often than it may for ever."""
+PAUSE: Final = 0.12
+"""Seconds between samples, give or take a half: a client that reports without end is slowed down to a hundred reports a second, and a sample is ten."""
 
 ECHO: Final = f"{STAGES} round trips of a bare echo"
 
