@@ -16,8 +16,6 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 import lowwater_spark as lws
 from tests.spark.support import Feed
 
-pytestmark = pytest.mark.spark
-
 PAGE = Path(__file__).parents[2] / "docs/fit.md"
 SCHEMA = "key string, t timestamp"
 ELSEWHERE = "s3a://bucket/folder"

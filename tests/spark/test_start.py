@@ -18,7 +18,7 @@ from lowwater.cli import main
 from tests.process.serving import Serving
 from tests.spark.support import until
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.timeout(1200)
 
 PAGE = Path(__file__).parents[2] / "docs/start.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
