@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -104,7 +105,7 @@ class Ask:
     """A format; empty: files, in a folder that another query has written to, which is looked at last."""
     trigger: Mapping[str, str | bool] | None = None
     output_mode: str = "append"
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def answer(self, spark: SparkSession, feed: Feed, folder: Path, *, drive: bool) -> str:
         """What the code says of it. Nothing is started: what is not refused meets something else that is, and that is looked at later."""
@@ -196,7 +197,7 @@ def test_the_code_says_what_the_page_says(row: str, spark: SparkSession, feed: F
 
 
 def test_a_session_of_connect_is_refused(tmp_path: Path) -> None:
-    session = object.__new__(ConnectSession)  # one that reaches no server: nothing is asked of it
+    session: Any = object.__new__(ConnectSession)  # one that reaches no server: nothing is asked of it
     stage = lws.stage(session, "fit", inputs=["source"], key="key", event_time="t", address="127.0.0.1:1")
     with pytest.raises(lws.Unsupported, match="Spark Connect"):
         stage.start(session, checkpoint=tmp_path / "ck", format="noop")
