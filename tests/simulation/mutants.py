@@ -161,7 +161,13 @@ def overwrite_a_newer_snapshot(planted: Planted) -> None:
         await snapshot(self, log, position, payload)
 
     def replace_all(
-        self: MemoryJournal, log: str, position: int, frame: bytes, believed: Mapping[str, Held], synced: bool
+        self: MemoryJournal,
+        log: str,
+        position: int,
+        frame: bytes,
+        believed: Mapping[str, Held],
+        record: int | None,
+        synced: bool,
     ) -> None:
         stored = self._disk.logs.get(log, StoredLog())
         covered = {place: kept for place, kept in stored.records.items() if place <= position}
