@@ -28,6 +28,10 @@ def _bookmarks_move_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bookmarks, "_PAUSE", 0.0)
 
 
+def minute(number: int) -> lowwater.Watermark:
+    return lowwater.Watermark.of(at(9, number))
+
+
 class Flow:
     """A stage that hands over and removes, and those that read it."""
 
@@ -109,10 +113,13 @@ class Flow:
         found = self.spark.read.schema("key string, t timestamp").json(str(self.base / f"{name}-out"))
         return sorted(r.key for r in found.collect())
 
-    def runs(self, name: str) -> bool:
-        """Raise what has ended a query, if something has."""
+    def follows(self, lw: lowwater.Client, name: str, mark: lowwater.Watermark) -> None:
+        """Wait for a stage's low watermark. Raises what has ended its query, if something has."""
         newest = next(query for query in reversed(self.queries) if name in query.stages)
-        return newest.query.isActive or not newest.await_termination()
+        until(
+            lambda: low(lw, name) >= mark or (not newest.query.isActive and newest.await_termination()),
+            f"{name} follows",
+        )
 
     def left(self, of: str = "out") -> set[int]:
         return {int(path.parent.name.removeprefix("batch=")) for path in (self.base / of).glob("batch=*/part-*.json")}
@@ -142,7 +149,7 @@ def test_a_stage_removes_what_its_readers_have_read_and_they_go_on(
         rows.put([row(put[-1], 8)])
         upstream.at(9, len(put))
         for name in readers:
-            until(lambda name=name: low(lw, name) == lowwater.Watermark.of(at(9, len(put))), f"{name} follows")
+            flow.follows(lw, name, minute(len(put)))
 
     def more_until(condition: Callable[[], bool], *readers: str) -> None:
         for _ in range(30):
@@ -206,10 +213,6 @@ def test_a_stage_removes_what_its_readers_have_read_and_they_go_on(
         flow.stop()
 
 
-def minute(number: int) -> lowwater.Watermark:
-    return lowwater.Watermark.of(at(9, number))
-
-
 class Interrupted(RuntimeError):
     """Ends the writer in the middle of a batch that it removes."""
 
@@ -233,8 +236,7 @@ def test_a_driven_query_and_a_plain_chain_lose_nothing_and_none_holds_the_others
         upstream.at(9, len(put))
         for name in readers:
             # A window's row is stamped by its start.
-            wanted = minute(len(put) - (name == "windows"))
-            until(lambda name=name, wanted=wanted: flow.runs(name) and low(lw, name) >= wanted, f"{name} follows")
+            flow.follows(lw, name, minute(len(put) - (name == "windows")))
 
     def come_until(condition: Callable[[], bool], *readers: str) -> None:
         for _ in range(20):
