@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
-from lowwater_authority.server import OPTIONS
+from lowwater_authority.serve import OPTIONS
 
 SERVICE: Final = "benchmarks.Bare"
 BLOCK: Final = 4096

@@ -42,7 +42,7 @@ class Server:
 @contextmanager
 def authority(data: Path, http: str = "off") -> Iterator[Server]:
     """Run ``lowwater serve`` with its journal in ``data``."""
-    code = "from lowwater_authority.server import main; raise SystemExit(main())"
+    code = "from lowwater_authority.serve import main; raise SystemExit(main())"
     arguments = ["--data", str(data), "--listen", "127.0.0.1:0", "--http", http]
     with _running([sys.executable, "-c", code, *arguments], data) as (process, line):
         # lowwater: serving on HOST:PORT (page URL, metrics URL)

@@ -78,7 +78,7 @@ class Authority:
         self.address = "127.0.0.1:0"
 
     def start(self, bounds: Mapping[str, int]) -> None:
-        """Start, with other bounds of :mod:`lowwater_authority.admission`; return when it serves."""
+        """Start, with other bounds of :mod:`lowwater_authority.engine.admission`; return when it serves."""
         command = [*program(bounds), "--data", str(self._data), "--listen", self.address, "--http", "127.0.0.1:0"]
         with Path(f"{self._data}.log").open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -9,15 +9,15 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-IMPORT: Final = "from lowwater_authority import admission"
-SERVE: Final = "from lowwater_authority.server import main; raise SystemExit(main())"
+IMPORT: Final = "from lowwater_authority.engine import admission"
+SERVE: Final = "from lowwater_authority.serve import main; raise SystemExit(main())"
 
 NO_ADMISSION: Final = {"STREAMS": 1 << 30, "STARTING": 1 << 30}
 """Bounds that are out of reach."""
 
 
 def program(bounds: Mapping[str, int]) -> list[str]:
-    """Return the command of ``lowwater serve`` with other bounds of :mod:`lowwater_authority.admission`; its flags are to follow."""
+    """Return the command of ``lowwater serve`` with other bounds of :mod:`lowwater_authority.engine.admission`; its flags are to follow."""
     other = "".join(f"admission.{name} = {bound}; " for name, bound in bounds.items())
     return [sys.executable, "-c", f"{IMPORT}; {other}{SERVE}"]
 

@@ -13,7 +13,8 @@ from typing import Final
 import lowwater.prometheus
 import lowwater_spark.prometheus
 from lowwater.prometheus import Figure
-from lowwater_authority.web import collecting, computation_figures, metrics
+from lowwater_authority.ops import computation_figures, metrics
+from lowwater_authority.ops import shard_figures as collecting
 from scripts import tables
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs/metrics.md"

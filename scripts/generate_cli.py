@@ -16,7 +16,9 @@ from typing import Any, Final
 import shtab
 
 from lowwater.cli.arguments import SHELLS, parser
-from lowwater_authority import access_command, journal_command, serve_arguments
+from lowwater_authority.commands import access as access_command
+from lowwater_authority.commands import journal as journal_command
+from lowwater_authority.commands import serve_arguments
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "cli.md"

@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from lowwater.cli.arguments import parser as client_parser
-from lowwater_authority import serve_arguments, server
+from lowwater_authority import serve as server
 from lowwater_authority.cluster.cluster import HAND_OVER_SECONDS
+from lowwater_authority.commands import serve_arguments
 from lowwater_authority.web.http import JOIN_SECONDS
 from monitoring.files import GENERATED
 from tests.chart.rendering import (

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from lowwater.cli.arguments import parser as client_parser
-from lowwater_authority import journal_command
+from lowwater_authority.commands import journal as journal_command
 from tests.chart.rendering import ROOT, by_key, expanded, parsed, rendered
 from tests.chart.test_rendered import FLOOR, valid
 

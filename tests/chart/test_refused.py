@@ -7,9 +7,9 @@ import shlex
 
 import pytest
 
-from lowwater_authority import serve_arguments
+from lowwater_authority.commands import serve_arguments
+from lowwater_authority.commands.serve_arguments import LEAST_DEAD_AFTER, MOST_DEAD_AFTER
 from lowwater_authority.journal.redis_link import OPTIONS
-from lowwater_authority.serve_arguments import LEAST_DEAD_AFTER, MOST_DEAD_AFTER
 from tests.chart.rendering import CHART, helm
 
 REDIS = "redis.url=redis://redis:6379"

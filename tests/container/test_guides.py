@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from lowwater.cli.arguments import parser
-from lowwater_authority import journal_command, serve_arguments
-from lowwater_authority.web.metrics import FIGURES
+from lowwater_authority.commands import journal as journal_command
+from lowwater_authority.commands import serve_arguments
+from lowwater_authority.ops.metrics import FIGURES
 from monitoring.files import groups
 from monitoring.settings import Settings
 from tests.container.dockerfile import ROOT

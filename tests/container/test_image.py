@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import lowwater
-from lowwater_authority.serve_arguments import parser
+from lowwater_authority.commands.serve_arguments import parser
 from tests.compatibility.environments import UV, clean_environ
 from tests.container.confined import USER, confined, ways
 from tests.container.dockerfile import PYTHON, ROOT, Image, ignored, patterns, steps
@@ -185,7 +185,7 @@ def test_what_is_installed(image: Image) -> None:
     size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     print(f"/opt/lowwater: {size / 1e6:.0f} MB")
     assert size < MOST_BYTES
-    modules = folder.glob("lib/*/site-packages/lowwater_authority/*.py")
+    modules = folder.glob("lib/*/site-packages/lowwater_authority/**/*.py")
     assert all(list((module.parent / "__pycache__").glob(f"{module.stem}.*.pyc")) for module in modules)
     library = Path(image.place("/usr/local/lib")) / PYTHON
     assert list((library / "asyncio/__pycache__").glob("base_events.*.pyc")), "also of what it imports of the library"

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater_authority import holdings
 from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import ClaimRequest, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine import holdings
+from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import Entry, Journal, JournalCorrupt, JournalFailed
-from lowwater_authority.observer import Observer
-from lowwater_authority.shard import Shard
+from lowwater_authority.ops.observer import Observer
 from tests.contract.journal_stores import Store
 
 T = TypeVar("T")

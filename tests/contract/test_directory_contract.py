@@ -11,11 +11,11 @@ import pytest
 
 from lowwater_authority.cluster.directory import Directory
 from lowwater_authority.cluster.membership import Member, View
-from lowwater_authority.cluster.memory import MemoryDirectory, MemoryMembers
 from lowwater_authority.cluster.redis import RedisDirectory
 from lowwater_authority.journal.errors import JournalClosed, JournalCorrupt, JournalError, JournalFailed, JournalUnknown
-from lowwater_authority.journal.faults import FaultPlan, Outcome
 from tests.contract.redis_server import DURABLE, RedisServer
+from tests.kit.faults import FaultPlan, Outcome
+from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
 
 SECOND = 1_000_000
 DEAD_AFTER = 600 * SECOND

@@ -12,11 +12,11 @@ import pytest
 
 from lowwater import errors
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.holdings import BrokenGraph, replayed
+from lowwater_authority.engine.holdings import BrokenGraph, replayed
+from lowwater_authority.engine.rounds import Round
+from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, Entry, Journal
-from lowwater_authority.observer import Observer
-from lowwater_authority.rounds import Round
-from lowwater_authority.shard import Shard
+from lowwater_authority.ops.observer import Observer
 from tests.contract.journal_stores import SharedStore, Store
 
 NAMES = [f"c{number}" for number in range(8)]
@@ -25,7 +25,7 @@ NAMES = [f"c{number}" for number in range(8)]
 @pytest.fixture(autouse=True)
 def compacted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole graph is made of its changes every few of them."""
-    monkeypatch.setattr("lowwater_authority.logs.GRAPH_BYTES", 100)
+    monkeypatch.setattr("lowwater_authority.engine.logs.GRAPH_BYTES", 100)
 
 
 @asynccontextmanager
@@ -97,7 +97,7 @@ async def test_changes_that_the_store_has_lost_are_put_back(
     shared: SharedStore, lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two remembers them, and the other has gone on over what was left."""
-    monkeypatch.setattr("lowwater_authority.logs.GRAPH_BYTES", 1 << 20)
+    monkeypatch.setattr("lowwater_authority.engine.logs.GRAPH_BYTES", 1 << 20)
     async with serving(shared.make()) as one, serving(shared.make()) as other:
         for name in ("a", "b", "c"):
             await one.register(Spec(name))

@@ -7,17 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lowwater_authority.journal import (
-    GRAPH,
-    Entry,
-    Journal,
-    JournalReplaced,
-    LoadedLog,
-    MemoryDisk,
-    MemoryJournal,
-    SqliteJournal,
-)
-from lowwater_authority.journal.copying import (
+from lowwater_authority.journal import GRAPH, Entry, Journal, JournalReplaced, LoadedLog, SqliteJournal
+from lowwater_authority.journal.copy import (
     BATCH_BYTES,
     Copy,
     CopyRefused,
@@ -27,9 +18,10 @@ from lowwater_authority.journal.copying import (
     is_unfinished,
     survey,
 )
-from lowwater_authority.journal.faults import FaultPlan, Outcome
 from lowwater_authority.journal.redis import RedisJournal
 from tests.contract.journal_stores import STORES, RedisStore, SharedStore, SqliteStore, Store, entry, fenced
+from tests.kit.faults import FaultPlan, Outcome
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 
 TOO_MANY = 1000
 """Records of one log; more than one append takes."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from lowwater.prometheus import FIGURES as CLIENT
-from lowwater_authority.web.metrics import FIGURES as AUTHORITY
+from lowwater_authority.ops.metrics import FIGURES as AUTHORITY
 from lowwater_spark.prometheus import FIGURES as SPARK
 from monitoring.files import GENERATED, HERE, PAGE, generate, groups, page
 from monitoring.grafana import COLUMNS

@@ -123,7 +123,7 @@ def serve() -> None:
 
 def become(request: dict[str, Any], stdout: int, stderr: int) -> NoReturn:
     """Be the process that was asked for."""
-    from lowwater_authority.server import main
+    from lowwater_authority.serve import main
 
     with open(os.devnull) as nothing:  # noqa: PTH123 - no path
         os.dup2(nothing.fileno(), 0)
@@ -152,7 +152,7 @@ def nursery() -> Nursery:
 _making = threading.Lock()
 
 if __name__ == "__main__":
-    import lowwater_authority.server  # noqa: F401 - what is not to be imported anew
+    import lowwater_authority.serve  # noqa: F401 - what is not to be imported anew
 
     with contextlib.suppress(KeyboardInterrupt):
         serve()

@@ -20,7 +20,7 @@ import lowwater
 from lowwater import errors
 from lowwater._core.attempts import error_of_call
 from lowwater._pb.lowwater.v1 import cluster_pb2, workers_pb2
-from lowwater_authority.service.streams import DENIED_BOUND
+from lowwater_authority.rpc.streams import DENIED_BOUND
 from tests.process.accessing import PATIENCE, Rules, Wire, bearer, rules_of, write
 from tests.process.serving import Serving
 from tests.process.stalling import DATA, END_HEADERS, END_STREAM, HEADERS, frame, without_room

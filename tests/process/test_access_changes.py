@@ -25,8 +25,8 @@ from lowwater import errors
 from lowwater._core.attempts import error_of_call
 from lowwater._pb.lowwater.v1 import watermarks_pb2, workers_pb2
 from lowwater.cli import main
+from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.policy import digest
-from lowwater_authority.access.watching import AccessFile
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.process.accessing import CALLS, PATIENCE, Rules, Tokens, Wire, bearer, messages, rules_of, write
 from tests.process.serving import Serving

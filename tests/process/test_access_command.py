@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lowwater.cli import main
+from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.policy import Access, BadAccess, digest
-from lowwater_authority.access.watching import AccessFile
 from tests.process.accessing import rules_of
 
 Command = Callable[..., tuple[int, str, str]]

@@ -31,9 +31,9 @@ from lowwater._pb.lowwater.v1 import (
     workers_pb2_grpc,
 )
 from lowwater_authority.authority import Authority
-from lowwater_authority.journal import MemoryDisk, MemoryJournal
-from lowwater_authority.observer import Observer
-from lowwater_authority.service import workers
+from lowwater_authority.ops.observer import Observer
+from lowwater_authority.rpc import workers
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.process.serving import Serving, serving
 from tests.process.test_metrics import Scrape
 from tests.property.test_bad_constructors import BAD_TIMES, FIX

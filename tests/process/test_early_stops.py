@@ -44,7 +44,7 @@ sys.meta_path.insert(0, Slow)
 
 
 CLIENT = importing("grpc", SCRIPT)
-SERVER = importing("lowwater_authority.server", SCRIPT)
+SERVER = importing("lowwater_authority.serve", SCRIPT)
 
 REPLAYING = f"""
 import asyncio, sys
@@ -106,7 +106,7 @@ def stop(outer: subprocess.Popen[str], number: signal.Signals) -> int:
         pytest.param(CLIENT, "importing", signal.SIGTERM, id="importing the client"),
         pytest.param(SERVER, "importing", signal.SIGTERM, id="importing"),
         pytest.param(SERVER, "importing", signal.SIGINT, id="importing, by Ctrl-C"),
-        pytest.param(importing("lowwater_authority.server", MODULE), "importing", signal.SIGTERM, id="as a module"),
+        pytest.param(importing("lowwater_authority.serve", MODULE), "importing", signal.SIGTERM, id="as a module"),
         pytest.param(REPLAYING, "replaying", signal.SIGTERM, id="replaying"),
         pytest.param(SCRIPT, "lowwater: serving", signal.SIGTERM, id="serving"),
     ],

@@ -17,7 +17,7 @@ from benchmarks.herd_failover import Deployment, compare
 from benchmarks.herd_workers import RANGES, Herd
 from benchmarks.owner import COMPUTATION
 from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
-from lowwater_authority.admission import LEAST_DELAY, MOST_DELAY
+from lowwater_authority.engine.admission import LEAST_DELAY, MOST_DELAY
 
 WORKERS = 200
 BOUNDS = {"STARTING": 2, "LINE": 10}

@@ -17,9 +17,9 @@ import lowwater
 from lowwater._pb.lowwater.v1 import workers_pb2
 from lowwater.cli import main
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.holdings import whole
+from lowwater_authority.engine.holdings import whole
 from lowwater_authority.journal import GRAPH, Entry, LoadedLog, SqliteJournal
-from lowwater_authority.journal.copying import Copy, Progress, survey
+from lowwater_authority.journal.copy import Copy, Progress, survey
 from lowwater_authority.journal.redis import RedisJournal
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.process.serving import Serving

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from lowwater import Watermark, errors
 from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
 from lowwater.prometheus import register
-from lowwater_authority.web.metrics import FIGURES
+from lowwater_authority.ops.metrics import FIGURES
 from tests.process.serving import Serving, serving
 from tests.process.sharding import Sharded, move
 from tests.process.test_client_end_to_end import eventually

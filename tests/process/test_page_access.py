@@ -17,7 +17,7 @@ import pytest
 import lowwater
 from lowwater import errors
 from lowwater_authority.access.policy import Access
-from lowwater_authority.tls import Certificates, Files
+from lowwater_authority.access.tls import Certificates, Files
 from lowwater_authority.web import feed, visitors
 from lowwater_authority.web.board import Board
 from lowwater_authority.web.follower import Follower

@@ -25,7 +25,7 @@ NEXT_RELEASE = """
 import sys
 from lowwater_authority.journal import framing
 framing.FORMAT += 1
-from lowwater_authority.server import main
+from lowwater_authority.serve import main
 sys.exit(main(sys.argv[1:]))
 """
 

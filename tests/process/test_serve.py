@@ -26,7 +26,7 @@ from lowwater._pb.lowwater.v1 import (
     workers_pb2,
     workers_pb2_grpc,
 )
-from lowwater_authority.serve_arguments import parser
+from lowwater_authority.commands.serve_arguments import parser
 from tests.process.serving import Serving, serving
 
 MIN, MAX = -(2**63), 2**63 - 1

@@ -26,10 +26,10 @@ from lowwater import errors
 from lowwater.cli import main as command
 from lowwater.cli.arguments import parser as arguments
 from lowwater.cli.commands import open_client
-from lowwater_authority import tls
-from lowwater_authority.serve_arguments import parser
-from lowwater_authority.server import CannotServe, serve
-from lowwater_authority.tls import BadCertificate, Certificates, Files, Pair, read
+from lowwater_authority.access import tls
+from lowwater_authority.access.tls import BadCertificate, Certificates, Files, Pair, read
+from lowwater_authority.commands.serve_arguments import parser
+from lowwater_authority.serve import CannotServe, serve
 from tests.process.browsing import Answer, ask
 from tests.process.serving import Serving, serving
 from tests.process.sharding import Shard, Sharded, balanced, spread

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 import lowwater
 from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
-from lowwater_authority.traces import wanted
+from lowwater_authority.ops.traces import wanted
 from tests.process.serving import Serving
 from tests.process.test_client_end_to_end import eventually
 
@@ -140,7 +140,7 @@ def test_where_traces_go(variables: dict[str, str], where: str) -> None:
     ],
 )
 def test_traces_that_cannot_be_sent_are_said_and_nothing_stops(setup: str, says: str) -> None:
-    code = f"{setup}; import logging; logging.basicConfig(); from lowwater_authority.traces import begin; assert begin('1').interceptors == ()"
+    code = f"{setup}; import logging; logging.basicConfig(); from lowwater_authority.ops.traces import begin; assert begin('1').interceptors == ()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert re.search(says, done.stderr)
 
@@ -150,7 +150,7 @@ def test_without_the_variables_nothing_is_imported(monkeypatch: pytest.MonkeyPat
     for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER"):
         monkeypatch.delenv(name, raising=False)
     code = (
-        "import sys, lowwater_authority.server; from lowwater_authority.traces import begin; begin('1');"
+        "import sys, lowwater_authority.serve; from lowwater_authority.ops.traces import begin; begin('1');"
         "print([name for name in sys.modules if name.startswith(('opentelemetry', 'wrapt'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from lowwater._pb.lowwater.v1 import types_pb2, workers_pb2
 from lowwater_authority.core.batches import MAX_PARTS
-from lowwater_authority.service import decode
-from lowwater_authority.service.watermarks import MAX_HOLDERS, MAX_PAGE
+from lowwater_authority.rpc import decode
+from lowwater_authority.rpc.watermarks import MAX_HOLDERS, MAX_PAGE
 from tests.property.rpc_world import HOUR, STUBS, Pipeline, opening, report
 
 MIN, MAX = -(2**63), 2**63 - 1

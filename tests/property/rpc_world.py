@@ -27,9 +27,9 @@ from lowwater._pb.lowwater.v1 import (
 from lowwater_authority.authority import Authority
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.journal import MemoryDisk, MemoryJournal
-from lowwater_authority.observer import Observer
-from lowwater_authority.server import OPTIONS
+from lowwater_authority.ops.observer import Observer
+from lowwater_authority.serve import OPTIONS
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.property.core_driver import durable
 
 HOUR: Final = 3_600_000_000

@@ -91,7 +91,7 @@ def test_every_refusal_in_the_sources_is_reached_by_a_case() -> None:
             one.say(made(one))
         reached = one.world.sites.reached
     missing = []
-    for path in (*(SOURCES / "service").glob("*.py"), *(SOURCES / "core").glob("*.py"), SOURCES / "shard.py"):
+    for path in (*(SOURCES / "rpc").glob("*.py"), *(SOURCES / "core").glob("*.py"), SOURCES / "engine/shard.py"):
         place = str(path.relative_to(SOURCES))
         for site, lines in refusals(path.read_text()):
             if site not in OTHERWISE and not any((place, line) in reached for line in lines):

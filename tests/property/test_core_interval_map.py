@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lowwater_authority.core import columns, interval_map, recovery
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.group import Group, GroupState, before, earlier_end
+from lowwater_authority.core.groups import Group, GroupState, before, earlier_end
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, GroupReport
 from lowwater_authority.core.topology import Spec

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 from lowwater_authority.authority import Authority
 from lowwater_authority.cluster.cluster import DEAD_AFTER, Cluster, Replaced
 from lowwater_authority.cluster.membership import Member
-from lowwater_authority.cluster.memory import MemoryDirectory, MemoryMembers
 from lowwater_authority.cluster.peers import Peers
 from lowwater_authority.journal import JournalFailed, JournalUnknown, Ownership
-from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
-from lowwater_authority.journal.memory import MemoryJournal
-from lowwater_authority.observer import Observer
+from lowwater_authority.ops.observer import Observer
+from tests.kit.faults import FaultPlan, Operation, Outcome
+from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
+from tests.kit.memory_journal import MemoryJournal
 from tests.simulation.kernel import RemoteFaults, RemoteStore, SimFaults
 from tests.simulation.kernel.process import START_MICROS
 from tests.simulation.ledger import Ledger

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
 from lowwater_authority.journal import GRAPH
-from lowwater_authority.journal.faults import Operation
-from lowwater_authority.journal.framing import Kind, decode
+from lowwater_authority.journal.frames import Kind, decode
+from tests.kit.faults import Operation
 from tests.simulation.ledger import Ledger, sequencers
 from tests.simulation.reported import Reported
 from tests.simulation.truth import MIN, Pipeline
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lowwater_authority.authority import Authority
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.core.topology import Spec
-    from lowwater_authority.holdings import ReadGraph, Recovered
+    from lowwater_authority.engine.holdings import ReadGraph, Recovered
     from lowwater_authority.journal import LoadedLog, Ownership
     from tests.simulation.kernel import Process, Simulation
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
 from lowwater_authority.journal import GRAPH
-from lowwater_authority.journal.faults import Operation
-from lowwater_authority.journal.framing import Kind, checksum, decode
-from lowwater_authority.journal.memory import MemoryDisk
+from lowwater_authority.journal.frames import Kind, checksum, decode
+from tests.kit.faults import Operation
+from tests.kit.memory_journal import MemoryDisk
 
 
 @dataclass(frozen=True)

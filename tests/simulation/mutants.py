@@ -21,19 +21,21 @@ from lowwater._core.ratchet import Ratchet
 from lowwater._core.reports import ReporterState
 from lowwater._core.routes import Routes
 from lowwater.aio import Lease
-from lowwater_authority import holdings, rounds
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
 from lowwater_authority.core import recovery, topology
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.group import GroupState
+from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.times import MAX
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.journal import GRAPH, JournalCorrupt, Ownership, framing, memory, owned
-from lowwater_authority.journal.memory import MemoryJournal, StoredLog
+from lowwater_authority.engine import holdings, rounds
+from lowwater_authority.engine.logs import Logs
+from lowwater_authority.engine.rounds import Round
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.journal import GRAPH, JournalCorrupt, Ownership, owned
+from lowwater_authority.journal import frames as framing
 from lowwater_authority.journal.owned import Held
-from lowwater_authority.logs import Logs
-from lowwater_authority.rounds import Round
-from lowwater_authority.shard import Shard
+from tests.kit import memory_journal as memory
+from tests.kit.memory_journal import MemoryJournal, StoredLog
 from tests.property import switches
 from tests.simulation.chaos import is_careless, is_sharded, is_weak
 from tests.simulation.runs import MOVES, live

@@ -6,8 +6,8 @@ import asyncio
 
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
 from lowwater_authority.journal import Entry
-from lowwater_authority.journal.faults import FaultPlan, Operation
-from lowwater_authority.journal.memory import MemoryJournal
+from tests.kit.faults import FaultPlan, Operation
+from tests.kit.memory_journal import MemoryJournal
 from tests.simulation.ledger import Ledger, sequencers
 
 

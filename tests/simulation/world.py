@@ -13,7 +13,7 @@ from typing import Any, Final
 from unittest import mock
 
 from lowwater import errors
-from lowwater_authority import holdings, logs
+from lowwater_authority.engine import holdings, logs
 from tests.simulation import batches, points, programs
 from tests.simulation.careless import Careless
 from tests.simulation.chaos import Move, is_careless, is_sharded, is_weak, length

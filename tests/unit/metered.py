@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from lowwater_authority.journal import MemoryDisk, MemoryJournal
-from lowwater_authority.journal.faults import FaultPlan
-from lowwater_authority.service.streams import Streams
-from lowwater_authority.shard import Shard
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.ops.metrics import Metrics
+from lowwater_authority.ops.range_survey import RangeSurvey
+from lowwater_authority.rpc.streams import Streams
 from lowwater_authority.web.board import Board
-from lowwater_authority.web.metrics import Metrics
-from lowwater_authority.web.range_survey import RangeSurvey
+from tests.kit.faults import FaultPlan
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.unit.test_shard import Running
 
 Labels = dict[str, str]

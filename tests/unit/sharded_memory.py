@@ -11,14 +11,15 @@ import numpy as np
 
 from lowwater_authority.cluster.cluster import Cluster
 from lowwater_authority.cluster.membership import Member
-from lowwater_authority.cluster.memory import MemoryDirectory, MemoryMembers
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, Grant, GroupReport, Refused
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.journal import JournalFailed, MemoryDisk, MemoryJournal
-from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
-from lowwater_authority.observer import Observer
-from lowwater_authority.shard import Shard
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.journal import JournalFailed
+from lowwater_authority.ops.observer import Observer
+from tests.kit.faults import FaultPlan, Operation, Outcome
+from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND

@@ -23,11 +23,11 @@ from lowwater_authority.access.guard import Guard
 from lowwater_authority.access.methods import METHODS
 from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal, digest
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.observer import Observer
-from lowwater_authority.service.health import HealthServicer
-from lowwater_authority.service.refusals import refuse
-from lowwater_authority.service.streams import DENIED_BOUND, Outbox
-from lowwater_authority.telling import ATTRIBUTE
+from lowwater_authority.ops.events import ATTRIBUTE
+from lowwater_authority.ops.observer import Observer
+from lowwater_authority.rpc.health import HealthServicer
+from lowwater_authority.rpc.refusals import refuse
+from lowwater_authority.rpc.streams import DENIED_BOUND, Outbox
 from tests.process.stalling import opening, without_room
 
 PATIENCE = 60.0

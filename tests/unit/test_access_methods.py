@@ -9,7 +9,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from lowwater_authority.access.methods import METHODS, OPEN
 from lowwater_authority.access.policy import Action
-from lowwater_authority.server import SERVICES
+from lowwater_authority.serve import SERVICES
 
 FILES = (workers_pb2, watermarks_pb2, topology_pb2, cluster_pb2)
 

@@ -12,8 +12,8 @@ from lowwater_authority.access.audit import Audit
 from lowwater_authority.access.guard import Guard
 from lowwater_authority.access.policy import Access, Action, Allowance, Principal, digest
 from lowwater_authority.authority import Authority
-from lowwater_authority.journal import MemoryDisk, MemoryJournal
-from lowwater_authority.observer import Observer
+from lowwater_authority.ops.observer import Observer
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 
 RIGHT = (("authorization", "Bearer right"),)
 

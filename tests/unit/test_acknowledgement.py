@@ -17,9 +17,9 @@ from lowwater._core.reports import ReporterState
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater._pb.lowwater.v1.types_pb2 import Redirect
 from lowwater_authority.core.requests import Refused
-from lowwater_authority.service import acknowledgement, encode
-from lowwater_authority.service.acknowledgement import Acknowledgement
-from lowwater_authority.service.streams import Outbox
+from lowwater_authority.rpc import acknowledgement, encode
+from lowwater_authority.rpc.acknowledgement import Acknowledgement
+from lowwater_authority.rpc.streams import Outbox
 
 FAR, STALE = errors.TooFarAhead.reason, errors.StaleSequencer.reason
 

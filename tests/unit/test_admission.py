@@ -11,8 +11,8 @@ from random import Random
 import pytest
 
 from lowwater import errors
-from lowwater_authority.admission import FIRST_RATE, LEAST_DELAY, MOST_DELAY, Admission, Gate
-from lowwater_authority.service.streams import Outbox, Streams
+from lowwater_authority.engine.admission import FIRST_RATE, LEAST_DELAY, MOST_DELAY, Admission, Gate
+from lowwater_authority.rpc.streams import Outbox, Streams
 
 
 @dataclass
@@ -202,7 +202,7 @@ async def test_a_stream_that_ends_or_is_refused_gives_its_place_back() -> None:
 
 
 async def test_a_stream_that_says_nothing_keeps_no_other_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater_authority.service.streams.SILENCE", 0.0)
+    monkeypatch.setattr("lowwater_authority.rpc.streams.SILENCE", 0.0)
     streams = narrow()
     silent = await streams.admit(name(1), 1)
     await streams.admit(name(2), 1)
@@ -211,7 +211,7 @@ async def test_a_stream_that_says_nothing_keeps_no_other_from_starting(monkeypat
 
 
 async def test_a_stream_that_has_begun_to_report_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater_authority.service.streams.SILENCE", 0.0)
+    monkeypatch.setattr("lowwater_authority.rpc.streams.SILENCE", 0.0)
     streams = narrow()
     outbox = await streams.admit(name(1), 1)
     streams.heard(outbox)

@@ -459,7 +459,8 @@ def test_serve_belongs_to_the_other_package(
     assert caught.value.code == 0
     assert "--data" in capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "lowwater_authority", None)
-    monkeypatch.delitem(sys.modules, "lowwater_authority.serve_command")
+    monkeypatch.delitem(sys.modules, "lowwater_authority.commands.serve")
+    monkeypatch.delitem(sys.modules, "lowwater_authority.commands")
     assert main(["serve"]) == 2
     assert "pip install lowwater-authority" in capsys.readouterr().err
 

@@ -14,9 +14,9 @@ from lowwater._core.call import Stubs
 from lowwater._core.watches import BEAT, Folding, Waiting
 from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2
 from lowwater_authority.authority import Authority
-from lowwater_authority.journal import MemoryDisk, MemoryJournal
-from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
-from lowwater_authority.observer import Observer
+from lowwater_authority.ops.observer import Observer
+from tests.kit.faults import FaultPlan, Operation, Outcome
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.unit.test_client_watching import World, confirmed
 
 

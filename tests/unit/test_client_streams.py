@@ -34,8 +34,8 @@ from lowwater._pb.lowwater.v1 import types_pb2, workers_pb2
 from lowwater._sync.reporter import Reporter
 from lowwater._sync.watcher import Watcher
 from lowwater_authority.authority import Authority
-from lowwater_authority.journal import MemoryDisk, MemoryJournal
-from lowwater_authority.observer import Observer
+from lowwater_authority.ops.observer import Observer
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 
 CERTAIN = Surroundings(random=lambda: 1.0)
 """Delays without jitter."""

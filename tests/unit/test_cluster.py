@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater_authority import serving
 from lowwater_authority.cluster.cluster import Replaced
 from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport, Refused
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.journal import MemoryDisk
+from lowwater_authority.engine import serving
+from tests.kit.memory_journal import MemoryDisk
 from tests.unit.sharded_memory import HOUR, NAMES, Deployment, held, two
 
 

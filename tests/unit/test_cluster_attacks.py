@@ -12,8 +12,8 @@ from lowwater import errors
 from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.journal import GRAPH
-from lowwater_authority.journal.faults import Outcome
-from lowwater_authority.journal.memory import StoredLog
+from tests.kit.faults import Outcome
+from tests.kit.memory_journal import StoredLog
 from tests.unit.sharded_memory import HOUR, NAMES, Deployment, One, held, numbers, turns, two
 
 

@@ -15,12 +15,12 @@ import lowwater.aio
 from lowwater._core.call import Stubs
 from lowwater._core.locating import TIMEOUT
 from lowwater._pb.lowwater.v1 import cluster_pb2, cluster_pb2_grpc, watermarks_pb2, watermarks_pb2_grpc
-from lowwater_authority.observer import Observer
-from lowwater_authority.service.cluster import ClusterServicer
-from lowwater_authority.service.context import Services
-from lowwater_authority.service.streams import Streams
-from lowwater_authority.service.watermarks import WatermarkServicer
-from lowwater_authority.serving import TOGETHER_SECONDS
+from lowwater_authority.engine.serving import TOGETHER_SECONDS
+from lowwater_authority.ops.observer import Observer
+from lowwater_authority.rpc.cluster import ClusterServicer
+from lowwater_authority.rpc.services import Services
+from lowwater_authority.rpc.streams import Streams
+from lowwater_authority.rpc.watermarks import WatermarkServicer
 from tests.unit.sharded_memory import NAMES, Deployment, One, held, turns, two
 
 LATEST = TOGETHER_SECONDS + 2.0

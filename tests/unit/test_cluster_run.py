@@ -11,14 +11,15 @@ import pytest
 from lowwater import errors
 from lowwater_authority.cluster.cluster import Cluster
 from lowwater_authority.cluster.membership import Member
-from lowwater_authority.cluster.memory import MemoryDirectory, MemoryMembers
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.journal import JournalFailed, LoadedLog, MemoryDisk, MemoryJournal
-from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
-from lowwater_authority.observer import Observer
-from lowwater_authority.serving import WAIT_SECONDS
-from lowwater_authority.shard import Shard
-from lowwater_authority.taking import SLOW_SECONDS, TAKEN_AT_ONCE
+from lowwater_authority.engine.serving import WAIT_SECONDS
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.engine.takeover import SLOW_SECONDS, TAKEN_AT_ONCE
+from lowwater_authority.journal import JournalFailed, LoadedLog
+from lowwater_authority.ops.observer import Observer
+from tests.kit.faults import FaultPlan, Operation, Outcome
+from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.simulation.kernel import Simulation
 
 DEAD_AFTER = 1.5

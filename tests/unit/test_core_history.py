@@ -19,9 +19,9 @@ from lowwater_authority.core.history import HOUR, KEPT, LARGEST_STEP, LEAST_STEP
 from lowwater_authority.core.requests import ClaimRequest
 from lowwater_authority.core.times import DAY, MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.journal import MemoryDisk
-from lowwater_authority.journal.faults import FaultPlan, Outcome
-from lowwater_authority.shard import Shard
+from lowwater_authority.engine.shard import Shard
+from tests.kit.faults import FaultPlan, Outcome
+from tests.kit.memory_journal import MemoryDisk
 from tests.property.core_driver import NOW, Driver
 from tests.property.second_opinion import completed
 from tests.property.switches import off

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowwater_authority.core import recovery
-from lowwater_authority.core.group import Group, GroupState
+from lowwater_authority.core.groups import Group, GroupState
 from lowwater_authority.core.heuristics import candidates, reference_time
 from lowwater_authority.core.mass import MOST_RECORDS, SLOT, Mass, RecentSlots
 from lowwater_authority.core.requests import NO_FOLD, GroupReport

@@ -8,7 +8,7 @@ from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import GRANTS_KEPT
-from lowwater_authority.core.group import GroupState
+from lowwater_authority.core.groups import GroupState
 from tests.property.core_driver import MIN, NOW, SECOND, Driver
 
 

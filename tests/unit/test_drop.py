@@ -9,18 +9,19 @@ from dataclasses import replace
 import pytest
 
 from lowwater import errors
-from lowwater_authority import shard
 from lowwater_authority.cluster.membership import View
 from lowwater_authority.core import topology
 from lowwater_authority.core.requests import Fenced, Grant
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.holdings import Holdings, ReadGraph, replayed, whole
-from lowwater_authority.journal import GRAPH, Entry, LoadedLog, MemoryDisk, MemoryJournal
-from lowwater_authority.journal.copying import Copy, survey
-from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
-from lowwater_authority.shard import Shard
+from lowwater_authority.engine import shard
+from lowwater_authority.engine.holdings import Holdings, ReadGraph, replayed, whole
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.journal import GRAPH, Entry, LoadedLog
+from lowwater_authority.journal.copy import Copy, survey
 from tests.contract.journal_stores import flipped
+from tests.kit.faults import FaultPlan, Operation, Outcome
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.unit.sharded_memory import HOUR, NAMES, Deployment, One, held, turns, two
 from tests.unit.test_shard import Running
 

@@ -18,7 +18,7 @@ from lowwater.watermark import Watermark
 from lowwater_authority.core.requests import Fold
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.service import decode, encode
+from lowwater_authority.rpc import decode, encode
 from tests.unit.sharded_memory import Deployment
 
 GUESS = Spec("guess", estimated=True)

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from lowwater_authority.service.health import HealthServicer
+from lowwater_authority.rpc.health import HealthServicer
 from tests.process.stalling import DATA, END_HEADERS, END_STREAM, HEADERS, frame, without_room
 
 PATIENCE = 60.0

@@ -12,17 +12,18 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater_authority import serving as serving_module
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.holdings import Holdings
-from lowwater_authority.journal import JournalReplaced, MemoryJournal
-from lowwater_authority.journal.faults import Outcome
-from lowwater_authority.shard import Shard
+from lowwater_authority.engine import serving as serving_module
+from lowwater_authority.engine.holdings import Holdings
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.journal import JournalReplaced
 from tests.contract.journal_stores import flipped
+from tests.kit.faults import Outcome
+from tests.kit.memory_journal import MemoryJournal
 from tests.unit.sharded_memory import HOUR, Deployment, One, held, ids, numbers, turns
 
 NOTHING = np.zeros(0, dtype=np.int64)
@@ -653,7 +654,7 @@ async def test_a_roll_back_lets_others_have_the_event_loop(
 ) -> None:
     """Six thousand records of a computation, which may be behind its snapshot, take 0.2 s to replay."""
     if pieces:
-        monkeypatch.setattr("lowwater_authority.holdings.PIECE_BYTES", 1)
+        monkeypatch.setattr("lowwater_authority.engine.holdings.PIECE_BYTES", 1)
     one, grants = await many_records(deployment)
     turns_had: list[int] = []
     assert isinstance(await rolled_back(one, grants, "x", meanwhile=turns_had.append), errors.JournalFailed)
@@ -715,8 +716,8 @@ async def test_the_time_of_a_replay_is_its_own(deployment: Deployment, monkeypat
     """What others do while it lets them have the event loop takes an hour each time."""
     clock = [0.0]
     told: list[float] = []
-    monkeypatch.setattr("lowwater_authority.holdings.PIECE_BYTES", 1)
-    monkeypatch.setattr("lowwater_authority.holdings.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("lowwater_authority.engine.holdings.PIECE_BYTES", 1)
+    monkeypatch.setattr("lowwater_authority.engine.holdings.perf_counter", lambda: clock[0])
     one, grants = await many_records(deployment)
     monkeypatch.setattr(one.shard.held._observer, "replayed", told.append)
 
@@ -730,7 +731,7 @@ async def test_the_time_of_a_replay_is_its_own(deployment: Deployment, monkeypat
 async def test_what_is_let_go_while_it_is_replayed_is_not_served_again(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lowwater_authority.holdings.PIECE_BYTES", 1)
+    monkeypatch.setattr("lowwater_authority.engine.holdings.PIECE_BYTES", 1)
     one, grants = await many_records(deployment)
     epoch = one.shard.epoch("x")
 

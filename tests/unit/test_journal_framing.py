@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lowwater_authority.journal import GRAPH, Entry, JournalCorrupt, JournalPosition, JournalVersion
-from lowwater_authority.journal.framing import FORMAT, Kind, Writer, checksum, decode, decode_records, encode
+from lowwater_authority.journal.frames import FORMAT, Kind, Writer, checksum, decode, decode_records, encode
 from lowwater_authority.journal.sequence import runs_of
 
 ME = Writer(epoch=3, nonce=0xDEADBEEF)

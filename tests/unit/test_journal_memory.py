@@ -16,12 +16,10 @@ from lowwater_authority.journal import (
     JournalPosition,
     JournalUnknown,
     LoadedLog,
-    MemoryDisk,
-    MemoryJournal,
     Ownership,
 )
-from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
-from lowwater_authority.journal.memory import LAG, StoredLog
+from tests.kit.faults import FaultPlan, Operation, Outcome
+from tests.kit.memory_journal import LAG, MemoryDisk, MemoryJournal, StoredLog
 
 
 def one(position: int, log: str = "a") -> list[Entry]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lowwater import errors
-from lowwater_authority.admission import Gate
-from lowwater_authority.logging_setup import set_up, without_secrets
-from lowwater_authority.telling import ATTRIBUTE, Limited, event
+from lowwater_authority.engine.admission import Gate
+from lowwater_authority.ops.events import ATTRIBUTE, Limited, event
+from lowwater_authority.ops.logging import set_up, without_secrets
 
 SECRET = "pa:ss/wo@rd"
 
@@ -27,7 +27,7 @@ def logged(chosen: str | None, stream: io.StringIO | None = None) -> str:
     out = stream or io.StringIO()
     set_up(chosen, stream=out)
     told = event("reset", computation="hourly", host="", ranges=2, inputs=["a"])
-    logging.getLogger("lowwater_authority.shard").warning("%s was %s", "hourly", "reset", extra=told)
+    logging.getLogger("lowwater_authority.engine.shard").warning("%s was %s", "hourly", "reset", extra=told)
     logging.getLogger("redis").warning("cannot reach %s", f"redis://lowwater:{SECRET}@redis:6379/0")
     logging.getLogger("redis").info("of no interest")
     try:
@@ -49,7 +49,7 @@ def test_json_has_a_line_an_event_with_its_fields() -> None:
         "computation": "hourly",
         "ranges": 2,
         "inputs": ["a"],
-        "logger": "lowwater_authority.shard",
+        "logger": "lowwater_authority.engine.shard",
     }
     assert (second["event"], second["logger"]) == ("log", "redis"), "what other libraries log is a line as well"
     assert third["event"] == "internal_error"
@@ -67,7 +67,7 @@ def test_nobody_forges_a_line_of_text() -> None:
     """A worker calls itself what it likes, and so does whoever makes an exception."""
     out = io.StringIO()
     set_up("text", stream=out)
-    logger = logging.getLogger("lowwater_authority.shard")
+    logger = logging.getLogger("lowwater_authority.engine.shard")
     forged = "exec\x1b[2J\r\n2026-01-01T00:00:00.000Z error   FORGED\u2028"
     logger.info("claimed by %s", forged)
     try:

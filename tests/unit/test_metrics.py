@@ -23,18 +23,18 @@ from lowwater import Watermark, WatermarkView, errors
 from lowwater_authority.core.batches import PART_BYTES
 from lowwater_authority.core.columns import BLOCK
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.group import GroupState
+from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt
 from lowwater_authority.core.times import MAX
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.hub import Hub
-from lowwater_authority.journal import MemoryDisk
-from lowwater_authority.journal.faults import FaultPlan, Outcome
-from lowwater_authority.service.timing import Timing
-from lowwater_authority.web import loop_lag, range_survey
-from lowwater_authority.web.loop_lag import LoopLag
-from lowwater_authority.web.metrics import FIGURES, Metrics
-from lowwater_authority.web.range_survey import RangeSurvey, counted
+from lowwater_authority.engine.hub import Hub
+from lowwater_authority.ops import loop_lag, range_survey
+from lowwater_authority.ops.loop_lag import LoopLag
+from lowwater_authority.ops.metrics import FIGURES, Metrics
+from lowwater_authority.ops.range_survey import RangeSurvey, counted
+from lowwater_authority.rpc.timing import Timing
+from tests.kit.faults import FaultPlan, Outcome
+from tests.kit.memory_journal import MemoryDisk
 from tests.property.core_driver import part
 from tests.unit.metered import Metered, metered
 from tests.unit.test_shard import HOUR, Gate, Running

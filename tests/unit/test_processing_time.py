@@ -9,14 +9,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from lowwater_authority import server
+from lowwater_authority import serve as server
 from lowwater_authority.core.requests import ClaimRequest, GroupReport
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.journal import MemoryDisk, MemoryJournal
-from lowwater_authority.observer import Observer
-from lowwater_authority.processing_time import ProcessingTime
-from lowwater_authority.rounds import Round
-from lowwater_authority.shard import Shard
+from lowwater_authority.engine.processing_time import ProcessingTime
+from lowwater_authority.engine.rounds import Round
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.ops.observer import Observer
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND

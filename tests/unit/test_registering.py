@@ -9,12 +9,13 @@ import pytest
 
 from lowwater import errors
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.holdings import replayed
-from lowwater_authority.journal import GRAPH, Entry, MemoryDisk, MemoryJournal
-from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
-from lowwater_authority.observer import Observer
-from lowwater_authority.serving import TAKEN_AFTER_REGISTERING
-from lowwater_authority.shard import Shard
+from lowwater_authority.engine.holdings import replayed
+from lowwater_authority.engine.serving import TAKEN_AFTER_REGISTERING
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.journal import GRAPH, Entry
+from lowwater_authority.ops.observer import Observer
+from tests.kit.faults import FaultPlan, Operation, Outcome
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.unit.sharded_memory import Deployment, turns
 
 
@@ -86,7 +87,7 @@ class One:
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many share a write is not to depend on the machine."""
-    monkeypatch.setattr("lowwater_authority.rounds.TOGETHER_SECONDS", float("inf"))
+    monkeypatch.setattr("lowwater_authority.engine.rounds.TOGETHER_SECONDS", float("inf"))
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ async def test_they_share_a_write_for_a_few_milliseconds_only(one: One, monkeypa
     """What else waits has its turn in between, and those that are left keep their order."""
     now = [0.0]
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
-    monkeypatch.setattr("lowwater_authority.rounds.TOGETHER_SECONDS", 0.01)
+    monkeypatch.setattr("lowwater_authority.engine.rounds.TOGETHER_SECONDS", 0.01)
     staged: list[str] = []
 
     def slow(name: str) -> asyncio.Task[Spec]:
@@ -214,7 +215,7 @@ async def test_nobody_is_refused_for_what_was_not_written(one: One) -> None:
 
 
 async def test_what_else_waits_has_its_turn_behind_one_round_of_them(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater_authority.rounds.TOGETHER", 3)
+    monkeypatch.setattr("lowwater_authority.engine.rounds.TOGETHER", 3)
     await one.register("other")
     tasks = await one.held_up("first")
     tasks += [one.register(f"c{number}") for number in range(4)]
@@ -255,7 +256,7 @@ async def test_what_is_written_does_not_grow_with_what_is_there(one: One) -> Non
 
 
 async def test_the_log_of_the_graph_stays_bounded(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater_authority.logs.GRAPH_BYTES", 500)
+    monkeypatch.setattr("lowwater_authority.engine.logs.GRAPH_BYTES", 500)
     for number in range(20):
         await one.register(f"c{number}")
     longest = 0
@@ -272,7 +273,7 @@ async def test_the_log_of_the_graph_stays_bounded(one: One, monkeypatch: pytest.
 @pytest.mark.parametrize("begins", [True, False])
 async def test_a_crash_at_any_write_keeps_what_was_acknowledged(begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each write in turn is the first that does not begin, or is not told of: of a change, of the whole graph in its place, of a take."""
-    monkeypatch.setattr("lowwater_authority.logs.GRAPH_BYTES", 60)
+    monkeypatch.setattr("lowwater_authority.engine.logs.GRAPH_BYTES", 60)
     crashes = 0
     while True:
         disk = MemoryDisk()

@@ -21,14 +21,14 @@ from lowwater._pb.lowwater.v1 import (
     workers_pb2,
     workers_pb2_grpc,
 )
-from lowwater_authority.admission import Gate as Admitting
 from lowwater_authority.authority import Authority
 from lowwater_authority.core.requests import Refused
-from lowwater_authority.journal import MemoryDisk, MemoryJournal
-from lowwater_authority.observer import Observer
-from lowwater_authority.service import streams, workers
-from lowwater_authority.service.acknowledgement import REFUSAL_BYTES
-from lowwater_authority.service.streams import Room
+from lowwater_authority.engine.admission import Gate as Admitting
+from lowwater_authority.ops.observer import Observer
+from lowwater_authority.rpc import streams, workers
+from lowwater_authority.rpc.acknowledgement import REFUSAL_BYTES
+from lowwater_authority.rpc.streams import Room
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.unit.test_shard import HOUR, Gate
 
 PATIENCE = 30.0

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater_authority import logs
-from lowwater_authority import shard as shard_module
 from lowwater_authority.core import batches, recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.requests import (
@@ -29,11 +27,14 @@ from lowwater_authority.core.requests import (
 )
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.journal import JournalFailed, JournalFenced, JournalUnknown, MemoryDisk, MemoryJournal
-from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
-from lowwater_authority.observer import Observer
-from lowwater_authority.rounds import Round
-from lowwater_authority.shard import Shard
+from lowwater_authority.engine import logs
+from lowwater_authority.engine import shard as shard_module
+from lowwater_authority.engine.rounds import Round
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.journal import JournalFailed, JournalFenced, JournalUnknown
+from lowwater_authority.ops.observer import Observer
+from tests.kit.faults import FaultPlan, Operation, Outcome
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.property.core_driver import part
 
 HOUR = 3_600_000_000
@@ -274,7 +275,7 @@ async def test_an_append_of_unknown_outcome_is_retried_as_is_and_shows_nothing_m
         assert one.shard.confirmed == one.now, "stale since the round began"
         await real(0)
 
-    monkeypatch.setattr("lowwater_authority.logs.asyncio.sleep", watching)
+    monkeypatch.setattr("lowwater_authority.engine.logs.asyncio.sleep", watching)
     faults.then(outcome, outcome)
     began = one.now
     waiting = one.report(grant, 14)
@@ -427,7 +428,7 @@ async def test_a_stop_gives_up_an_append_of_unknown_outcome(disk: MemoryDisk, mo
         tried.set()
         await real(0)
 
-    monkeypatch.setattr("lowwater_authority.logs.asyncio.sleep", quick)
+    monkeypatch.setattr("lowwater_authority.engine.logs.asyncio.sleep", quick)
     waiting = one.report(grant, 14)
     await tried.wait()
     one.shard.stop()
@@ -439,10 +440,10 @@ async def test_a_stop_gives_up_an_append_of_unknown_outcome(disk: MemoryDisk, mo
 
 
 async def test_a_snapshot_that_cannot_be_taken_stops_nothing(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater_authority.logs.SNAPSHOT_BYTES", 0)
+    monkeypatch.setattr("lowwater_authority.engine.logs.SNAPSHOT_BYTES", 0)
     grant = await running.claim()
     with monkeypatch.context() as broken:
-        broken.setattr("lowwater_authority.shard.recovery.snapshot", lambda _: 1 / 0)
+        broken.setattr("lowwater_authority.engine.shard.recovery.snapshot", lambda _: 1 / 0)
         assert await running.report(grant, 14) == []
     assert await running.report(grant, 15) == []
     assert running.low() == 15
@@ -459,7 +460,7 @@ async def test_a_fold_over_another_life_is_refused_and_counts_as_unknown(running
 
 
 async def test_a_snapshot_bounds_the_replay(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater_authority.logs.SNAPSHOT_BYTES", 2_000)
+    monkeypatch.setattr("lowwater_authority.engine.logs.SNAPSHOT_BYTES", 2_000)
     one = await Running(disk).start()
     await one.shard.register(Spec("a"))
     grant = await one.claim()
@@ -478,7 +479,7 @@ async def test_a_snapshot_that_the_store_refuses_is_made_again_ever_more_rarely(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Making it costs all of the computation; the others' snapshots are made when they are due."""
-    monkeypatch.setattr("lowwater_authority.logs.SNAPSHOT_BYTES", 4_000)
+    monkeypatch.setattr("lowwater_authority.engine.logs.SNAPSHOT_BYTES", 4_000)
     shard, made = running.shard, Counter[str]()
     snapshot, store = recovery.snapshot, shard.journal.snapshot
     refusing = {"a"}
@@ -529,7 +530,7 @@ class NoSnapshots(FaultPlan):
 async def test_the_back_off_of_a_refused_snapshot_outlives_a_roll_back_and_is_bounded_in_time(
     disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch, rolled_back: bool
 ) -> None:
-    monkeypatch.setattr("lowwater_authority.logs.SNAPSHOT_BYTES", 4_000)
+    monkeypatch.setattr("lowwater_authority.engine.logs.SNAPSHOT_BYTES", 4_000)
     made: list[int] = []
     snapshot, faults = recovery.snapshot, NoSnapshots()
 
@@ -604,7 +605,7 @@ async def test_rule7_breaks_when_switched_off(running: Running) -> None:
 
 
 async def test_rule7_the_queue_has_a_bound(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater_authority.rounds.QUEUE_BOUND", 3)
+    monkeypatch.setattr("lowwater_authority.engine.rounds.QUEUE_BOUND", 3)
     one, gate = await gated(disk)
     grant = await one.claim()
     gate.open.clear()

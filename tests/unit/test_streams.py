@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lowwater import errors
 from lowwater_authority.core.requests import Fenced
-from lowwater_authority.service.streams import Outbox, Streams
+from lowwater_authority.rpc.streams import Outbox, Streams
 
 
 async def test_nothing_is_acknowledged_behind_a_report_that_failed() -> None:

@@ -16,12 +16,13 @@ from lowwater_authority.cluster.membership import View
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.holdings import _resumed, epoch_base
-from lowwater_authority.journal import LoadedLog, Ownership, framing
-from lowwater_authority.journal.framing import decode, encode
-from lowwater_authority.journal.memory import MemoryJournal, StoredLog
-from lowwater_authority.taking import ORPHAN_SECONDS, TAKEN_AT_ONCE
+from lowwater_authority.engine.holdings import _resumed, epoch_base
+from lowwater_authority.engine.takeover import ORPHAN_SECONDS, TAKEN_AT_ONCE
+from lowwater_authority.journal import LoadedLog, Ownership
+from lowwater_authority.journal import frames as framing
+from lowwater_authority.journal.frames import decode, encode
 from tests.contract.journal_stores import flipped
+from tests.kit.memory_journal import MemoryJournal, StoredLog
 from tests.unit.sharded_memory import DEAD_AFTER, SECOND, Deployment, One, held, turns, two
 
 

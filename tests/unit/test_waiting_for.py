@@ -12,7 +12,7 @@ from lowwater._core.fold import Fold
 from lowwater._core.lease import GroupState, LeaseState, Report
 from lowwater.watermark import MAX
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
-from lowwater_authority.service import encode
+from lowwater_authority.rpc import encode
 from lowwater_spark.status import in_short
 from tests.property.core_driver import SECOND, Driver, column
 

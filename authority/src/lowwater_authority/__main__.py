@@ -2,6 +2,6 @@
 
 import sys
 
-from lowwater_authority.serve_command import main
+from lowwater_authority.commands.serve import main
 
 sys.exit(main())

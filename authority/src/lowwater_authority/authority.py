@@ -6,12 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, topology_pb2_grpc, watermarks_pb2_grpc, workers_pb2_grpc
-from lowwater_authority.service.cluster import ClusterServicer
-from lowwater_authority.service.context import Services
-from lowwater_authority.service.topology import TopologyServicer
-from lowwater_authority.service.watermarks import WatermarkServicer
-from lowwater_authority.service.workers import WorkerServicer
-from lowwater_authority.shard import Shard
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.rpc.cluster import ClusterServicer
+from lowwater_authority.rpc.services import Services
+from lowwater_authority.rpc.topology import TopologyServicer
+from lowwater_authority.rpc.watermarks import WatermarkServicer
+from lowwater_authority.rpc.workers import WorkerServicer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from lowwater_authority.cluster.cluster import Cluster
     from lowwater_authority.journal import Journal
-    from lowwater_authority.observer import Observer
-    from lowwater_authority.service.streams import Streams
+    from lowwater_authority.ops.observer import Observer
+    from lowwater_authority.rpc.streams import Streams
 
 
 class Authority:

@@ -25,7 +25,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_follow, args=(args.data, args.temporary), daemon=True).start()
     try:
-        from lowwater_authority.server import main as serve
+        from lowwater_authority.serve import main as serve
 
         return serve(["--data", str(args.data), "--listen", "127.0.0.1:0", "--http", "off"])
     finally:

@@ -21,7 +21,7 @@ a dead one's is dropped, a paused one's is kept, in order, for its resumption. N
 ``except`` and no ``finally``: its coroutines are kept until the simulation ends. A process ends with its main coroutine.
 The *network* stands in for ``grpc.aio``: messages are serialised and parsed, delivered after a drawn delay, in order
 within a stream, at most 20 unread; unary requests may arrive late, twice, or after their client is gone. The *store* is
-the authority's MemoryJournal with drawn faults: a disk of one process, or across the network and shared.
+a MemoryJournal with drawn faults: a disk of one process, or across the network and shared.
 
 What it does not model. Code takes no virtual time, and whatever runs between two awaits is one step. One connection
 carries any number of calls without them delaying each other, in any order. A cut connection is noticed within the

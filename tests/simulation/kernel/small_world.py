@@ -19,8 +19,8 @@ from lowwater._pb.lowwater.v1 import (
 )
 from lowwater_authority.authority import Authority
 from lowwater_authority.journal import JournalError
-from lowwater_authority.journal.memory import MemoryDisk, MemoryJournal
-from lowwater_authority.observer import Observer
+from lowwater_authority.ops.observer import Observer
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.simulation.kernel import Process, SimFaults, Simulation
 
 ADDRESS = "authority:7420"

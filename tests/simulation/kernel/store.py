@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from lowwater_authority.journal import JournalFailed, JournalUnknown
-from lowwater_authority.journal.faults import FaultPlan, Operation, Outcome
+from tests.kit.faults import FaultPlan, Operation, Outcome
 
 if TYPE_CHECKING:
     from tests.simulation.kernel.simulation import Simulation

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from lowwater_authority.journal import Entry, JournalFailed, JournalUnknown
-from lowwater_authority.journal.faults import Outcome
-from lowwater_authority.journal.memory import MemoryDisk, MemoryJournal
+from tests.kit.faults import Outcome
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.simulation.kernel import RemoteFaults, RemoteStore, SimFaults, Simulation
 
 

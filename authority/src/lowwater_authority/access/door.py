@@ -9,18 +9,18 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from lowwater_authority.access.audit import Audit
+from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.guard import Guard, insider
 from lowwater_authority.access.parsing import BadAccess
 from lowwater_authority.access.policy import PEER, SELF
-from lowwater_authority.access.watching import AccessFile
-from lowwater_authority.telling import event
+from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from lowwater_authority.access.policy import Access
-    from lowwater_authority.observer import Observer
+    from lowwater_authority.ops.observer import Observer
 
 __all__ = ["PEER_TOKEN", "Door", "is_loopback", "open_door"]
 

@@ -1,7 +1,7 @@
 """The guard before all services: who calls, whether that may be, and how often.
 
 It surrounds every method that the server has. A unary call is decided whole, from its request. A watch is decided when it begins, and again
-whenever the rules change; a report stream too, and besides by each claim of each message, in service/workers.py.
+whenever the rules change; a report stream too, and besides by each claim of each message, in rpc/workers.py.
 
 Who calls is decided before the request is read: gRPC is told of every method that it takes a stream of requests, of which one is read. Otherwise
 it would hold and parse a request before anything is asked, and whoever reaches the port could fill the memory with a thousand of 64 MB. A
@@ -34,14 +34,14 @@ from lowwater_authority.access.policy import (
     Principal,
     digest,
 )
-from lowwater_authority.service.decoding import reading
-from lowwater_authority.service.refusals import refuse
+from lowwater_authority.rpc.interceptors import reading
+from lowwater_authority.rpc.refusals import refuse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 
     from lowwater_authority.access.audit import Audit
-    from lowwater_authority.observer import Observer
+    from lowwater_authority.ops.observer import Observer
 
     Call = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]
     Context = grpc.aio.ServicerContext[Any, Any]

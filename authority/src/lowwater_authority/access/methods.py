@@ -1,6 +1,6 @@
 """What each method needs, and of which computations: one line a method. What has no line is refused.
 
-A report stream is asked here only whether it can report for anything: each of its reports names computations, see service/workers.py.
+A report stream is asked here only whether it can report for anything: each of its reports names computations, see rpc/workers.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_authority.access.policy import Action
 from lowwater_authority.core.topology import MAX_INPUTS
-from lowwater_authority.service.decode import MAX_NAMES
-from lowwater_authority.service.refusals import bad_field
+from lowwater_authority.rpc.decode import MAX_NAMES
+from lowwater_authority.rpc.refusals import bad_field
 
 if TYPE_CHECKING:
     from lowwater_authority.access.caller import Caller

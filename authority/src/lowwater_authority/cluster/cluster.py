@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from lowwater import errors
 from lowwater_authority.cluster.membership import Member, View, proposal
 from lowwater_authority.journal import JournalCorrupt, JournalError, JournalFailed, JournalUnknown
-from lowwater_authority.telling import Limited, event
+from lowwater_authority.ops.events import Limited, event
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from lowwater_authority.cluster.directory import Directory
     from lowwater_authority.cluster.membership import Beats
     from lowwater_authority.cluster.peers import Peers
+    from lowwater_authority.engine.placement import Lows
+    from lowwater_authority.engine.shard import Shard
     from lowwater_authority.journal import Ownership
-    from lowwater_authority.placement import Lows
-    from lowwater_authority.shard import Shard
 
 DEAD_AFTER: Final = 1.5
 """Seconds after which a shard that is not heard of loses what it serves to the others."""

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lowwater.aio import Client
-    from lowwater_authority.placement import Lows
-    from lowwater_authority.tls import Certificates
+    from lowwater_authority.access.tls import Certificates
+    from lowwater_authority.engine.placement import Lows
 
 
 @dataclass(frozen=True, slots=True)

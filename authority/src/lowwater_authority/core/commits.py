@@ -9,7 +9,7 @@ import numpy as np
 from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES
-from lowwater_authority.core.group import GroupState
+from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.reports import Reports, wrong_operation
 from lowwater_authority.core.times import MAX, MIN
 

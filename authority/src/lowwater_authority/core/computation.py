@@ -21,7 +21,7 @@ from lowwater._core.text import duration
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.commits import Commits
-from lowwater_authority.core.group import Group, GroupState
+from lowwater_authority.core.groups import Group, GroupState
 from lowwater_authority.core.heuristics import candidates, reference_time
 from lowwater_authority.core.interval_map import Range, Taken
 from lowwater_authority.core.requests import Fenced, Grant, Granted
@@ -60,7 +60,7 @@ class View:
 class Computation(Commits):
     """The state machine of one computation in one life.
 
-    ``epoch_base`` is the least sequencer of this process's life less one; see shard.py.
+    ``epoch_base`` is the least sequencer of this process's life less one; see engine/shard.py.
 
     Cost: a report is O(its handles); a claim O(ranges touched and claimed + log); taking the record O(changed ranges +
     blocks), plus one sort of all histogram buckets when heuristics are registered and a mass or frontier changed.

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from lowwater_authority.core.group import GroupState
+from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from lowwater_authority.core.columns import Int64s
-    from lowwater_authority.core.group import Group
+    from lowwater_authority.core.groups import Group
     from lowwater_authority.core.mass import Mass
 
 PPM: Final = 1_000_000

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from sortedcontainers import SortedDict
 
 from lowwater_authority.core.columns import BLOCK, Columns, Int64s
-from lowwater_authority.core.group import Group, GroupState, before, earlier_end
+from lowwater_authority.core.groups import Group, GroupState, before, earlier_end
 from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:

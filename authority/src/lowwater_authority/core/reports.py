@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from lowwater import errors
-from lowwater_authority.core.group import Group, GroupState
+from lowwater_authority.core.groups import Group, GroupState
 from lowwater_authority.core.mass import MOST_RECORDS, Mass
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.core.staged import Staged

@@ -12,7 +12,7 @@ from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.batches import BatchStage
-from lowwater_authority.core.group import Group, GroupState
+from lowwater_authority.core.groups import Group, GroupState
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.requests import Granted, Refused

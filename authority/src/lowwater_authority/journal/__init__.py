@@ -1,5 +1,6 @@
-"""The journal: what the authority writes before it shows anything. See ``interface`` for the contract."""
+"""The journal: what the authority writes before it shows anything. See ``contract``."""
 
+from lowwater_authority.journal.contract import GRAPH, Entry, Journal, JournalStatistics, LoadedLog, Ownership
 from lowwater_authority.journal.errors import (
     JournalClosed,
     JournalCorrupt,
@@ -14,8 +15,6 @@ from lowwater_authority.journal.errors import (
     JournalUnknown,
     JournalVersion,
 )
-from lowwater_authority.journal.interface import GRAPH, Entry, Journal, JournalStatistics, LoadedLog, Ownership
-from lowwater_authority.journal.memory import MemoryDisk, MemoryJournal
 from lowwater_authority.journal.sqlite import SqliteJournal
 
 __all__ = [
@@ -24,9 +23,7 @@ __all__ = [
     "Journal",
     "JournalStatistics",
     "LoadedLog",
-    "MemoryDisk",
     "Ownership",
-    "MemoryJournal",
     "SqliteJournal",
     "JournalError",
     "JournalClosed",

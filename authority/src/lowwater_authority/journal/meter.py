@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from lowwater_authority.journal.contract import Entry, JournalStatistics
 from lowwater_authority.journal.errors import JournalError, JournalUnknown
-from lowwater_authority.journal.interface import Entry, JournalStatistics
 
 
 class Meter:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from lowwater_authority.journal.contract import GRAPH, Ownership
 from lowwater_authority.journal.errors import JournalFenced, JournalLost, JournalOutvoted
-from lowwater_authority.journal.framing import Writer
-from lowwater_authority.journal.interface import GRAPH, Ownership
+from lowwater_authority.journal.frames import Writer
 
 
 class End(NamedTuple):

@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 from zlib import crc32
 
+from lowwater_authority.journal.contract import GRAPH, Entry, Journal, JournalStatistics, LoadedLog, Ownership
 from lowwater_authority.journal.errors import (
     JournalClosed,
     JournalCorrupt,
@@ -31,15 +32,14 @@ from lowwater_authority.journal.errors import (
     JournalFailed,
     JournalUnknown,
 )
-from lowwater_authority.journal.framing import Kind, checksum, decode, decode_records, encode
-from lowwater_authority.journal.interface import GRAPH, Entry, Journal, JournalStatistics, LoadedLog, Ownership
+from lowwater_authority.journal.frames import Kind, checksum, decode, decode_records, encode
 from lowwater_authority.journal.meter import Meter
 from lowwater_authority.journal.owned import Held, Owned, refuse_lost
 from lowwater_authority.journal.redis_database import Keys, Look, RedisDatabase, Snapshot
 from lowwater_authority.journal.redis_exchange import RedisExchange
 from lowwater_authority.journal.redis_link import Address, RedisLink
 from lowwater_authority.journal.sequence import runs_of
-from lowwater_authority.telling import event
+from lowwater_authority.ops.events import event
 
 T = TypeVar("T")
 

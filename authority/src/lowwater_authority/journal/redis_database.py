@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
+from lowwater_authority.journal.contract import GRAPH, Ownership
 from lowwater_authority.journal.errors import (
     JournalClosed,
     JournalCorrupt,
@@ -32,7 +33,6 @@ from lowwater_authority.journal.errors import (
     JournalUnknown,
     JournalVersion,
 )
-from lowwater_authority.journal.interface import GRAPH, Ownership
 from lowwater_authority.journal.owned import End, Held, judge, refuse_lost
 from lowwater_authority.journal.redis_exchange import RedisExchange
 from lowwater_authority.journal.redis_link import Command

@@ -24,7 +24,7 @@ from lowwater_authority.journal.errors import JournalFailed, JournalUnknown
 from lowwater_authority.journal.redis_link import Command, Late, Lost, NotSent, RedisLink
 from lowwater_authority.journal.redis_scripts import Script
 from lowwater_authority.journal.redis_settings import RedisSettings, parse_config, parse_info
-from lowwater_authority.telling import event
+from lowwater_authority.ops.events import event
 
 _SETTINGS_SECONDS: Final = 10.0
 """For how long a strong entry believes what the server said about its replicas."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from lowwater_authority.journal.contract import GRAPH, Entry
 from lowwater_authority.journal.errors import JournalPosition
-from lowwater_authority.journal.framing import Writer, checksum, encode
-from lowwater_authority.journal.interface import GRAPH, Entry
+from lowwater_authority.journal.frames import Writer, checksum, encode
 from lowwater_authority.journal.owned import End
 
 

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
+from lowwater_authority.journal.contract import GRAPH, Entry, Journal, JournalStatistics, LoadedLog, Ownership
 from lowwater_authority.journal.errors import JournalClosed, JournalFenced
-from lowwater_authority.journal.framing import Kind, Writer, encode
-from lowwater_authority.journal.interface import GRAPH, Entry, Journal, JournalStatistics, LoadedLog, Ownership
+from lowwater_authority.journal.frames import Kind, Writer, encode
 from lowwater_authority.journal.meter import Meter
 from lowwater_authority.journal.owned import End, Held, Owned
 from lowwater_authority.journal.sequence import runs_of

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lowwater_authority.journal import sqlite_schema, wal
+from lowwater_authority.journal.contract import GRAPH, LoadedLog, Ownership
 from lowwater_authority.journal.errors import (
     JournalClosed,
     JournalCorrupt,
@@ -20,14 +21,13 @@ from lowwater_authority.journal.errors import (
     JournalReplaced,
     JournalUnknown,
 )
-from lowwater_authority.journal.framing import Kind, Writer, checksum, decode, decode_records
-from lowwater_authority.journal.interface import GRAPH, LoadedLog, Ownership
+from lowwater_authority.journal.frames import Kind, Writer, checksum, decode, decode_records
 from lowwater_authority.journal.lock import LockFile
 from lowwater_authority.journal.owned import End, Held, judge, refuse_lost, refuse_older_view
 from lowwater_authority.journal.sequence import Run, refuse_another
 from lowwater_authority.journal.sqlite_errors import code, failed, roll_back, translated
 from lowwater_authority.journal.sqlite_schema import Owner
-from lowwater_authority.telling import event
+from lowwater_authority.ops.events import event
 
 _logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from lowwater_authority.journal.errors import JournalCorrupt, JournalFailed, JournalFenced, JournalVersion
-from lowwater_authority.journal.framing import Writer
+from lowwater_authority.journal.frames import Writer
 
 FORMAT = 1
 """The newest format of the tables, the one that is written."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
-from lowwater_authority.telling import Limited, event, shortened
+from lowwater_authority.ops.events import Limited, event, shortened
 
 if TYPE_CHECKING:
     import socket
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aiohttp import web
     from aiohttp.web_protocol import RequestHandler
 
-    from lowwater_authority.tls import Certificates
+    from lowwater_authority.access.tls import Certificates
 
 MOST_CONNECTIONS: Final = 256
 """Connections that may be open at once; what comes beyond them is closed at once. See :func:`most_connections`."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import hdrs, web
 
 from lowwater import errors
-from lowwater_authority.telling import event
+from lowwater_authority.ops.events import event
 from lowwater_authority.web import assets, records
 from lowwater_authority.web.board import STEP_SECONDS
 from lowwater_authority.web.connections import Connections, NotHttp
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
     from lowwater import Client
-    from lowwater_authority.tls import Certificates
+    from lowwater_authority.access.tls import Certificates
     from lowwater_authority.web.board import Board
     from lowwater_authority.web.follower import Follower
     from lowwater_authority.web.visitors import Visitors

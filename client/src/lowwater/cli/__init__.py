@@ -21,9 +21,9 @@ from lowwater.cli.failures import fail, say
 __all__ = ["main"]
 
 _OF_THE_AUTHORITY: Final = {
-    "access": "lowwater_authority.access_command",
-    "journal": "lowwater_authority.journal_command",
-    "serve": "lowwater_authority.serve_command",
+    "access": "lowwater_authority.commands.access",
+    "journal": "lowwater_authority.commands.journal",
+    "serve": "lowwater_authority.commands.serve",
 }
 """Commands that another distribution has, and the modules whose ``main`` runs them."""
 

@@ -1,0 +1,127 @@
+"""The arguments of ``lowwater serve``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from lowwater.cli.arguments import CommandParser
+from lowwater_authority.cluster.cluster import DEAD_AFTER
+from lowwater_authority.ops.logging import FORMATS
+
+LEAST_DEAD_AFTER: Final = 0.2
+MOST_DEAD_AFTER: Final = 600.0
+
+_PASSWORD: Final = re.compile(r"://[^@]*:.*@", re.DOTALL)
+"""Of a URL, whichever escapes it lacks."""
+
+_PASSWORD_OPTION: Final = re.compile(r"[?&][^?&=]*password[^?&=]*=", re.IGNORECASE)
+"""What a store takes as an option of its URL: password, ssl_password."""
+
+
+def parser() -> CommandParser:
+    """Return the arguments of ``lowwater serve``."""
+    parse = CommandParser(
+        prog="lowwater serve",
+        description="Serve low watermarks: take reports over gRPC, journal them, broadcast what is complete.",
+        epilog="examples:\n"
+        "  lowwater serve --data /var/lib/lowwater\n"
+        "  lowwater serve --store redis://redis:6379 --advertise lowwater-0.lowwater:7420      (as often as you like)",
+    )
+    parse.add_argument(
+        "--data", type=Path, default=Path("lowwater-data"), help="folder of the journal (default: %(default)s)"
+    )
+    parse.add_argument(
+        "--store",
+        metavar="URL",
+        default="",
+        help="shared journal for any number of shards instead of --data: redis://, rediss://, redis+sentinel://HOST:PORT,.../NAME or "
+        "redis+cluster://HOST:PORT,...; one with a password only in the environment's LOWWATER_STORE",
+    )
+    parse.add_argument(
+        "--deployment", metavar="NAME", default="default", help="which deployment of the store (default: %(default)s)"
+    )
+    parse.add_argument(
+        "--advertise",
+        metavar="HOST:PORT",
+        default="",
+        help="where clients and shards reach this one; needed with --store",
+    )
+    parse.add_argument(
+        "--dead-after",
+        metavar="SECONDS",
+        type=_seconds,
+        default=DEAD_AFTER,
+        help="a shard that is silent for so long loses what it serves to the others; the same for all (default: %(default)s)",
+    )
+    parse.add_argument(
+        "--listen", default="0.0.0.0:7420", help="HOST:PORT for gRPC; port 0 picks one (default: %(default)s)"
+    )
+    parse.add_argument(
+        "--http",
+        default="0.0.0.0:7421",
+        help="HOST:PORT for the status page, its API and /metrics, or 'off' (default: %(default)s)",
+    )
+    parse.add_argument(
+        "--tls-cert",
+        metavar="PEM",
+        type=Path,
+        help="certificate, and those between it and the root, for gRPC and the page; turns TLS on",
+    )
+    parse.add_argument("--tls-key", metavar="PEM", type=Path, help="its key, without a passphrase")
+    parse.add_argument(
+        "--tls-client-ca",
+        metavar="PEM",
+        type=Path,
+        help="gRPC takes only clients with a certificate signed by one of these (mutual TLS)",
+    )
+    parse.add_argument(
+        "--peer-ca",
+        metavar="PEM",
+        type=Path,
+        help="what the certificates of other shards are signed by (default: the system's authorities); these files are read again when they change",
+    )
+    parse.add_argument(
+        "--access",
+        metavar="FILE",
+        type=Path,
+        help="who may do what, and how much of it: everything else is refused; read again when it changes (docs/security.md)",
+    )
+    parse.add_argument("--reflection", action="store_true", help="let tools such as grpcurl list the services")
+    parse.add_argument(
+        "--log-format",
+        choices=FORMATS,
+        help="how to log to standard error: a line of text, or of JSON with the fields of docs/logs.md (default: text on a terminal, else json)",
+    )
+    parse.add_argument("--verbose", action="store_true", help="log more")
+    return parse
+
+
+def refuse_password(given: str, where: str, fix: str) -> None:
+    """Raise ValueError when an argument is a URL with a password in it; ``fix`` says where else to put it. Nothing of it is quoted.
+
+    >>> refuse_password("redis://lowwater@redis:6379", "--store", "")
+    >>> refuse_password("rediss://redis:6379?ssl_keyfile=key.pem", "--store", "")
+    >>> refuse_password("redis://:a'b c@redis", "--store", "set LOWWATER_STORE")
+    Traceback (most recent call last):
+        ...
+    ValueError: --store has a password in it, which the list of processes shows to everybody: set LOWWATER_STORE
+    """
+    if _PASSWORD.search(given) or _PASSWORD_OPTION.search(unquote(given)):
+        msg = f"{where} has a password in it, which the list of processes shows to everybody: {fix}"
+        raise ValueError(msg)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not LEAST_DEAD_AFTER <= value <= MOST_DEAD_AFTER:
+        msg = f"{text!r} is not from {LEAST_DEAD_AFTER:g} to {MOST_DEAD_AFTER:g} seconds"
+        raise argparse.ArgumentTypeError(msg)
+    return value

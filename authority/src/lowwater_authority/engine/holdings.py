@@ -1,0 +1,745 @@
+"""What a shard holds: the computations it serves, each with its log, and the graph, which belongs to all shards.
+
+    take over: load the log -> recover -> take it -> load what came since -> read the graph      (fail-over, scale-out: one mechanism)
+    let go:    when the journal says that another process took the log, and only then
+    heal:      a store that has lost what it acknowledged gets it back from memory, under a new epoch
+
+System prevalence: the state is in memory, and the journal is how the next owner gets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from lowwater import errors
+from lowwater_authority.core import recovery
+from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.topology import Topology, WrongGraph
+from lowwater_authority.engine.logs import RETRY_SECONDS, Logs
+from lowwater_authority.journal import (
+    GRAPH,
+    JournalClosed,
+    JournalCorrupt,
+    JournalError,
+    JournalFailed,
+    JournalFenced,
+    JournalLost,
+    JournalOutvoted,
+    JournalPosition,
+    JournalReplaced,
+    JournalVersion,
+    LoadedLog,
+    Ownership,
+)
+from lowwater_authority.journal.owned import is_usurped
+from lowwater_authority.ops.events import event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+    from lowwater_authority.core.computation import View
+    from lowwater_authority.core.topology import Spec
+    from lowwater_authority.journal import Journal
+    from lowwater_authority.ops.observer import Observer
+
+NONCE_BITS: Final = 0xFFF
+
+PIECE_BYTES: Final = 128 << 10
+"""Bytes of a log that are replayed at once: some five milliseconds, in which nobody else has the event loop."""
+
+STEP_BYTES: Final = 512
+"""What a step of it takes of them besides its own."""
+
+ENDED_AT_ONCE: Final = 4
+"""Logs of dropped computations that are made short side by side: one that was not before may be long."""
+
+WALK_SECONDS: Final = 5.0
+"""How long the walk over the logs of all that was dropped waits for one of them before it goes on with the next."""
+
+WALK_PIECE: Final = 64
+"""Names that it passes over at once: less than a millisecond."""
+
+OVER: Final = (JournalFenced, JournalOutvoted, JournalVersion, JournalReplaced, JournalClosed)
+"""Why a log is not this process's to make short, and will not be."""
+
+log = logging.getLogger(__name__)
+
+
+def epoch_base(ownership: Ownership) -> int:
+    """Return what a computation's sequencers are counted from: epoch and nonce above a counter of 28 bits.
+
+    They grow even past a lost journal tail; the nonce keeps two owners apart that a store, having lost an epoch, gave one.
+    """
+    return ownership.epoch << 40 | (ownership.nonce & NONCE_BITS) << 28
+
+
+@dataclass(slots=True)
+class Unwritten:
+    """A held computation that is not in memory as the store has it. It ends when it is written, read again, or not held any more."""
+
+    torn: bool
+    """Whether half a change may be in memory: nothing of it is written, and it goes on when it can be read, or begins a new life.
+
+    Else memory is the only good copy: the store refused the newest record, and cannot be read back.
+    """
+    reason: JournalError | None = None
+    """Why the store cannot be read back; None: that is under way."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it is over, or not torn any more."""
+
+
+@dataclass(slots=True)
+class Ending:
+    """The log of a dropped computation that is being made short. Until then nobody takes it."""
+
+    task: asyncio.Task[None]
+    fenced: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when whoever has owned the log cannot write to it any more."""
+
+
+class Recovered(NamedTuple):
+    """A computation as its log had it before it was taken."""
+
+    spec: Spec
+    loaded: LoadedLog
+    computation: Computation
+
+
+class ReadGraph(NamedTuple):
+    """The graph as its log had it."""
+
+    loaded: LoadedLog
+    topology: Topology
+
+
+class BrokenGraph(JournalCorrupt):
+    """Each record of the graph is whole, but one is a change of another graph than the one in front of it.
+
+    So a store has lost changes, and nobody knew it when others went on. A process that has the graph in memory puts it right.
+    """
+
+    def __init__(self, loaded: LoadedLog, reason: str) -> None:
+        super().__init__(GRAPH, None, f"{reason}; shards that still serve put it right from memory, then start again")
+        self.last = loaded.last
+        """Where the log ends."""
+
+
+class Holdings:
+    """The computations of one process. All methods are called on its event loop."""
+
+    def __init__(self, journal: Journal, observer: Observer, may_heal: Callable[[], bool]) -> None:
+        self.journal = journal
+        self.topology = Topology()
+        self._read: ReadGraph | None = None
+        """The log of the graph as it was read last."""
+        self.computations: dict[str, Computation] = {}
+        self.ownerships: dict[str, Ownership] = {}
+        self.logs = Logs(journal, observer, self._heal, may_heal)
+        self._observer = observer
+        self.view = 0
+        """The version of the membership by which logs are taken; 0 with one process."""
+        self.address = ""
+        """Where this process is reached."""
+        self.unwritten: dict[str, Unwritten] = {}
+        """Computations that are not in memory as the store has them.
+
+        Nothing of them is changed or shown until they are. What was published of them stays true.
+        """
+        self._writing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """One change of an ownership at a time: the position of a restore must be the next one when it is written."""
+        self._in_doubt: set[str] = set()
+        """Computations whose ownership is being renewed."""
+        self._ending: dict[str, Ending] = {}
+        """What makes the logs of computations that were dropped short, and then lets go of them."""
+        self._ended: dict[str, int] = {}
+        """The last life of those that were dropped and whose log is known to be short."""
+        self._walk: asyncio.Task[None] | None = None
+        """What looks after the logs of all that was dropped, one after the other."""
+        self._walk_again = False
+        self._places = asyncio.Semaphore(ENDED_AT_ONCE)
+        self._settling = asyncio.Event()
+        """Set while this process waits for these logs before it stops: each is tried once more."""
+        self.let_gone = 0
+        """How many computations were let go: by a take that was slow, perhaps one that is to be served here."""
+
+    # -- the graph -----------------------------------------------------------------------------------------
+
+    async def read_graph(self) -> ReadGraph:
+        """Read the graph as the journal has it; :meth:`newer` tells whether there is anything new in it.
+
+        Raises JournalCorrupt, ... What was read before is not read again where the store can tell that the log goes on from there.
+        """
+        known = self._read
+        loaded = await self.journal.load(GRAPH, known=known.loaded if known is not None else None)
+        self._read = read = replayed(loaded, known)
+        return read
+
+    def newer(self, read: ReadGraph) -> Topology | None:
+        """Return the graph that was read, unless this process knows it already, or a later one."""
+        if read.loaded.last <= self.logs.position(GRAPH):
+            return None
+        self.logs.loaded(GRAPH, read.loaded)
+        return read.topology
+
+    def graph_record(self, topology: Topology, *, whole: bool) -> bytes:
+        """Return what to append for another graph: what changes, unless the log may end with another graph than this process knows."""
+        known = self.logs.position(GRAPH) > 0 and not whole
+        return topology.encode(self.topology if known else None)
+
+    # -- taking over and letting go ----------------------------------------------------------------------
+
+    def recover(self, spec: Spec, loaded: LoadedLog) -> Recovered:
+        """Recover a computation whose log is another's, to know that it can be, and for what was found to be used. Raises JournalCorrupt."""
+        return Recovered(spec, loaded, self._recovered(spec, Ownership(), loaded))
+
+    async def take(self, name: str, known: LoadedLog | None = None) -> tuple[Ownership, LoadedLog]:
+        """Become the owner of a computation's log, and read what is not known of it.
+
+        Raises JournalOutvoted, JournalFailed, JournalUnknown, JournalCorrupt, ...
+        """
+        if name in self._ending:
+            await asyncio.wait([self._ending[name].task])
+        ownership = await self.journal.take(name, view=self.view, address=self.address)
+        try:
+            return ownership, await self.journal.load(name, known=known)
+        except BaseException:
+            self.journal.release(name)
+            raise
+
+    def hold(
+        self, spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered | None = None
+    ) -> Computation:
+        """Serve a computation whose log was taken from here on, as it was recovered, with what came since. Raises JournalCorrupt."""
+        computation = _resumed(spec, ownership, loaded, recovered) if recovered is not None else None
+        if computation is None:
+            computation = self._recovered(spec, ownership, loaded)
+        self.logs.loaded(spec.name, loaded)
+        self._one_again(spec.name)
+        self.computations[spec.name] = computation
+        self.ownerships[spec.name] = ownership
+        return computation
+
+    def _recovered(self, spec: Spec, ownership: Ownership, loaded: LoadedLog) -> Computation:
+        began = perf_counter()
+        computation = _recovered(spec, ownership, loaded)
+        self._observer.replayed(perf_counter() - began)
+        return computation
+
+    async def _recovered_in_pieces(self, spec: Spec, loaded: LoadedLog) -> Recovered:
+        """Recover a computation as :meth:`recover` does, and let others have the event loop in between. Raises JournalCorrupt."""
+        records = [payload for _, payload in loaded.records]
+        steps = recovery.steps(spec, loaded.snapshot, records, epoch_base=0)
+        done, before, began = 0, 0.0, perf_counter()
+        while True:
+            try:
+                done += STEP_BYTES + next(steps)
+            except StopIteration as end:
+                self._observer.replayed(before + perf_counter() - began)
+                return Recovered(spec, loaded, end.value)
+            except recovery.ReplayError as error:
+                raise JournalCorrupt(spec.name, None, str(error)) from error
+            if done >= PIECE_BYTES:
+                before += perf_counter() - began
+                await asyncio.sleep(0)
+                done, began = 0, perf_counter()
+
+    def let_go(self, owners: Mapping[str, tuple[int, int]]) -> list[str]:
+        """Forget computations that other processes own now; returns those that were held.
+
+        ``owners`` is what JournalFenced says: a log that was taken again since the refused call is kept.
+        """
+        gone = [name for name, (mine, _) in owners.items() if 0 < self.epoch(name) <= mine]
+        for name in gone:
+            epoch = self.ownerships[name].epoch
+            log.warning(
+                "another shard serves %s now (epoch %d is over)",
+                name,
+                epoch,
+                extra=event("computation_lost", computation=name, epoch=epoch),
+            )
+            del self.computations[name], self.ownerships[name]
+            self._one_again(name)
+            self.logs.forget(name)
+            self.journal.release(name)
+        self.let_gone += len(gone)
+        return gone
+
+    def drop(self, name: str) -> None:
+        """Let go of a computation that was dropped, if it is held. Its log begins anew, for a next life, before another may take it."""
+        computation = self.computations.pop(name, None)
+        if computation is None:
+            return
+        del self.ownerships[name]
+        self._one_again(name)
+        self._begin_to_end(name, computation)
+
+    def end(self, name: str) -> None:
+        """Begin to make the log of a dropped computation short, unless it is known to be: its last owner may not have come to it."""
+        tombstone = self.topology.dropped.get(name)
+        if tombstone is None or name in self._ending or self._ended.get(name, 0) >= tombstone.incarnation:
+            return
+        self._begin_to_end(name)
+
+    def end_all(self, mine: Callable[[str], bool]) -> None:
+        """Begin to do so with all that are ``mine``, one after the other, so that nobody waits for them who wants one of them now. O(1)."""
+        self._walk_again = True
+        if self._walk is None or self._walk.done():
+            self._walk = asyncio.create_task(self._end_all(mine))
+
+    async def _end_all(self, mine: Callable[[str], bool]) -> None:
+        while self._walk_again:
+            self._walk_again = False
+            for number, name in enumerate(list(self.topology.dropped)):
+                if number % WALK_PIECE == 0:
+                    await asyncio.sleep(0)
+                if self._settling.is_set():
+                    return
+                if not mine(name):
+                    continue
+                self.end(name)
+                if name in self._ending:
+                    await asyncio.wait([self._ending[name].task], timeout=WALK_SECONDS)
+
+    async def ended(self, name: str) -> None:
+        """Return when the log of a dropped computation is short, or another process's: what is registered again begins with a whole log."""
+        self.end(name)
+        if name in self._ending:
+            await asyncio.wait([self._ending[name].task])
+
+    async def fenced(self, name: str) -> None:
+        """Return when nobody who has owned the log of a dropped computation can write to it; making it short goes on."""
+        self.end(name)
+        if name in self._ending:
+            await self._ending[name].fenced.wait()
+
+    def _begin_to_end(self, name: str, computation: Computation | None = None) -> None:
+        self._ending[name] = Ending(asyncio.create_task(self._end(name, computation)))
+
+    async def _end(self, name: str, computation: Computation | None) -> None:
+        """Leave as little of a log as its next life needs, however often the store refuses it. Until then nobody takes it."""
+        wait, told = RETRY_SECONDS[0], logging.WARNING
+        try:
+            while True:
+                try:
+                    async with self._places:
+                        await self._end_once(name, computation)
+                except JournalError as error:
+                    facts = event("snapshot_failed", computation=name, reason=str(error))
+                    log.log(told, "the log of %s, which was dropped, is not shortened: %s", name, error, extra=facts)
+                    if isinstance(error, OVER) or self._settling.is_set():
+                        return
+                else:
+                    return
+                told = logging.DEBUG
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait):
+                        await self._settling.wait()
+                wait = min(2 * wait, RETRY_SECONDS[1])
+        finally:
+            self.logs.forget(name)
+            self.journal.release(name)
+            self._ending.pop(name).fenced.set()
+
+    async def _end_once(self, name: str, computation: Computation | None) -> None:
+        """End a log: from memory where this process has held it, for the store's copy may be damaged, or the older one."""
+        tombstone = self.topology.dropped.get(name)
+        if tombstone is None:
+            return  # it is registered again
+        if computation is None and await self._is_short(tombstone):
+            self._ended[name] = tombstone.incarnation
+            return
+        async with self._writing[name]:
+            self.journal.release(name)
+            ownership = await self.logs.until_known(
+                partial(self.journal.take, name, view=self.view, address=self.address)
+            )
+            self._ending[name].fenced.set()
+            # Read behind the take: who registers it from here on takes the log from this process, which then writes nothing any more.
+            tombstone = (await self.read_graph()).topology.dropped.get(name)
+            if tombstone is None:
+                return
+            if computation is not None and computation.incarnation >= tombstone.incarnation:
+                payload = _end_of(computation, computation.incarnation)
+            else:
+                loaded = await self._left(name)
+                self.logs.loaded(name, loaded or LoadedLog(0, None, []))
+                payload = _end_of_stored(tombstone, ownership, loaded)
+            await self._replace(name, payload, ownership)
+        self._ended[name] = tombstone.incarnation
+
+    async def _is_short(self, tombstone: Spec) -> bool:
+        loaded = await self._left(tombstone.name)
+        return loaded is not None and _has_ended(loaded, tombstone.incarnation)
+
+    async def _left(self, name: str) -> LoadedLog | None:
+        """Read what is left of a log; None when it is damaged."""
+        try:
+            return await self.journal.load(name)
+        except JournalCorrupt as damage:
+            _tell_unread(name, damage)
+            return None
+
+    async def settle(self) -> None:
+        """Wait for the logs that are being shortened since their computations were dropped: each is tried once more, and none is begun."""
+        self._settling.set()
+        if self._walk is not None:
+            await asyncio.wait([self._walk])
+        while self._ending:
+            await asyncio.wait([ending.task for ending in self._ending.values()])
+        self._settling.clear()
+
+    async def refuse_usurped(self, name: str) -> None:
+        """Raise JournalFenced when another process has taken a held log, JournalFailed, ..."""
+        owner = (await self.journal.owners([name]))[name]
+        if name in self.computations and is_usurped(self.ownerships[name], owner):
+            raise JournalFenced({name: (self.epoch(name), owner.epoch)})
+
+    def epoch(self, name: str) -> int:
+        """Return the number under which a computation is held; 0 when it is not."""
+        ownership = self.ownerships.get(name)
+        return ownership.epoch if ownership else 0
+
+    async def mend(self, name: str) -> None:
+        """Write a held computation again from memory, as a heal does, when what the store has of it is damaged.
+
+        Reads all of it. Raises JournalFenced when another process has taken it, JournalLost, JournalFailed and JournalUnknown.
+        """
+        try:
+            self.recover(self.topology.get(name), await self.journal.load(name))
+        except (JournalCorrupt, JournalVersion) as damage:
+            log.error(
+                "%s; it is written again from memory", damage, extra=event("damaged_log_mended", computation=name)
+            )
+            if name in self.unwritten:
+                await self.write_again(name)
+            else:
+                await self._heal(name)
+
+    async def reload(self, name: str) -> tuple[View | None, Collection[str]]:
+        """Go back to what the journal has of a computation.
+
+        Returns what is published of it, None when it is not held any more, and of which computations what was staged counts all the same.
+        Waits for as long as the journal cannot be read, or put right; raises JournalFenced, and JournalCorrupt or JournalVersion
+        when memory is all that is left, see :meth:`write_again`. Where the store has lost records that
+        were shown, memory is what counts, with all that is staged: what owners said is true whether or not they were told that
+        it was taken over.
+        """
+        wait = RETRY_SECONDS[0]
+        while name in self.computations:
+            try:
+                return await self._reloaded(name)
+            except JournalPosition:
+                log.info("other shards have changed the graph, which was lost too", extra=event("graph_changed"))
+            except JournalFailed as error:
+                if self.logs.stopping:
+                    raise
+                log.warning(
+                    "the journal cannot be read, trying again in %.2f s: %s",
+                    wait,
+                    error,
+                    extra=event("store_unreadable", computation=name, reason=str(error)),
+                )
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, RETRY_SECONDS[1])
+        return None, ()
+
+    async def _reloaded(self, name: str) -> tuple[View | None, Collection[str]]:
+        before = self.computations[name]
+        try:
+            loaded = await self.journal.load(name)
+            # What the next owner has written there may be of a life that this process has not heard of.
+            await self.journal.confirm([name])
+        except JournalLost as lost:
+            await self.heal(lost)
+            if name not in lost.logs:
+                return await self._reloaded(name)
+            if self.is_torn(name):
+                return None, ()
+            return (self.computations[name].publish() if name in self.computations else None), lost.logs
+        if name not in self.computations:
+            return None, ()
+        recovered = await self._recovered_in_pieces(self.topology.get(name), loaded)
+        if self.computations.get(name) is not before:  # let go meanwhile, and perhaps taken again
+            return (self.computations[name].published if name in self.computations else None), ()
+        return self.hold(self.topology.get(name), self.ownerships[name], loaded, recovered).published, ()
+
+    def is_torn(self, name: str) -> bool:
+        """Whether half a change may be in memory, so that the store's copy counts alone."""
+        unwritten = self.unwritten.get(name)
+        return unwritten is not None and unwritten.torn
+
+    def restart(self, computation: Computation, spec: Spec) -> Computation:
+        """Begin a new life of a held computation, which is whole whatever was half done in the one before."""
+        fresh = self.computations[spec.name] = recovery.restarted(computation, spec)
+        unwritten = self.unwritten.get(spec.name)
+        if unwritten is not None:
+            unwritten.torn = False
+            unwritten.changed.set()
+        return fresh
+
+    def _one_again(self, name: str) -> bool:
+        """A computation is in memory as the store has it, or not held any more. Returns whether that is news."""
+        unwritten = self.unwritten.pop(name, None)
+        if unwritten is not None:
+            unwritten.changed.set()
+        return unwritten is not None
+
+    async def put_right(self, name: str) -> View | None:
+        """Make memory and store one again: write an unwritten computation, or read it when half a change may be in memory. Once.
+
+        Returns what is published of it, None when it was done by others. Raises as :meth:`write_again`, and as ``Journal.load`` does.
+        """
+        if not self.is_torn(name):
+            return await self.write_again(name)
+        async with self._writing[name]:
+            loaded = await self.journal.load(name)
+            await self.journal.confirm([name])
+            if not self.is_torn(name):
+                return None
+            return self.hold(self.topology.get(name), self.ownerships[name], loaded).published
+
+    async def write_again(self, name: str) -> View | None:
+        """Write an unwritten computation again from memory, once; returns what is published of it, None when it was done by others.
+
+        Raises JournalFenced when another process has taken it, and else what ``Journal.restore`` raises.
+        """
+        async with self._writing[name]:
+            if name not in self.unwritten:
+                return None
+            await self._restore(name)
+            written = self._one_again(name)
+            return self.computations[name].publish() if written else None
+
+    # -- confirming and healing ----------------------------------------------------------------------------
+
+    async def confirm(self, names: Iterable[str]) -> int:
+        """Return where the graph ends, after a check that the journal knows this process as the owner of computations.
+
+        Raises JournalFenced, JournalLost and JournalFailed, and errors.Unavailable when nobody can tell.
+        """
+        held = [name for name in names if name in self.computations]
+        self.refuse_doubted(held)
+        return await self.journal.confirm(held)
+
+    def refuse_doubted(self, names: Iterable[str]) -> None:
+        """Raise Unavailable where an attempt of this process's own may have made a newer owner than it knows."""
+        names = list(names)
+        if not self._in_doubt.isdisjoint(names):
+            raise errors.Unavailable("what the store has lost is being put back; ask again in a moment")
+        for name in names:
+            if self.is_torn(name):
+                raise refusal(name, self.unwritten[name])
+
+    def undoubted(self) -> list[str]:
+        """Return the names of the computations of which it can be asked who owns them."""
+        return [name for name in self.computations if name not in self._in_doubt and not self.is_torn(name)]
+
+    async def rise(self, name: str, above: int) -> None:
+        """Become the owner of a held computation once more, by a greater number. Raises JournalFailed, JournalFenced, ..."""
+        if name not in self.computations or self.is_torn(name):
+            return
+        take = partial(self.journal.take, name, view=self.view, address=self.address, above=above)
+        try:
+            async with self._writing[name]:
+                with self._doubting(name):
+                    self._own(name, await self.logs.until_known(take))
+        except JournalLost as lost:
+            await self.heal(lost)
+            await self.rise(name, above)
+        except JournalOutvoted as error:
+            raise JournalFenced({name: (self.epoch(name), 0)}) from error
+
+    async def heal(self, error: JournalLost) -> None:
+        """Put back what the store has lost. All that is staged must be durable, or be meant to be."""
+        await self.logs.heal(error)
+
+    async def _heal(self, name: str) -> None:
+        if name == GRAPH:
+            await self._heal_graph()
+        elif name in self.computations:
+            async with self._writing[name]:
+                if self.is_torn(name):
+                    # Neither copy is whole: what the store lacks is not to be replaced by what was never decided.
+                    self.unwritten[name].reason = JournalCorrupt(name, None, "the store has lost records of it")
+                elif name in self.computations:
+                    await self._restore(name)
+                    self._one_again(name)
+
+    async def _restore(self, name: str) -> None:
+        """Make memory all there is of a held log. Raises JournalFenced when another process has taken it, JournalFailed, ..."""
+        payload = recovery.snapshot(self.computations[name])
+        with self._doubting(name):
+            self._own(name, await self._replace(name, payload, self.ownerships[name]))
+
+    async def _replace(self, name: str, payload: bytes, mine: Ownership) -> Ownership:
+        """Make a snapshot all there is of a log, under a greater number."""
+        while True:
+            try:
+                # By the view that made this process the owner: who was chosen by a newer one keeps what it has.
+                return await self.logs.restore(name, payload, view=mine.view, address=self.address)
+            except JournalOutvoted as error:
+                raise JournalFenced({name: (mine.epoch, 0)}) from error
+            except JournalPosition as place:
+                # Another process's records, in a store that has lost who owns it; or own ones, of unknown outcome or too damaged
+                # to be read: nobody else writes under this number.
+                found = (await self.journal.owners([name]))[name]
+                if (found.epoch, found.nonce) != (mine.epoch, mine.nonce):
+                    raise JournalFenced({name: (mine.epoch, 0)}) from place
+                self.logs.reached(name, place.last)
+
+    @contextmanager
+    def _doubting(self, name: str) -> Iterator[None]:
+        self._in_doubt.add(name)
+        try:
+            yield
+        finally:
+            self._in_doubt.discard(name)
+
+    def _own(self, name: str, ownership: Ownership) -> None:
+        if name in self.computations:  # else it was let go meanwhile
+            self.ownerships[name] = ownership
+            self.computations[name].epoch_base = epoch_base(ownership)
+
+    async def _heal_graph(self) -> None:
+        """Whatever other shards have written on top of what is left stays; this process reads it afterwards."""
+        self.journal.release(GRAPH)
+        left = Topology()
+        try:
+            try:
+                loaded = await self.journal.load(GRAPH)
+                try:
+                    left = replayed(loaded).topology
+                except BrokenGraph:
+                    left = Topology.gathered(_payloads(loaded))
+                    # What is put in its place is to be behind all of it.
+                    self.logs.reached(GRAPH, loaded.last)
+            except JournalLost:
+                log.warning("nothing is left of the graph", extra=event("graph_lost"))
+            merged = self.topology.merged(left)
+            await self.logs.restore(GRAPH, merged.encode(), view=self.view, address=self.address)
+        except JournalPosition:
+            log.info("another shard has put the graph back", extra=event("graph_restored"))
+            self.logs.forget(GRAPH)
+            merged = left
+        except BaseException:
+            self.logs.forget(GRAPH)  # so that it is read, and what it lacks is written, at the next look
+            raise
+        if merged != self.topology:
+            # What is staged was staged against another graph.
+            self.logs.forget(GRAPH)
+            raise JournalPosition(GRAPH, position=0, last=0, reason="other shards have changed it meanwhile")
+
+
+def refusal(name: str, unwritten: Unwritten) -> errors.Unavailable:
+    """Return why nothing is said or changed of a computation that is not in memory as the store has it."""
+    if unwritten.torn and unwritten.reason is None:
+        msg = (
+            f"a request to {name} failed half way, and {name} is read back from the store first: try again in a moment"
+        )
+    elif unwritten.torn:
+        msg = (
+            f"a request to {name} failed half way, and what the store has of it cannot be read back: {name} goes on when it can, so "
+            "restore a copy; or reset it, or drop it by force"
+        )
+    else:
+        msg = (
+            f"{name} is written again from memory first, because what the store has of it is damaged and it refused the newest: try "
+            "again in a moment"
+        )
+    return errors.Unavailable(msg, metadata={"computation": name})
+
+
+def replayed(loaded: LoadedLog, known: ReadGraph | None = None) -> ReadGraph:
+    """Return the graph in a log: its snapshot is the whole graph, a record the whole or what it changes. Raises BrokenGraph.
+
+    ``known`` is what an earlier state of the log said: where this one goes on from there, only what has come since is decoded.
+    """
+    begun = known is not None and _goes_on(loaded, known.loaded)
+    graph, done = (known.topology, len(known.loaded.records)) if known is not None and begun else (Topology(), 0)
+    payloads = [payload for _, payload in loaded.records[done:]] if begun else _payloads(loaded)
+    if not payloads:
+        return ReadGraph(loaded, graph)
+    try:
+        return ReadGraph(loaded, graph.replayed(payloads))
+    except WrongGraph as error:
+        raise BrokenGraph(loaded, str(error)) from error
+
+
+def _payloads(loaded: LoadedLog) -> list[bytes]:
+    """Return all that a log says, oldest first."""
+    payloads = [payload for _, payload in loaded.records]
+    return payloads if loaded.snapshot is None else [loaded.snapshot, *payloads]
+
+
+def whole(loaded: LoadedLog) -> bytes:
+    """Return the graph in a log as one payload. Raises JournalCorrupt."""
+    return replayed(loaded).topology.encode()
+
+
+def _goes_on(loaded: LoadedLog, known: LoadedLog) -> bool:
+    """Whether a log is as it was known, with perhaps more behind it."""
+    same = known.snapshot_position == loaded.snapshot_position and known.snapshot == loaded.snapshot
+    return same and known.records == loaded.records[: len(known.records)]
+
+
+def _has_ended(loaded: LoadedLog, life: int) -> bool:
+    """Whether there is nothing in a log but what the life after a dropped one needs."""
+    if loaded.records or loaded.snapshot is None:
+        return not loaded.last
+    try:
+        return recovery.life(loaded.snapshot) > life
+    except recovery.ReplayError:
+        return False
+
+
+def _tell_unread(name: str, damage: JournalCorrupt) -> None:
+    log.warning("%s; its computation was dropped", damage, extra=event("damaged_log_dropped", computation=name))
+
+
+def _end_of(computation: Computation, life: int) -> bytes:
+    """Return what the life after a dropped one begins with."""
+    after = replace(computation.spec, incarnation=life + 1)
+    return recovery.snapshot(recovery.restarted(computation, after))
+
+
+def _end_of_stored(tombstone: Spec, ownership: Ownership, loaded: LoadedLog | None) -> bytes:
+    """Return the same from what is stored.
+
+    Of what cannot be read nothing leads to the next life but the sequencers, which must not be granted again. They are counted from the
+    number of their owner, and this process has a greater one than all before it.
+    """
+    try:
+        if loaded is not None:
+            return _end_of(_recovered(tombstone, ownership, loaded), tombstone.incarnation)
+    except JournalCorrupt as damage:
+        _tell_unread(tombstone.name, damage)
+    lost = Computation(tombstone, epoch_base=epoch_base(ownership))
+    lost.last_sequencer = lost.epoch_base
+    return _end_of(lost, tombstone.incarnation)
+
+
+def _resumed(spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered) -> Computation | None:
+    """Replay what came since a computation was recovered; None when the log does not go on from there, or for another life."""
+    known = recovered.loaded
+    if recovered.spec != spec or not _goes_on(loaded, known):
+        return None
+    since = [payload for _, payload in loaded.records[len(known.records) :]]
+    try:
+        return recovery.resume(recovered.computation, since, epoch_base=epoch_base(ownership))
+    except recovery.ReplayError:
+        return None
+
+
+def _recovered(spec: Spec, ownership: Ownership, loaded: LoadedLog) -> Computation:
+    records = [payload for _, payload in loaded.records]
+    try:
+        return recovery.recover(spec, loaded.snapshot, records, epoch_base=epoch_base(ownership))
+    except recovery.ReplayError as error:
+        raise JournalCorrupt(spec.name, None, str(error)) from error

@@ -1,0 +1,1 @@
+"""What an operator sees: events and logs, metrics, traces."""

@@ -1,0 +1,224 @@
+"""The figures of each computation, as one scrape reads them from what is published and what was counted."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+from lowwater._core.text import describe_range
+from lowwater.prometheus import Figure
+from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.web.board import lag_seconds, root_lows, upstream_first
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lowwater.views import WatermarkView
+    from lowwater_authority.core.computation import View
+    from lowwater_authority.engine.shard import Shard
+    from lowwater_authority.ops.range_survey import RangeSurvey
+
+    Sample = tuple[list[str], float]
+    """Label values and the value."""
+
+STILL_SECONDS: Final = 30
+"""For how long a low watermark must have stood still before its holder is named."""
+
+
+STALE_SECONDS: Final = 30.0
+"""For how long what other shards publish is good for a lag, after all of it was confirmed as the newest."""
+
+
+class Board(Protocol):
+    """What is published in the whole deployment, as far as this process has heard."""
+
+    def view(self, name: str) -> WatermarkView | None:
+        """Return what is published of a computation."""
+        ...
+
+
+def _gauge(name: str, says: str, *labels: str) -> Figure:
+    return Figure("gauge", f"lowwater_{name}", says, ("computation", *labels))
+
+
+LOW: Final = _gauge(
+    "low_watermark_timestamp_seconds",
+    "Published low watermark, while it is a time: every event time below it is complete.",
+)
+SHARE: Final = _gauge(
+    "heuristic_watermark_timestamp_seconds",
+    "Published heuristic watermark, while it is a time: passed by this share of the records lately seen.",
+    "share",
+)
+STATE: Final = _gauge(
+    "watermark_state",
+    "1 for what the low watermark is: unknown, a time or finished.",
+    "state",
+)
+LOCAL_LAG: Final = _gauge(
+    "local_lag_seconds",
+    "Event time by which the low watermark is behind those of its inputs, while all of them are times.",
+)
+GLOBAL_LAG: Final = _gauge(
+    "global_lag_seconds",
+    "Event time by which the low watermark is behind those of the roots upstream, while all of them are times.",
+)
+CHANGED: Final = _gauge(
+    "low_watermark_change_timestamp_seconds",
+    "Processing time at which the low watermark moved last; absent before it ever did.",
+)
+OPERATION: Final = _gauge(
+    "oldest_operation_timestamp_seconds",
+    "Processing time at which the oldest operation that is still running began; absent when no worker tells of one.",
+)
+RANGES: Final = _gauge(
+    "ranges",
+    "Key ranges: never_claimed, owned, unowned, finished (of claims that are as a whole) or retired. Counted every 5 s.",
+    "state",
+)
+HOLDING: Final = _gauge(
+    "holding_ranges", "Key ranges that stand at the low watermark and hold it there. Counted every 5 s."
+)
+LAST_REPORT: Final = _gauge(
+    "last_report_timestamp_seconds",
+    "Processing time of the oldest last report of the claims that hold, a claim counting as one; absent without any. Counted every 5 s.",
+)
+HOLDER: Final = _gauge(
+    "holder_info",
+    "1 for a key range that holds a low watermark which has stood still for 30 s and is behind its inputs, or has none.",
+    "worker",
+    "host",
+    "range",
+)
+ESTIMATED: Final = _gauge("estimated", "1 when nobody promises the watermarks: Spark's own, and what reads them.")
+EPOCH: Final = _gauge("epoch", "Ownership number of the computation among the shards.")
+
+
+class Reading:
+    """What one scrape reads. It makes no series for what is not known: an absent figure says so, a wrong one does not.
+
+    What this process serves counts as it has published it; what others serve as the ``board`` has it, unless that was confirmed more than
+    ``STALE_SECONDS`` ago (``stale_for``; None: it never was).
+    """
+
+    def __init__(self, shard: Shard, survey: RangeSurvey, board: Board | None, stale_for: float | None) -> None:
+        self._shard = shard
+        self._topology = shard.topology
+        self._counts = survey.counts
+        self._board = board if stale_for is not None and stale_for <= STALE_SECONDS else None
+        self._roots: dict[str, int] | None = None
+
+    def low(self, view: View) -> Iterator[Sample]:
+        """Return the samples of LOW."""
+        if MIN < view.low < MAX:
+            yield [view.name], view.low / 1e6
+
+    def shares(self, view: View) -> Iterator[Sample]:
+        """Return the samples of SHARE."""
+        for ppm, micros in view.heuristics:
+            if MIN < micros < MAX:
+                yield [view.name, f"{ppm / 1e6:g}"], micros / 1e6
+
+    def state(self, view: View) -> Iterator[Sample]:
+        """Return the samples of STATE."""
+        yield [view.name, "unknown"], float(view.low == MIN)
+        yield [view.name, "time"], float(MIN < view.low < MAX)
+        yield [view.name, "finished"], float(view.low == MAX)
+
+    def local_lag(self, view: View) -> Iterator[Sample]:
+        """Return the samples of LOCAL_LAG."""
+        inputs = self._inputs(view.name)
+        lag = lag_seconds(min(map(self._low, inputs)), view.low) if inputs else None
+        if lag is not None:
+            yield [view.name], lag
+
+    def global_lag(self, view: View) -> Iterator[Sample]:
+        """Return the samples of GLOBAL_LAG. O(edges of the graph), once for all computations."""
+        if not self._inputs(view.name):
+            return
+        if self._roots is None:
+            graph = {name: spec.inputs for name, spec in self._topology.computations.items()}
+            self._roots = root_lows(upstream_first(graph), self._inputs, self._low)
+        lag = lag_seconds(self._roots.get(view.name, MIN), view.low)
+        if lag is not None:
+            yield [view.name], lag
+
+    def changed(self, view: View) -> Iterator[Sample]:
+        """Return the samples of CHANGED."""
+        if view.since:
+            yield [view.name], view.since / 1e6
+
+    def operation(self, view: View) -> Iterator[Sample]:
+        """Return the samples of OPERATION."""
+        if view.oldest_operation:
+            yield [view.name], view.oldest_operation / 1e6
+
+    def ranges(self, view: View) -> Iterator[Sample]:
+        """Return the samples of RANGES."""
+        if view.name in self._counts:
+            for state, number in self._counts[view.name].states.items():
+                yield [view.name, state], number
+
+    def holding(self, view: View) -> Iterator[Sample]:
+        """Return the samples of HOLDING."""
+        if view.name in self._counts:
+            yield [view.name], self._counts[view.name].holding
+
+    def last_report(self, view: View) -> Iterator[Sample]:
+        """Return the samples of LAST_REPORT."""
+        if view.name in self._counts and self._counts[view.name].last_report:
+            yield [view.name], self._counts[view.name].last_report / 1e6
+
+    def holder(self, view: View) -> Iterator[Sample]:
+        """Return the sample of HOLDER: one a computation at most, and none of one that moves, or waits for its inputs."""
+        if view.holder is not None and self._held(view):
+            owner = view.holder.owner
+            yield [view.name, owner.worker, owner.host, describe_range(view.holder.start, view.holder.end)], 1
+
+    def estimated(self, view: View) -> Iterator[Sample]:
+        """Return the samples of ESTIMATED."""
+        yield [view.name], float(self._topology.is_estimated(view.name))
+
+    def epoch(self, view: View) -> Iterator[Sample]:
+        """Return the samples of EPOCH."""
+        yield [view.name], self._shard.epoch(view.name)
+
+    def _held(self, view: View) -> bool:
+        """Whether a computation has stood still for long, and it is not its inputs that hold it.
+
+        One that has never moved has stood still for ever. O(inputs), and of those that stand still only.
+        """
+        if time.time_ns() // 1000 - view.since < STILL_SECONDS * 1_000_000:
+            return False
+        inputs = self._inputs(view.name)
+        return not inputs or view.low < min(map(self._low, inputs))
+
+    def _inputs(self, name: str) -> tuple[str, ...]:
+        spec = self._topology.computations.get(name)
+        return spec.inputs if spec is not None else ()
+
+    def _low(self, name: str) -> int:
+        """Return the low watermark of a computation; MIN when nobody tells of it, or nobody did lately."""
+        here = self._shard.view(name)
+        if here is not None:
+            return here.low
+        there = self._board.view(name) if self._board is not None else None
+        return there.low.micros if there is not None else MIN
+
+
+READ: Final[dict[Figure, Callable[[Reading, View], Iterator[Sample]]]] = {
+    LOW: Reading.low,
+    SHARE: Reading.shares,
+    STATE: Reading.state,
+    LOCAL_LAG: Reading.local_lag,
+    GLOBAL_LAG: Reading.global_lag,
+    CHANGED: Reading.changed,
+    OPERATION: Reading.operation,
+    RANGES: Reading.ranges,
+    HOLDING: Reading.holding,
+    LAST_REPORT: Reading.last_report,
+    HOLDER: Reading.holder,
+    ESTIMATED: Reading.estimated,
+    EPOCH: Reading.epoch,
+}
+"""Of each computation that this process serves, and of no other: each is exported by one shard."""

@@ -1,0 +1,222 @@
+"""Metrics for Prometheus. Timestamps are exported, not ages; nothing is labelled by key range but the one who holds.
+
+Events are counted where they happen (:class:`Metrics` is the observer); what can be read is read at the scrape, on whatever thread
+that is; see collecting.py. What no scrape may do, counting ranges, a task does now and then; see range_survey.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.exposition import choose_encoder
+
+from lowwater.prometheus import Figure
+from lowwater_authority.ops import shard_figures as collecting
+from lowwater_authority.ops.loop_lag import LoopLag
+from lowwater_authority.ops.observer import Observer
+from lowwater_authority.ops.range_survey import RangeSurvey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lowwater_authority.access.tls import Certificates
+    from lowwater_authority.engine.shard import Shard
+    from lowwater_authority.ops.computation_figures import Board
+    from lowwater_authority.ops.shard_figures import StaleFor
+    from lowwater_authority.rpc.streams import Streams
+
+SECONDS: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+"""Buckets of all latencies."""
+
+LONG_SECONDS: Final = (0.001, 0.01, 0.1, 1, 10, 100)
+"""Buckets of the replay."""
+
+REQUESTS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 20_000)
+"""Buckets of the requests in a round."""
+
+
+def _counter(name: str, says: str, *labels: str) -> Figure:
+    return Figure("counter", f"lowwater_{name}_total", says, labels)
+
+
+def _histogram(name: str, says: str, *labels: str) -> Figure:
+    return Figure("histogram", f"lowwater_{name}", says, labels)
+
+
+BUILD: Final = Figure("info", "lowwater_build_info", "What is running.", ("version",))
+REPORTS: Final = _counter("reports", "Report messages answered.")
+REPORTED_RANGES: Final = _counter("reported_ranges", "Range states in them, refused ones included.")
+REFUSED_REPORTS: Final = _counter(
+    "refused_reports", "Refusals within reports: one for each claim and reason.", "reason"
+)
+REFUSED_CALLS: Final = _counter(
+    "refused_calls", "Calls and streams refused, by the name of the error.", "method", "reason"
+)
+CALLS: Final = _counter("calls", "Unary calls, by how they ended.", "method", "code")
+CALL_SECONDS: Final = _histogram("call_seconds", "Time of a unary call, from its arrival to its answer.", "method")
+CLAIMS: Final = _counter(
+    "claims", "Claims granted, and refused, which includes those sent on to another shard.", "outcome"
+)
+PUSHED: Final = _counter("pushed_watermarks", "Watermarks given to subscribers.")
+PUSH_SECONDS: Final = _histogram(
+    "push_seconds",
+    "Time from a publish until its watermark was given to a subscriber's stream; of several, the oldest.",
+)
+ROUNDS: Final = _counter("rounds", "Commit rounds published.")
+ROUND_REQUESTS: Final = _histogram("round_requests", "Requests in a round.")
+APPEND_SECONDS: Final = _histogram(
+    "journal_append_seconds", "Time of one append, until it is durable or refused; its repeats included."
+)
+APPENDED_BYTES: Final = _counter("journal_appended_bytes", "Bytes appended to the journal.")
+REPLAY_SECONDS: Final = _histogram(
+    "journal_replay_seconds", "Time to rebuild one computation from what was read of its log."
+)
+LOOP_LAG: Final = _histogram(
+    "event_loop_lag_seconds", "By how much the event loop was late for a task that is due every 100 ms."
+)
+NOT_HTTP: Final = _counter("page_not_http", "Messages to the page and /metrics that were no HTTP.")
+
+EVENTS: Final = (
+    BUILD,
+    REPORTS,
+    REPORTED_RANGES,
+    REFUSED_REPORTS,
+    REFUSED_CALLS,
+    CALLS,
+    CALL_SECONDS,
+    CLAIMS,
+    PUSHED,
+    PUSH_SECONDS,
+    ROUNDS,
+    ROUND_REQUESTS,
+    APPEND_SECONDS,
+    APPENDED_BYTES,
+    REPLAY_SECONDS,
+    LOOP_LAG,
+    NOT_HTTP,
+)
+"""What is counted where it happens."""
+
+FIGURES: Final = (*collecting.FIGURES, *EVENTS)
+"""All that an authority exports, but for the ``process_*`` of prometheus_client."""
+
+
+class Metrics(Observer):
+    """Counts what happens, and holds the registry that has all figures of this process."""
+
+    def __init__(self, version: str) -> None:
+        disable_created_metrics()
+        self.registry = CollectorRegistry()
+        self.survey: RangeSurvey | None = None
+        """Counts ranges, once there is a shard to watch."""
+        Info("lowwater_build", BUILD.says, registry=self.registry).info({"version": version})
+        ProcessCollector(registry=self.registry)
+        self._reports = self._count(REPORTS)
+        self._ranges = self._count(REPORTED_RANGES)
+        self._refused_reports = self._count(REFUSED_REPORTS)
+        self._refused = self._count(REFUSED_CALLS)
+        self._calls = self._count(CALLS)
+        self._call_seconds = self._measure(CALL_SECONDS)
+        claims = self._count(CLAIMS)
+        self._granted, self._claims_refused = claims.labels("granted"), claims.labels("refused")
+        self._pushed = self._count(PUSHED)
+        self._push_seconds = self._measure(PUSH_SECONDS)
+        self._rounds = self._count(ROUNDS)
+        self._requests = self._measure(ROUND_REQUESTS, REQUESTS)
+        self._appends = self._measure(APPEND_SECONDS)
+        self._bytes = self._count(APPENDED_BYTES)
+        self._replays = self._measure(REPLAY_SECONDS, LONG_SECONDS)
+        self._lag = self._measure(LOOP_LAG)
+        self._not_http = self._count(NOT_HTTP)
+        self._surveying: asyncio.Task[None] | None = None
+
+    def _count(self, figure: Figure) -> Counter:
+        return Counter(figure.name, figure.says, figure.labels, registry=self.registry)
+
+    def _measure(self, figure: Figure, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+        return Histogram(figure.name, figure.says, figure.labels, registry=self.registry, buckets=buckets)
+
+    # -- what happens ----------------------------------------------------------------------------------------
+
+    def round(self, requests: int) -> None:
+        """See Observer. A round that only answered questions is none: nothing was committed."""
+        if requests:
+            self._rounds.inc()
+            self._requests.observe(requests)
+
+    @contextmanager
+    def append(self, size: int) -> Iterator[None]:
+        """See Observer. Bytes count when they are durable."""
+        with self._appends.time():
+            yield
+        self._bytes.inc(size)
+
+    def replayed(self, seconds: float) -> None:
+        """See Observer."""
+        self._replays.observe(seconds)
+
+    def claimed(self) -> None:
+        """See Observer."""
+        self._granted.inc()
+
+    def reported(self, ranges: int, refused: dict[str, int]) -> None:
+        """See Observer."""
+        self._reports.inc()
+        self._ranges.inc(ranges)
+        for reason, count in refused.items():
+            self._refused_reports.labels(reason).inc(count)
+
+    def refused(self, method: str, reason: str) -> None:
+        """See Observer."""
+        self._refused.labels(method, reason).inc()
+        if method == "Claim":
+            self._claims_refused.inc()
+
+    def called(self, method: str, code: str, seconds: float) -> None:
+        """See Observer."""
+        self._calls.labels(method, code).inc()
+        self._call_seconds.labels(method).observe(seconds)
+
+    def pushed(self, computations: int, waited: float | None = None) -> None:
+        """See Observer."""
+        self._pushed.inc(computations)
+        if waited is not None:
+            self._push_seconds.observe(waited)
+
+    def not_http(self) -> None:
+        """Something was sent to the page that is no HTTP. On any thread."""
+        self._not_http.inc()
+
+    # -- who looks -------------------------------------------------------------------------------------------
+
+    def watch(
+        self,
+        shard: Shard,
+        streams: Streams,
+        board: Board | None = None,
+        stale_for: StaleFor = lambda: None,
+        certificates: Certificates | None = None,
+    ) -> None:
+        """Export what a shard stands at, and measure its event loop, in which this is to be called.
+
+        Without a ``board``, and while its ``stale_for`` is high, lags are told and holders named only where all inputs are served here.
+        """
+        self.survey = RangeSurvey(shard)
+        self.registry.register(collecting.ShardCollector(shard, streams, self.survey, board, stale_for, certificates))
+        self._surveying = asyncio.get_running_loop().create_task(self.survey.run())
+        LoopLag(self._lag.observe)
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Return all figures and their content type, in the format that an Accept header asks for. On any thread."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type

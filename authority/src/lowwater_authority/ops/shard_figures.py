@@ -1,0 +1,185 @@
+"""What a scrape reads of a shard: immutable views, so that it needs no lock and never waits for the event loop."""
+
+from __future__ import annotations
+
+import time
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client.registry import Collector
+
+from lowwater.prometheus import Figure
+from lowwater_authority.ops.computation_figures import READ, Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+    from lowwater_authority.access.tls import Certificates
+    from lowwater_authority.core.computation import Computation
+    from lowwater_authority.engine.shard import Shard
+    from lowwater_authority.ops.computation_figures import Board
+    from lowwater_authority.ops.range_survey import RangeSurvey
+    from lowwater_authority.rpc.streams import Streams
+
+    StaleFor = Callable[[], float | None]
+    """Seconds since all that a board has was confirmed as the newest; None when it never was."""
+
+
+def _gauge(name: str, says: str, *labels: str) -> Figure:
+    return Figure("gauge", f"lowwater_{name}", says, labels)
+
+
+def _counter(name: str, says: str, *labels: str) -> Figure:
+    return Figure("counter", f"lowwater_{name}_total", says, labels)
+
+
+GATES: Final[dict[Figure, Callable[[Any], int]]] = {
+    _gauge("admission_bound", "The most that may be inside at once.", "gate"): attrgetter("bound"),
+    _gauge("admission_line", "The most that may wait.", "gate"): attrgetter("line"),
+    _gauge("admission_inside", "How many are inside.", "gate"): attrgetter("inside"),
+    _gauge("admission_peak", "The most that ever were inside.", "gate"): attrgetter("peak"),
+    _gauge("admission_waiting", "How many wait.", "gate"): lambda gate: len(gate.waiting),
+    _gauge("admission_longest", "The most that ever waited.", "gate"): attrgetter("longest"),
+    _counter("admission_admitted", "How many were let in.", "gate"): attrgetter("admitted"),
+    _counter("admission_refused", "How many were told to come again.", "gate"): attrgetter("refused"),
+}
+
+PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
+    _gauge("owned_computations", "Computations that this process serves."): lambda shard, _: len(shard.names()),
+    _gauge("registered_computations", "Computations of the deployment, as far as this process has read."): (
+        lambda shard, _: len(shard.topology.computations)
+    ),
+    _gauge("tombstone_bytes", "Bytes of the names, lives and versions that are remembered of dropped computations."): (
+        lambda shard, _: shard.topology.tombstone_bytes
+    ),
+    _gauge("subscribers", "Watch streams that follow something here."): lambda shard, _: len(shard.hub),
+    _gauge("report_streams", "Open report streams."): lambda _, streams: len(streams),
+    _gauge(
+        "reports_in_flight_bytes",
+        "Bytes of the reports that wait for the journal, and of what was refused until it is sent, of all streams.",
+    ): (lambda _, streams: streams.room.bytes),
+    _counter(
+        "reports_slowed",
+        "Reports whose streams were not read on for a while, because too many bytes wait for the journal.",
+    ): (lambda _, streams: streams.slowed),
+    _gauge("queued_requests", "Requests that wait for a round."): lambda shard, _: shard.queued,
+    _counter("conflated_watermarks", "Watermarks replaced by newer ones before a subscriber took them."): (
+        lambda shard, _: shard.hub.conflated
+    ),
+    _counter("journal_snapshots", "Snapshots that bound the replay, written."): (
+        lambda shard, _: shard.journal.statistics().snapshots
+    ),
+    _counter("journal_snapshot_bytes", "Bytes of those snapshots."): (
+        lambda shard, _: shard.journal.statistics().snapshot_bytes
+    ),
+    _gauge(
+        "journal_confirmed_timestamp_seconds",
+        "Processing time up to which what this process has published is known to be the newest; now, unless its store is slow or away.",
+    ): lambda shard, _: shard.confirmed_at(time.time_ns() // 1000) / 1e6,
+}
+
+HELD: Final = _gauge(
+    "held_bytes",
+    "Memory of the computations served here: the columns of their ranges, parts of micro-batches that are not committed, histories.",
+    "what",
+)
+
+KINDS: Final[dict[str, Callable[[Computation], int]]] = {
+    "ranges": lambda computation: computation.map.columns.bytes,
+    "parts": lambda computation: computation.batches.bytes,
+    "histories": lambda computation: computation.history.bytes,
+}
+"""What ``HELD`` counts."""
+
+ERRORS: Final = _counter(
+    "journal_errors", "Writes that the store refused (failed), or did not answer (unknown; tried again).", "outcome"
+)
+
+CONFIRMED: Final = _gauge(
+    "deployment_confirmed_timestamp_seconds",
+    "Processing time up to which what this process has heard of all shards is known to be the newest; absent before it has.",
+)
+
+NOT_AFTER: Final = _gauge(
+    "certificate_not_after_timestamp_seconds",
+    "When the certificate expires that new connections are shown; absent without TLS.",
+)
+
+FIGURES: Final[tuple[Figure, ...]] = (*READ, *PROCESS, HELD, CONFIRMED, NOT_AFTER, ERRORS, *GATES)
+"""All that is read at a scrape."""
+
+
+class ShardCollector(Collector):
+    """Reads a shard. All in all O(computations + streams of a gate); never O(ranges)."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        streams: Streams,
+        survey: RangeSurvey,
+        board: Board | None,
+        stale_for: StaleFor,
+        certificates: Certificates | None = None,
+    ) -> None:
+        self._shard = shard
+        self._streams = streams
+        self._survey = survey
+        self._board = board
+        self._stale_for = stale_for
+        self._certificates = certificates
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield the families without samples."""
+        for figure in FIGURES:
+            yield figure.family()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what the shard stands at.
+
+        Between families the interpreter is let go, so that the event loop waits for one family at most.
+        """
+        stale_for = self._stale_for()
+        reading = Reading(self._shard, self._survey, self._board, stale_for)
+        views = [view for view in map(self._shard.view, self._shard.names()) if view is not None]
+        for figure, samples in READ.items():
+            family = figure.family()
+            for view in views:
+                for labels, value in samples(reading, view):
+                    family.add_metric(labels, value)
+            yield family
+            time.sleep(0)
+        for figure, read in PROCESS.items():
+            family = figure.family()
+            family.add_metric([], read(self._shard, self._streams))
+            yield family
+        yield self._held()
+        confirmed = CONFIRMED.family()
+        if stale_for is not None:
+            confirmed.add_metric([], time.time() - stale_for)
+        yield confirmed
+        not_after = NOT_AFTER.family()
+        if self._certificates is not None:
+            not_after.add_metric([], self._certificates.not_after)
+        yield not_after
+        yield self._errors()
+        for figure, read_gate in GATES.items():
+            family = figure.family()
+            for gate in self._streams.admission.gates:
+                family.add_metric([gate.name], read_gate(gate))
+            yield family
+
+    def _held(self) -> Metric:
+        served = list(self._shard.held.computations.values())
+        family = HELD.family()
+        for what, count in KINDS.items():
+            family.add_metric([what], sum(map(count, served)))
+        return family
+
+    def _errors(self) -> Metric:
+        statistics = self._shard.journal.statistics()
+        family = ERRORS.family()
+        family.add_metric(["failed"], statistics.failed)
+        family.add_metric(["unknown"], statistics.unknown)
+        return family

@@ -1,0 +1,175 @@
+"""The shards over gRPC: where computations are, and how an operator moves them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from lowwater import errors
+from lowwater._pb.lowwater.v1 import cluster_pb2 as pb
+from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, types_pb2
+from lowwater_authority.access.caller import calling
+from lowwater_authority.access.policy import Action
+from lowwater_authority.journal import JournalError
+from lowwater_authority.ops.events import event
+from lowwater_authority.rpc import decode
+from lowwater_authority.rpc.refusals import bad_field, refusing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import grpc
+
+    from lowwater_authority.cluster.cluster import Cluster
+    from lowwater_authority.cluster.membership import View
+    from lowwater_authority.rpc.services import Services
+
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+log = logging.getLogger(__name__)
+
+LARGEST_EPOCH: Final = 1 << 23
+"""Half of what a sequencer has room for: a made-up number must not use them up."""
+
+
+class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
+    """See proto/lowwater/v1/cluster.proto."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+
+    @refusing
+    async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateResponse:  # noqa: N802
+        """Tell where computations are served."""
+        cluster = self._cluster()
+        names = decode.names("computations", request.computations)
+        if len(request.epochs) not in {0, len(names)}:
+            raise bad_field(
+                "epochs", f"has {len(request.epochs)} numbers for {len(names)} computations", "send one each"
+            )
+        if any(epoch > LARGEST_EPOCH for epoch in request.epochs):
+            raise bad_field("epochs", "has a number that no computation can have", f"send at most {LARGEST_EPOCH}")
+        shard = self.services.shard
+        await shard.confirm(())
+        await shard.serve_those(name for name in names if name in shard.topology.computations)
+        numbers = list(zip(names, request.epochs or [0] * len(names), strict=True))
+        for name, seen in numbers:
+            if shard.serves(name) and _may_raise(name):
+                await shard.rise(name, seen)
+        await shard.confirm(name for name in names if shard.serves(name))
+        for name, seen in numbers:
+            if shard.serves(name) and seen > shard.epoch(name):
+                self._tell_ahead(name, seen)
+        registered = [name for name in names if name in shard.topology.computations]
+        found = {redirect.computation: redirect for redirect in await self.services.redirects(registered)}
+        # Of one that was dropped any shard tells, and so does this one. It also says why nobody serves what is damaged, and drops that.
+        dropped, me = shard.topology.dropped, cluster.me.address
+        for name, seen in numbers:
+            if name in dropped or (name in found and not found[name].address and shard.is_damaged(name)):
+                found[name] = types_pb2.Redirect(computation=name, address=me, epoch=seen)
+        redirects = [found.get(name) or types_pb2.Redirect(computation=name) for name in names]
+        return pb.LocateResponse(server_token=self.services.token, redirects=redirects)
+
+    @refusing
+    async def ListShards(self, request: pb.ListShardsRequest, context: Context) -> pb.ListShardsResponse:  # noqa: N802
+        """Tell which shards live, and what each serves of all that the caller may know of."""
+        cluster = self._cluster()
+        await self.services.shard.confirm(())
+        try:
+            view, beats = await cluster.look()
+        except JournalError as error:
+            raise _unreadable(error) from error
+        caller = calling()
+        registered = sorted(self.services.shard.topology.computations)
+        pins = sorted(view.pins.items())
+        if caller is not None:
+            registered = [name for name in registered if caller.may_any(name)]
+            pins = [(name, address) for name, address in pins if caller.may_any(name)]
+        served: dict[str, list[str]] = {member.address: [] for member in view.members}
+        unserved: list[str] = []
+        for redirect in await self.services.redirects(registered):
+            served.get(redirect.address, unserved).append(redirect.computation)
+        return pb.ListShardsResponse(
+            server_token=self.services.token,
+            version=view.version,
+            shards=[
+                pb.Shard(
+                    address=member.address,
+                    id=member.id,
+                    draining=member.draining,
+                    silent_millis=max(0, beats.now - beats.last.get(member.id, 0)) // 1000,
+                    computations=served[member.address],
+                )
+                for member in view.members
+            ],
+            pins=[pb.Pinned(computation=name, address=address) for name, address in pins],
+            unserved=unserved,
+        )
+
+    @refusing
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:  # noqa: N802
+        """Have a shard hand over all that it serves."""
+        await self._change(
+            "address", request.address, lambda view: view.draining(request.address, on=not request.cancel)
+        )
+        registered = sorted(self.services.shard.topology.computations)
+        places = await self.services.redirects(registered)
+        return pb.DrainResponse(remaining=sum(place.address == request.address for place in places))
+
+    @refusing
+    async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:  # noqa: N802
+        """Say which shard serves a computation."""
+        self._cluster()
+        [name] = decode.names("computation", [request.computation])
+        await self.services.shard.confirm(())
+        self.services.shard.topology.get(name)
+        view = await self._change("address", request.address, lambda view: view.pinned(name, request.address))
+        return pb.PinResponse(version=view.version)
+
+    def _tell_ahead(self, name: str, seen: int) -> None:
+        """Log that somebody who may not have a computation owned anew says that it was owned by a greater number; once in a while for each."""
+        shard = self.services.shard
+        count = self.services.quiet.count(("Locate", name), shard.now / 1e6)
+        if count:
+            told = event("store_lost_epochs", computation=name, seen=seen, epoch=shard.epoch(name), count=count)
+            log.warning(
+                "a reader of %s has seen it served with the number %d, and the store knows only %d: it waits until a worker or an operator has "
+                "said so too, or until it is started again; see docs/durability.md",
+                name,
+                seen,
+                shard.epoch(name),
+                extra=told,
+            )
+
+    async def _change(self, field: str, address: str, change: Callable[[View], View]) -> View:
+        """Change the view unless it says so already. Raises InvalidArgument for an address that no shard has."""
+        cluster = self._cluster()
+        try:
+            view, _ = await cluster.look()
+            if address and view.at(address) is None:
+                living = ", ".join(member.address for member in view.members)
+                raise bad_field(field, f"{address!r} is no living shard's", f"name one of {living}")
+            wanted = change(view)
+            if (wanted.members, wanted.pins) == (view.members, view.pins):
+                return view
+            return await cluster.change(change)
+        except JournalError as error:
+            raise _unreadable(error) from error
+
+    def _cluster(self) -> Cluster:
+        cluster = self.services.cluster
+        if cluster is None:
+            fix = "serve with a shared store: `lowwater serve --store redis://...`"
+            msg = f"this authority is alone: it serves everything itself, from its own journal. To have many shards, {fix}"
+            raise errors.InvalidArgument(msg, metadata={"field": "", "fix": fix})
+        return cluster
+
+
+def _may_raise(name: str) -> bool:
+    """Whether the caller may have a computation owned anew: who only reads it could use up its numbers, and stop its worker each time."""
+    caller = calling()
+    return caller is None or caller.may(Action.REPORT, name) or caller.may(Action.OPERATE, name)
+
+
+def _unreadable(error: JournalError) -> errors.Unavailable:
+    return errors.Unavailable(f"this shard cannot reach the membership in its store: {error}")

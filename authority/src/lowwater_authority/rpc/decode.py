@@ -1,0 +1,250 @@
+"""From the wire to the core: checks shapes and limits, so that the core sees only well-formed requests."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from lowwater_authority.core.batches import MAX_PARTS
+from lowwater_authority.core.heuristics import PPM
+from lowwater_authority.core.mass import MOST_RECORDS, Mass
+from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport, Prepare, TaskAttempt, TaskPart
+from lowwater_authority.core.times import DAY
+from lowwater_authority.core.topology import MAX_HEURISTICS, Spec
+from lowwater_authority.ops.events import NAME_BYTES
+from lowwater_authority.rpc.refusals import bad_field
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+
+    from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, workers_pb2
+    from lowwater_authority.core.columns import Int64s
+
+MAX_KEY: Final = 1024
+"""Longest key bound, in bytes."""
+
+MAX_NAME: Final = 256
+"""Longest worker, host or identity, in characters."""
+
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""What no name for people has: it would go on to terminals and logs, which obey it."""
+
+MAX_WAITING_FOR: Final = 200
+"""Longest text of what a worker waits for, in bytes of UTF-8."""
+
+MAX_RANGES: Final = 2_000_000
+"""Most ranges of one claim; the message limit binds before it for long keys."""
+
+MAX_DIGEST: Final = 256
+"""Longest digest of a batch's plan, in bytes."""
+
+MAX_NAMES: Final = 10_000
+"""Most computations named in one read; name none for all of them."""
+
+MAX_BUCKETS: Final = 100_000
+"""Most buckets of one histogram: 1 % wide ones need some 3,500 for any past."""
+
+
+def int64s(column: Iterable[int]) -> Int64s:
+    """Decode a packed sfixed64 or uint64 column; without a copy per element where protobuf offers a buffer."""
+    return np.asarray(column, dtype=np.int64) if _has_array(column) else np.fromiter(column, dtype=np.int64)
+
+
+def uint32s(column: Iterable[int]) -> npt.NDArray[np.uint32]:
+    """Decode a packed fixed32 column."""
+    return np.asarray(column, dtype=np.uint32) if _has_array(column) else np.fromiter(column, dtype=np.uint32)
+
+
+def _has_array(column: Any) -> bool:
+    return hasattr(column, "__array__")
+
+
+def fold(message: Any) -> Fold:
+    """Decode which inputs were folded."""
+    return Fold(message.input_version, tuple(message.input_incarnations))
+
+
+def spec(message: topology_pb2.RegisterRequest) -> Spec:
+    """Decode a registration; the graph checks it."""
+    shares = tuple(sorted(message.heuristics_ppm, reverse=True))
+    return Spec(
+        message.name,
+        tuple(message.inputs),
+        shares,
+        message.key_hash,
+        message.max_skew_micros or DAY,
+        history_step=message.history_step_micros,
+        estimated=message.estimated,
+    )
+
+
+def claim(message: workers_pb2.ClaimRequest) -> ClaimRequest:
+    """Decode a claim. Raises InvalidArgument."""
+    bounds = list(message.bounds)
+    _check_bounds(bounds)
+    _check_digest("batch_digest", message.batch_digest)
+    for path in ("worker", "host", "identity"):
+        if len(getattr(message, path)) > MAX_NAME:
+            raise bad_field(path, "is too long", f"use at most {MAX_NAME} characters")
+    for path in ("worker", "host"):
+        if CONTROL.search(getattr(message, path)):
+            raise bad_field(path, "has a control character", "use printable characters only")
+    if len(message.request_id) != 16:
+        raise bad_field("request_id", f"has {len(message.request_id)} bytes", "send 16 random bytes")
+    starting = int64s(message.bound_micros)
+    if len(starting) not in (0, 1, len(bounds) - 1):
+        raise bad_field(
+            "bound_micros", f"has {len(starting)} values for {len(bounds) - 1} ranges", "send none, one, or one each"
+        )
+    return ClaimRequest(
+        bounds,
+        message.worker,
+        message.host,
+        message.identity,
+        message.generation,
+        message.ordinal,
+        message.request_id,
+        starting,
+        message.batch_digest,
+    )
+
+
+def _check_bounds(bounds: list[bytes]) -> None:
+    if len(bounds) < 2:
+        raise bad_field("bounds", f"has {len(bounds)} keys", "n ranges need n + 1 bounds")
+    if len(bounds) - 1 > MAX_RANGES:
+        raise bad_field("bounds", f"delimits {len(bounds) - 1} ranges", f"claim at most {MAX_RANGES} at once")
+    if max(map(len, bounds)) > MAX_KEY:
+        raise bad_field("bounds", "has a key that is too long", f"use keys of at most {MAX_KEY} bytes")
+    inner = bounds[:-1] if not bounds[-1] else bounds
+    for index in range(len(inner) - 1):
+        if inner[index] >= inner[index + 1]:
+            fix = "sort the bounds and name each once; only the last may be empty"
+            raise bad_field(f"bounds[{index + 1}]", f"{inner[index + 1]!r} does not come after {inner[index]!r}", fix)
+
+
+def _check_digest(path: str, digest: bytes) -> None:
+    if len(digest) > MAX_DIGEST:
+        raise bad_field(path, f"has {len(digest)} bytes", f"send a hash of at most {MAX_DIGEST} bytes")
+
+
+def interval(start: bytes, end: bytes) -> tuple[bytes, bytes]:
+    """Check a key interval. Raises InvalidArgument."""
+    for path, key in (("start", start), ("end", end)):
+        if len(key) > MAX_KEY:
+            raise bad_field(path, f"has {len(key)} bytes", f"use keys of at most {MAX_KEY} bytes")
+    if end and end <= start:
+        raise bad_field("end", f"{end!r} does not come after the start {start!r}", "swap them, or leave end empty")
+    return start, end
+
+
+def names(path: str, messages: Sequence[str]) -> list[str]:
+    """Check the computations that a read names. Raises InvalidArgument."""
+    if len(messages) > MAX_NAMES:
+        raise bad_field(path, f"has {len(messages)} names", f"name at most {MAX_NAMES}, or none for all")
+    return list(messages)
+
+
+def frontiers(path: str, messages: Iterable[types_pb2.Heuristic]) -> dict[int, int]:
+    """Decode frontiers by share. Raises InvalidArgument."""
+    found: dict[int, int] = {}
+    for message in messages:
+        if not 0 < message.share_ppm < PPM:
+            raise bad_field(f"{path}.share_ppm", f"is {message.share_ppm}", f"use 1 to {PPM - 1}")
+        if message.share_ppm in found:
+            raise bad_field(f"{path}.share_ppm", f"names {message.share_ppm} twice", "send one frontier a share")
+        found[message.share_ppm] = message.micros
+    if len(found) > MAX_HEURISTICS:
+        raise bad_field(path, f"has {len(found)} shares", f"a computation has at most {MAX_HEURISTICS}")
+    return found
+
+
+def _histogram(path: str, message: workers_pb2.Histogram) -> tuple[Int64s, Int64s]:
+    """Decode starts and counts. Counts of 2^63 and more come out negative, for the caller to refuse."""
+    if len(message.starts_micros) > MAX_BUCKETS:
+        raise bad_field(path, f"has {len(message.starts_micros)} buckets", f"send at most {MAX_BUCKETS}, wider ones")
+    counts = np.fromiter(message.counts, dtype=np.uint64).astype(np.int64)
+    return int64s(message.starts_micros), counts
+
+
+def mass(message: workers_pb2.Mass) -> Mass:
+    """Decode a mass; the core checks its histogram. Raises InvalidArgument."""
+    starts, counts = _histogram("mass.pending", message.pending)
+    return Mass(starts, counts, message.recent, frontiers("mass.frontiers", message.frontiers))
+
+
+def group(message: workers_pb2.GroupReport) -> GroupReport:
+    """Decode one claim's state. Raises InvalidArgument."""
+    if len(message.computation) > NAME_BYTES:
+        problem = f"has {len(message.computation)} characters, more than any name"
+        raise bad_field("groups.computation", problem, "name the computation as it was registered")
+    _check_waiting_for(message.waiting_for)
+    return GroupReport(
+        message.sequencer,
+        int64s(message.watermarks_micros),
+        uint32s(message.handles) if message.handles else None,
+        message.finish,
+        fold(message),
+        message.oldest_operation_micros,
+        mass(message.mass) if message.HasField("mass") else None,
+        message.turn,
+        message.waiting_for,
+    )
+
+
+def _check_waiting_for(said: str) -> None:
+    size = len(said.encode())
+    if size > MAX_WAITING_FOR:
+        fix = f"say what the worker waits for in at most {MAX_WAITING_FOR} bytes of UTF-8"
+        raise bad_field("waiting_for", f"has {size} bytes", fix)
+    if CONTROL.search(said):
+        raise bad_field("waiting_for", "has a control character", "use printable characters only")
+
+
+def attempt(message: workers_pb2.TaskAttempt) -> TaskAttempt:
+    """Decode the name of a task attempt."""
+    return TaskAttempt(message.stage, message.partition, message.attempt)
+
+
+def part(message: workers_pb2.StageTaskRequest) -> TaskPart:
+    """Decode a task's part. Raises InvalidArgument."""
+    handles, oldest = uint32s(message.handles), int64s(message.oldest_micros)
+    if len(handles) != len(oldest):
+        raise bad_field("oldest_micros", f"has {len(oldest)} values for {len(handles)} handles", "send one a handle")
+    if len(np.unique(handles)) != len(handles):
+        raise bad_field("handles", "names a range twice", "name each once, with the oldest of all that it holds")
+    starts, counts = _histogram("pending", message.pending)
+    if len(starts) != len(counts):
+        raise bad_field("pending", f"has {len(starts)} starts and {len(counts)} counts", "send as many of each")
+    if (starts[1:] <= starts[:-1]).any():
+        raise bad_field("pending.starts_micros", "do not ascend", "sort the buckets, and send each once")
+    if (counts < 0).any():
+        raise bad_field("pending.counts", "has a count of 2^63 or more", f"a task has at most {MOST_RECORDS} records")
+    if float(counts.sum(dtype=np.float64)) + message.finished > MOST_RECORDS:
+        raise bad_field("pending and finished", "count too many records", f"a task has at most {MOST_RECORDS}")
+    return TaskPart(handles, oldest, starts, counts, message.finished)
+
+
+def prepare(message: workers_pb2.PrepareBatchRequest) -> Prepare:
+    """Decode a prepare. Raises InvalidArgument."""
+    _check_digest("digest", message.digest)
+    if len(message.tasks) > MAX_PARTS:
+        raise bad_field("tasks", f"has {len(message.tasks)} attempts", f"run a batch in at most {MAX_PARTS} tasks")
+    tasks = [attempt(task) for task in message.tasks]
+    if len({(task.stage, task.partition) for task in tasks}) < len(tasks):
+        raise bad_field("tasks", "names a task twice", "send one accepted attempt a task")
+    return Prepare(
+        message.sequencer,
+        message.batch,
+        message.digest,
+        tasks,
+        message.bound_micros,
+        message.covers_all,
+        fold(message),
+        message.oldest_operation_micros,
+        frontiers("frontiers", message.frontiers),
+    )

@@ -1,0 +1,114 @@
+"""What is no message of its method is refused like any other bad input, whatever serves the method."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from lowwater import errors
+from lowwater_authority.ops.events import Limited, event
+from lowwater_authority.rpc.refusals import refuse
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+
+    from lowwater_authority.ops.observer import Observer
+
+    Call = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]
+    Read = Callable[[bytes], Any]
+
+log = logging.getLogger(__name__)
+
+FIX: Final = "generate the client from the .proto files of this version"
+
+
+def reading(deserialize: Read | None) -> Read | None:
+    """Return what reads a message, or raises InvalidArgument for what is no such message, or has text that is not UTF-8."""
+    if deserialize is None:
+        return None
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            why = "has text that is not UTF-8" if "UTF-8" in str(error) else "is not a message of this method"
+            raise errors.InvalidArgument(f"the request {why}; {FIX}", metadata={"field": "", "fix": FIX}) from None
+
+    return read
+
+
+class Decoding(grpc.aio.ServerInterceptor):
+    """Surrounds every method. gRPC reads the one request of a call before anybody is asked, and answers UNKNOWN, without a reason, when that fails.
+
+    So what cannot be read becomes the error, as a request, and is refused in place of the method. The messages of a stream are read by the method
+    itself, which takes the error as any other.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._quiet = Limited()
+
+    async def intercept_service(
+        self, continuation: Call, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """See grpc.aio.ServerInterceptor."""
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method, read = handler_call_details.method.rpartition("/")[2], reading(handler.request_deserializer)
+        codecs = {"request_deserializer": read, "response_serializer": handler.response_serializer}
+        if handler.stream_stream is not None:
+            return grpc.stream_stream_rpc_method_handler(handler.stream_stream, **codecs)
+        if handler.stream_unary is not None:
+            return grpc.stream_unary_rpc_method_handler(handler.stream_unary, **codecs)
+        codecs["request_deserializer"] = _or_error(read)
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(self._stream(method, handler.unary_stream), **codecs)
+        return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), **codecs)
+
+    def _unary(self, method: str, serve: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def decoded(request: Any, context: Any) -> Any:
+            if isinstance(request, errors.InvalidArgument):
+                await self._refuse(method, request, context)
+            return await serve(request, context)
+
+        return decoded
+
+    def _stream(
+        self, method: str, serve: Callable[[Any, Any], AsyncGenerator[Any, None]]
+    ) -> Callable[[Any, Any], AsyncIterator[Any]]:
+        async def decoded(request: Any, context: Any) -> AsyncIterator[Any]:
+            if isinstance(request, errors.InvalidArgument):
+                await self._refuse(method, request, context)
+            async with contextlib.aclosing(serve(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+        return decoded
+
+    async def _refuse(self, method: str, error: errors.InvalidArgument, context: Any) -> NoReturn:
+        self._observer.refused(method, error.reason)
+        if count := self._quiet.count(method, time.monotonic()):
+            fields = event("call_refused", method=method, reason=error.reason, count=count, error=error.message)
+            log.warning("%s refused, %s: %s", method, error.reason, error.message, extra=fields)
+        await refuse(context, error)
+
+
+def _or_error(read: Read | None) -> Read | None:
+    """Return what reads a message, or returns the error."""
+    if read is None:
+        return None
+
+    def read_or_error(data: bytes) -> Any:
+        try:
+            return read(data)
+        except errors.InvalidArgument as error:
+            return error
+
+    return read_or_error

@@ -1,0 +1,136 @@
+"""Errors on the wire: a gRPC status with one ErrorInfo, whose reason is the name of the client's exception.
+
+Those that mean "later" have a RetryInfo too, when it is known how much later.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+import grpc
+
+from lowwater import errors
+from lowwater._pb.lowwater.v1 import errors_pb2
+from lowwater_authority.access.caller import calling
+from lowwater_authority.ops.events import event, shortened
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from lowwater_authority.rpc.services import Services
+
+DETAILS: Final = "grpc-status-details-bin"
+"""The trailer that every gRPC library reads error details from."""
+
+ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
+
+RETRY_INFO: Final = "type.googleapis.com/google.rpc.RetryInfo"
+
+LATER: Final = (errors.Overloaded, errors.ShuttingDown, errors.Unavailable, errors.JournalFailed)
+"""The same call may succeed later, without the caller changing anything."""
+
+CODES: Final[dict[str, grpc.StatusCode]] = {
+    errors.InvalidArgument.reason: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.TooFarAhead.reason: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.FinishRequired.reason: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.UnknownComputation.reason: grpc.StatusCode.NOT_FOUND,
+    errors.RegistrationConflict.reason: grpc.StatusCode.ALREADY_EXISTS,
+    errors.Overloaded.reason: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Unauthenticated.reason: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied.reason: grpc.StatusCode.PERMISSION_DENIED,
+    errors.JournalFailed.reason: grpc.StatusCode.UNAVAILABLE,
+    errors.ShuttingDown.reason: grpc.StatusCode.UNAVAILABLE,
+    errors.Unavailable.reason: grpc.StatusCode.UNAVAILABLE,
+    errors.LowwaterError.reason: grpc.StatusCode.INTERNAL,
+}
+"""Everything else is FAILED_PRECONDITION: the caller must change something before it tries again."""
+
+MESSAGE_BYTES: Final = 1024
+"""Of an error's message, and of all its metadata: gRPC replaces a status of more than 8 KB by one that says nothing."""
+
+log = logging.getLogger(__name__)
+
+Method = TypeVar("Method", bound="Callable[..., Awaitable[Any]]")
+
+
+async def refuse(
+    context: grpc.aio.ServicerContext[Any, Any], error: errors.LowwaterError, *, again: float = 0.0
+) -> NoReturn:
+    """End a call with an error; ``again`` is after how many seconds to try again, if that helps and the error does not say."""
+    caller = calling()
+    if caller is not None:
+        caller.reason = error.reason
+    code = CODES.get(error.reason, grpc.StatusCode.FAILED_PRECONDITION)
+    room = MESSAGE_BYTES // max(1, len(error.metadata))
+    facts = {key: shortened(value, room) for key, value in error.metadata.items()}
+    info = errors_pb2.ErrorInfo(reason=error.reason, domain="lowwater", metadata=facts)
+    message = shortened(error.message, MESSAGE_BYTES)
+    status = errors_pb2.RpcStatus(code=code.value[0], message=message)
+    status.details.add(type_url=ERROR_INFO, value=info.SerializeToString())
+    delay = error.retry_after or again
+    if delay and isinstance(error, LATER):
+        retry = errors_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(round(delay * 1e9))
+        status.details.add(type_url=RETRY_INFO, value=retry.SerializeToString())
+    await context.abort(code, message, ((DETAILS, status.SerializeToString()),))
+
+
+def refusing(method: Method) -> Method:
+    """Turn errors of a unary method of a servicer with ``services`` into statuses. Who is cut off refuses all of them."""
+
+    @functools.wraps(method)
+    async def guarded(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        services: Services = self.services
+        try:
+            services.check()
+            check_token(services.token, request.server_token)
+            try:
+                return await method(self, request, context)
+            except errors.Moved as moved:
+                raise await services.located(moved) from None
+        except errors.LowwaterError as error:
+            services.observer.refused(method.__name__, error.reason)
+            tell_refusal(services, method.__name__, error)
+            caller = calling()
+            await refuse(
+                context, error if caller is None else caller.redacted(error, services.shard.topology.computations)
+            )
+
+    return guarded  # type: ignore[return-value]  # the same signature, which a TypeVar bound to a method cannot say
+
+
+def tell_refusal(services: Services, method: str, error: errors.LowwaterError) -> None:
+    """Log what its caller has to change, once in a while for each method, reason and computation; not what a repetition may cure.
+
+    Names that nobody registered are the caller's own invention: they count as one.
+    """
+    if isinstance(error, (*LATER, errors.Moved)):
+        return
+    name = error.metadata.get("computation", "")
+    known = name if name in services.shard.topology.computations else ""
+    if count := services.quiet.count((method, error.reason, known), services.shard.now / 1e6):
+        message, computation = shortened(error.message, MESSAGE_BYTES), shortened(name)
+        fields = event(
+            "call_refused", method=method, reason=error.reason, computation=computation, count=count, error=message
+        )
+        log.warning("%s refused, %s: %s", method, error.reason, message, extra=fields)
+
+
+def check_token(expected: str, given: str) -> None:
+    """Refuse a caller that means another deployment (rule 9). An empty token accepts any.
+
+    What was given is not repeated: it can be any text of any length, and whoever sent it knows it.
+    """
+    if given and given != expected:
+        msg = (
+            f"this is the deployment {expected}, not the one that is meant: the address leads elsewhere than before, or its journal was "
+            "replaced. Restart the client if that is meant."
+        )
+        raise errors.ServerTokenMismatch(msg, metadata={"server_token": expected})
+
+
+def bad_field(path: str, problem: str, fix: str) -> errors.InvalidArgument:
+    """Return the error for a malformed field."""
+    return errors.InvalidArgument(f"{path} {problem}; {fix}", metadata={"field": path, "fix": fix})

@@ -1,0 +1,398 @@
+"""Report streams: what one process is told back, which stream of a process is the newest, and how many may start at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from lowwater import errors
+from lowwater._pb.lowwater.v1 import workers_pb2 as pb
+from lowwater_authority.core.topology import NAME
+from lowwater_authority.engine.admission import Admission
+from lowwater_authority.rpc import encode
+from lowwater_authority.rpc.acknowledgement import Acknowledgement
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+
+    from lowwater._pb.lowwater.v1.types_pb2 import Redirect
+    from lowwater_authority.core.requests import Fenced, Refused
+    from lowwater_authority.engine.admission import Gate
+
+IN_FLIGHT: Final = 64
+"""Reports of one stream that may wait for the journal; more are left in the transport, which slows the sender."""
+
+STREAM_BYTES: Final = 64 << 20
+"""Bytes of these reports, decoded, and of what was refused of them until it is sent: one of the largest, or many that are small."""
+
+ALL_BYTES: Final = 256 << 20
+"""The same of all streams together. A stream that waits for it has read one report more."""
+
+SENDERS_KEPT: Final = 4096
+"""Senders without a stream whose newest one is remembered."""
+
+FENCED_BOUND: Final = 4096
+"""Notices of lost ranges waiting for one stream; the oldest go first, since every later report repeats them."""
+
+
+DENIED_BOUND: Final = 10_000
+"""Computations that a stream may be refused one by one; with one more it ends."""
+
+SILENCE: Final = 2.0
+"""Seconds after which a stream that has not begun to report keeps no other from starting: it may have nothing to say for long."""
+
+
+Turn = asyncio.Future[None]
+"""Who waits before a gate; done when it is inside."""
+
+
+async def enter(gate: Gate[Turn]) -> None:
+    """Return when inside a gate, which is to be left then. Raises Overloaded."""
+    loop = asyncio.get_running_loop()
+    turn = loop.create_future()
+    if gate.enter(turn, loop.time()):
+        return
+    try:
+        await turn
+    except BaseException:  # cancelled: the caller is gone
+        if not gate.give_up(turn) and not turn.cancelled() and turn.exception() is None:
+            leave(gate)
+        raise
+
+
+def leave(gate: Gate[Turn]) -> None:
+    """Let the next one in."""
+    now = asyncio.get_running_loop().time()
+    turn = gate.leave(now)
+    while turn is not None and turn.cancelled():  # its caller has gone in this moment
+        turn = gate.leave(now)
+    if turn is not None:
+        turn.set_result(None)
+
+
+@asynccontextmanager
+async def inside(gate: Gate[Turn]) -> AsyncIterator[None]:
+    """Be inside a gate. Raises Overloaded."""
+    await enter(gate)
+    try:
+        yield
+    finally:
+        leave(gate)
+
+
+class Room:
+    """So many bytes at once; who comes beyond them waits, in order. What is larger than all of it is let in alone. O(1)."""
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self.bytes = 0
+        """How many are inside."""
+        self.peak = 0
+        """The most that ever were."""
+        self._line: deque[tuple[Turn, int]] = deque()
+
+    async def enter(self, size: int) -> None:
+        """Return when there is room, which is to be left then."""
+        if self.free(size):
+            self._admit(size)
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._line.append((turn, size))
+        try:
+            await turn
+        except BaseException:  # cancelled: the caller is gone
+            if turn.cancelled():
+                self._next()  # who waits behind it may need less
+            else:
+                self.leave(size)
+            raise
+
+    def free(self, size: int) -> bool:
+        """Whether so many may enter at once."""
+        return not self._line and self._fits(size)
+
+    def leave(self, size: int) -> None:
+        """Let others in."""
+        self.bytes -= size
+        self._next()
+
+    def _next(self) -> None:
+        while self._line:
+            turn, size = self._line[0]
+            if not turn.cancelled():
+                if not self._fits(size):
+                    return
+                self._admit(size)
+                turn.set_result(None)
+            self._line.popleft()
+
+    def _fits(self, size: int) -> bool:
+        return not self.bytes or self.bytes + size <= self.bound
+
+    def _admit(self, size: int) -> None:
+        self.bytes += size
+        self.peak = max(self.peak, self.bytes)
+
+
+class Outbox:
+    """What waits to be sent down one stream: acknowledgements merge, so it stays small."""
+
+    def __init__(self) -> None:
+        self.barred: set[str] = set()
+        """Computations of which the stream may not report any more: another shard served them in between, and may have been told what
+        this one was not."""
+        self.older: dict[tuple[str, int], Refused] = {}
+        """Claims of which a newer report than this stream's was taken over, by computation and sequencer, and what they were told."""
+        self.denied: set[str] = set()
+        """Computations that its caller was not allowed to report for."""
+        self.permits = asyncio.Semaphore(IN_FLIGHT)
+        self.room = Room(STREAM_BYTES)
+        self.closed: errors.LowwaterError | None = None
+        self.finished = False
+        self.silence: asyncio.TimerHandle | None = None
+        """Ends the wait for the first report."""
+        self.starting = True
+        """Whether it is among those that start."""
+        self.claims: set[tuple[str, int]] = set()
+        """What it speaks for, and maybe some that another stream speaks for since."""
+        self._ack: Acknowledgement | None = None
+        self._told = 0
+        """The newest report that was acknowledged."""
+        self._acked = 0
+        self._kept = 0
+        """Bytes in the rooms for what is refused and waits to be sent."""
+        self._sending = 0
+        """The same of what is being sent."""
+        self._fenced: list[pb.Fenced] = []
+        self._changed = asyncio.Event()
+
+    def acknowledge(
+        self,
+        number: int,
+        refused: Iterable[tuple[str, Refused]] = (),
+        *,
+        references: Mapping[str, int] | None = None,
+        redirects: Mapping[str, Redirect] | None = None,
+        size: int = 0,
+    ) -> int:
+        """Everything up to a report is durable but for what was refused; not so behind one that failed.
+
+        Returns how many of the ``size`` bytes that the report had in the rooms its refusals keep, until they are :meth:`sent`.
+        """
+        if self.closed is not None:
+            return 0
+        if self._ack is None:
+            self._ack = Acknowledgement(self._told)
+        before = self._ack.bytes
+        self._ack.add(number, refused, references or {}, redirects or {})
+        kept = min(size, self._ack.bytes - before)
+        self._kept += kept
+        self._acked += 1
+        self._changed.set()
+        return kept
+
+    def fence(self, fenced: Fenced) -> None:
+        """Ranges were lost."""
+        self._fenced = [*self._fenced[-(FENCED_BOUND - 1) :], encode.fenced(fenced)]
+        self._changed.set()
+
+    def deny(self, name: str) -> None:
+        """Remember that a report of a computation was refused for who sent it. Raises Overloaded when that are too many."""
+        if name in self.denied or NAME.fullmatch(name) is None:  # no rule ever allows what is no name
+            return
+        if len(self.denied) >= DENIED_BOUND:
+            msg = (
+                f"this stream was refused the reports of {DENIED_BOUND} computations; report for those that are allowed"
+            )
+            raise errors.Overloaded(msg, metadata={"bound": "denied", "limit": str(DENIED_BOUND)})
+        self.denied.add(name)
+
+    def close(self, error: errors.LowwaterError) -> None:
+        """End the stream with an error: the first one."""
+        self.closed = self.closed or error
+        self._changed.set()
+
+    def end(self) -> int:
+        """Nothing is sent any more: return how many bytes what was to be sent had in the rooms."""
+        self.close(errors.ShuttingDown("the stream has ended"))
+        kept, self._kept = self._kept, 0
+        return kept + self.sent()
+
+    def finish(self) -> None:
+        """The client has said all; end once everything is acknowledged."""
+        self.finished = True
+        self._changed.set()
+
+    def wake(self) -> None:
+        """Look around: the server stops."""
+        self._changed.set()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return self._ack is None and not self._fenced
+
+    async def take(self) -> Iterator[pb.ReportResponse]:
+        """Wait for something to send or do, and take it. Each message is made when it is its turn."""
+        await self._changed.wait()
+        self._changed.clear()
+        fenced, self._fenced = self._fenced, []
+        ack, self._ack = self._ack, None
+        self._sending, self._kept = self._sending + self._kept, 0
+        for _ in range(self._acked):
+            self.permits.release()
+        self._acked = 0
+        if ack is not None:
+            self._told = ack.number
+        return self._messages(fenced, ack)
+
+    def _messages(self, fenced: Iterable[pb.Fenced], ack: Acknowledgement | None) -> Iterator[pb.ReportResponse]:
+        for each in fenced:
+            yield pb.ReportResponse(fenced=each)
+        try:
+            for message in ack.messages() if ack is not None else ():
+                yield pb.ReportResponse(ack=message)
+        except errors.Overloaded as error:
+            self.close(error)
+
+    def sent(self) -> int:
+        """What was taken has gone, or never will: return how many bytes it had in the rooms."""
+        sent, self._sending = self._sending, 0
+        return sent
+
+
+class Streams:
+    """The open report streams: the newest of each sender, and which one speaks for each claim."""
+
+    def __init__(self) -> None:
+        self.admission: Admission[Turn] = Admission()
+        self.room = Room(ALL_BYTES)
+        """What waits for the journal, and what is refused and waits to be sent, of all streams."""
+        self.slowed = 0
+        """Reports whose streams were not read on, because too many bytes waited."""
+        self._newest: dict[bytes, tuple[int, Outbox]] = {}
+        self._ended: dict[bytes, int] = {}
+        """The newest stream of senders that have none now, oldest first."""
+        self._speakers: dict[tuple[str, int], Outbox] = {}
+
+    def __len__(self) -> int:
+        """Return the number of open streams."""
+        return len(self._newest)
+
+    @property
+    def again(self) -> float:
+        """Seconds to stay away for streams that all end at once.
+
+        Counted by the most that were ever open, since they end one by one.
+        """
+        now = asyncio.get_running_loop().time()
+        return self.admission.starting.all_again(self.admission.streams.peak, now)
+
+    async def admit(self, sender: bytes, stream: int) -> Outbox:
+        """Open a stream when it is its turn to start. Raises as open does, and ShuttingDown."""
+        await enter(self.admission.starting)
+        try:
+            return self.open(sender, stream)
+        except errors.LowwaterError:
+            leave(self.admission.starting)
+            raise
+
+    def open(self, sender: bytes, stream: int) -> Outbox:
+        """Open a stream, closing the sender's older one. Raises Overloaded, and OldStream when it is not newer than all before.
+
+        Its reports would count as repeats of the older ones' and change nothing.
+        """
+        newest, older = self._newest.get(sender, (self._ended.get(sender, 0), None))
+        if stream <= newest:
+            msg = f"this sender has opened stream {newest} already, {stream} was delayed or repeated; count streams up"
+            raise errors.OldStream(msg, metadata={"stream": str(stream), "newest": str(newest)})
+        loop = asyncio.get_running_loop()
+        outbox = Outbox()
+        if older is not None:
+            older.close(errors.OldStream("a newer stream of this sender was opened", metadata={"newest": str(stream)}))
+        else:
+            self.admission.streams.enter(loop.create_future(), loop.time())
+        outbox.silence = loop.call_later(SILENCE, self.started, outbox)
+        self._ended.pop(sender, None)
+        self._newest[sender] = (stream, outbox)
+        return outbox
+
+    def heard(self, outbox: Outbox) -> None:
+        """A stream has begun to report: it starts until that is durable."""
+        if outbox.silence is not None:
+            outbox.silence.cancel()
+
+    def started(self, outbox: Outbox) -> None:
+        """Let another stream start: the first report of this one is durable, or none comes, or it has ended."""
+        self.heard(outbox)
+        if outbox.starting:
+            outbox.starting = False
+            leave(self.admission.starting)
+
+    def close(self, sender: bytes, outbox: Outbox) -> None:
+        """Forget a stream."""
+        self.started(outbox)
+        self.leave(outbox, outbox.end())
+        stream, newest = self._newest.get(sender, (0, None))
+        if newest is outbox:
+            leave(self.admission.streams)
+            del self._newest[sender]
+            self._ended[sender] = stream
+            if len(self._ended) > SENDERS_KEPT:
+                del self._ended[next(iter(self._ended))]
+        for key in outbox.claims:
+            if self._speakers.get(key) is outbox:
+                del self._speakers[key]
+
+    def speaks(self, name: str, sequencer: int, outbox: Outbox) -> None:
+        """A stream reports for a claim, and will hear what it loses."""
+        self._speakers[name, sequencer] = outbox
+        outbox.claims.add((name, sequencer))
+
+    def fence(self, fenced: Fenced) -> None:
+        """Tell the stream that speaks for a claim what it lost."""
+        key = fenced.computation, fenced.sequencer
+        outbox = self._speakers.get(key)
+        if outbox is not None:
+            outbox.fence(fenced)
+            if fenced.handles is None:
+                del self._speakers[key]
+                outbox.claims.discard(key)
+
+    def bar(self, name: str) -> None:
+        """A computation was let go: what was sent of it on the streams that are open now counts no more."""
+        for _, outbox in self._newest.values():
+            outbox.barred.add(name)
+
+    async def take(self, outbox: Outbox) -> Iterator[pb.ReportResponse]:
+        """Wait for something to send down a stream; all that was taken before was sent."""
+        self.leave(outbox, outbox.sent())
+        return await outbox.take()
+
+    async def enter(self, outbox: Outbox, size: int) -> None:
+        """Return when a report of so many bytes may wait for the journal; the next ones of its stream are not read before."""
+        await outbox.permits.acquire()
+        self.slowed += not (outbox.room.free(size) and self.room.free(size))
+        await outbox.room.enter(size)
+        try:
+            await self.room.enter(size)
+        except BaseException:
+            outbox.room.leave(size)
+            raise
+
+    def leave(self, outbox: Outbox, size: int) -> None:
+        """A report is durable, or refused, whether or not its sender reads that; or what was refused of it is sent."""
+        outbox.room.leave(size)
+        self.room.leave(size)
+
+    def wake(self) -> None:
+        """Make every stream look around, and end those that wait to start: the server stops."""
+        for _, outbox in self._newest.values():
+            outbox.wake()
+        for gate in self.admission.gates:
+            for turn in list(gate.waiting):
+                gate.give_up(turn)
+                if not turn.done():
+                    turn.set_exception(errors.ShuttingDown("this process ends its streams; connect again"))

@@ -1,0 +1,97 @@
+"""The graph over gRPC."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from lowwater import errors
+from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
+from lowwater_authority.access.caller import permit, room, visible
+from lowwater_authority.journal import JournalError
+from lowwater_authority.rpc import decode, encode
+from lowwater_authority.rpc.refusals import refusing
+
+if TYPE_CHECKING:
+    import grpc
+
+    from lowwater_authority.rpc.services import Services
+
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
+    """See proto/lowwater/v1/topology.proto."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+
+    @refusing
+    async def Register(self, request: topology_pb2.RegisterRequest, context: Context) -> topology_pb2.RegisterResponse:  # noqa: N802
+        """Register a computation."""
+        shard, spec = self.services.shard, decode.spec(request)
+        await shard.confirm(())  # what another shard knows of it decides whether it conflicts
+        spec = await shard.register(spec, room=room(spec.name))
+        return topology_pb2.RegisterResponse(
+            server_token=self.services.token, computation=encode.computation(spec, shard.topology)
+        )
+
+    @refusing
+    async def GetTopology(  # noqa: N802
+        self, request: topology_pb2.GetTopologyRequest, context: Context
+    ) -> topology_pb2.GetTopologyResponse:
+        """Read the graph, as the store has it, as far as the caller may."""
+        await self.services.shard.confirm(())
+        topology = self.services.shard.topology
+        return topology_pb2.GetTopologyResponse(
+            server_token=self.services.token,
+            version=topology.version,
+            computations=[
+                encode.computation(topology.computations[name], topology)
+                for name in visible(sorted(topology.computations))
+            ],
+        )
+
+    @refusing
+    async def SetInputs(  # noqa: N802
+        self, request: topology_pb2.SetInputsRequest, context: Context
+    ) -> topology_pb2.SetInputsResponse:
+        """Change what a computation reads."""
+        shard = self.services.shard
+        await self.services.reach(request.computation)
+        name = request.computation
+        spec = await shard.set_inputs(name, list(request.inputs), permit=permit(name))
+        return topology_pb2.SetInputsResponse(computation=encode.computation(spec, shard.topology))
+
+    @refusing
+    async def Reset(self, request: topology_pb2.ResetRequest, context: Context) -> topology_pb2.ResetResponse:  # noqa: N802
+        """Start a new life of a computation and its readers."""
+        shard = self.services.shard
+        await shard.confirm(())  # one that was registered at another shard can be reset here too
+        specs = await shard.reset(request.computation, permit=permit(request.computation))
+        return topology_pb2.ResetResponse(computations=[encode.computation(spec, shard.topology) for spec in specs])
+
+    @refusing
+    async def Retire(self, request: topology_pb2.RetireRequest, context: Context) -> topology_pb2.RetireResponse:  # noqa: N802
+        """Take a key range out of a computation."""
+        start, end = decode.interval(request.start, request.end)
+        await self.services.reach(request.computation)
+        ranges = await self.services.shard.retire(request.computation, start, end, force=request.force)
+        return topology_pb2.RetireResponse(ranges=ranges)
+
+    @refusing
+    async def Drop(self, request: topology_pb2.DropRequest, context: Context) -> topology_pb2.DropResponse:  # noqa: N802
+        """Take a computation out of the graph."""
+        shard = self.services.shard
+        await shard.confirm(())  # what another shard has registered since may read it
+        try:
+            await self.services.reach(request.computation)
+        except errors.Unavailable:
+            if not shard.is_damaged(request.computation):
+                raise
+        dropped = await shard.drop(request.computation, force=request.force)
+        if self.services.cluster is not None:
+            # Else the first shard does it at one of its next beats.
+            with suppress(JournalError, errors.LowwaterError):
+                await self.services.cluster.unpin_dropped()
+        return topology_pb2.DropResponse(computation=encode.tombstone(dropped))

@@ -1,0 +1,223 @@
+"""Reading over gRPC: only published values are ever answered."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from lowwater import errors
+from lowwater._pb.lowwater.v1 import watermarks_pb2 as pb
+from lowwater._pb.lowwater.v1 import watermarks_pb2_grpc
+from lowwater_authority.access.caller import calling, visible
+from lowwater_authority.engine.placement import moved
+from lowwater_authority.rpc import decode, encode
+from lowwater_authority.rpc.refusals import bad_field, check_token, refuse, refusing
+from lowwater_authority.rpc.streams import enter, inside, leave
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    import grpc
+
+    from lowwater._pb.lowwater.v1 import types_pb2
+    from lowwater_authority.core.computation import View
+    from lowwater_authority.engine.admission import Admission
+    from lowwater_authority.engine.hub import Subscription
+    from lowwater_authority.rpc.services import Services
+    from lowwater_authority.rpc.streams import Turn
+
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+BEAT_SECONDS: Final = 1.0
+"""A subscriber that gets nothing for several of these knows that the authority is away."""
+
+DEFAULT_HOLDERS: Final = 10
+MAX_HOLDERS: Final = 1000
+DEFAULT_PAGE: Final = 100
+MAX_PAGE: Final = 10_000
+
+
+class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
+    """See proto/lowwater/v1/watermarks.proto."""
+
+    def __init__(self, services: Services, admission: Admission[Turn]) -> None:
+        self.services = services
+        self._starting = admission.watches
+        self._open = admission.open_watches
+
+    @refusing
+    async def GetWatermarks(self, request: pb.GetWatermarksRequest, context: Context) -> pb.GetWatermarksResponse:  # noqa: N802
+        """Read the published watermarks now."""
+        shard = self.services.shard
+        asked = decode.names("computations", request.computations)
+        confirmed, names, elsewhere = await self._look(asked)
+        return pb.GetWatermarksResponse(
+            server_token=self.services.token,
+            watermarks=[self._watermark(name, shard.view(name)) for name in names],
+            time_micros=confirmed,
+            redirects=await self.services.redirects(elsewhere),
+        )
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:  # noqa: N802
+        """Follow watermarks, conflated. The first values are confirmed like those of a get."""
+        services, shard = self.services, self.services.shard
+        subscription: Subscription | None = None
+        counted = False
+        try:
+            services.check()
+            check_token(services.token, request.server_token)
+            await enter(self._open)
+            counted = True
+            asked = list(dict.fromkeys(decode.names("computations", request.computations)))
+            rights = _rights()
+            async with inside(self._starting):
+                subscription = shard.hub.subscribe(asked)
+                confirmed, unknown = await self._begin(subscription, asked)
+            taken = await subscription.take(0)
+            dropped = [] if asked else visible(sorted(shard.topology.dropped))
+            yield await self._response(taken if asked else _readable(taken), confirmed, unknown, dropped=dropped)
+            while not services.leaving.is_set():
+                if not asked and rights != _rights():
+                    # What may be read only now is told as if asked for now: it may not change for long.
+                    rights = _rights()
+                    async with inside(self._starting):
+                        await self._begin(subscription, asked)
+                taken = await subscription.take(BEAT_SECONDS)
+                taken = taken if asked else _readable(taken)
+                yield await self._response(taken, shard.confirmed, waited=subscription.waited if taken else None)
+            yield await self._response({}, shard.confirmed, go_away=services.go_away())
+        except errors.LowwaterError as error:
+            services.observer.refused("Watch", error.reason)
+            await refuse(context, error)
+        finally:
+            if subscription is not None:
+                shard.hub.unsubscribe(subscription)
+            if counted:
+                leave(self._open)
+
+    @refusing
+    async def CheckComplete(self, request: pb.CheckCompleteRequest, context: Context) -> pb.CheckCompleteResponse:  # noqa: N802
+        """Answer whether everything before an event time is here, and if not, which ranges hold it."""
+        limit = request.max_holders or DEFAULT_HOLDERS
+        if limit > MAX_HOLDERS:
+            raise bad_field("max_holders", f"is {limit}", f"ask for at most {MAX_HOLDERS}")
+        shard = self.services.shard
+        confirmed = await self.services.confirm(request.computation)
+        holders, holding = await shard.ranges(request.computation, below=request.until_micros, limit=limit)
+        view = shard.view(request.computation)
+        if view is None:
+            raise moved(request.computation)
+        complete = request.until_micros <= view.low
+        return pb.CheckCompleteResponse(
+            complete=complete,
+            watermark=self._watermark(request.computation, view),
+            holders=() if complete else map(encode.key_range, holders),
+            holding=0 if complete else holding,
+            time_micros=confirmed,
+        )
+
+    @refusing
+    async def ListRanges(self, request: pb.ListRangesRequest, context: Context) -> pb.ListRangesResponse:  # noqa: N802
+        """List ranges, those furthest behind first."""
+        limit = _page(request.page_size)
+        below = request.below_micros if request.HasField("below_micros") else None
+        await self.services.confirm(request.computation)
+        ranges, total = await self.services.shard.ranges(request.computation, below=below, limit=limit)
+        return pb.ListRangesResponse(ranges=map(encode.key_range, ranges), total=total)
+
+    @refusing
+    async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.GetHistoryResponse:  # noqa: N802
+        """Tell when steps of event time became complete, the newest of them."""
+        limit = _page(request.page_size)
+        since = request.since_micros if request.HasField("since_micros") else None
+        shard = self.services.shard
+        await self.services.confirm(request.computation)
+        completions, total = await shard.history(request.computation, since=since, limit=limit)
+        return pb.GetHistoryResponse(
+            step_micros=shard.topology.get(request.computation).history_step,
+            completions=map(encode.completion, completions),
+            total=total,
+        )
+
+    async def _begin(self, subscription: Subscription, asked: list[str]) -> tuple[int, list[types_pb2.Watermark]]:
+        """Have a subscription tell where all that it follows is. Returns when that was the newest, and what is told of unknown names."""
+        shard = self.services.shard
+        confirmed, names, elsewhere = await self._look(asked)
+        unknown = []
+        for name in names:
+            view = shard.view(name)
+            if view is None:
+                unknown.append(self._watermark(name, None))
+            else:
+                subscription.put(name, view)
+        for name in elsewhere:
+            subscription.put(name, None)
+        return confirmed, unknown
+
+    async def _look(self, asked: list[str]) -> tuple[int, list[str], list[str]]:
+        """Return when what is published here was the newest, what of the names is here or nowhere, and what other shards serve.
+
+        Without names: all that are registered and that the caller may read.
+        """
+        shard = self.services.shard
+        if not asked or any(name not in shard.topology.computations for name in asked):
+            await shard.confirm(())
+        names = asked or visible(sorted(shard.topology.computations))
+        registered = [name for name in names if name in shard.topology.computations]
+        if len(registered) == 1:
+            with suppress(errors.Unavailable):
+                await shard.serve(registered[0])
+        else:
+            await shard.serve_those(registered)
+        confirmed = await shard.confirm([name for name in names if shard.serves(name)])
+        elsewhere = [name for name in names if name in shard.topology.computations and not shard.serves(name)]
+        away = set(elsewhere)
+        return confirmed, [name for name in names if name not in away], elsewhere
+
+    def _watermark(self, name: str, view: View | None) -> types_pb2.Watermark:
+        shard = self.services.shard
+        return encode.watermark(name, view, shard.topology, shard.epoch(name))
+
+    async def _response(
+        self,
+        taken: dict[str, View | None],
+        confirmed: int,
+        unknown: Iterable[types_pb2.Watermark] = (),
+        go_away: types_pb2.GoAway | None = None,
+        *,
+        waited: float | None = None,
+        dropped: Iterable[str] = (),
+    ) -> pb.WatchResponse:
+        shard = self.services.shard
+        known = shard.topology.computations
+        told = {name: view for name, view in taken.items() if view is not None or name not in known}
+        watermarks = [*unknown, *(self._watermark(name, view) for name, view in told.items())]
+        self.services.observer.pushed(len(watermarks), waited)
+        elsewhere = [name for name in taken if name not in told and not shard.serves(name)]
+        return pb.WatchResponse(
+            server_token=self.services.token,
+            watermarks=watermarks,
+            time_micros=confirmed,
+            go_away=go_away,
+            clock_micros=shard.now,
+            redirects=await self.services.redirects(elsewhere),
+            dropped=[self._watermark(name, None) for name in dropped],
+        )
+
+
+def _readable(taken: dict[str, View | None]) -> dict[str, View | None]:
+    """Return what the caller may read of what it follows without naming it; what it named was decided before."""
+    return {name: taken[name] for name in visible(list(taken))} if taken and calling() is not None else taken
+
+
+def _rights() -> object:
+    """Return what decides what the caller may read; it changes with the access file."""
+    caller = calling()
+    return None if caller is None else caller.principal.allow
+
+
+def _page(asked: int) -> int:
+    """Return how many a list may have. Raises InvalidArgument."""
+    if asked > MAX_PAGE:
+        raise bad_field("page_size", f"is {asked}", f"ask for at most {MAX_PAGE}")
+    return asked or DEFAULT_PAGE

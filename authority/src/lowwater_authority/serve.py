@@ -1,0 +1,368 @@
+"""``lowwater serve``: the authority as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+
+from lowwater._core.text import counted
+from lowwater.aio import Client
+from lowwater_authority.access.door import Door, open_door
+from lowwater_authority.access.parsing import BadAccess
+from lowwater_authority.access.tls import BadCertificate, Certificates, Files
+from lowwater_authority.authority import Authority
+from lowwater_authority.cluster.cluster import BEATS, Cluster, Replaced
+from lowwater_authority.cluster.membership import Member
+from lowwater_authority.cluster.peers import Peers, PeerSettings
+from lowwater_authority.commands.serve_arguments import parser, refuse_password
+from lowwater_authority.journal import JournalError, JournalUnknown
+from lowwater_authority.journal.sqlite import SqliteJournal
+from lowwater_authority.ops.events import event
+from lowwater_authority.ops.logging import set_up
+from lowwater_authority.ops.metrics import Metrics
+from lowwater_authority.ops.traces import begin as begin_traces
+from lowwater_authority.rpc.health import HealthServicer
+from lowwater_authority.rpc.interceptors import Decoding
+from lowwater_authority.rpc.timing import Timing
+from lowwater_authority.web.http import listen
+from lowwater_authority.web.threads import Web, WebThreads
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+MESSAGE_BYTES: Final = 64 << 20
+"""Largest message: a claim or a full report of more than a million ranges."""
+
+OPTIONS: Final[Sequence[tuple[str, Any]]] = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    # A frozen client is noticed by unanswered pings; the ping timeout overrides the keepalive timeout, so set both.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Clients ping every few seconds to notice a frozen server; the default would close them for it.
+    ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
+    # Beyond a thousand calls that nobody has looked at yet, gRPC breaks off some at random, and tells them nothing. A herd is let in
+    # by engine/admission.py instead, which says when to come again.
+    ("grpc.server.max_pending_requests", 1 << 20),
+    ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
+    # Two servers on one port would be two authorities.
+    ("grpc.so_reuseport", 0),
+)
+
+GRACE_SECONDS: Final = 5.0
+"""How long running calls may take after a stop was asked for."""
+
+FAILED: Final = 2
+"""Exit code of a process that could not serve, or had to end by itself: the one that every command has for errors."""
+
+SERVICES: Final = (
+    "lowwater.v1.ClusterService",
+    "lowwater.v1.TopologyService",
+    "lowwater.v1.WatermarkService",
+    "lowwater.v1.WorkerService",
+)
+
+log = logging.getLogger("lowwater_authority")
+
+
+class CannotServe(Exception):
+    """The process cannot start as it was asked to; the message says what to change."""
+
+
+def _address(text: str, flag: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        msg = f"{flag} takes HOST:PORT, for example 127.0.0.1:7420, not {text!r}"
+        raise CannotServe(msg)
+    return host, int(port)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the authority until it is told to stop. Returns the exit code."""
+    args = parser().parse_args(argv)
+    set_up(args.log_format, verbose=args.verbose)
+    try:
+        args.store = _store(args.store)
+        with ExitStack() as leaving:
+            return asyncio.run(serve(args, leaving))
+    except (JournalError, CannotServe) as error:
+        print(f"lowwater serve: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
+        return FAILED
+
+
+def _store(given: str) -> str:
+    """Return the URL of the store; on the command line everybody on the machine reads it."""
+    try:
+        refuse_password(given, "--store", "set LOWWATER_STORE in the environment instead")
+    except ValueError as error:
+        raise CannotServe(str(error)) from None
+    return given or os.environ.get("LOWWATER_STORE", "")
+
+
+def _door(args: argparse.Namespace, host: str) -> Door | None:
+    """Who may come in; None: everybody."""
+    encrypted = args.tls_cert is not None
+    try:
+        return open_door(
+            args.access, args.listen, host, encrypted=encrypted, shared=bool(args.store), environment=os.environ
+        )
+    except BadAccess as error:
+        raise CannotServe(f"--access {error}") from None
+
+
+def _options(door: Door | None) -> Sequence[tuple[str, Any]]:
+    """The options of the server; a limit of the message size is gRPC's to keep, which does not even read what is larger."""
+    most = None if door is None else door.access().limits.message_bytes
+    if most is None:
+        return OPTIONS
+    return [(key, most if key == "grpc.max_receive_message_length" else value) for key, value in OPTIONS]
+
+
+def _certificates(args: argparse.Namespace) -> Certificates | None:
+    """What TLS is served with; None without."""
+    try:
+        files = Files.of(args.tls_cert, args.tls_key, args.tls_client_ca, args.peer_ca)
+        return None if files is None else Certificates(files)
+    except BadCertificate as error:
+        raise CannotServe(str(error)) from error
+
+
+def _listen(server: grpc.aio.Server, args: argparse.Namespace, certificates: Certificates | None) -> int:
+    """Take the address of ``--listen``; returns the port."""
+    try:
+        if certificates is None:
+            return server.add_insecure_port(args.listen)
+        return server.add_secure_port(args.listen, certificates.server_credentials())
+    except RuntimeError as error:
+        msg = f"cannot listen on {args.listen}: is another process using it? Choose another with --listen."
+        raise CannotServe(msg) from error
+
+
+def _own_socket(server: grpc.aio.Server, leaving: ExitStack) -> str:
+    """Listen on a socket that only this process's user reaches, until it leaves; see PeerSettings."""
+    # Not tempfile's choice, which would be the working folder where neither can be written.
+    below = os.environ.get("TMPDIR") or "/tmp"
+    try:
+        made = tempfile.TemporaryDirectory(prefix="lowwater-", dir=below, ignore_cleanup_errors=True)
+        folder = leaving.enter_context(made)
+        own = f"unix:{folder}/own"
+        server.add_insecure_port(own)
+    except (OSError, RuntimeError) as error:
+        msg = f"a socket to reach itself by cannot be made below {below}: set TMPDIR to a short path that can be written ({error})"
+        raise CannotServe(msg) from error
+    return own
+
+
+def _web(
+    args: argparse.Namespace, reach: PeerSettings, authority: Authority, metrics: Metrics, door: Door | None
+) -> Web:
+    """What is served over HTTP; ``reach`` is how this process reaches itself."""
+    if args.http == "off":
+        return Web()
+    host, port = _address(args.http, "--http")
+    try:
+        listening = listen(host, port)
+    except OSError as error:
+        msg = (
+            f"cannot serve the page and metrics on {args.http}: {error.strerror}. Choose another with --http, or 'off'."
+        )
+        raise CannotServe(msg) from error
+    access = None if door is None else door.access
+    return WebThreads(
+        listening, reach, authority, metrics, clock=_clock, version=version("lowwater-authority"), access=access
+    )
+
+
+def _own(host: str, bound: int) -> str:
+    """Return where a process that listens on a host reaches itself."""
+    everywhere = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+    return f"{everywhere.get(host, host)}:{bound}"
+
+
+def _clock() -> int:
+    return time.time_ns() // 1000
+
+
+STEADY: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""The clock that makes no steps. Linux's goes on while the machine is suspended; elsewhere the only one there is."""
+
+
+def _steady() -> int:
+    return time.clock_gettime_ns(STEADY) // 1000
+
+
+def _steady_seconds() -> float:
+    return time.clock_gettime(STEADY)
+
+
+def _embedded(args: argparse.Namespace, metrics: Metrics) -> Authority:
+    """The only process of a deployment, over a file."""
+    try:
+        args.data.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"--data {args.data} cannot be made: {error.strerror}. Name a folder on a writable local disk."
+        raise CannotServe(msg) from error
+    return Authority(SqliteJournal(args.data / "journal.sqlite"), clock=_clock, monotonic=_steady, observer=metrics)
+
+
+def _shared(
+    args: argparse.Namespace, bound: int, metrics: Metrics, certificates: Certificates | None, token: str | None
+) -> Authority:
+    """One shard of a deployment, over Redis."""
+    if not args.advertise:
+        msg = "--store needs --advertise HOST:PORT, an address of this process that clients and other shards can reach"
+        raise CannotServe(msg)
+    try:
+        from lowwater_authority.cluster.redis import RedisDirectory
+        from lowwater_authority.journal.redis import RedisJournal
+    except ModuleNotFoundError as error:
+        msg = "--store needs the Redis client: pip install 'lowwater-authority[redis]'"
+        raise CannotServe(msg) from error
+    if certificates is not None:
+        certificates.check_as_client()
+    host, port = _address(args.advertise, "--advertise")
+    me = Member(secrets.token_hex(8), f"{host}:{port or bound}")
+    try:
+        journal = RedisJournal(args.store, namespace=args.deployment, patience=args.dead_after)
+        directory = RedisDirectory(
+            args.store,
+            namespace=args.deployment,
+            timeout=args.dead_after / BEATS,
+            dead_after=int(args.dead_after * 1e6),
+        )
+    except ValueError as error:
+        msg = f"--store: {error}"
+        raise CannotServe(msg) from error
+    peers = Peers(
+        lambda: Client(
+            PeerSettings(me.address, token=token, server_token=journal.server_token, certificates=certificates)
+        )
+    )
+    cluster = Cluster(directory, me, peers=peers, monotonic=_steady_seconds, dead_after=args.dead_after)
+    return Authority(journal, clock=_clock, monotonic=_steady, observer=metrics, cluster=cluster)
+
+
+def _tell_recovery(authority: Authority, seconds: float) -> None:
+    held = authority.shard.held.computations
+    ranges = sum(len(computation.map) for computation in held.values())
+    log.info(
+        "recovered %s with %s in %.2f s",
+        counted(len(held), "computation"),
+        counted(ranges, "key range"),
+        seconds,
+        extra=event("recovered", computations=len(held), ranges=ranges, seconds=round(seconds, 3)),
+    )
+
+
+async def _recover(authority: Authority, stopping: asyncio.Event) -> bool:
+    """Replay the journal; False when this process was told to stop meanwhile.
+
+    Then the journal is closed as it is. Nothing is lost: until now this process has only read it, and taken logs, as the next start does.
+    """
+    began = time.monotonic()
+    recovering = asyncio.create_task(authority.recover())
+    asked = asyncio.create_task(stopping.wait())
+    await asyncio.wait([recovering, asked], return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if not stopping.is_set():
+        await recovering
+        _tell_recovery(authority, time.monotonic() - began)
+        return True
+    log.info("stopping before the journal was replayed", extra=event("stopping", reason="asked to"))
+    recovering.cancel()
+    # A store that does not answer is not waited for.
+    with suppress(TimeoutError, JournalError):
+        async with asyncio.timeout(GRACE_SECONDS):
+            await asyncio.gather(recovering, return_exceptions=True)
+            await authority.shard.journal.close()
+    log.info("stopped", extra=event("stopped"))
+    return False
+
+
+async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
+    """Start everything, run until SIGTERM or SIGINT, stop in order: clients first, journal last."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    host, _ = _address(args.listen, "--listen")
+    certificates = _certificates(args)
+    metrics = Metrics(version("lowwater-authority"))
+    traces = begin_traces(version("lowwater-authority"))
+    door = _door(args, host)
+    guards = () if door is None else (door.guard(metrics, lambda name: name in authority.shard.topology.computations),)
+    interceptors = (*traces.interceptors, Decoding(metrics), *guards, Timing(metrics))
+    server = grpc.aio.server(options=_options(door), interceptors=interceptors)
+    bound = _listen(server, args, certificates)
+    own = "" if certificates is None or args.http == "off" else _own_socket(server, leaving)
+    token = None if door is None else door.token
+    authority = _shared(args, bound, metrics, certificates, token) if args.store else _embedded(args, metrics)
+    if not await _recover(authority, stopping):
+        return 0
+    authority.add_to(server)
+    health = HealthServicer(SERVICES)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    if args.reflection:
+        from grpc_reflection.v1alpha import reflection
+
+        reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
+    reach = PeerSettings(own or _own(host, bound), token=token, certificates=certificates, own=own)
+    web = _web(args, reach, authority, metrics, door)
+    await server.start()
+    web.start()
+    rounds = asyncio.create_task(authority.run())
+    print(f"lowwater: serving on {host}:{bound} ({web.places})", flush=True)  # noqa: T201 - what callers wait for
+    log.info(
+        "serving on %s:%d, version %s",
+        host,
+        bound,
+        version("lowwater-authority"),
+        extra=event("started", address=f"{host}:{bound}", version=version("lowwater-authority"), pid=os.getpid()),
+    )
+    watching = [] if door is None else [asyncio.create_task(door.watch())]
+    asked = asyncio.create_task(stopping.wait())
+    await asyncio.wait([rounds, asked, *watching], return_when=asyncio.FIRST_COMPLETED)
+    # Without it nobody could be removed any more, so the process rather ends. It ends by itself only when something is wrong here.
+    unguarded = any(each.done() for each in watching)
+    failed = rounds.done() or unguarded
+    if unguarded:
+        reason = str(watching[0].exception())
+        log.error("the access file is not followed any more: %s", reason, extra=event("access_failed", error=reason))
+    if not rounds.done():
+        await authority.hand_over()
+    log.info("stopping: telling clients", extra=event("stopping", reason="failed" if failed else "asked to"))
+    authority.leave()
+    health.stop()
+    await asyncio.gather(server.stop(GRACE_SECONDS), asyncio.to_thread(web.close), asyncio.to_thread(traces.close))
+    asked.cancel()
+    for each in watching:
+        each.cancel()
+    try:
+        await rounds
+    except JournalUnknown as error:
+        log.warning(
+            "stopped before it was known whether the last write took effect; the next start will find out: %s",
+            error,
+            extra=event("stopped", reason=str(error)),
+        )
+        return FAILED
+    except (JournalError, Replaced) as error:
+        log.error("%s", error, extra=event("stopped", reason=str(error)))
+        return FAILED
+    await authority.close()
+    log.info("stopped", extra=event("stopped"))
+    return FAILED if failed else 0

@@ -1,0 +1,416 @@
+"""A journal in memory, for tests and the simulator: the same contract, on a disk that can be crashed and damaged."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, TypeVar
+
+from lowwater_authority.journal.contract import GRAPH, Entry, Journal, JournalStatistics, LoadedLog, Ownership
+from lowwater_authority.journal.errors import (
+    JournalClosed,
+    JournalCorrupt,
+    JournalFailed,
+    JournalFenced,
+    JournalLost,
+    JournalPosition,
+    JournalReplaced,
+    JournalUnknown,
+)
+from lowwater_authority.journal.frames import Kind, Writer, checksum, decode, decode_records, encode
+from lowwater_authority.journal.meter import Meter
+from lowwater_authority.journal.owned import End, Held, Owned, is_usurped, judge, refuse_lost, refuse_older_view
+from lowwater_authority.journal.sequence import Run, refuse_another, runs_of
+from tests.kit.faults import FaultPlan, Operation, Outcome
+
+T = TypeVar("T")
+
+LAG: Final = 1000
+"""How many of the newest writes a MemoryDisk can lose."""
+
+
+@dataclass(slots=True)
+class StoredLog:
+    """One log on a MemoryDisk. The frames are open to tests that damage them."""
+
+    last: int = 0
+    tail: int = 0
+    snapshot_position: int = 0
+    snapshot: bytes | None = None
+    records: dict[int, bytes] = field(default_factory=dict)
+
+    @property
+    def end(self) -> End:
+        """Where it ends."""
+        return End(self.last, self.tail)
+
+    def copy(self) -> StoredLog:
+        """A copy that shares nothing that changes."""
+        return replace(self, records=dict(self.records))
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What undoes a write of one log."""
+
+    owner: Ownership | None
+    stored: StoredLog | None
+    """As it was, with those records only that the write took away."""
+
+
+class MemoryDisk:
+    """What outlives a MemoryJournal: the logs, their owners, and which writes are only cached.
+
+    Everything is durable as soon as it is written, except for writes that a FaultPlan leaves ``CACHED`` or ``UNSYNCED``:
+    these, and only these, are undone by ``crash``, the newest first, until ``sync``. A later durable write makes them
+    durable too, as syncing a file syncs all of it. ``lose`` undoes what was durable.
+    """
+
+    def __init__(self) -> None:
+        self.logs: dict[str, StoredLog] = {}
+        self.owners: dict[str, Ownership] = {}
+        self.server_token = ""
+        self.life = 0
+        self._history: deque[dict[str, _Before]] = deque()
+        self._unsynced = 0
+
+    @property
+    def unsynced(self) -> int:
+        """Number of writes that a crash would drop."""
+        return self._unsynced
+
+    def held(self, logs: Iterable[str]) -> dict[str, Held]:
+        """Owner and end of each log."""
+        empty = StoredLog()
+        return {log: Held(self.owners.get(log, Ownership()), self.logs.get(log, empty).end) for log in logs}
+
+    def sync(self) -> None:
+        """Make everything that is written durable."""
+        self._unsynced = 0
+
+    def crash(self, keep: int = 0) -> None:
+        """The machine dies: all but the oldest ``keep`` unsynced writes are gone, and every open journal is dead."""
+        self.life += 1
+        self.lose(max(0, self._unsynced - keep))
+        self.sync()
+
+    def lose(self, count: int) -> None:
+        """Undo the newest ``count`` writes of any kind, acknowledged or not, while the journals stay open.
+
+        So does a fail-over to a replica that lags. The disk knows ``LAG`` of them; the server token stays.
+        """
+        for _ in range(min(count, len(self._history))):
+            for log, before in self._history.pop().items():
+                self._undo(log, before)
+            self._unsynced = max(0, self._unsynced - 1)
+
+    def backup(self) -> MemoryDisk:
+        """A copy of everything, a disk of its own."""
+        copy = MemoryDisk()
+        copy.put_back(self)
+        return copy
+
+    def put_back(self, copy: MemoryDisk) -> None:
+        """Become what the copy is, while the journals stay open; as durable as it gets."""
+        self.logs = {log: stored.copy() for log, stored in copy.logs.items()}
+        self.owners = dict(copy.owners)
+        self.server_token = copy.server_token
+        self._history.clear()
+        self.sync()
+
+    def touch(self, logs: Mapping[str, Mapping[int, bytes]], *, synced: bool) -> None:
+        """To be called before a write changes the logs: keeps what undoing it must bring back.
+
+        By log: the records that the write takes away. Those behind the old end need no mention.
+        """
+        self._history.append(
+            {
+                log: _Before(
+                    self.owners.get(log),
+                    replace(self.logs[log], records=dict(removed)) if log in self.logs else None,
+                )
+                for log, removed in logs.items()
+            }
+        )
+        self._unsynced = 0 if synced else self._unsynced + 1
+        if len(self._history) > max(LAG, self._unsynced):
+            self._history.popleft()
+
+    def _undo(self, log: str, before: _Before) -> None:
+        if before.owner is None:
+            self.owners.pop(log, None)
+        else:
+            self.owners[log] = before.owner
+        stored = self.logs.pop(log, None)
+        if before.stored is not None:
+            if stored is not None:
+                kept = {position: frame for position, frame in stored.records.items() if position <= before.stored.last}
+                before.stored.records.update(kept)
+            self.logs[log] = before.stored
+
+
+class MemoryJournal(Journal):
+    """The contract over a MemoryDisk, which several journals may use at once; ``shared`` says whether they do.
+
+    As durable as its FaultPlan lets it be, for strong and other entries alike. ``randbits`` makes the server token
+    and the nonces. After ``MemoryDisk.crash`` every call raises JournalClosed.
+    """
+
+    def __init__(
+        self,
+        disk: MemoryDisk,
+        *,
+        shared: bool = False,
+        faults: FaultPlan | None = None,
+        randbits: Callable[[int], int] = secrets.randbits,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.shared = shared
+        self._disk = disk
+        self._faults = faults or FaultPlan()
+        self._randbits = randbits
+        self._meter = Meter(clock)
+        self._life: int | None = None
+        self._owned = Owned(nonce=0)
+
+    async def open(self) -> None:
+        """See Journal."""
+        disk = self._disk
+        self.server_token = disk.server_token = disk.server_token or f"{self._randbits(128):032x}"
+        self._owned = Owned(self._randbits(32))
+        self._life = disk.life
+
+    async def take(self, log: str, *, view: int = 0, address: str = "", above: int = 0) -> Ownership:
+        """See Journal."""
+        self._check_open()
+        wanted = Ownership(above, self._owned.next_nonce(log, self._randbits), address, view)
+        write = partial(self._take, log, self._owned.held([log]), wanted)
+        owner = await self._run(Operation("take", [(log, 0)], strong=True), write)
+        self._owned.took(log, owner)
+        return owner
+
+    def release(self, log: str) -> None:
+        """See Journal."""
+        self._owned.release(log)
+
+    async def owners(self, logs: Iterable[str]) -> dict[str, Ownership]:
+        """See Journal."""
+        believed = self._owned.held(logs)
+        await self._read("owners")
+        self._check_token(believed)
+        return {log: found.owner for log, found in self._disk.held(believed).items()}
+
+    async def confirm(self, logs: Iterable[str]) -> int:
+        """See Journal."""
+        believed = self._owned.held([*logs, GRAPH])
+        await self._read("confirm")
+        return self._judge(believed)[GRAPH].last
+
+    async def logs(self) -> list[str]:
+        """See Journal."""
+        await self._read("logs")
+        self._check_token(self._owned.held([GRAPH]))
+        return sorted(self._disk.logs)
+
+    async def load(self, log: str, *, known: LoadedLog | None = None) -> LoadedLog:
+        """See Journal. All of it is read each time, which costs nothing here."""
+        del known
+        believed = self._owned.held([log])
+        await self._read("load")
+        self._check_token(believed)
+        found = self._disk.held([log])
+        refuse_lost(believed, found)
+        stored = self._disk.logs.get(log, StoredLog())
+        snapshot = None
+        if stored.snapshot_position:
+            if stored.snapshot is None:
+                raise JournalCorrupt(log, stored.snapshot_position, "the snapshot is missing")
+            snapshot = decode(log, stored.snapshot_position, stored.snapshot, kind=Kind.SNAPSHOT).payload
+        records = decode_records(
+            log,
+            sorted(stored.records.items()),
+            after=stored.snapshot_position,
+            last=stored.last,
+            tail=stored.tail,
+            epoch=found[log].owner.epoch,
+        )
+        if found[log].owner == believed[log].owner:
+            self._owned.reached(log, stored.end)
+        return LoadedLog(stored.snapshot_position, snapshot, records)
+
+    async def append(self, entries: Sequence[Entry]) -> None:
+        """See Journal."""
+        with self._meter.append(entries):
+            self._check_open()
+            runs = runs_of(entries, self._owned.writer)
+            if not runs:
+                return
+            places = [(entry.log, entry.position) for entry in entries]
+            operation = Operation("append", places, strong=any(entry.strong for entry in entries))
+            believed = self._owned.held(run.log for run in runs)
+            await self._run(operation, partial(self._append, runs, believed))
+            for run in runs:
+                self._owned.reached(run.log, run.end)
+
+    async def snapshot(self, log: str, position: int, payload: bytes) -> None:
+        """See Journal."""
+        with self._meter.snapshot(payload):
+            self._check_open()
+            frame = encode(log, position, payload, writer=self._owned.writer(log), kind=Kind.SNAPSHOT)
+            operation = Operation("snapshot", [(log, position)], strong=True)
+            believed, record = self._owned.held([log]), self._owned.record(log, position)
+            await self._run(operation, partial(self._replace, log, position, frame, believed, record))
+
+    async def restore(self, log: str, position: int, payload: bytes, *, view: int = 0, address: str = "") -> Ownership:
+        """See Journal."""
+        with self._meter.snapshot(payload):
+            self._check_open()
+            wanted = Ownership(0, self._owned.next_nonce(log, self._randbits), address, view)
+            write = partial(self._restore, log, position, payload, self._owned.held([log])[log], wanted)
+            owner, end = await self._run(Operation("restore", [(log, position)], strong=True), write)
+            if log != GRAPH:
+                self._owned.took(log, owner)
+            self._owned.reached(log, end)
+            return owner
+
+    async def close(self) -> None:
+        """See Journal."""
+        self._life = None
+
+    def statistics(self) -> JournalStatistics:
+        """See Journal."""
+        return self._meter.statistics()
+
+    async def _run(self, operation: Operation, write: Callable[[bool], T]) -> T:
+        """One write, with the fate that the plan has for it. Whatever it depends on is checked with it, in one step."""
+        life = self._life
+        # Every other store lets the event loop run during a write, and callers come to rely on it.
+        await asyncio.sleep(0)
+        outcome = await self._faults.before(operation)
+        if life != self._disk.life:
+            raise JournalClosed
+        if outcome is Outcome.FAILED:
+            raise JournalFailed("the fault plan refuses this write")
+        if outcome is Outcome.LOST:
+            await self._faults.after(operation)
+            raise JournalUnknown("the fault plan hides that this write is lost")
+        result = write(outcome not in {Outcome.CACHED, Outcome.UNSYNCED})
+        await self._faults.after(operation)
+        if outcome is Outcome.WRITTEN or life != self._disk.life:
+            raise JournalUnknown("the fault plan, or a crash, hides the outcome of this write")
+        if outcome is Outcome.CACHED:
+            self._disk.sync()
+        return result
+
+    async def _read(self, name: str) -> None:
+        """The way to the disk; what is read is read behind it, in one step."""
+        self._check_open()
+        await asyncio.sleep(0)
+        await self._faults.read(name)
+        self._check_open()
+
+    def _take(self, log: str, believed: Mapping[str, Held], wanted: Ownership, synced: bool) -> Ownership:
+        """``wanted`` has the epoch to be above."""
+        self._check_token(believed)
+        found = self._disk.held([log])
+        refuse_lost(believed, found)
+        refuse_older_view(log, wanted, found[log].owner)
+        self._disk.touch({log: {}}, synced=synced)
+        self._disk.owners[log] = owner = wanted._replace(epoch=max(found[log].owner.epoch, wanted.epoch) + 1)
+        return owner
+
+    def _append(self, runs: list[Run], believed: Mapping[str, Held], synced: bool) -> None:
+        self._judge(believed)
+        new = [run for run in runs if self._lacks(run)]
+        self._disk.touch({run.log: {} for run in new}, synced=synced)
+        for run in new:
+            stored = self._disk.logs.setdefault(run.log, StoredLog())
+            stored.records.update(enumerate(run.frames, run.first))
+            stored.last, stored.tail = run.last, checksum(run.frames[-1])
+
+    def _lacks(self, run: Run) -> bool:
+        """Whether the run is not yet in its log."""
+        stored = self._disk.logs.get(run.log, StoredLog())
+        if run.is_new(stored.last):
+            return True
+        if not run.is_written(stored.records, last=stored.last, tail=stored.tail):
+            raise run.refuse_others(stored.last)
+        return False
+
+    def _replace(
+        self,
+        log: str,
+        position: int,
+        frame: bytes,
+        believed: Mapping[str, Held],
+        record: int | None,
+        synced: bool,
+    ) -> None:
+        self._judge(believed)
+        stored = self._disk.logs.get(log, StoredLog())
+        if not 1 <= position <= stored.last:
+            raise JournalPosition(log, position=position, last=stored.last)
+        if position <= stored.snapshot_position:
+            return
+        refuse_another(log, position, stored.last, record, stored.records.get(position))
+        covered = {place: kept for place, kept in stored.records.items() if place <= position}
+        self._disk.touch({log: covered}, synced=synced)
+        stored.snapshot_position, stored.snapshot = position, frame
+        for place in covered:
+            del stored.records[place]
+
+    def _restore(
+        self, log: str, position: int, payload: bytes, mine: Held, wanted: Ownership, synced: bool
+    ) -> tuple[Ownership, End]:
+        disk = self._disk
+        if disk.server_token:
+            self._check_token({})
+        found = disk.held([log])[log]
+        if log != GRAPH:
+            # An own attempt, of unknown outcome, had the same nonce.
+            if is_usurped(mine.owner, found.owner) and found.owner.nonce != wanted.nonce:
+                raise JournalFenced({log: (mine.owner.epoch, found.owner.epoch)})
+            refuse_older_view(log, wanted, found.owner)
+        stored = disk.logs.get(log, StoredLog())
+
+        def framed(owner: Ownership) -> bytes:
+            writer = self._owned.writer(GRAPH) if log == GRAPH else Writer(owner.epoch, owner.nonce)
+            return encode(log, position, payload, writer=writer, kind=Kind.SNAPSHOT)
+
+        if found.last == position and stored.tail == checksum(framed(found.owner)):
+            disk.touch({}, synced=synced)
+            return found.owner, found.end
+        if position <= max(found.last, mine.last):
+            raise JournalPosition(log, position=position, last=max(found.last, mine.last))
+        disk.touch({log: stored.records}, synced=synced)
+        disk.server_token = self.server_token
+        owner = Ownership()
+        if log != GRAPH:
+            disk.owners[log] = owner = wanted._replace(epoch=max(found.owner.epoch, mine.owner.epoch) + 1)
+        frame = framed(owner)
+        disk.logs[log] = stored = StoredLog(position, checksum(frame), position, frame)
+        return owner, stored.end
+
+    def _check_open(self) -> None:
+        if self._life != self._disk.life:
+            raise JournalClosed
+
+    def _judge(self, believed: Mapping[str, Held]) -> dict[str, Held]:
+        """Whether the logs may be written; returns what the disk has of them."""
+        self._check_token(believed)
+        found = self._disk.held(believed)
+        judge(believed, found)
+        return found
+
+    def _check_token(self, believed: Mapping[str, Held]) -> None:
+        """Whether the disk is the one that was opened, and not empty."""
+        found = self._disk.server_token
+        if not found:
+            raise JournalLost({log: (mine.last, 0) for log, mine in believed.items()})
+        if found != self.server_token:
+            raise JournalReplaced(expected=self.server_token, found=found)
