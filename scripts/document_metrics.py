@@ -13,8 +13,7 @@ from typing import Final
 import lowwater.prometheus
 import lowwater_spark.prometheus
 from lowwater.prometheus import Figure
-from lowwater_authority.ops import computation_figures, metrics
-from lowwater_authority.ops import shard_figures as collecting
+from lowwater_authority.ops import computation_figures, metrics, shard_figures
 from scripts import tables
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs/metrics.md"
@@ -23,12 +22,12 @@ TABLES: Final[dict[str, Sequence[Figure]]] = {
     "computations": tuple(computation_figures.READ),
     "process": (
         *metrics.EVENTS,
-        *collecting.PROCESS,
-        collecting.HELD,
-        collecting.CONFIRMED,
-        collecting.NOT_AFTER,
-        collecting.ERRORS,
-        *collecting.GATES,
+        *shard_figures.PROCESS,
+        shard_figures.HELD,
+        shard_figures.CONFIRMED,
+        shard_figures.NOT_AFTER,
+        shard_figures.ERRORS,
+        *shard_figures.GATES,
     ),
     "client": lowwater.prometheus.FIGURES,
     "spark": lowwater_spark.prometheus.FIGURES,

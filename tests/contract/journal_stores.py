@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from lowwater_authority.journal import Entry, Journal, JournalFenced, JournalLost, LoadedLog, Ownership, SqliteJournal
-from lowwater_authority.journal.frames import Writer, checksum, decode, encode
+from lowwater_authority.journal.contract import Writer
+from lowwater_authority.journal.frames import checksum, decode, encode
 from lowwater_authority.journal.redis import RedisJournal
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal

@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from lowwater_authority.cluster.directory import Directory
+from lowwater_authority.cluster.directory import Directory, RedisDirectory
 from lowwater_authority.cluster.membership import Member, View
-from lowwater_authority.cluster.redis import RedisDirectory
-from lowwater_authority.journal.errors import JournalClosed, JournalCorrupt, JournalError, JournalFailed, JournalUnknown
+from lowwater_authority.journal.contract import (
+    JournalClosed,
+    JournalCorrupt,
+    JournalError,
+    JournalFailed,
+    JournalUnknown,
+)
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.faults import FaultPlan, Outcome
 from tests.kit.memory_directory import MemoryDirectory, MemoryMembers

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from lowwater_authority.cluster.directory import Directory
 from lowwater_authority.cluster.membership import Beats, View
-from lowwater_authority.journal.errors import JournalClosed, JournalFailed, JournalUnknown
+from lowwater_authority.journal.contract import JournalClosed, JournalFailed, JournalUnknown
 from tests.kit.faults import FaultPlan, Operation, Outcome
 
 T = TypeVar("T")

@@ -11,8 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
 
-from lowwater_authority.journal.contract import GRAPH, Entry, Journal, JournalStatistics, LoadedLog, Ownership
-from lowwater_authority.journal.errors import (
+from lowwater_authority.journal.contract import (
+    GRAPH,
+    End,
+    Entry,
+    Held,
+    Journal,
     JournalClosed,
     JournalCorrupt,
     JournalFailed,
@@ -20,12 +24,28 @@ from lowwater_authority.journal.errors import (
     JournalLost,
     JournalPosition,
     JournalReplaced,
+    JournalStatistics,
     JournalUnknown,
+    LoadedLog,
+    Meter,
+    Owned,
+    Ownership,
+    Writer,
+    is_usurped,
+    judge,
+    refuse_lost,
+    refuse_older_view,
 )
-from lowwater_authority.journal.frames import Kind, Writer, checksum, decode, decode_records, encode
-from lowwater_authority.journal.meter import Meter
-from lowwater_authority.journal.owned import End, Held, Owned, is_usurped, judge, refuse_lost, refuse_older_view
-from lowwater_authority.journal.sequence import Run, refuse_another, runs_of
+from lowwater_authority.journal.frames import (
+    Kind,
+    Run,
+    checksum,
+    decode,
+    decode_records,
+    encode,
+    refuse_another,
+    runs_of,
+)
 from tests.kit.faults import FaultPlan, Operation, Outcome
 
 T = TypeVar("T")

@@ -71,7 +71,7 @@ async def trace(path: Path, count: int, *, unsafe: bool) -> None:
     """Like ``append``, with a mark in the disk shim's trace at each acknowledgement. ``unsafe`` never syncs."""
     marks = os.open(os.environ["LOWWATER_TRACE"], os.O_WRONLY | os.O_APPEND)
     if unsafe:
-        from lowwater_authority.journal.sqlite_database import SqliteDatabase
+        from lowwater_authority.journal.sqlite import SqliteDatabase
 
         SqliteDatabase.PRAGMAS = ("journal_mode = WAL", "synchronous = OFF")
 

@@ -12,7 +12,7 @@ import pytest
 
 import lowwater
 from lowwater._pb.lowwater.v1 import watermarks_pb2
-from lowwater_authority.engine.serving import WAIT_SECONDS
+from lowwater_authority.engine.shard import WAIT_SECONDS
 from tests.process.sharding import DEAD_AFTER, Sharded, move
 from tests.process.store_proxy import StoreProxy
 from tests.process.test_client_end_to_end import eventually

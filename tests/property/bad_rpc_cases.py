@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lowwater._pb.lowwater.v1 import types_pb2, workers_pb2
 from lowwater_authority.core.batches import MAX_PARTS
-from lowwater_authority.rpc import decode
+from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.watermarks import MAX_HOLDERS, MAX_PAGE
 from tests.property.rpc_world import HOUR, STUBS, Pipeline, opening, report
 
@@ -99,7 +99,7 @@ def histogram(starts: list[int], counts: list[int]) -> workers_pb2.Histogram:
 
 def digest(random: Random, _: Pipeline) -> bytes:
     """One that is too long."""
-    return b"d" * random.randint(decode.MAX_DIGEST + 1, 5000)
+    return b"d" * random.randint(codec.MAX_DIGEST + 1, 5000)
 
 
 def any_of(*values: Any) -> Callable[[Random, Pipeline], Any]:
@@ -161,9 +161,9 @@ CASES: Final[dict[str, Case]] = {
     "an interval that is owned": Case("Retire", put(computation="a"), "OWNED_RANGES"),
     # -- reading
     "too many names to get": Case(
-        "GetWatermarks", put(computations=["a"] * (decode.MAX_NAMES + 1)), field="computations"
+        "GetWatermarks", put(computations=["a"] * (codec.MAX_NAMES + 1)), field="computations"
     ),
-    "too many names to watch": Case("Watch", put(computations=["a"] * (decode.MAX_NAMES + 1)), field="computations"),
+    "too many names to watch": Case("Watch", put(computations=["a"] * (codec.MAX_NAMES + 1)), field="computations"),
     "too many holders": Case("CheckComplete", put(max_holders=any_of(MAX_HOLDERS + 1, 2**32 - 1)), field="max_holders"),
     "too many ranges": Case("ListRanges", put(page_size=any_of(MAX_PAGE + 1, 2**32 - 1)), field="page_size"),
     "too many completions": Case("GetHistory", put(page_size=any_of(MAX_PAGE + 1, 2**32 - 1)), field="page_size"),
@@ -226,7 +226,7 @@ CASES: Final[dict[str, Case]] = {
     ),
     "too many buckets": Case(
         "StageTask",
-        put(pending=lambda *_: histogram(list(range(decode.MAX_BUCKETS + 1)), [1] * (decode.MAX_BUCKETS + 1))),
+        put(pending=lambda *_: histogram(list(range(codec.MAX_BUCKETS + 1)), [1] * (codec.MAX_BUCKETS + 1))),
         field="pending",
     ),
     "a bound beyond max skew": Case("Claim", put(bound_micros=any_of([MAX - 1], [10**18])), "TOO_FAR_AHEAD", "bound_micros"),
@@ -306,7 +306,7 @@ CASES.update(
 
 TOO_LARGE: Final = Case(
     "Claim",
-    put(bounds=lambda *_: [n.to_bytes(4) for n in range(decode.MAX_RANGES + 2)], bound_micros=[]),
+    put(bounds=lambda *_: [n.to_bytes(4) for n in range(codec.MAX_RANGES + 2)], bound_micros=[]),
     field="bounds",
 )
 """As the others, but it takes a second."""
@@ -358,7 +358,7 @@ IN_PART: Final[dict[str, tuple[Callable[[Pipeline], workers_pb2.GroupReport], st
     "a mass with a frontier twice": (lambda p: _frontiers(p, 5, 5), "INVALID_ARGUMENT", []),
     "a mass with too many frontiers": (lambda p: _frontiers(p, *range(1, 18)), "INVALID_ARGUMENT", []),
     "a mass with too many buckets": (
-        lambda p: _mass(p, list(range(decode.MAX_BUCKETS + 1)), [1] * (decode.MAX_BUCKETS + 1)),
+        lambda p: _mass(p, list(range(codec.MAX_BUCKETS + 1)), [1] * (codec.MAX_BUCKETS + 1)),
         "INVALID_ARGUMENT",
         [],
     ),

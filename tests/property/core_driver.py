@@ -11,7 +11,7 @@ import numpy as np
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.mass import Mass
+from lowwater_authority.core.groups import Mass
 from lowwater_authority.core.requests import (
     NO_FOLD,
     ClaimRequest,

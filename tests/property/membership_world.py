@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from random import Random
 
 from lowwater_authority.cluster.membership import Beats, Member, View, proposal
-from lowwater_authority.journal.errors import JournalError
+from lowwater_authority.journal.contract import JournalError
 from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
 
 DEAD_AFTER = 1000

@@ -12,10 +12,9 @@ import pytest
 
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import computation, heuristics, history, interval_map, recovery
-from lowwater_authority.core.computation import Computation, View
+from lowwater_authority.core.computation import SENDERS_KEPT, Computation, View
 from lowwater_authority.core.groups import Group, GroupState
 from lowwater_authority.core.interval_map import IntervalMap, Taken
-from lowwater_authority.core.reports import SENDERS_KEPT
 from lowwater_authority.core.requests import ClaimRequest, GroupReport, Prepare, Refused, TaskAttempt
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec

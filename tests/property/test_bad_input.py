@@ -28,7 +28,7 @@ from lowwater._core.lease import LeaseState, Report
 from lowwater._core.watches import MOST_NAMES
 from lowwater._sync.runtime import Runtime
 from lowwater.histogram import MOST_RECORDS
-from lowwater_authority.core import mass
+from lowwater_authority.core import groups
 
 UTC = dt.UTC
 ONE = TaskAttempt(1, 2, 3)
@@ -370,7 +370,7 @@ def test_what_a_lease_refuses_changes_nothing(shell: Shell, name: str, data: st.
 def test_whatever_is_said_can_be_sent_and_the_authority_takes_it(
     shell: Shell, said: list[tuple[int, int, int]]
 ) -> None:
-    assert MOST_RECORDS == mass.MOST_RECORDS
+    assert MOST_RECORDS == groups.MOST_RECORDS
     lease = shell.lease()
     for finished, pending, time in said:
         histogram = Histogram(0)
@@ -382,4 +382,4 @@ def test_whatever_is_said_can_be_sent_and_the_authority_takes_it(
     group = lease._state.take()
     if group is not None:
         message = wire.report_request(Report(1, (group,))).report.groups[0]
-        assert sum(message.mass.pending.counts) + message.mass.recent <= mass.MOST_RECORDS
+        assert sum(message.mass.pending.counts) + message.mass.recent <= groups.MOST_RECORDS

@@ -31,9 +31,9 @@ from lowwater_authority.engine import holdings, rounds
 from lowwater_authority.engine.logs import Logs
 from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import GRAPH, JournalCorrupt, Ownership, owned
+from lowwater_authority.journal import GRAPH, JournalCorrupt, Ownership, contract
 from lowwater_authority.journal import frames as framing
-from lowwater_authority.journal.owned import Held
+from lowwater_authority.journal.contract import Held
 from tests.kit import memory_journal as memory
 from tests.kit.memory_journal import MemoryJournal, StoredLog
 from tests.property import switches
@@ -130,7 +130,7 @@ def accept_an_older_claim(planted: Planted) -> None:
 
 def skip_the_epoch_check(planted: Planted) -> None:
     """The store takes writes of a shard that was replaced, as long as they fit (rule 4)."""
-    for module in (owned, memory):
+    for module in (contract, memory):
         planted.setattr(module, "is_usurped", lambda mine, found: False)
 
 

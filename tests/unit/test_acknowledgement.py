@@ -17,9 +17,8 @@ from lowwater._core.reports import ReporterState
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater._pb.lowwater.v1.types_pb2 import Redirect
 from lowwater_authority.core.requests import Refused
-from lowwater_authority.rpc import acknowledgement, encode
-from lowwater_authority.rpc.acknowledgement import Acknowledgement
-from lowwater_authority.rpc.streams import Outbox
+from lowwater_authority.rpc import codec, streams
+from lowwater_authority.rpc.streams import Acknowledgement, Outbox
 
 FAR, STALE = errors.TooFarAhead.reason, errors.StaleSequencer.reason
 
@@ -83,14 +82,14 @@ def test_the_newest_number_and_the_address_stay() -> None:
 def test_handles_are_packed_as_protobuf_packs_them() -> None:
     for count in (1, 31, 32, 5000):
         column = np.arange(count, dtype=np.uint32) * 7
-        message = encode.refused("a", Refused(1, FAR, "m", column))
+        message = codec.refused_message("a", Refused(1, FAR, "m", column))
         assert list(message.handles) == column.tolist()
         plain = pb.RefusedRanges(computation="a", sequencer=1, reason=FAR, message="m", handles=column.tolist())
         assert message.SerializeToString() == plain.SerializeToString()
 
 
 def test_what_a_caller_has_made_up_is_not_repeated_whole() -> None:
-    message = encode.refused("n" * 100_000, Refused(1, "UNKNOWN_COMPUTATION", "m" * 100_000))
+    message = codec.refused_message("n" * 100_000, Refused(1, "UNKNOWN_COMPUTATION", "m" * 100_000))
     assert message.ByteSize() < 2000
 
 
@@ -127,8 +126,8 @@ def test_rule7_names_that_nobody_has_take_what_is_counted() -> None:
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when names are kept as they were sent")
 def test_rule7_breaks_when_made_up_names_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acknowledgement, "shortened", lambda text, *_: text)
-    monkeypatch.setattr(acknowledgement, "_size", lambda _: 1000)
+    monkeypatch.setattr(streams, "shortened", lambda text, *_: text)
+    monkeypatch.setattr(streams, "_size", lambda _: 1000)
     counted, taken = made_up()
     assert taken < counted + 20_000
 
@@ -198,7 +197,7 @@ def divided() -> list[tuple[int, set[int], set[int], bool]]:
 def test_rule7_an_acknowledgement_of_several_messages_acknowledges_nothing_that_is_refused_in_a_later_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(acknowledgement, "MESSAGE_BYTES", 8 * RANGES)
+    monkeypatch.setattr(streams, "MESSAGE_BYTES", 8 * RANGES)
     *before, (durable, refused, lost, neighbour) = divided()
     assert len(before) >= 1
     for early, _, _, beside in before:
@@ -212,7 +211,7 @@ def test_rule7_an_acknowledgement_of_several_messages_acknowledges_nothing_that_
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the first message has the number")
 def test_rule7_breaks_when_the_first_of_several_messages_acknowledges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acknowledgement, "MESSAGE_BYTES", 8 * RANGES)
+    monkeypatch.setattr(streams, "MESSAGE_BYTES", 8 * RANGES)
     init = Acknowledgement.__init__
     monkeypatch.setattr(Acknowledgement, "__init__", lambda self, _: init(self, 1))
     for _, _, _, beside in divided()[:-1]:
@@ -222,14 +221,14 @@ def test_rule7_breaks_when_the_first_of_several_messages_acknowledges(monkeypatc
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when any refusal goes before the number")
 def test_rule7_breaks_when_what_does_not_stay_refused_is_told_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number says that what was sent is taken over, and a client cannot know that it was refused before."""
-    monkeypatch.setattr(acknowledgement, "MESSAGE_BYTES", 8 * RANGES)
-    monkeypatch.setattr(acknowledgement, "_ahead", lambda _: True)
+    monkeypatch.setattr(streams, "MESSAGE_BYTES", 8 * RANGES)
+    monkeypatch.setattr(streams, "_ahead", lambda _: True)
     _, refused, _, _ = divided()[-1]
     assert {handle for handle in range(RANGES) if handle % 3 == 1} <= refused
 
 
 def test_each_message_is_below_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acknowledgement, "MESSAGE_BYTES", 4 * RANGES)
+    monkeypatch.setattr(streams, "MESSAGE_BYTES", 4 * RANGES)
     made = Acknowledgement(7)
     made.add(9, refusals(), {"a": 1}, {})
     *early, last = made.messages()
@@ -243,8 +242,8 @@ def test_each_message_is_below_the_bound(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_what_cannot_be_made_to_fit_ends_the_stream_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acknowledgement, "MESSAGE_BYTES", 1000)
-    monkeypatch.setattr(acknowledgement, "LARGEST_MESSAGE", 2000)
+    monkeypatch.setattr(streams, "MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(streams, "LARGEST_MESSAGE", 2000)
     outbox = Outbox()
     outbox.acknowledge(1, [("a", Refused(sequencer, FAR, "")) for sequencer in range(100)])
     assert not list(await outbox.take())

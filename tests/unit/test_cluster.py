@@ -14,7 +14,7 @@ from lowwater_authority.cluster.cluster import Replaced
 from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport, Refused
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine import serving
+from lowwater_authority.engine import shard
 from tests.kit.memory_journal import MemoryDisk
 from tests.unit.sharded_memory import HOUR, NAMES, Deployment, held, two
 
@@ -306,13 +306,24 @@ async def test_rule8_nothing_of_a_stream_counts_behind_what_another_shard_was_to
     assert one.low(name) == 10
 
 
+async def test_a_graph_that_cannot_be_read_is_refused_and_read_later(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    one.faults.unreadable.add("load")
+    await other.shard.register(Spec("new"))
+    with pytest.raises(errors.Unavailable, match="cannot read the graph from its store"):
+        await one.shard.confirm(())
+    one.faults.unreadable.clear()
+    await one.shard.confirm(())
+    assert "new" in one.shard.topology.computations
+
+
 async def test_reads_that_wait_for_a_store_that_hangs_end_in_time(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = await two(deployment)
     name, away = min(held(one)), min(held(other))
     grant = await one.claim(name)
-    monkeypatch.setattr(serving, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(shard, "WAIT_SECONDS", 0.01)
     one.faults.held["append"] = one.faults.held["take"] = gate = asyncio.Event()
     reporting = asyncio.ensure_future(one.report(name, grant, 12))
     await one.cluster.change(lambda view: view.pinned(away, "one:1"))

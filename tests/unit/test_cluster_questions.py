@@ -15,7 +15,7 @@ import lowwater.aio
 from lowwater._core.call import Stubs
 from lowwater._core.locating import TIMEOUT
 from lowwater._pb.lowwater.v1 import cluster_pb2, cluster_pb2_grpc, watermarks_pb2, watermarks_pb2_grpc
-from lowwater_authority.engine.serving import TOGETHER_SECONDS
+from lowwater_authority.engine.shard import TOGETHER_SECONDS
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc.cluster import ClusterServicer
 from lowwater_authority.rpc.services import Services

@@ -12,8 +12,7 @@ from lowwater import errors
 from lowwater_authority.cluster.cluster import Cluster
 from lowwater_authority.cluster.membership import Member
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine.serving import WAIT_SECONDS
-from lowwater_authority.engine.shard import Shard
+from lowwater_authority.engine.shard import WAIT_SECONDS, Shard
 from lowwater_authority.engine.takeover import SLOW_SECONDS, TAKEN_AT_ONCE
 from lowwater_authority.journal import JournalFailed, LoadedLog
 from lowwater_authority.ops.observer import Observer

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowwater_authority.core import recovery
-from lowwater_authority.core.groups import Group, GroupState
+from lowwater_authority.core.groups import MOST_RECORDS, SLOT, Group, GroupState, Mass, RecentSlots
 from lowwater_authority.core.heuristics import candidates, reference_time
-from lowwater_authority.core.mass import MOST_RECORDS, SLOT, Mass, RecentSlots
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
 from lowwater_authority.core.topology import Spec
 from tests.property import switches

@@ -10,8 +10,7 @@ import pytest
 from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
-from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.reports import SENDERS_KEPT
+from lowwater_authority.core.computation import SENDERS_KEPT, Computation
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, GroupReport, Prepare, Refused
 from lowwater_authority.core.topology import Spec
 from tests.property import switches

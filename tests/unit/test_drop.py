@@ -565,10 +565,10 @@ async def test_what_is_not_written_is_not_dropped_while_the_store_does_not_tell_
 
 
 async def test_a_drop_whose_log_cannot_be_taken_says_that_it_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard, "WAIT_SECONDS", 0.0)
     deployment = Deployment()
     one, other, name, grant = await damaged_and_silent(deployment)
     one.faults.held["take"] = asyncio.Event()
+    monkeypatch.setattr(shard, "WAIT_SECONDS", 0.0)
     with pytest.raises(errors.Unavailable, match="was dropped, but its log cannot be taken from its last owner yet"):
         await one.shard.drop(name, force=True)
     with pytest.raises(errors.UnknownComputation, match="was dropped"):

@@ -18,7 +18,7 @@ from lowwater.watermark import Watermark
 from lowwater_authority.core.requests import Fold
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.rpc import decode, encode
+from lowwater_authority.rpc import codec
 from tests.unit.sharded_memory import Deployment
 
 GUESS = Spec("guess", estimated=True)
@@ -90,7 +90,7 @@ def test_what_becomes_a_reader_of_an_estimate_by_a_heal_is_exact_no_longer() -> 
         assert estimated(healed) == {"guess", "hourly", "daily"}
         assert estimated(Topology.decode(healed.encode())) == {"guess", "hourly", "daily"}
         assert healed.merged(Topology().register(HOURLY)) is healed
-        assert encode.computation(healed.get("daily"), healed).estimated
+        assert codec.computation_message(healed.get("daily"), healed).estimated
         with pytest.raises(errors.EstimatedInput):
             healed.register(Spec("weekly", ("daily",)))
 
@@ -201,9 +201,9 @@ async def test_rule4_what_another_shard_has_granted_meanwhile_does_not_become_an
 
 def test_it_crosses_the_wire() -> None:
     request = topology_pb2.RegisterRequest(name="guess", estimated=True)
-    topology = Topology().register(decode.spec(request))
+    topology = Topology().register(codec.spec(request))
     assert topology.get("guess") == GUESS
-    assert wire.computation(encode.computation(topology.get("guess"), topology)).estimated
+    assert wire.computation(codec.computation_message(topology.get("guess"), topology)).estimated
 
 
 VIEW = WatermarkView("guess", registered=True, incarnation=1, low=NOON, estimated=True)

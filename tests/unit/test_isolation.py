@@ -17,7 +17,7 @@ from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine import serving as serving_module
+from lowwater_authority.engine import shard as serving_module
 from lowwater_authority.engine.holdings import Holdings
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import JournalReplaced

@@ -27,7 +27,7 @@ from lowwater_authority.journal import (
     SqliteJournal,
 )
 from lowwater_authority.journal import sqlite as module
-from lowwater_authority.journal.sqlite_schema import APPLICATION_ID, FORMAT
+from lowwater_authority.journal.sqlite import APPLICATION_ID, FORMAT
 from tests.contract.journal_stores import SqliteStore, entry, turn
 
 

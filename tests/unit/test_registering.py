@@ -10,8 +10,7 @@ import pytest
 from lowwater import errors
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine.holdings import replayed
-from lowwater_authority.engine.serving import TAKEN_AFTER_REGISTERING
-from lowwater_authority.engine.shard import Shard
+from lowwater_authority.engine.shard import TAKEN_AFTER_REGISTERING, Shard
 from lowwater_authority.journal import GRAPH, Entry
 from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import FaultPlan, Operation, Outcome

@@ -26,8 +26,7 @@ from lowwater_authority.core.requests import Refused
 from lowwater_authority.engine.admission import Gate as Admitting
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc import streams, workers
-from lowwater_authority.rpc.acknowledgement import REFUSAL_BYTES
-from lowwater_authority.rpc.streams import Room
+from lowwater_authority.rpc.streams import REFUSAL_BYTES, Room
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.unit.test_shard import HOUR, Gate
 

@@ -12,7 +12,7 @@ from lowwater._core.fold import Fold
 from lowwater._core.lease import GroupState, LeaseState, Report
 from lowwater.watermark import MAX
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
-from lowwater_authority.rpc import encode
+from lowwater_authority.rpc import codec
 from lowwater_spark.status import in_short
 from tests.property.core_driver import SECOND, Driver, column
 
@@ -30,7 +30,7 @@ def says(driver: Driver, sequencer: int, text: str, number: int, micros: int = S
 def shown(driver: Driver) -> list[str]:
     """What is shown beside each range, in key order."""
     ranges, _ = driver.core.map.all_ranges(10)
-    return [encode.key_range(each).waiting_for for each in sorted(ranges, key=lambda each: each.start)]
+    return [codec.key_range_message(each).waiting_for for each in sorted(ranges, key=lambda each: each.start)]
 
 
 def test_it_is_shown_beside_the_ranges_of_its_claim_until_the_next_report() -> None:

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2_grpc
 from lowwater._core.text import counted
 from lowwater.aio import Client
 from lowwater_authority.access.door import Door, open_door
-from lowwater_authority.access.parsing import BadAccess
+from lowwater_authority.access.policy import BadAccess
 from lowwater_authority.access.tls import BadCertificate, Certificates, Files
 from lowwater_authority.authority import Authority
 from lowwater_authority.cluster.cluster import BEATS, Cluster, Replaced
@@ -34,8 +34,7 @@ from lowwater_authority.ops.logging import set_up
 from lowwater_authority.ops.metrics import Metrics
 from lowwater_authority.ops.traces import begin as begin_traces
 from lowwater_authority.rpc.health import HealthServicer
-from lowwater_authority.rpc.interceptors import Decoding
-from lowwater_authority.rpc.timing import Timing
+from lowwater_authority.rpc.interceptors import Decoding, Timing
 from lowwater_authority.web.http import listen
 from lowwater_authority.web.threads import Web, WebThreads
 
@@ -228,7 +227,7 @@ def _shared(
         msg = "--store needs --advertise HOST:PORT, an address of this process that clients and other shards can reach"
         raise CannotServe(msg)
     try:
-        from lowwater_authority.cluster.redis import RedisDirectory
+        from lowwater_authority.cluster.directory import RedisDirectory
         from lowwater_authority.journal.redis import RedisJournal
     except ModuleNotFoundError as error:
         msg = "--store needs the Redis client: pip install 'lowwater-authority[redis]'"

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 from lowwater_authority.access.audit import Audit
 from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.guard import Guard, insider
-from lowwater_authority.access.parsing import BadAccess
-from lowwater_authority.access.policy import PEER, SELF
+from lowwater_authority.access.policy import PEER, SELF, BadAccess
 from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_authority.access.policy import Action
 from lowwater_authority.core.topology import MAX_INPUTS
-from lowwater_authority.rpc.decode import MAX_NAMES
+from lowwater_authority.rpc.codec import MAX_NAMES
 from lowwater_authority.rpc.refusals import bad_field
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from lowwater_authority.core.mass import MOST_RECORDS, NO_RECORDS, Mass
+from lowwater_authority.core.groups import MOST_RECORDS, NO_RECORDS, Mass
 from lowwater_authority.core.times import MAX
 
 if TYPE_CHECKING:

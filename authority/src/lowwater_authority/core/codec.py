@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater_authority.core.groups import Mass
 from lowwater_authority.core.history import Completion
-from lowwater_authority.core.mass import Mass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -1,6 +1,6 @@
 """One computation: its claims, its rounds, and the watermarks it publishes.
 
-In layers: staged.py holds the state, reports.py takes over what owners say, commits.py micro-batches; here is the rest.
+In this order: claims, reports, micro-batches, what a round has changed so far, rounds.
 
 The state here is the *staged* state: everything that has been checked and is, or is about to be, appended. Requests
 are checked against it in arrival order, so that a report behind a claim in the same round meets the new owner. What
@@ -11,7 +11,8 @@ A round is: any number of staging calls, :meth:`take_record`, an append of its r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,25 +21,40 @@ from lowwater import errors
 from lowwater._core.text import duration
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
-from lowwater_authority.core.commits import Commits
-from lowwater_authority.core.groups import Group, GroupState
+from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES, BatchStage
+from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
 from lowwater_authority.core.heuristics import candidates, reference_time
-from lowwater_authority.core.interval_map import Range, Taken
-from lowwater_authority.core.requests import Fenced, Grant, Granted
+from lowwater_authority.core.history import History
+from lowwater_authority.core.interval_map import IntervalMap, Range, Taken
+from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused
 from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from lowwater_authority.core.mass import Mass
-    from lowwater_authority.core.requests import ClaimRequest
+    import numpy.typing as npt
+
+    from lowwater_authority.core.columns import Int64s
+    from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport, Prepare, TaskAttempt, TaskPart
     from lowwater_authority.core.topology import Spec
+
 
 NAMED: Final = 20
 """Most workers that a refusal lists."""
 
 GRANTS_KEPT: Final = 4096
 """Request ids remembered, so that a repeated claim gets its first answer even after it was superseded."""
+
+SENDERS_KEPT: Final = 64
+"""Senders of one claim whose newest report is remembered. One process owns a claim, so there is rarely a second; one more is refused,
+for an older report of a sender that was forgotten would count."""
+
+OWN_TURNS: Final = b""
+"""Stands for the sender where the reports of a claim count turns of their own, whatever streams they come by."""
+
+_STALE: Final = (
+    "the sequencer is stale: a newer claim, a reset or a retirement took the ranges over. Stop writing for them."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +73,56 @@ class View:
     holder: Range | None
 
 
-class Computation(Commits):
-    """The state machine of one computation in one life.
+@dataclass(slots=True)
+class _Changes:
+    """What a round changed in one claim, not yet in an op."""
 
-    ``epoch_base`` is the least sequencer of this process's life less one; see engine/shard.py.
+    whole: bool = False
+    places: list[npt.NDArray[np.intp]] = field(default_factory=list)
+    lowers: bool = False
+    mass: bool = False
+    newer: bool = False
+    """Whether it is the first of a stream: losing that lets what an earlier stream said count again, which may be more."""
+
+
+class Computation:
+    """The state machine of one computation in one life: everything that it knows, and the ops that its next record will have.
+
+    Live requests and replayed ops store values and masses by the same functions. What micro-batches say passes the checks of any
+    report. ``epoch_base`` is the least sequencer of this process's life less one; see engine/shard.py.
 
     Cost: a report is O(its handles); a claim O(ranges touched and claimed + log); taking the record O(changed ranges +
     blocks), plus one sort of all histogram buckets when heuristics are registered and a mass or frontier changed.
     """
 
     def __init__(self, spec: Spec, *, epoch_base: int = 0) -> None:
-        super().__init__(spec, epoch_base=epoch_base)
+        self.spec = spec
+        self.epoch_base = epoch_base
+        self.incarnation = spec.incarnation
+        self.map = IntervalMap()
+        self.batches = BatchStage()
+        self.low = MIN
+        self.heuristics = dict.fromkeys(spec.heuristics, MIN)
+        self.since = 0
+        self.history = History()
+        self.reference = MIN
+        """The event time that ages of histograms count from, as of the last record; MIN before any frontier."""
+        self.last_sequencer = 0
+        self.identity: str | None = None
+        self.order = (0, 0)
+        self.last_batch: tuple[int, bytes] | None = None
+        self.committed_by = 0
+        """The claim that committed it."""
+        self.granted: OrderedDict[bytes, Granted] = OrderedDict()
+        self._ops: list[pb.Op] = []
+        self._changes: dict[int, _Changes] = {}
+        self._refused_of_batch: list[Refused] = []
+        """What was refused of the last committed batch, in this process's life: its driver may ask again."""
+        self._mass_changed = False
+        self._strong = False
         self.published = self._view()
 
-    # -- claims --------------------------------------------------------------------------------------------
+    # -- claims ----------------------------------------------------------------------------------------------
 
     def claim(self, request: ClaimRequest, now: int, wall: int | None = None) -> Grant:
         """Grant the ranges between the request's bounds, or refuse it and change nothing.
@@ -318,7 +370,376 @@ class Computation(Commits):
         self._forget_dead_batches()
         return taken
 
-    # -- rounds --------------------------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------------------
+
+    def report(
+        self,
+        report: GroupReport,
+        *,
+        sender: bytes,
+        number: tuple[int, int],
+        required: Fold,
+        now: int,
+        wall: int | None = None,
+    ) -> list[Refused]:
+        """Take over one claim's state, range by range, and return what was refused.
+
+        ``number`` is (stream, number) of the sender; a report that names a turn orders by (turn, number). One that is not above the
+        newest taken over changes nothing and is refused: whoever counts from the start again must hear of it.
+        ``required`` names the inputs as registered now: a fold over other lives of them counts as MIN. ``wall`` is the wall clock, which
+        says what is too far ahead; None: as ``now``.
+        """
+        group = self.map.groups.get(report.sequencer)
+        if group is None or group.state is not GroupState.OWNED:
+            return [self._stale(report.sequencer, None)]
+        if report.turn:
+            sender, number = OWN_TURNS, (report.turn, number[1])
+        newest = group.senders.get(sender)
+        if newest is not None and number <= newest:
+            return [_older(report, newest[0])]
+        if newest is None and sender != OWN_TURNS and len(group.senders) >= SENDERS_KEPT:
+            msg = f"{SENDERS_KEPT} senders have reported for this claim, and none of them may be forgotten; claim again"
+            return [Refused(group.sequencer, errors.StaleSequencer.reason, msg)]
+        if refusal := self._check_report(group, report, required):
+            return [refusal]
+        group.senders[sender] = number
+        if newest is None or newest[0] < number[0]:
+            # Durable though nothing else may change: reports of an earlier stream may still come, also after a restart. Before the
+            # first stream there was none, so that losing it is safe.
+            self._note_number(group, strong=number[0] > 1)
+        group.last_report = now
+        wall = now if wall is None else wall
+        values, mass = report.watermarks, report.mass
+        group.oldest_operation = min(report.oldest_operation, now)
+        group.waiting_for = report.waiting_for
+        refused: list[Refused] = []
+        if report.fold.input_incarnations != required.input_incarnations:
+            values = np.full(len(values), MIN, dtype=np.int64)
+            mass = mass and replace(mass, frontiers=dict.fromkeys(mass.frontiers, MIN))
+            msg = "the report folds another life of an input than the one in force, so it counts as unknown; fold anew"
+            refused.append(Refused(group.sequencer, errors.IncarnationChanged.reason, msg, report.handles))
+        elif 0 in report.fold.input_incarnations and (beyond := _beyond_unknown(values, mass)):
+            values = np.full(len(values), MIN, dtype=np.int64)
+            mass = mass and replace(mass, frontiers=dict.fromkeys(mass.frontiers, MIN))
+            msg = f"{self._unregistered(report.fold)}, so {beyond} must be {MIN}, and the report counts as that; fold all inputs"
+            refused.append(Refused(group.sequencer, errors.InvalidArgument.reason, msg, report.handles))
+        if mass is not None:
+            refused.extend(self._take_mass(group, mass, wall))
+        refused.extend(self._take_values(group, report.handles, values, finish=report.finish, now=now, wall=wall))
+        return refused
+
+    def _unregistered(self, fold: Fold) -> str:
+        names = [name for name, life in zip(self.spec.inputs, fold.input_incarnations, strict=False) if not life]
+        return f"{' and '.join(names) or 'an input'} is folded as not registered, which is unknown"
+
+    def _check_report(self, group: Group, report: GroupReport, required: Fold) -> Refused | None:
+        ranges = group.granted if report.handles is None else len(report.handles)
+        problem = ""
+        if len(report.watermarks) not in (1, ranges):
+            problem = f"watermarks_micros has {len(report.watermarks)} values for {ranges} ranges; send one a range, or one for all"
+        elif report.handles is not None and ranges and int(report.handles.max()) >= group.granted:
+            problem = (
+                f"handles names {int(report.handles.max())}, but the claim has the handles 0 to {group.granted - 1}"
+            )
+        elif report.handles is not None and not _distinct(report.handles):
+            problem = "handles names a range twice; send one value a range"
+        else:
+            problem = wrong_operation(report.oldest_operation)
+        if problem:
+            return Refused(group.sequencer, errors.InvalidArgument.reason, problem, report.handles)
+        if report.fold.input_version != required.input_version:
+            msg = (
+                f"the report folds version {report.fold.input_version} of the inputs, but {required.input_version} is in force; "
+                "claim again to learn the new inputs"
+            )
+            return Refused(group.sequencer, errors.InputVersion.reason, msg, report.handles)
+        return None
+
+    def _take_values(
+        self,
+        group: Group,
+        handles: npt.NDArray[np.uint32] | None,
+        values: Int64s,
+        *,
+        finish: bool,
+        now: int,
+        wall: int,
+    ) -> list[Refused]:
+        """Store what may be stored of new values and return the rest."""
+        limit = wall + self.spec.max_skew
+        named = None if handles is None else handles.astype(np.intp)
+        wrong = np.zeros(0, dtype=np.bool_)
+        refused: list[Refused] = []
+        if group.live is not None:
+            wrong = group.lost(named)
+            if wrong.any():
+                refused.append(self._stale(group.sequencer, _named(named, wrong)))
+        if len(values) and int(values.max()) > limit:
+            finished = values == MAX
+            # What goes no further than it stands poisons nothing, and a lowering must never be lost: the clock may be wrong.
+            ahead = (values > limit) & ~finished & (values > self._standing(group, named))
+            for mask, reason, text in (
+                (ahead, errors.TooFarAhead.reason, f"more than {self.spec.max_skew // 1_000_000} s ahead of the clock"),
+                (
+                    finished & (not finish),
+                    errors.FinishRequired.reason,
+                    "MAX means finished and needs finish to be set",
+                ),
+            ):
+                if mask.any():
+                    ranges = group.granted if named is None else len(named)
+                    spread = np.broadcast_to(mask, ranges) if len(mask) == 1 else mask
+                    spread = spread & ~wrong if len(wrong) else spread  # each range is refused once
+                    if spread.any():
+                        refused.append(Refused(group.sequencer, reason, text, _named(named, spread)))
+                    wrong = spread | wrong if len(wrong) else spread
+        if len(wrong) and wrong.any():
+            named = np.arange(group.granted) if named is None else named
+            values = np.broadcast_to(values, len(named))[~wrong]
+            named = named[~wrong]
+        self._store(group, None if named is None else group.places_of(named), values, now)
+        return refused
+
+    def _standing(self, group: Group, named: npt.NDArray[np.intp] | None) -> Int64s:
+        """Return where the ranges of some handles stand, None: of all; MIN where they are lost. O(handles)."""
+        lost = group.lost(named)
+        handles = np.arange(group.granted) if named is None else named
+        standing = np.full(len(handles), MIN, dtype=np.int64)
+        standing[~lost] = self.map.columns.values[group.base + group.places_of(handles[~lost])]
+        return standing
+
+    def _take_mass(self, group: Group, mass: Mass, wall: int) -> list[Refused]:
+        limit = wall + self.spec.max_skew
+        problem = ""
+        if len(mass.starts) != len(mass.counts):
+            problem = f"mass.pending has {len(mass.starts)} starts and {len(mass.counts)} counts; send as many of each"
+        elif (mass.counts < 0).any() or (mass.starts[1:] <= mass.starts[:-1]).any():
+            problem = "mass.pending must have ascending starts and counts below 2^63"
+        elif float(mass.counts.sum(dtype=np.float64)) + mass.recent > MOST_RECORDS:
+            problem = f"mass counts more than {MOST_RECORDS} records; no claim has that many"
+        if problem:
+            return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
+        # A record from the far future is as far as any may be: one bad timestamp must not carry the computation off.
+        mass = replace(mass, starts=np.minimum(mass.starts, limit))
+        for share, micros in mass.frontiers.items():
+            if limit < micros != MAX:
+                msg = (
+                    f"the frontier of the share {share} ppm is more than {self.spec.max_skew // 1_000_000} s ahead of the clock; "
+                    "the mass is left as it was"
+                )
+                return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
+        self._set_mass(group, mass)
+        return []
+
+    # -- micro-batches ---------------------------------------------------------------------------------------
+
+    def stage_task(
+        self, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart, *, most: int = MAX_PART_BYTES
+    ) -> None:
+        """Keep a task's part of a micro-batch, in memory, of all parts at ``most`` so many bytes.
+
+        Raises StaleSequencer, InvalidArgument, Overloaded.
+        """
+        group = self._owned(sequencer)
+        if len(part.handles) and int(part.handles.max()) >= group.granted:
+            msg = f"handles names {int(part.handles.max())}, but the claim has the handles 0 to {group.granted - 1}"
+            fix = f"name handles below {group.granted}"
+            raise errors.InvalidArgument(msg, metadata=self._about(field="handles", fix=fix))
+        if not self.batches.add(sequencer, batch, task, part, most):
+            crowd = (
+                f", for those of all computations take more than {ALL_PART_BYTES} B" if most < MAX_PART_BYTES else ""
+            )
+            msg = f"too many task parts wait for batch {batch} to be committed, or too large ones{crowd}; use fewer partitions"
+            raise errors.Overloaded(msg, metadata=self._about(batch=batch))
+
+    def _forget_dead_batches(self) -> None:
+        """Call when claims may have ended: what waits for their batches would stay until somebody stages another."""
+        groups = self.map.groups
+
+        def alive(sequencer: int) -> bool:
+            group = groups.get(sequencer)
+            return group is not None and group.state is GroupState.OWNED
+
+        self.batches.forget_dead(alive)
+
+    def prepare(self, request: Prepare) -> Sequence[TaskAttempt]:
+        """Fix the accepted attempts of a batch; returns those that never came, in which case nothing is prepared.
+
+        Raises StaleSequencer, and InvalidArgument for a bound or a frontier above MIN that was folded from what is not registered, and
+        for an oldest operation that is no time.
+        """
+        group = self._owned(request.sequencer)
+        if 0 in request.fold.input_incarnations:
+            beyond = (
+                "bound_micros"
+                if request.bound > MIN
+                else "frontiers"
+                if max(request.frontiers.values(), default=MIN) > MIN
+                else ""
+            )
+            if beyond:
+                msg = f"{self._unregistered(request.fold)}, so {beyond} must be {MIN}"
+                fix = f"{MIN} until all inputs are registered"
+                raise errors.InvalidArgument(msg, metadata=self._about(field=beyond, fix=fix))
+        if problem := wrong_operation(request.oldest_operation):
+            fix = "a time in microseconds since 1970, or 0"
+            raise errors.InvalidArgument(problem, metadata=self._about(field="oldest_operation_micros", fix=fix))
+        if self.last_batch is not None:
+            # A delayed repeat: committing it once more would put the older batch's values over the newer one's.
+            if request.batch < self.last_batch[0]:
+                return list(request.tasks)
+            if (request.sequencer, request.batch) == (self.committed_by, self.last_batch[0]):
+                return []
+        return self.batches.prepare(request, group.granted)
+
+    def commit(self, sequencer: int, batch: int, required: Fold, now: int, wall: int | None = None) -> list[Refused]:
+        """Apply the prepared batch, whole or not at all; returns what was refused of it. A repeat gets the first answer.
+
+        Raises StaleSequencer, NotPrepared, InputVersion.
+        """
+        self._owned(sequencer)
+        prepared = self.batches.prepared
+        if prepared is None or (prepared.request.sequencer, prepared.request.batch) != (sequencer, batch):
+            if self.last_batch is not None and self.last_batch[0] == batch:
+                return self._refused_of_batch
+            msg = (
+                f"no whole set of task parts is prepared for batch {batch} of {self.spec.name}; the stage holds until a later "
+                "batch is prepared. Run an empty batch."
+            )
+            raise errors.NotPrepared(msg, metadata=self._about(batch=batch))
+        if prepared.request.fold.input_version != required.input_version:
+            msg = f"the batch folds version {prepared.request.fold.input_version} of the inputs; {required.input_version} is in force"
+            raise errors.InputVersion(msg, metadata=self._about(batch=batch))
+        if prepared.request.fold.input_incarnations != required.input_incarnations:
+            msg = f"an input of {self.spec.name} was reset while batch {batch} ran; claim again"
+            raise errors.IncarnationChanged(msg, metadata=self._about(batch=batch))
+        return self._apply_prepared(now, now if wall is None else wall)
+
+    def _apply_prepared(self, now: int, wall: int) -> list[Refused]:
+        prepared = self.batches.prepared
+        assert prepared is not None
+        request = prepared.request
+        self.batches.committed(request.sequencer, request.batch)
+        group = self.map.groups.get(request.sequencer)
+        if group is None or group.state is not GroupState.OWNED:
+            return [self._stale(request.sequencer, None)]
+        values, known = prepared.values()
+        group.last_report = now
+        group.oldest_operation = min(request.oldest_operation, now)
+        group.recent.add(now, prepared.finished)
+        refused = self._take_mass(group, prepared.mass(group.recent.total), wall)
+        handles = np.flatnonzero(known).astype(np.uint32)
+        refused += self._take_values(group, handles, values[known], finish=request.bound == MAX, now=now, wall=wall)
+        self._flush()
+        op = pb.Batch(
+            sequencer=request.sequencer, number=request.batch, digest=request.digest, finished=prepared.finished
+        )
+        self._apply_batch(op)
+        self._ops.append(pb.Op(batch=op))
+        self._strong = True
+        self._refused_of_batch = refused
+        return refused
+
+    def _apply_batch(self, op: pb.Batch) -> None:
+        if self.last_batch is None or op.number >= self.last_batch[0]:
+            self.last_batch, self.committed_by = (op.number, op.digest), op.sequencer
+
+    # -- what a round has changed ----------------------------------------------------------------------------
+
+    def _owned(self, sequencer: int) -> Group:
+        group = self.map.groups.get(sequencer)
+        if group is None or group.state is not GroupState.OWNED:
+            raise errors.StaleSequencer(_STALE, metadata=self._about(sequencer=sequencer))
+        return group
+
+    def _stale(self, sequencer: int, handles: npt.NDArray[np.uint32] | None) -> Refused:
+        return Refused(sequencer, errors.StaleSequencer.reason, _STALE, handles)
+
+    def _about(self, **facts: object) -> dict[str, str]:
+        return {"computation": self.spec.name} | {key: str(value) for key, value in facts.items()}
+
+    def _store(self, group: Group, places: npt.NDArray[np.intp] | None, values: Int64s, now: int) -> None:
+        """Set values that passed all checks, remembering which changed. ``places`` None: all, and all are live."""
+        columns = self.map.columns
+        slots = group.slots() if places is None else group.base + places
+        old = columns.values[slots]
+        changed = old != values
+        if not changed.any():
+            return
+        changes = self._changes.setdefault(group.sequencer, _Changes())
+        changes.lowers = changes.lowers or bool((values < old).any())
+        if places is None and changed.all():
+            changes.whole = True
+            columns.set(slots, values)
+            columns.since[slots] = now
+        else:
+            moved = np.flatnonzero(changed) if places is None else places[changed]
+            changes.places.append(moved)
+            columns.set(group.base + moved, values if len(values) == 1 else values[changed])
+            columns.since[group.base + moved] = now
+        self._settle_finished(group)
+
+    def _settle_finished(self, group: Group) -> None:
+        values = self.map.columns.values[group.slots()]
+        finished = bool(values[0] == MAX and (values == MAX).all())
+        self._mass_changed = self._mass_changed or finished != group.finished
+        group.finished = finished
+
+    def _set_mass(self, group: Group, mass: Mass) -> None:
+        if group.mass_known and mass.same(group.mass):
+            return
+        group.mass, group.mass_known, group.stand_ins = mass, True, []
+        self._changes.setdefault(group.sequencer, _Changes()).mass = True
+        self._mass_changed = True
+
+    def _note_number(self, group: Group, *, strong: bool) -> None:
+        """Journal how far the senders of a claim are, whatever else changes. ``strong``: it is not safe to lose that."""
+        changes = self._changes.setdefault(group.sequencer, _Changes())
+        changes.newer = changes.newer or strong
+
+    def _flush(self) -> None:
+        """Turn the changed values into ops, so that ops stand in the order of the checks."""
+        for sequencer, changes in self._changes.items():
+            group = self.map.groups[sequencer]
+            places = None if changes.whole else _united(changes.places, group.count)
+            slots = group.slots() if places is None else group.base + places
+            self._ops.append(
+                pb.Op(
+                    values=pb.Values(
+                        sequencer=sequencer,
+                        handles=b"" if places is None else codec.handle_bytes(group.handles_of(places)),
+                        micros=codec.int64_bytes(_shortened(self.map.columns.values[slots])),
+                        lowers=changes.lowers,
+                        senders=codec.senders(group.senders),
+                        oldest_operation_micros=group.oldest_operation,
+                        mass=codec.mass(group.mass) if changes.mass and group.mass is not None else None,
+                    )
+                )
+            )
+            self._strong = self._strong or changes.lowers or changes.newer
+        self._changes.clear()
+
+    def _apply_values(self, op: pb.Values, now: int) -> None:
+        group = self.map.groups[op.sequencer]
+        values = codec.int64s(op.micros)
+        handles = codec.handles(op.handles)
+        if group.state is not GroupState.OWNED or (
+            len(values) and group.live is not None and (not len(handles) or group.lost(handles).any())
+        ):
+            msg = f"values for ranges that the claim {op.sequencer} does not own"
+            raise ValueError(msg)
+        if len(values):
+            places = group.places_of(handles) if len(handles) else None
+            self._store(group, places, values, now)
+            # Also a range that moved and came back within the round.
+            self.map.columns.since[group.slots() if places is None else group.base + places] = now
+        if op.HasField("mass"):
+            self._set_mass(group, codec.mass_from(op.mass))
+        group.senders = codec.senders_from(op.senders)
+        group.oldest_operation = op.oldest_operation_micros
+        group.last_report = now
+
+    # -- rounds ----------------------------------------------------------------------------------------------
 
     def take_record(self, now: int) -> tuple[bytes, bool] | None:
         """Return what this round changed as (payload, strong), None when nothing did.
@@ -415,3 +836,52 @@ class Computation(Commits):
             assert value != MAX or self.low == MAX, "only the low watermark says finished"
         for group in self.map.groups.values():
             assert group.sequencer <= self.last_sequencer
+
+
+def wrong_operation(micros: int) -> str:
+    """Return what is wrong with the time of an oldest operation, and the fix; empty: nothing.
+
+    One that is only ahead of this clock is nothing wrong: it counts as now.
+    """
+    if 0 <= micros < MAX:
+        return ""
+    return f"oldest_operation_micros is {micros}; send the time by the wall clock, in microseconds since 1970, or 0 for none"
+
+
+def _older(report: GroupReport, newest: int) -> Refused:
+    if report.turn:
+        msg = f"a newer report of this claim was taken over, of its turn {newest}; send the full state under a greater turn"
+    else:
+        msg = f"a newer report of this sender was taken over, of its stream {newest}; open a greater stream and send the full state"
+    return Refused(report.sequencer, errors.OldStream.reason, msg, newest=newest)
+
+
+def _beyond_unknown(values: Int64s, mass: Mass | None) -> str:
+    """Return the field that says more than an input that is unknown lets it, if one does."""
+    if bool((values > MIN).any()):
+        return "watermarks_micros"
+    return "mass.frontiers" if mass is not None and any(each > MIN for each in mass.frontiers.values()) else ""
+
+
+def _distinct(handles: npt.NDArray[np.uint32]) -> bool:
+    return bool((handles[1:] > handles[:-1]).all()) or len(np.unique(handles)) == len(handles)
+
+
+def _named(handles: npt.NDArray[np.intp] | None, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+    chosen = np.flatnonzero(mask) if handles is None else handles[mask]
+    return chosen.astype(np.uint32)
+
+
+def _shortened(values: Int64s) -> Int64s:
+    """Return one value for all when they are equal: most reports say the same of all ranges."""
+    return values[:1] if len(values) and bool((values == values[0]).all()) else values
+
+
+def _united(places: Sequence[npt.NDArray[np.intp]], count: int) -> npt.NDArray[np.intp]:
+    """Return the places that any of the arrays names, ascending, without a sort."""
+    if len(places) == 1 and bool((places[0][1:] > places[0][:-1]).all()):
+        return places[0]
+    named = np.zeros(count, dtype=np.bool_)
+    for some in places:
+        named[some] = True
+    return np.flatnonzero(named)

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from lowwater_authority.core.columns import Int64s
-    from lowwater_authority.core.groups import Group
-    from lowwater_authority.core.mass import Mass
+    from lowwater_authority.core.groups import Group, Mass
 
 PPM: Final = 1_000_000
 """Shares are integers in parts per million, so that they compare exactly."""

@@ -14,11 +14,10 @@ from google.protobuf.message import DecodeError
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.groups import Group, GroupState
+from lowwater_authority.core.groups import Group, GroupState, RecentSlots
 from lowwater_authority.core.heuristics import reference_time
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap
-from lowwater_authority.core.mass import RecentSlots
 from lowwater_authority.core.requests import Granted
 from lowwater_authority.core.times import MAX
 

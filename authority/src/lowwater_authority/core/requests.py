@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from lowwater_authority.core.columns import Int64s
-    from lowwater_authority.core.mass import Mass
+    from lowwater_authority.core.groups import Mass
 
 
 DIGESTED_TOGETHER: Final = 1024

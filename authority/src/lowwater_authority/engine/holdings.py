@@ -38,7 +38,7 @@ from lowwater_authority.journal import (
     LoadedLog,
     Ownership,
 )
-from lowwater_authority.journal.owned import is_usurped
+from lowwater_authority.journal.contract import is_usurped
 from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:

@@ -1,7 +1,9 @@
 """The journal: what the authority writes before it shows anything. See ``contract``."""
 
-from lowwater_authority.journal.contract import GRAPH, Entry, Journal, JournalStatistics, LoadedLog, Ownership
-from lowwater_authority.journal.errors import (
+from lowwater_authority.journal.contract import (
+    GRAPH,
+    Entry,
+    Journal,
     JournalClosed,
     JournalCorrupt,
     JournalError,
@@ -12,8 +14,11 @@ from lowwater_authority.journal.errors import (
     JournalOutvoted,
     JournalPosition,
     JournalReplaced,
+    JournalStatistics,
     JournalUnknown,
     JournalVersion,
+    LoadedLog,
+    Ownership,
 )
 from lowwater_authority.journal.sqlite import SqliteJournal
 

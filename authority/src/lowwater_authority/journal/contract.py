@@ -1,14 +1,146 @@
-"""The store interface and its durability contract.
+"""The store interface and its durability contract: what each store promises, what it refuses, and the rules that all stores share.
 
 System prevalence: state lives in memory, every change is logged before it is shown, snapshots bound the replay.
+
+A caller of ``append`` or ``snapshot`` needs to know one thing first: is it written? ``JournalFailed``, ``JournalPosition``,
+``JournalLost`` and ``JournalFenced`` say surely not, ``JournalUnknown`` says perhaps.
 """
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, NamedTuple
+
+
+class JournalError(Exception):
+    """Root of everything a journal raises on purpose."""
+
+
+class JournalFailed(JournalError):
+    """Surely nothing was written: disk full, read-only, no directory. Roll back and refuse the callers.
+
+    A later attempt may succeed; the message says what an operator has to do.
+    """
+
+
+class JournalUnknown(JournalError):
+    """It may be written or not. Repeat the very same call until it succeeds or fails surely; show nothing until then.
+
+    Repeating is safe: what turns out to be written is recognised by position, writer and checksum.
+    """
+
+
+class JournalFenced(JournalError):
+    """Other processes have taken logs over; surely nothing was written. Stop serving these: the newer owner's word counts."""
+
+    def __init__(self, owners: Mapping[str, tuple[int, int]]) -> None:
+        self.owners = dict(owners)
+        """By log: the epoch of the refused writer, 0 if it never took the log, and the epoch that owns it."""
+        facts = ", ".join(f"{log!r} (epoch {mine}, now {owner})" for log, (mine, owner) in self.owners.items())
+        super().__init__(f"this process does not own the log of {facts}: ask its owner")
+
+
+class JournalOutvoted(JournalError):
+    """The log was taken under a newer view of the members; nothing was changed. Look at the members again first."""
+
+    def __init__(self, log: str, *, view: int, newest: int) -> None:
+        self.log = log
+        self.view = view
+        self.newest = newest
+        super().__init__(
+            f"log {log!r} was taken under version {newest} of the membership, this process knows only {view}"
+        )
+
+
+class JournalLost(JournalError):
+    """The store has lost what it acknowledged; surely nothing was written. Put it back with ``restore``, from memory.
+
+    A fail-over to a replica that lagged, a restart without the newest writes, a restored copy.
+    """
+
+    def __init__(self, logs: Mapping[str, tuple[int, int]]) -> None:
+        self.logs = dict(logs)
+        """By log: where it ended, and where the store ends it now; the same when it is the epoch, or the record there, that was lost."""
+        facts = ", ".join(f"{log!r} ({had} records, now {has})" for log, (had, has) in self.logs.items())
+        super().__init__(f"the store has lost records or epochs that it acknowledged: {facts}")
+
+
+class JournalReplaced(JournalError):
+    """The store belongs to another deployment now. Nothing of this one may be mixed with it (rule 9): stop this process."""
+
+    def __init__(self, *, expected: str, found: str) -> None:
+        super().__init__(
+            f"the store belongs to the deployment {found} now, this process to {expected}: stop it, or give it another store"
+        )
+
+
+class JournalPosition(JournalError):
+    """The log does not end where the writer thinks; surely nothing was written. Load the log again before going on."""
+
+    def __init__(self, log: str, *, position: int, last: int, reason: str = "") -> None:
+        self.log = log
+        self.position = position
+        """The position of the refused entry or snapshot."""
+        self.last = last
+        """The last position of the log in the store."""
+        super().__init__(
+            f"log {log!r}: position {position} does not fit, the log ends at {last}{reason and f' ({reason})'}: "
+            f"load the log again before writing to it"
+        )
+
+
+class JournalCorrupt(JournalError):
+    """The store does not hold what it acknowledged. Nothing is served from it: restore a copy, or ask for help.
+
+    ``log`` and ``position`` tell where; they are None when the damage is not inside one log.
+    """
+
+    def __init__(self, log: str | None, position: int | None, reason: str) -> None:
+        self.log = log
+        self.position = position
+        self.reason = reason
+        where = "the journal" if log is None else f"log {log!r}"
+        if position is not None:
+            where += f" at position {position}"
+        super().__init__(
+            f"{where} is damaged: {reason}. Nothing was changed; keep the files for inspection and start from a "
+            f"restored copy"
+        )
+
+
+class JournalVersion(JournalError):
+    """Written by a newer release, in a format that this one cannot read. Nothing was changed."""
+
+    def __init__(self, what: str, *, found: int, supported: int) -> None:
+        self.found = found
+        self.supported = supported
+        super().__init__(f"{what} has format {found}, this release reads up to {supported}: upgrade lowwater-authority")
+
+
+class JournalLocked(JournalError):
+    """Another process has the journal open."""
+
+    def __init__(self, path: Path, *, holder: str) -> None:
+        self.path = path
+        self.holder = holder
+        """The holder as far as it is known, for example ``process 4711 on host lowwater-0``."""
+        super().__init__(
+            f"{path} is in use by {holder}: stop that process (a stopped or hanging one counts too), or give this one "
+            f"another journal. Do not delete the lock file, it is freed when its holder ends"
+        )
+
+
+class JournalClosed(JournalError):
+    """The journal was not opened, or is closed; surely nothing was written."""
+
+    def __init__(self) -> None:
+        super().__init__("the journal is not open: await open() first, and use nothing after close()")
+
 
 GRAPH: Final = ""
 """The log of the pipeline graph. It belongs to all processes of a deployment; every other log has one owner at a time."""
@@ -214,3 +346,209 @@ class Journal(ABC):
     @abstractmethod
     def statistics(self) -> JournalStatistics:
         """What was done since ``open``."""
+
+
+class Meter:
+    """The running totals behind ``Journal.statistics``. ``clock`` gives seconds and only ever grows."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._appends = self._entries = self._bytes = 0
+        self._snapshots = self._snapshot_bytes = 0
+        self._failed = self._unknown = 0
+        self._seconds = 0.0
+
+    @contextmanager
+    def append(self, entries: Sequence[Entry]) -> Iterator[None]:
+        """Around one append: counted when acknowledged."""
+        start = self._clock()
+        with self._errors():
+            yield
+        if entries:
+            self._seconds = self._clock() - start
+            self._appends += 1
+            self._entries += len(entries)
+            self._bytes += sum(len(entry.payload) for entry in entries)
+
+    @contextmanager
+    def snapshot(self, payload: bytes) -> Iterator[None]:
+        """Around one snapshot: counted when acknowledged."""
+        with self._errors():
+            yield
+        self._snapshots += 1
+        self._snapshot_bytes += len(payload)
+
+    def statistics(self) -> JournalStatistics:
+        """The totals."""
+        return JournalStatistics(
+            appends=self._appends,
+            entries=self._entries,
+            bytes=self._bytes,
+            last_append_seconds=self._seconds,
+            snapshots=self._snapshots,
+            snapshot_bytes=self._snapshot_bytes,
+            failed=self._failed,
+            unknown=self._unknown,
+        )
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except JournalUnknown:
+            self._unknown += 1
+            raise
+        except JournalError:
+            self._failed += 1
+            raise
+
+
+class Writer(NamedTuple):
+    """Who wrote a frame."""
+
+    epoch: int
+    nonce: int
+
+
+class End(NamedTuple):
+    """Where a log ends, and with what."""
+
+    last: int = 0
+    """The last position."""
+    tail: int = 0
+    """Checksum of the record there, or of what was restored in its place: tells two records of one position apart."""
+
+
+class Held(NamedTuple):
+    """Owner and end of a log: as a process believes, or as the store has it."""
+
+    owner: Ownership
+    end: End
+
+    @property
+    def last(self) -> int:
+        """The last position."""
+        return self.end.last
+
+
+class Owned:
+    """The logs of one process. ``nonce``, 32 random bits, tells its frames in ``GRAPH`` from those of other processes.
+
+    Pure memory; nothing here asks a store. Each method costs one look into a dict.
+    """
+
+    def __init__(self, nonce: int) -> None:
+        self._graph = Writer(epoch=0, nonce=nonce)
+        self._owners: dict[str, Ownership] = {}
+        self._ends: dict[str, End] = {}
+        self._nonces: dict[str, int] = {}
+
+    def took(self, log: str, ownership: Ownership) -> None:
+        """The store has acknowledged this process as the owner; how far the log reaches is unknown until ``reached``."""
+        self.release(log)
+        self._owners[log] = ownership
+
+    def release(self, log: str) -> None:
+        """Forget a log."""
+        for remembered in (self._owners, self._ends, self._nonces):
+            remembered.pop(log, None)
+
+    def ownership(self, log: str) -> Ownership:
+        """The ownership by which this process writes; ``Ownership()`` for a log that is not its own, and for ``GRAPH``.
+
+        >>> owned = Owned(nonce=7)
+        >>> owned.took("clicks", Ownership(epoch=3, nonce=99))
+        >>> owned.ownership("clicks").epoch, owned.ownership("views").epoch
+        (3, 0)
+        """
+        return self._owners.get(log, Ownership())
+
+    def writer(self, log: str) -> Writer:
+        """What the frames of this process carry in a log."""
+        if log == GRAPH:
+            return self._graph
+        owner = self.ownership(log)
+        return Writer(owner.epoch, owner.nonce)
+
+    def next_nonce(self, log: str, randbits: Callable[[int], int]) -> int:
+        """The nonce of the next ownership of a log, the same until ``took``: a repeated call knows its first try."""
+        if log not in self._nonces:
+            self._nonces[log] = randbits(32)
+        return self._nonces[log]
+
+    def reached(self, log: str, end: End) -> None:
+        """The store has read out, or acknowledged, the log up to there. Of a log that is not owned nothing is kept."""
+        if (log == GRAPH or log in self._owners) and end.last > self.end(log).last:
+            self._ends[log] = end
+
+    def end(self, log: str) -> End:
+        """How far the store is known to reach; ``End()`` when nothing is known."""
+        return self._ends.get(log, End())
+
+    def record(self, log: str, position: int) -> int | None:
+        """The checksum of the record that a snapshot of a log is of; None in a log that nobody else writes meanwhile.
+
+        -1, which no record has, in ``GRAPH`` where this process knows it to go on: its end is all that is remembered.
+        """
+        if log != GRAPH:
+            return None
+        end = self.end(log)
+        return end.tail if end.last == position else -1
+
+    def held(self, logs: Iterable[str]) -> dict[str, Held]:
+        """What this process believes of the logs, to be judged when its write has its turn."""
+        return {log: Held(self.ownership(log), self.end(log)) for log in logs}
+
+
+def judge(believed: Mapping[str, Held], found: Mapping[str, Held]) -> None:
+    """Compare what a writer believes of its logs with what the store has.
+
+    Raises JournalFenced with all logs that the writer does not own, or else JournalLost with all that the store has lost
+    a part of. ``GRAPH`` has no owner.
+
+    >>> mine = Held(Ownership(epoch=3, nonce=99), End(last=10, tail=7))
+    >>> judge({"clicks": mine}, {"clicks": Held(mine.owner, End(last=12, tail=8))})
+    >>> judge({"clicks": mine}, {"clicks": Held(mine.owner, End(last=10, tail=8))})
+    Traceback (most recent call last):
+        ...
+    lowwater_authority.journal.contract.JournalLost: the store has lost records or epochs that it acknowledged: ...
+    """
+    fenced = {
+        log: (mine.owner.epoch, found[log].owner.epoch)
+        for log, mine in believed.items()
+        if log != GRAPH and (not mine.owner.epoch or is_usurped(mine.owner, found[log].owner))
+    }
+    if fenced:
+        raise JournalFenced(fenced)
+    refuse_lost(believed, found)
+
+
+def refuse_lost(believed: Mapping[str, Held], found: Mapping[str, Held]) -> None:
+    """Raise JournalLost with all logs that the store has lost a part of; what others own by now is their business."""
+    lost = {
+        log: (mine.last, found[log].last)
+        for log, mine in believed.items()
+        if not is_usurped(mine.owner, found[log].owner)
+        and (_lacks(found[log].end, mine.end) or found[log].owner.epoch < mine.owner.epoch)
+    }
+    if lost:
+        raise JournalLost(lost)
+
+
+def _lacks(found: End, acknowledged: End) -> bool:
+    """Whether a log lacks what was acknowledged: it is shorter, or ends there with another record.
+
+    What is behind it says nothing: others may have gone on with the graph, which whoever reads it compares with its own.
+    """
+    return found.last < acknowledged.last or (found.last == acknowledged.last and found.tail != acknowledged.tail)
+
+
+def is_usurped(mine: Ownership, found: Ownership) -> bool:
+    """Whether the store's owner came after ``mine``, or beside it, in a store that has lost an epoch."""
+    return found.epoch > mine.epoch or (found.epoch == mine.epoch and found.nonce != mine.nonce)
+
+
+def refuse_older_view(log: str, wanted: Ownership, found: Ownership) -> None:
+    """Raise JournalOutvoted when newer members have chosen the owner that is there."""
+    if found.view > wanted.view:
+        raise JournalOutvoted(log, view=wanted.view, newest=found.view)

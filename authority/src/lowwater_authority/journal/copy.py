@@ -15,8 +15,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from lowwater_authority.journal.contract import GRAPH, Entry, Journal, LoadedLog, Ownership
-from lowwater_authority.journal.errors import JournalError, JournalFenced, JournalUnknown
+from lowwater_authority.journal.contract import (
+    GRAPH,
+    Entry,
+    Journal,
+    JournalError,
+    JournalFenced,
+    JournalUnknown,
+    LoadedLog,
+    Ownership,
+)
 
 BATCH_BYTES: Final = 1 << 20
 """Payload of one append; a single record may be larger."""

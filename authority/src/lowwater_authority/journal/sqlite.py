@@ -1,22 +1,60 @@
-"""The embedded journal: one SQLite file, one process."""
+"""The embedded journal: one SQLite file, one process. The database works on a thread of its own: one transaction a write."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import logging
+import os
+import platform
 import secrets
+import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple
+from typing import NamedTuple, TypeVar, TypeVarTuple
+from zlib import crc32
 
-from lowwater_authority.journal.contract import GRAPH, Entry, Journal, JournalStatistics, LoadedLog, Ownership
-from lowwater_authority.journal.errors import JournalClosed, JournalFenced
-from lowwater_authority.journal.frames import Kind, Writer, encode
-from lowwater_authority.journal.meter import Meter
-from lowwater_authority.journal.owned import End, Held, Owned
-from lowwater_authority.journal.sequence import runs_of
-from lowwater_authority.journal.sqlite_database import SqliteDatabase
+from lowwater_authority.journal import wal
+from lowwater_authority.journal.contract import (
+    GRAPH,
+    End,
+    Entry,
+    Held,
+    Journal,
+    JournalClosed,
+    JournalCorrupt,
+    JournalError,
+    JournalFailed,
+    JournalFenced,
+    JournalLocked,
+    JournalPosition,
+    JournalReplaced,
+    JournalStatistics,
+    JournalUnknown,
+    JournalVersion,
+    LoadedLog,
+    Meter,
+    Owned,
+    Ownership,
+    Writer,
+    judge,
+    refuse_lost,
+    refuse_older_view,
+)
+from lowwater_authority.journal.frames import (
+    Kind,
+    Run,
+    checksum,
+    decode,
+    decode_records,
+    encode,
+    refuse_another,
+    runs_of,
+)
+from lowwater_authority.ops.events import event
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -195,3 +233,559 @@ def _frame(log: str, position: int, payload: bytes, part: int, writer: Writer) -
     """One part of a snapshot, framed."""
     piece = payload[part * PART_BYTES : (part + 1) * PART_BYTES]
     return encode(log, position, piece, writer=writer, kind=Kind.SNAPSHOT, part=part, parts=_parts(payload))
+
+
+_logger = logging.getLogger(__name__)
+
+_PURGED_AT_A_TIME = 64
+"""Rows deleted in one transaction: at most some ten milliseconds for records of 100 KB."""
+
+_BUSY_SECONDS = 5.0
+"""How long to wait for a stranger (sqlite3, a backup) that has the database locked."""
+
+
+class _Row(NamedTuple):
+    """What the file says of a log; all zero for an unknown one."""
+
+    key: int = 0
+    last: int = 0
+    tail: int = 0
+    snapshot: int = 0
+
+    @property
+    def end(self) -> End:
+        """Where the log ends."""
+        return End(self.last, self.tail)
+
+
+class SqliteDatabase:
+    """The file of a SqliteJournal. Blocking; all calls come from one thread.
+
+    The file has one owner, the process that opened it last. Its epoch is also that of each log this process takes, and
+    grows when a log is taken again; which logs were taken nobody has to know behind the process. All of it, and the
+    positions, is checked in the transaction that writes. No method leaves a transaction open.
+    """
+
+    PRAGMAS: tuple[str, ...] = (
+        "journal_mode = WAL",
+        # Sync the write-ahead log in every commit. NORMAL would do it at checkpoints only.
+        "synchronous = FULL",
+        # Some systems build SQLite to overwrite what is deleted; that doubles what a trimmed log writes.
+        "secure_delete = OFF",
+    )
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._wal = path.with_name(path.name + "-wal")
+        self._lock = LockFile(path.with_name(path.name + ".lock"))
+        self._handle: sqlite3.Connection | None = None
+        self._owner = Owner("", Writer(0, 0))
+        self._taken: dict[str, Ownership] = {}
+        self._files: list[tuple[int, int]] = []
+
+    def open(self, wanted: str, randbits: Callable[[int], int]) -> Owner:
+        """Lock, create or check the file, and begin an epoch; ``wanted`` names its deployment unless empty.
+
+        After an exception everything is let go again.
+        """
+        try:
+            self._lock_and_check()
+            self._connect(wanted, randbits)
+        except BaseException:
+            self.close()
+            raise
+        return self._owner
+
+    def logs(self) -> list[str]:
+        """Names of all logs, sorted."""
+        with translated(self.path):
+            return [name for (name,) in self._connection.execute("SELECT name FROM logs ORDER BY name")]
+
+    def end(self, log: str) -> End:
+        """Where a log ends."""
+        with translated(self.path):
+            return self._find(log).end
+
+    def owners(self, logs: Iterable[str]) -> dict[str, Ownership]:
+        """By whom each log was taken since the file was opened."""
+        return {log: self._taken.get(log, Ownership()) for log in logs}
+
+    def take(
+        self, log: str, wanted: Ownership, believed: Mapping[str, Held], randbits: Callable[[int], int]
+    ) -> Ownership:
+        """The file's epoch, if it is new to the log and greater than that of ``wanted``; else a new one."""
+        taken = self._taken.get(log, Ownership())
+        refuse_older_view(log, wanted, taken)
+        owner = self._owner
+        with self._transaction() as connection:
+            check_owner(connection, owner.writer, [log])
+            refuse_lost(believed, self._held({log: self._find(log)}))
+            if max(taken.epoch, wanted.epoch) >= owner.writer.epoch:
+                owner = take_over(connection, randbits, above=wanted.epoch)
+        self._owner = owner
+        self._taken[log] = Ownership(*owner.writer, wanted.address, wanted.view)
+        return self._taken[log]
+
+    def load(self, log: str, believed: Mapping[str, Held]) -> tuple[LoadedLog, End]:
+        """Snapshot and records of a log, all checked, and where it ends."""
+        connection = self._connection
+        with self._reading(log):
+            key, last, tail, position = row = self._find(log)
+            refuse_lost(believed, self._held({log: row}))
+            snapshot = self._load_snapshot(log, key, position) if position else None
+            rows = connection.execute(
+                "SELECT position, frame FROM records WHERE log = ? AND position > ? ORDER BY position", (key, position)
+            )
+            epoch = self._owner.writer.epoch
+            records = decode_records(log, rows, after=position, last=last, tail=tail, epoch=epoch)
+            return LoadedLog(position, snapshot, records), row.end
+
+    def append(self, runs: list[Run], believed: Mapping[str, Held]) -> None:
+        """Write all runs in one transaction, or none."""
+        with self._transaction() as connection:
+            rows = self._judge(believed)
+            for run in runs:
+                key, last, tail, _ = rows[run.log]
+                if not run.is_new(last):
+                    stored = connection.execute(
+                        "SELECT position, frame FROM records WHERE log = ? AND position >= ?", (key, run.first)
+                    )
+                    if not run.is_written(dict(stored), last=last, tail=tail):
+                        raise run.refuse_others(last)
+                    continue
+                key = self._set_end(run.log, key, run.end)
+                connection.executemany(
+                    "INSERT INTO records VALUES (?, ?, ?)",
+                    [(key, position, frame) for position, frame in enumerate(run.frames, run.first)],
+                )
+
+    def begin_snapshot(self, log: str, position: int, believed: Mapping[str, Held], record: int | None) -> int | None:
+        """The key to stage the parts of a snapshot under; None when the present one reaches as far."""
+        with translated(self.path):
+            return self._snapshot_key(log, position, believed, record)
+
+    def stage(self, log: str, key: int, position: int, part: int, frame: bytes) -> None:
+        """Write one part of a snapshot, which counts for nothing until ``finish_snapshot``."""
+        with self._transaction() as connection:
+            check_owner(connection, self._owner.writer, [log])
+            connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", (key, position, part, frame))
+
+    def finish_snapshot(
+        self, log: str, position: int, parts: int, believed: Mapping[str, Held], record: int | None
+    ) -> None:
+        """Make the staged parts the snapshot, in one transaction; ``purge_some`` removes what it covers."""
+        with self._transaction() as connection:
+            key = self._snapshot_key(log, position, believed, record)
+            if key is not None:
+                sql = "SELECT count(*) FROM snapshots WHERE log = ? AND position = ?"
+                (staged,) = connection.execute(sql, (key, position)).fetchone()
+                if staged != parts:
+                    raise JournalFailed(f"log {log!r}: {staged} of {parts} parts of snapshot {position} are there")
+                connection.execute("UPDATE logs SET snapshot = ? WHERE id = ?", (position, key))
+
+    def purge_some(self, log: str) -> bool:
+        """Remove a little of what a log's snapshot covers; returns whether there may be more."""
+        try:
+            with translated(self.path):
+                row = self._find(log)
+            return self._purge_some(log, row.key, row.snapshot)
+        except JournalError as error:
+            # The snapshot holds. What it covers is not read any more; the next one, or the next start, removes it.
+            _logger.warning(
+                "log %r: covered records stay on disk for now: %s",
+                log,
+                error,
+                extra=event("purge_failed", computation=log, reason=str(error)),
+            )
+            return False
+
+    def restore(
+        self,
+        log: str,
+        position: int,
+        mine: Held,
+        wanted: Ownership,
+        framed: Callable[[Ownership], list[bytes]],
+        randbits: Callable[[int], int],
+    ) -> tuple[Ownership, End]:
+        """Put a snapshot in the place of everything, in one transaction; ``framed`` gives its parts for an owner."""
+        taken = self._taken.get(log, Ownership())
+        refuse_older_view(log, wanted, taken)
+        file = self._owner
+        with self._transaction() as connection:
+            check_owner(connection, file.writer, [log])
+            key, last, tail, _ = self._find(log)
+            if last == position and tail == checksum(framed(taken)[-1]):
+                # By an earlier attempt, which was cancelled.
+                return taken, End(last, tail)
+            if position <= max(last, mine.last):
+                raise JournalPosition(log, position=position, last=max(last, mine.last))
+            owner = Ownership()
+            if log != GRAPH:
+                file = take_over(connection, randbits, above=mine.owner.epoch)
+                owner = Ownership(*file.writer, wanted.address, wanted.view)
+            frames = framed(owner)
+            end = End(position, checksum(frames[-1]))
+            key = self._set_end(log, key, end, snapshot=position)
+            for table in ("records", "snapshots"):
+                connection.execute(f"DELETE FROM {table} WHERE log = ?", (key,))
+            connection.executemany(
+                "INSERT INTO snapshots VALUES (?, ?, ?, ?)",
+                [(key, position, part, frame) for part, frame in enumerate(frames)],
+            )
+        self._owner = file
+        if log != GRAPH:
+            self._taken[log] = owner
+        return owner, end
+
+    def close(self) -> None:
+        """Close the file, which empties the write-ahead log, and free the lock."""
+        connection, self._handle = self._handle, None
+        try:
+            if connection is not None:
+                connection.close()
+        finally:
+            self._lock.release()
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        if self._handle is None:
+            raise JournalClosed
+        return self._handle
+
+    def _lock_and_check(self) -> None:
+        """Everything that has to be known before SQLite may touch the files."""
+        directory = self.path.parent
+        if not directory.is_dir():
+            raise JournalFailed(f"there is no directory {directory}: make it, or mount the volume it should be on")
+        try:
+            self._lock.acquire()
+        except OSError as error:
+            raise JournalFailed(f"{self._lock.path}: {error.strerror}; make it and its directory writable") from error
+        if _size(self.path) == 0 and _size(self._wal) > 0:
+            raise JournalCorrupt(None, None, f"{self._wal} has lost its database {self.path}")
+        wal.check_file(self._wal)
+
+    def _connect(self, wanted: str, randbits: Callable[[int], int]) -> None:
+        with translated(self.path):
+            self._handle = connection = sqlite3.connect(self.path, isolation_level=None, timeout=_BUSY_SECONDS)
+            new = is_new(connection, self.path)
+            for pragma in self.PRAGMAS:
+                connection.execute(f"PRAGMA {pragma}").fetchall()
+            (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+        if mode != "wal":
+            raise JournalFailed(f"{self.path}: its file system cannot do WAL mode; use a local one")
+        with self._transaction() as connection:
+            if new:
+                create(connection, wanted or f"{randbits(128):032x}")
+            self._owner = take_over(connection, randbits)
+            if wanted not in {"", self._owner.server_token}:
+                raise JournalReplaced(expected=wanted, found=self._owner.server_token)
+        # The names of the files must be as durable as their content.
+        _sync_directory(self.path.parent)
+        self._files = self._identities()
+        for log, key, position in connection.execute("SELECT name, id, snapshot FROM logs").fetchall():
+            while self._purge_some(log, key, position, staged=True):
+                pass
+
+    def _find(self, log: str) -> _Row:
+        sql = "SELECT id, last, tail, snapshot FROM logs WHERE name = ?"
+        return _Row(*(self._connection.execute(sql, (log,)).fetchone() or ()))
+
+    def _held(self, rows: Mapping[str, _Row]) -> dict[str, Held]:
+        """Owner and end of each log."""
+        return {log: Held(self._taken.get(log, Ownership()), row.end) for log, row in rows.items()}
+
+    def _judge(self, believed: Mapping[str, Held]) -> dict[str, _Row]:
+        """Whether the logs may be written; returns what the file says of them."""
+        check_owner(self._connection, self._owner.writer, believed)
+        rows = {log: self._find(log) for log in believed}
+        judge(believed, self._held(rows))
+        return rows
+
+    def _set_end(self, log: str, key: int, end: End, *, snapshot: int | None = None) -> int:
+        """Write where a log ends, and where its snapshot stands if that changes too; returns its key."""
+        if not key:
+            sql = "INSERT INTO logs (name, last, tail, snapshot) VALUES (?, ?, ?, ?)"
+            return self._connection.execute(sql, (log, *end, snapshot or 0)).lastrowid or 0
+        sql = "UPDATE logs SET last = ?, tail = ?, snapshot = ifnull(?, snapshot) WHERE id = ?"
+        self._connection.execute(sql, (*end, snapshot, key))
+        return key
+
+    def _snapshot_key(self, log: str, position: int, believed: Mapping[str, Held], record: int | None) -> int | None:
+        """Key of a log that may get a snapshot there; None when it has one that reaches as far."""
+        row = self._judge(believed)[log]
+        if not 1 <= position <= row.last:
+            raise JournalPosition(log, position=position, last=row.last)
+        if position <= row.snapshot:
+            return None
+        if record is not None:
+            sql = "SELECT frame FROM records WHERE log = ? AND position = ?"
+            (frame,) = self._connection.execute(sql, (row.key, position)).fetchone() or (None,)
+            refuse_another(log, position, row.last, record, frame)
+        return row.key
+
+    def _load_snapshot(self, log: str, key: int, position: int) -> bytes:
+        """All parts of a snapshot, joined."""
+        sql = "SELECT frame FROM snapshots WHERE log = ? AND position = ? ORDER BY part"
+        payloads: list[bytes] = []
+        parts = 1
+        for part, (data,) in enumerate(self._connection.execute(sql, (key, position))):
+            frame = decode(log, position, data, kind=Kind.SNAPSHOT, part=part)
+            parts = frame.parts
+            payloads.append(frame.payload)
+        if len(payloads) != parts:
+            raise JournalCorrupt(log, position, f"{len(payloads)} of {parts} parts of the snapshot are there")
+        return b"".join(payloads)
+
+    def _purge_some(self, log: str, key: int, position: int, *, staged: bool = False) -> bool:
+        """Remove a little of what the snapshot at ``position`` covers; with ``staged``, of unfinished ones too.
+
+        Returns whether there may be more.
+        """
+        others = "!=" if staged else "<"
+        for sql in (
+            "DELETE FROM records WHERE (log, position) IN"
+            " (SELECT log, position FROM records WHERE log = ? AND position <= ? LIMIT ?)",
+            "DELETE FROM snapshots WHERE (log, position, part) IN"
+            f" (SELECT log, position, part FROM snapshots WHERE log = ? AND position {others} ? LIMIT ?)",
+        ):
+            with self._transaction() as connection:
+                check_owner(connection, self._owner.writer, [log])
+                removed = connection.execute(sql, (key, position, _PURGED_AT_A_TIME)).rowcount
+            if removed == _PURGED_AT_A_TIME:
+                return True
+        return False
+
+    def _identities(self) -> list[tuple[int, int]]:
+        """Device and number of the two files that are written."""
+        return [(stat.st_dev, stat.st_ino) for stat in (self.path.stat(), self._wal.stat())]
+
+    def _check_files(self) -> None:
+        """Refuse to write to files that a restart would not find."""
+        if not self._files:
+            return
+        try:
+            moved = self._identities() != self._files
+        except OSError:
+            moved = True
+        if moved:
+            raise JournalFailed(
+                f"{self.path} or {self._wal.name} was moved, deleted or replaced while in use: put it back, or restart"
+            )
+
+    @contextmanager
+    def _reading(self, log: str) -> Iterator[None]:
+        """Around all statements that read one log: they see one state."""
+        connection = self._connection
+        with translated(self.path, log):
+            connection.execute("BEGIN")
+            try:
+                yield
+            finally:
+                connection.execute("ROLLBACK")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """A write. An exception before the commit surely undoes it; one in the commit is judged by its code."""
+        connection = self._connection
+        self._check_files()
+        with translated(self.path):
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                roll_back(connection)
+                raise
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            roll_back(connection)
+            # Full: the frame that commits could not be written whole. Busy: the commit did not begin. After any other
+            # error the frame may be on the disk, and the next recovery would find it.
+            if code(error) in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY}:
+                raise failed(self.path, error) from error
+            raise JournalUnknown(
+                f"{self.path}: the commit failed ({error}); it may be written, repeat the call"
+            ) from error
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+FORMAT = 1
+"""The newest format of the tables, the one that is written."""
+
+APPLICATION_ID = 0x6C6F7777
+"""Marks the file as ours (``loww``); ``file`` and sqlite3 show it."""
+
+# records and snapshots: keys that cluster, so that a load is one scan. Blobs of any size spill to overflow pages.
+# logs.tail: checksum of the record at logs.last; kept apart from it, it shows a page that was lost on the disk.
+_TABLES = f"""
+CREATE TABLE meta (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    format INTEGER NOT NULL,
+    server_token TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    nonce INTEGER NOT NULL,
+    checksum INTEGER NOT NULL
+);
+CREATE TABLE logs (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    last INTEGER NOT NULL,
+    tail INTEGER NOT NULL,
+    snapshot INTEGER NOT NULL
+);
+CREATE TABLE records (
+    log INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    frame BLOB NOT NULL,
+    PRIMARY KEY (log, position)
+) WITHOUT ROWID;
+CREATE TABLE snapshots (
+    log INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    part INTEGER NOT NULL,
+    frame BLOB NOT NULL,
+    PRIMARY KEY (log, position, part)
+) WITHOUT ROWID;
+PRAGMA application_id = {APPLICATION_ID};
+"""
+
+
+class Owner(NamedTuple):
+    """One ownership of the journal."""
+
+    server_token: str
+    writer: Writer
+
+
+def is_new(connection: sqlite3.Connection, path: Path) -> bool:
+    """Whether the file is empty. Raises JournalFailed when it is somebody else's, JournalVersion when it is newer."""
+    (mark,) = connection.execute("PRAGMA application_id").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if mark == 0 and tables == 0:
+        return True
+    if mark != APPLICATION_ID:
+        raise JournalFailed(f"{path} is a database of another program: give the journal a file of its own")
+    row = connection.execute("SELECT format FROM meta").fetchone()
+    if row is not None and row[0] > FORMAT:
+        raise JournalVersion(str(path), found=row[0], supported=FORMAT)
+    return False
+
+
+def create(connection: sqlite3.Connection, server_token: str) -> None:
+    """Make the tables, owned by nobody. Runs in the caller's transaction."""
+    for statement in _TABLES.split(";"):
+        connection.execute(statement)
+    checksum = _checksum(server_token, 0, 0)
+    connection.execute("INSERT INTO meta VALUES (1, ?, ?, 0, 0, ?)", (FORMAT, server_token, checksum))
+
+
+def take_over(connection: sqlite3.Connection, randbits: Callable[[int], int], *, above: int = 0) -> Owner:
+    """Begin the next epoch, greater than ``above`` too. Runs in the caller's transaction."""
+    row = connection.execute("SELECT server_token, epoch, nonce, checksum FROM meta").fetchone()
+    if row is None or row[3] != _checksum(*row[:3]):
+        raise JournalCorrupt(None, None, "the row that names the owner is missing or its checksum differs")
+    owner = Owner(row[0], Writer(max(row[1], above) + 1, randbits(32)))
+    connection.execute(
+        "UPDATE meta SET epoch = ?, nonce = ?, checksum = ?",
+        (*owner.writer, _checksum(owner.server_token, *owner.writer)),
+    )
+    return owner
+
+
+def check_owner(connection: sqlite3.Connection, me: Writer, logs: Iterable[str]) -> None:
+    """Raise JournalFenced, for all of the logs, when another process has opened the file after ``me``."""
+    found = Writer(*connection.execute("SELECT epoch, nonce FROM meta").fetchone())
+    if found != me:
+        raise JournalFenced(dict.fromkeys(logs, (me.epoch, found.epoch)))
+
+
+def _checksum(server_token: str, epoch: int, nonce: int) -> int:
+    return crc32(f"{server_token} {epoch} {nonce}".encode())
+
+
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+@contextmanager
+def translated(path: Path, log: str | None = None) -> Iterator[None]:
+    """Around statements that commit nothing: an error of SQLite's surely wrote nothing."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if code(error) in _DAMAGED:
+            raise JournalCorrupt(log, None, f"{path}: {error}") from error
+        raise failed(path, error) from error
+
+
+def failed(path: Path, error: sqlite3.Error) -> JournalFailed:
+    """The error for a statement that surely wrote nothing; says what to do."""
+    fixes = {
+        sqlite3.SQLITE_FULL: "free space on its disk",
+        sqlite3.SQLITE_READONLY: "make the file and its directory writable",
+        sqlite3.SQLITE_CANTOPEN: "make the file and its directory readable and writable",
+        sqlite3.SQLITE_BUSY: "end the program that has it locked",
+        sqlite3.SQLITE_IOERR: "check the disk and the kernel's log",
+    }
+    fix = fixes.get(code(error), "see what SQLite says")
+    return JournalFailed(f"{path}: {error}; nothing was written: {fix}")
+
+
+def code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code; -1 for errors of Python's own."""
+    return getattr(error, "sqlite_errorcode", -1) & 0xFF
+
+
+def roll_back(connection: sqlite3.Connection) -> None:
+    """End the transaction if SQLite has not done so by itself. Should that fail, nothing is committed all the same."""
+    if connection.in_transaction:
+        try:
+            connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            _logger.warning("rolling back failed: %s", error)
+
+
+class LockFile:
+    """An exclusive ``flock``, held from ``acquire`` to ``release`` or to the end of the process, however it ends.
+
+    A process that is stopped, or hangs, keeps it: it may go on at any moment. The file stays when the lock is freed,
+    because removing it would let two processes lock two files of one name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd: int | None = None
+
+    def acquire(self) -> None:
+        """Lock, or raise JournalLocked with the holder. Raises OSError when the file cannot be made."""
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(fd, 1024).decode(errors="replace").strip()
+            os.close(fd)
+            raise JournalLocked(self.path, holder=holder or "a process that has just begun") from None
+        except BaseException:
+            os.close(fd)
+            raise
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()} on host {platform.node()}\n".encode(), 0)
+        self._fd = fd
+
+    def release(self) -> None:
+        """Unlock. Does nothing without the lock."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lowwater_authority.journal.errors import JournalCorrupt
+from lowwater_authority.journal.contract import JournalCorrupt
 
 Words = npt.NDArray[np.uint32]
 

@@ -1,7 +1,7 @@
 """Metrics for Prometheus. Timestamps are exported, not ages; nothing is labelled by key range but the one who holds.
 
 Events are counted where they happen (:class:`Metrics` is the observer); what can be read is read at the scrape, on whatever thread
-that is; see collecting.py. What no scrape may do, counting ranges, a task does now and then; see range_survey.py.
+that is; see ops/shard_figures.py. What no scrape may do, counting ranges, a task does now and then; see ops/range_survey.py.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 
 from lowwater.prometheus import Figure
-from lowwater_authority.ops import shard_figures as collecting
-from lowwater_authority.ops.loop_lag import LoopLag
+from lowwater_authority.ops import shard_figures
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.ops.range_survey import RangeSurvey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from lowwater_authority.access.tls import Certificates
     from lowwater_authority.engine.shard import Shard
     from lowwater_authority.ops.computation_figures import Board
     from lowwater_authority.ops.shard_figures import StaleFor
     from lowwater_authority.rpc.streams import Streams
+
 
 SECONDS: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 """Buckets of all latencies."""
@@ -107,7 +107,7 @@ EVENTS: Final = (
 )
 """What is counted where it happens."""
 
-FIGURES: Final = (*collecting.FIGURES, *EVENTS)
+FIGURES: Final = (*shard_figures.FIGURES, *EVENTS)
 """All that an authority exports, but for the ``process_*`` of prometheus_client."""
 
 
@@ -212,7 +212,9 @@ class Metrics(Observer):
         Without a ``board``, and while its ``stale_for`` is high, lags are told and holders named only where all inputs are served here.
         """
         self.survey = RangeSurvey(shard)
-        self.registry.register(collecting.ShardCollector(shard, streams, self.survey, board, stale_for, certificates))
+        self.registry.register(
+            shard_figures.ShardCollector(shard, streams, self.survey, board, stale_for, certificates)
+        )
         self._surveying = asyncio.get_running_loop().create_task(self.survey.run())
         LoopLag(self._lag.observe)
 
@@ -220,3 +222,39 @@ class Metrics(Observer):
         """Return all figures and their content type, in the format that an Accept header asks for. On any thread."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
+
+
+TICK: Final = 0.1
+"""Seconds between two looks."""
+
+MOST_MISSED: Final = 100
+"""Ticks that one stall may count for: a process that was stopped for an hour was not late 36,000 times."""
+
+
+class LoopLag:
+    """Asks to be woken every ``TICK``, and tells by how many seconds that was late. To be made on the event loop.
+
+    The ticks that were due while something held the loop count too, each by its own lateness: else a stall of two seconds would be one
+    observation among six hundred a minute, and everybody who waited in it none (Tene 2013, "coordinated omission").
+    """
+
+    def __init__(self, observe: Callable[[float], None]) -> None:
+        self._observe = observe
+        self._loop = asyncio.get_running_loop()
+        self._due = self._loop.time() + TICK
+        self._timer = self._loop.call_at(self._due, self._look)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        for _ in range(MOST_MISSED):
+            self._observe(max(0.0, now - self._due))
+            self._due += TICK
+            if self._due > now:
+                break
+        else:
+            self._due = now + TICK
+        self._timer = self._loop.call_at(self._due, self._look)
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._timer.cancel()

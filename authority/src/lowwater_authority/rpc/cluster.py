@@ -12,7 +12,7 @@ from lowwater_authority.access.caller import calling
 from lowwater_authority.access.policy import Action
 from lowwater_authority.journal import JournalError
 from lowwater_authority.ops.events import event
-from lowwater_authority.rpc import decode
+from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.refusals import bad_field, refusing
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateResponse:  # noqa: N802
         """Tell where computations are served."""
         cluster = self._cluster()
-        names = decode.names("computations", request.computations)
+        names = codec.names("computations", request.computations)
         if len(request.epochs) not in {0, len(names)}:
             raise bad_field(
                 "epochs", f"has {len(request.epochs)} numbers for {len(names)} computations", "send one each"
@@ -120,7 +120,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:  # noqa: N802
         """Say which shard serves a computation."""
         self._cluster()
-        [name] = decode.names("computation", [request.computation])
+        [name] = codec.names("computation", [request.computation])
         await self.services.shard.confirm(())
         self.services.shard.topology.get(name)
         view = await self._change("address", request.address, lambda view: view.pinned(name, request.address))

@@ -9,7 +9,7 @@ from lowwater import errors
 from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
 from lowwater_authority.access.caller import permit, room, visible
 from lowwater_authority.journal import JournalError
-from lowwater_authority.rpc import decode, encode
+from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.refusals import refusing
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     @refusing
     async def Register(self, request: topology_pb2.RegisterRequest, context: Context) -> topology_pb2.RegisterResponse:  # noqa: N802
         """Register a computation."""
-        shard, spec = self.services.shard, decode.spec(request)
+        shard, spec = self.services.shard, codec.spec(request)
         await shard.confirm(())  # what another shard knows of it decides whether it conflicts
         spec = await shard.register(spec, room=room(spec.name))
         return topology_pb2.RegisterResponse(
-            server_token=self.services.token, computation=encode.computation(spec, shard.topology)
+            server_token=self.services.token, computation=codec.computation_message(spec, shard.topology)
         )
 
     @refusing
@@ -47,7 +47,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
             server_token=self.services.token,
             version=topology.version,
             computations=[
-                encode.computation(topology.computations[name], topology)
+                codec.computation_message(topology.computations[name], topology)
                 for name in visible(sorted(topology.computations))
             ],
         )
@@ -61,7 +61,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         await self.services.reach(request.computation)
         name = request.computation
         spec = await shard.set_inputs(name, list(request.inputs), permit=permit(name))
-        return topology_pb2.SetInputsResponse(computation=encode.computation(spec, shard.topology))
+        return topology_pb2.SetInputsResponse(computation=codec.computation_message(spec, shard.topology))
 
     @refusing
     async def Reset(self, request: topology_pb2.ResetRequest, context: Context) -> topology_pb2.ResetResponse:  # noqa: N802
@@ -69,12 +69,14 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         shard = self.services.shard
         await shard.confirm(())  # one that was registered at another shard can be reset here too
         specs = await shard.reset(request.computation, permit=permit(request.computation))
-        return topology_pb2.ResetResponse(computations=[encode.computation(spec, shard.topology) for spec in specs])
+        return topology_pb2.ResetResponse(
+            computations=[codec.computation_message(spec, shard.topology) for spec in specs]
+        )
 
     @refusing
     async def Retire(self, request: topology_pb2.RetireRequest, context: Context) -> topology_pb2.RetireResponse:  # noqa: N802
         """Take a key range out of a computation."""
-        start, end = decode.interval(request.start, request.end)
+        start, end = codec.interval(request.start, request.end)
         await self.services.reach(request.computation)
         ranges = await self.services.shard.retire(request.computation, start, end, force=request.force)
         return topology_pb2.RetireResponse(ranges=ranges)
@@ -94,4 +96,4 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
             # Else the first shard does it at one of its next beats.
             with suppress(JournalError, errors.LowwaterError):
                 await self.services.cluster.unpin_dropped()
-        return topology_pb2.DropResponse(computation=encode.tombstone(dropped))
+        return topology_pb2.DropResponse(computation=codec.tombstone_message(dropped))

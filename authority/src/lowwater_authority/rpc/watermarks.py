@@ -10,7 +10,7 @@ from lowwater._pb.lowwater.v1 import watermarks_pb2 as pb
 from lowwater._pb.lowwater.v1 import watermarks_pb2_grpc
 from lowwater_authority.access.caller import calling, visible
 from lowwater_authority.engine.placement import moved
-from lowwater_authority.rpc import decode, encode
+from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.refusals import bad_field, check_token, refuse, refusing
 from lowwater_authority.rpc.streams import enter, inside, leave
 
@@ -49,7 +49,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
     async def GetWatermarks(self, request: pb.GetWatermarksRequest, context: Context) -> pb.GetWatermarksResponse:  # noqa: N802
         """Read the published watermarks now."""
         shard = self.services.shard
-        asked = decode.names("computations", request.computations)
+        asked = codec.names("computations", request.computations)
         confirmed, names, elsewhere = await self._look(asked)
         return pb.GetWatermarksResponse(
             server_token=self.services.token,
@@ -68,7 +68,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             check_token(services.token, request.server_token)
             await enter(self._open)
             counted = True
-            asked = list(dict.fromkeys(decode.names("computations", request.computations)))
+            asked = list(dict.fromkeys(codec.names("computations", request.computations)))
             rights = _rights()
             async with inside(self._starting):
                 subscription = shard.hub.subscribe(asked)
@@ -111,7 +111,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         return pb.CheckCompleteResponse(
             complete=complete,
             watermark=self._watermark(request.computation, view),
-            holders=() if complete else map(encode.key_range, holders),
+            holders=() if complete else map(codec.key_range_message, holders),
             holding=0 if complete else holding,
             time_micros=confirmed,
         )
@@ -123,7 +123,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         below = request.below_micros if request.HasField("below_micros") else None
         await self.services.confirm(request.computation)
         ranges, total = await self.services.shard.ranges(request.computation, below=below, limit=limit)
-        return pb.ListRangesResponse(ranges=map(encode.key_range, ranges), total=total)
+        return pb.ListRangesResponse(ranges=map(codec.key_range_message, ranges), total=total)
 
     @refusing
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.GetHistoryResponse:  # noqa: N802
@@ -135,7 +135,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         completions, total = await shard.history(request.computation, since=since, limit=limit)
         return pb.GetHistoryResponse(
             step_micros=shard.topology.get(request.computation).history_step,
-            completions=map(encode.completion, completions),
+            completions=map(codec.completion_message, completions),
             total=total,
         )
 
@@ -176,7 +176,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
 
     def _watermark(self, name: str, view: View | None) -> types_pb2.Watermark:
         shard = self.services.shard
-        return encode.watermark(name, view, shard.topology, shard.epoch(name))
+        return codec.watermark_message(name, view, shard.topology, shard.epoch(name))
 
     async def _response(
         self,

@@ -16,7 +16,7 @@ from lowwater_authority.core.requests import Refused
 from lowwater_authority.engine.placement import moved
 from lowwater_authority.engine.rounds import GivenUp
 from lowwater_authority.ops.events import NAME_BYTES, event, shortened
-from lowwater_authority.rpc import decode, encode
+from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.refusals import MESSAGE_BYTES, bad_field, check_token, refuse, refusing
 from lowwater_authority.rpc.streams import Outbox, Streams
 
@@ -63,7 +63,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         """Take ownership of key ranges."""
         shard, name = self.services.shard, request.computation
         await self.services.confirm(name)  # a life that was begun elsewhere begins here first
-        asked = decode.claim(request)
+        asked = codec.claim(request)
         grant = await shard.claim(name, asked, adopt=request.adopt, permit=permit(name), room=room_for_ranges(name))
         self.services.observer.claimed()
         spec, required = shard.topology.get(name), shard.topology.required(name)
@@ -98,7 +98,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         if not request.HasField("task"):
             raise bad_field("task", "is missing", "name the stage, the partition and the attempt")
         await self.services.reach(request.computation)
-        task, part = decode.attempt(request.task), decode.part(request)
+        task, part = codec.attempt(request.task), codec.part(request)
         try:
             self.services.shard.stage_task(request.computation, request.sequencer, request.batch, task, part)
         except errors.StaleSequencer:
@@ -110,20 +110,20 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     async def PrepareBatch(self, request: pb.PrepareBatchRequest, context: Context) -> pb.PrepareBatchResponse:  # noqa: N802
         """Fix the accepted attempts of a micro-batch."""
         await self.services.reach(request.computation)
-        prepare = decode.prepare(request)
+        prepare = codec.prepare(request)
         try:
             missing = self.services.shard.prepare(request.computation, prepare)
         except errors.StaleSequencer:
             await self.services.confirm(request.computation)
             raise
-        return pb.PrepareBatchResponse(missing=map(encode.attempt, missing))
+        return pb.PrepareBatchResponse(missing=map(codec.attempt_message, missing))
 
     @refusing
     async def CommitBatch(self, request: pb.CommitBatchRequest, context: Context) -> pb.CommitBatchResponse:  # noqa: N802
         """Apply a prepared micro-batch."""
         await self.services.reach(request.computation)
         refused = await self.services.shard.commit(request.computation, request.sequencer, request.batch)
-        return pb.CommitBatchResponse(refused=[encode.refused(request.computation, value) for value in refused])
+        return pb.CommitBatchResponse(refused=[codec.refused_message(request.computation, value) for value in refused])
 
     async def Report(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.ReportRequest], context: Context
@@ -327,7 +327,7 @@ def _permitted(message: pb.GroupReport) -> GroupReport:
     caller = calling()
     if caller is not None:
         caller.demand_report(message.computation)
-    return decode.group(message)
+    return codec.group(message)
 
 
 def _check_rights(report: pb.Report, outbox: Outbox) -> None:
