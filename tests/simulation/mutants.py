@@ -31,8 +31,7 @@ from lowwater_authority.engine import holdings, rounds
 from lowwater_authority.engine.logs import Logs
 from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import GRAPH, JournalCorrupt, Ownership, contract
-from lowwater_authority.journal import frames as framing
+from lowwater_authority.journal import GRAPH, JournalCorrupt, Ownership, contract, frames
 from lowwater_authority.journal.contract import Held
 from tests.kit import memory_journal as memory
 from tests.kit.memory_journal import MemoryJournal, StoredLog
@@ -214,14 +213,14 @@ def forget_the_tombstone(planted: Planted) -> None:
 
 def skip_what_is_damaged(planted: Planted) -> None:
     """A record that cannot be read is passed over (rules 2 and 10)."""
-    decode_records = framing.decode_records
+    decode_records = frames.decode_records
 
     def lenient(log: str, records: Sequence[tuple[int, bytes]], **more: Any) -> list[tuple[int, bytes]]:
         try:
             return decode_records(log, records, **more)
         except JournalCorrupt as damage:
             rest = [(position, frame) for position, frame in records if position != damage.position]
-            return [(position, framing.decode(log, position, frame).payload) for position, frame in rest]
+            return [(position, frames.decode(log, position, frame).payload) for position, frame in rest]
 
     planted.setattr(memory, "decode_records", lenient)
 

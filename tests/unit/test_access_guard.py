@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lowwater import errors
 from lowwater._core.attempts import error_of_call
-from lowwater_authority.access import file as watching
+from lowwater_authority.access import file as access_file
 from lowwater_authority.access.audit import Audit
 from lowwater_authority.access.caller import CALLER, Caller, permit, visible
 from lowwater_authority.access.door import PEER_TOKEN, Door
@@ -282,8 +282,8 @@ async def test_a_file_that_cannot_be_followed_for_a_while_is_followed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever goes wrong, in reading a file or in applying it, whoever is removed goes as soon as it is right again."""
-    monkeypatch.setattr(watching, "LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(watching, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(access_file, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(access_file, "SETTLED_SECONDS", 0.0)
     watched = Watched(tmp_path / "access.toml", 1)
     failures: list[Exception] = [OSError("no thread"), ValueError("of a stream")]
     applied = asyncio.Event()

@@ -32,6 +32,8 @@ NAMING = (
     "tests",
 )
 """The folders whose files name pages: in errors, comments, alerts, values."""
+PARTS = ("authority/src", "client/src", "spark_listener/src", "scripts", "tests")
+"""The folders of the modules that pages name."""
 RULES = range(1, 12)
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -40,6 +42,7 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 RULE = re.compile(r"^## (\d+)\. ([^\n]+)\n(.*?)(?=^## )", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"(?<![\w/-])((?:docs|monitoring/runbooks)/[\w-]+\.md)(?:#([\w-]+))?")
 SECTION = re.compile(r"'([^'\n]+)' in (docs/[\w-]+\.md)")
+MODULE = re.compile(r"`([\w./]+\.py)`")
 LISTED = re.compile(r"`(tests/[^`]+\.py)`")
 
 
@@ -105,6 +108,14 @@ def test_every_page_that_a_file_names_is_there() -> None:
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=name)
 def test_no_two_headings_of_a_page_have_one_anchor(page: Path) -> None:
     assert len(anchors(page)) == len(HEADING.findall(prose(page)))
+
+
+@pytest.mark.parametrize("page", [DOCS / "design.md", DOCS / "guarantees.md", ROOT / "CONTRIBUTING.md"], ids=name)
+def test_modules_that_are_named_are_there(page: Path) -> None:
+    there = [f"/{name(path)}" for part in PARTS for path in (ROOT / part).rglob("*.py")]
+    named = set(MODULE.findall(prose(page)))
+    assert named
+    assert not [each for each in named if not any(path.endswith(f"/{each}") for path in there)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -17,7 +17,7 @@ from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine import shard as serving_module
+from lowwater_authority.engine import shard as shard_module
 from lowwater_authority.engine.holdings import Holdings
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import JournalReplaced
@@ -286,7 +286,7 @@ async def test_the_neighbours_are_confirmed_while_one_is_written_again(deploymen
 async def test_what_the_store_refuses_is_written_again_later(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving_module, "WRITE_AGAIN_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(shard_module, "WRITE_AGAIN_SECONDS", (0.0, 0.0))
     one, grants = await serving(deployment, "x", "y")
     one.faults.ends["restore"] = [Outcome.FAILED, Outcome.LOST, Outcome.FAILED, Outcome.WRITTEN]
     await kept_in_memory(deployment, one, grants, "x")

@@ -18,8 +18,7 @@ from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.holdings import _resumed, epoch_base
 from lowwater_authority.engine.takeover import ORPHAN_SECONDS, TAKEN_AT_ONCE
-from lowwater_authority.journal import LoadedLog, Ownership
-from lowwater_authority.journal import frames as framing
+from lowwater_authority.journal import LoadedLog, Ownership, frames
 from lowwater_authority.journal.frames import decode, encode
 from tests.contract.journal_stores import flipped
 from tests.kit.memory_journal import MemoryJournal, StoredLog
@@ -43,7 +42,7 @@ def write_as_a_newer_release(log: str, stored: StoredLog) -> None:
     """A record has a format that is yet to come."""
     _, _, payload = decode(log, place := stored.last - 1, stored.records[place])
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(framing, "FORMAT", framing.FORMAT + 1)
+        patched.setattr(frames, "FORMAT", frames.FORMAT + 1)
         stored.records[place] = encode(log, place, payload, writer=decode(log, place, stored.records[place]).writer)
 
 

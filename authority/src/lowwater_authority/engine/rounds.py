@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from lowwater import errors
 from lowwater_authority.engine.admission import Gate
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.core.requests import Fenced
     from lowwater_authority.core.topology import Topology
+    from lowwater_authority.engine.shard import Shard
     from lowwater_authority.journal import JournalLost
 
 T = TypeVar("T")
@@ -92,39 +93,6 @@ class Round:
         self.asked.add(name)
 
 
-class RoundOwner(Protocol):
-    """Owns the state that rounds change."""
-
-    @property
-    def shared(self) -> bool:
-        """Whether other processes write to the journal too, so that being replaced ends a computation here, not the process."""
-        ...
-
-    def begin(self) -> Round:
-        """Start a round."""
-        ...
-
-    async def append(self, round_: Round) -> None:
-        """Make the round durable and return when it is: all of it, but for the computations that it adds to ``dropped``.
-
-        JournalFailed, JournalFenced, JournalPosition: it surely is not. Whatever else it raises, this process must stop.
-        """
-        ...
-
-    def replaced(self, owners: Mapping[str, tuple[int, int]]) -> None:
-        """Other processes own these computations now, as JournalFenced says: forget them."""
-
-    def publish(self, round_: Round, requests: int) -> None:
-        """Show what is durable now."""
-
-    async def roll_back(self, round_: Round) -> Collection[str]:
-        """Forget what the round staged; returns of which computations it counts all the same, now or soon."""
-        ...
-
-    def tidy(self, round_: Round) -> None:
-        """Do what may wait until the callers have their answers."""
-
-
 @dataclass(slots=True)
 class _Work(Generic[T]):
     """A queued request: what to do within a round, and who waits for it."""
@@ -163,8 +131,8 @@ class _Work(Generic[T]):
 class CommitLoop:
     """Runs requests in rounds. Answers come when their effect is durable; a refused request has changed nothing."""
 
-    def __init__(self, owner: RoundOwner) -> None:
-        self._owner = owner
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
         self._writes: deque[_Work[Any]] = deque()
         self._reads: deque[_Work[Any]] = deque()
         self._arrived = asyncio.Event()
@@ -235,7 +203,7 @@ class CommitLoop:
             self._gate.leave(now)
 
     async def _round(self) -> None:
-        round_ = self._owner.begin()
+        round_ = self._shard.begin()
         staged: list[tuple[_Work[Any], Any]] = []
         refusal = self._stage(round_, staged)
         self._let_out()
@@ -243,7 +211,7 @@ class CommitLoop:
         try:
             refusal = refusal or await self._append(round_)
             if refusal is not None:
-                kept = await self._owner.roll_back(round_)
+                kept = await self._shard.roll_back(round_)
         except BaseException:
             # Killed, or the journal is another's: nothing of this round was shown, and nothing will be.
             for work, _ in staged:
@@ -258,16 +226,16 @@ class CommitLoop:
                 work.fail(refusal if work.names.isdisjoint(kept) else unknown)
             self._answer_reads(round_)
             return
-        self._owner.publish(round_, len(staged))
+        self._shard.publish(round_, len(staged))
         for work, result in staged:
             work.end(result, round_.dropped)
         self._answer_reads(round_)
-        self._owner.tidy(round_)
+        self._shard.tidy(round_)
 
     async def _append(self, round_: Round) -> Exception | None:
         """Make a round durable, or return why it has to be forgotten. Raises what ends this process."""
         try:
-            await self._owner.append(round_)
+            await self._shard.append(round_)
         except InDoubt as error:
             refusal = self._given_up(error.after)
             if refusal is None:
@@ -284,10 +252,10 @@ class CommitLoop:
         """Return what the requests of a round hear that was surely not written; None: this process has to end."""
         if isinstance(error, JournalFailed):
             return errors.JournalFailed(f"the journal refused the write, nothing was changed: {error}")
-        if isinstance(error, JournalFenced) and self._owner.shared:
-            self._owner.replaced(error.owners)
+        if isinstance(error, JournalFenced) and self._shard.shared:
+            self._shard.replaced(error.owners)
             return GivenUp()
-        if isinstance(error, JournalPosition) and error.log == GRAPH and self._owner.shared:
+        if isinstance(error, JournalPosition) and error.log == GRAPH and self._shard.shared:
             return GraphMoved()
         return None
 
@@ -330,7 +298,7 @@ class CommitLoop:
             work.fail(error)
         except errors.LowwaterError as error:
             work.refusal = error
-            if self._owner.shared or work.together:  # which is refused for what may be staged in front of it
+            if self._shard.shared or work.together:  # which is refused for what may be staged in front of it
                 staged.append((work, None))
             else:
                 work.fail(error)

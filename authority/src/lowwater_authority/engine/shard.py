@@ -217,7 +217,7 @@ class Shard:
 
     @property
     def shared(self) -> bool:
-        """See RoundOwner."""
+        """Whether other processes write to the journal too, so that being replaced ends a computation here, not the process."""
         return self.journal.shared
 
     @property
@@ -824,7 +824,7 @@ class Shard:
         await self._write(partial(_stage_lost, lost), alone=True)
 
     def replaced(self, owners: Mapping[str, tuple[int, int]]) -> None:
-        """See RoundOwner."""
+        """Other processes own these computations now, as JournalFenced says: forget them."""
         for name in self.held.let_go(owners):
             self.on_moved(name)
             self.hub.move(name)
@@ -874,11 +874,14 @@ class Shard:
                 continue
 
     def begin(self) -> Round:
-        """See RoundOwner."""
+        """Start a round."""
         return Round(self._tick(), self._clock())
 
     async def append(self, round_: Round) -> None:
-        """See RoundOwner."""
+        """Make a round durable and return when it is: all of it, but for the computations that it adds to ``dropped``.
+
+        JournalFailed, JournalFenced, JournalPosition: it surely is not. Whatever else it raises, this process must stop.
+        """
         if round_.lost is not None:
             await self.held.heal(round_.lost)
         for name, seen in round_.above.items():
@@ -926,7 +929,7 @@ class Shard:
                 return
 
     def publish(self, round_: Round, requests: int) -> None:
-        """See RoundOwner."""
+        """Show what is durable now."""
         held = self.held.computations
         # Not what another shard has taken over meanwhile: it says what there is of it.
         # Nor what has left the round, even if it is served here again.
@@ -982,7 +985,10 @@ class Shard:
         return views
 
     async def roll_back(self, round_: Round) -> Collection[str]:
-        """See RoundOwner. The journal is the truth, and recovery the one way to it, but for what the store has lost or damaged."""
+        """Forget what a round staged; returns of which computations it counts all the same, now or soon.
+
+        The journal is the truth, and recovery the one way to it, but for what the store has lost or damaged.
+        """
         held = self.held
         if self.shared and round_.topology is not None:
             held.logs.forget(GRAPH)  # it may have been read for this round
@@ -1065,7 +1071,7 @@ class Shard:
                     log.info("%s is whole again, and goes on", name, extra=event("log_whole_again", computation=name))
 
     def tidy(self, round_: Round) -> None:
-        """See RoundOwner. All that is staged is durable here, so it can be snapshotted."""
+        """Do what may wait until the callers have their answers. All that is staged is durable here, so it can be snapshotted."""
         logs = self.held.logs
         for name in round_.touched:
             if self.serves(name) and logs.due(name, round_.now):
