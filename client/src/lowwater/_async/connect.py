@@ -35,7 +35,8 @@ def connect(
         timeout: Seconds within which a call must be answered, its repetitions included.
         report_interval: Seconds between the reports of one claim in the long run, for a worker that stages states without a pause; in
             between they are conflated. A state of a claim that was quiet leaves at once, and so do more, until it has reported as often
-            as it might have in the last ten seconds. All claims together report at most five times as often, likewise.
+            as it might have in the last ten seconds. All claims together report to a shard at most five times as often, likewise.
+            What is flushed waits for none of this.
     """
     return Client(
         Settings(
