@@ -80,7 +80,7 @@ def main(address: str, folder: str, point: str, batch: int, *, plain: bool, keep
 
 def hand_on(spark: SparkSession, address: str, base: Path, probe: Callable[[str, int], None]) -> None:
     """A stage that removes what it has handed over, and one that reads it."""
-    vars(bookmarks)["_PAUSE"] = 0.0
+    bookmarks._PAUSE = 0.0
 
     def write(rows: DataFrame, batch: lws.Batch) -> None:
         batch.write(rows.repartition(3), base / "out", keep=timedelta(0))

@@ -53,7 +53,7 @@ _REMOVED: Final = "removed.json"
 
 _FORMAT: Final = 1
 
-_PAUSE: Final = 5.0
+_PAUSE = 5.0
 """Seconds between two listings that are made for the bookmarks alone: one that is behind harms nothing."""
 
 Place = tuple[int, str]
