@@ -54,6 +54,9 @@ def parser() -> argparse.ArgumentParser:
     mutants.add_argument(
         "--jobs", type=positive, default=os.cpu_count() or 1, help="mutants at a time (default: %(default)s)"
     )
+    mutants.add_argument(
+        "--keep", action="store_true", help="keep which world found each, so that `make test` begins with it"
+    )
     return parse
 
 
@@ -137,7 +140,7 @@ def plant(args: argparse.Namespace) -> int:
     """Plant bugs and look for them."""
     from tests.simulation import mutants
 
-    return mutants.main(args.names, args.jobs)
+    return mutants.main(args.names, args.jobs, keep=args.keep)
 
 
 def main() -> int:

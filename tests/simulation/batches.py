@@ -24,7 +24,7 @@ async def run_batches(place: Place, process: Process, name: str, share: Share) -
     async with place.client(process) as lw:
         await register(place, lw, name)
         ordinal, generation, logged = await place.storage.begin_run(name)
-        if not place.calm and random.random() < 0.3:
+        if not place.calm and random.random() < 0.5:
             await asyncio.sleep(random.uniform(0, 5))  # a slow start: another run may be quicker
         async with lw.worker(
             name, name=process.name, identity=f"checkpoint of {name}", generation=generation, ordinal=ordinal

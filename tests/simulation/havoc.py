@@ -24,6 +24,9 @@ UNREAD = "daily"
 PATIENCE_SECONDS = 10
 """How long an operator waits for somebody who can read a log."""
 
+LATE_RECORDS = 3
+"""How many records of a log may be damaged."""
+
 BATCHED = "hourly"
 """The computation that works in micro-batches."""
 
@@ -74,7 +77,7 @@ class Havoc:
                 self._replace(slot)
             case "replace a run":
                 self._acted(move.kind)
-                self._replace(*(slot for slot in self._world.slots if slot.name == BATCHED))
+                self._world.later(self._replace_run, facts["pick"])
             case "share out anew":
                 self._acted(move.kind)
                 nodes = list(self._world.pipeline.nodes.values())
@@ -105,6 +108,13 @@ class Havoc:
         self._world.leaving.append(slot.process)
         slot.process = self._world.named(slot.name)
         self._world.start_worker(slot)
+
+    async def _replace_run(self, pick: float) -> None:
+        """Replace the run of a query, and half of the time the new one too, which may not have claimed anything yet."""
+        self._replace(*(slot for slot in self._world.slots if slot.name == BATCHED))
+        if pick < 0.5:
+            await asyncio.sleep(6 * pick)
+            self._replace(*(slot for slot in self._world.slots if slot.name == BATCHED))
 
     @staticmethod
     def _pick(processes: Sequence[Process], pick: float) -> Process | None:
@@ -195,9 +205,12 @@ class Havoc:
         self.operate(run)
 
     def _damage(self, pick: float) -> None:
-        """Flip a bit of a record at rest, not of the newest, which may be on its way there. Somebody gives up what nobody can read."""
+        """Flip a bit of a record at rest, of a late one, which nothing has made needless yet, but not of the newest, which may be on its way.
+
+        Half of the time whoever has it in memory dies at that moment. Somebody gives up what nobody can read.
+        """
         stored = self._world.deployment.ledger.logs.get(UNREAD)
-        places = sorted(stored.records)[:-1] if stored is not None else []
+        places = sorted(stored.records)[:-1][-LATE_RECORDS:] if stored is not None else []
         if stored is None or not places:
             return
         self._acted(chaos.DAMAGE)
@@ -207,6 +220,8 @@ class Havoc:
         if UNREAD not in self._world.oracle.damaged:
             self._world.oracle.damaged.add(UNREAD)
             self._world.later(self._give_up)
+        if 2 * pick * len(places) % 2 < 1:
+            self.upheaval.crash_owner(UNREAD)
 
     async def _give_up(self) -> None:
         """An operator drops what is damaged and served nowhere for a while."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count, islice
-from typing import Any, Final
+from itertools import chain, count, islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -23,8 +25,9 @@ from lowwater._core.routes import Routes
 from lowwater.aio import Lease
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
 from lowwater_authority.core import recovery, topology
-from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.computation import OWN_TURNS, Computation
 from lowwater_authority.core.groups import GroupState
+from lowwater_authority.core.requests import GroupReport, Refused
 from lowwater_authority.core.times import MAX
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import holdings, rounds
@@ -36,6 +39,7 @@ from lowwater_authority.journal.contract import Held
 from tests.kit import memory_journal as memory
 from tests.kit.memory_journal import MemoryJournal, StoredLog
 from tests.property import switches
+from tests.simulation.careless import SENDERS
 from tests.simulation.chaos import is_careless, is_sharded, is_weak
 from tests.simulation.runs import MOVES, live
 
@@ -44,6 +48,12 @@ SEEDS: Final = 40
 
 FIRST: Final = 1_000_000
 """Seed of the first of them."""
+
+FINDERS: Final = Path(__file__).with_name("finders.json")
+"""The seed of a world that finds each of them."""
+
+FAILED: Final = re.compile(r"\b(AttributeError|KeyError|NameError|TypeError)\b")
+"""What a bug says that does not fit to the code any more into which it is planted: that finds nothing."""
 
 Planted = pytest.MonkeyPatch
 
@@ -58,6 +68,9 @@ def publish_before_append(planted: Planted) -> None:
     append = Shard.append
 
     async def late(self: Shard, round_: Round) -> None:
+        if round_.topology is not None:  # what is dropped has no log any more that could be written
+            await append(self, round_)
+            return
         appending = asyncio.ensure_future(append(self, round_))
         await asyncio.sleep(0)  # the records are taken
         self.publish(round_, 0)
@@ -170,6 +183,7 @@ def overwrite_a_newer_snapshot(planted: Planted) -> None:
         record: int | None,
         synced: bool,
     ) -> None:
+        del believed, record
         stored = self._disk.logs.get(log, StoredLog())
         covered = {place: kept for place, kept in stored.records.items() if place <= position}
         self._disk.touch({log: covered}, synced=synced)
@@ -211,16 +225,16 @@ def forget_the_tombstone(planted: Planted) -> None:
     planted.setattr(holdings.Holdings, "end", lambda self, name: None)
 
 
-def skip_what_is_damaged(planted: Planted) -> None:
-    """A record that cannot be read is passed over (rules 2 and 10)."""
+def take_what_is_damaged_for_the_end(planted: Planted) -> None:
+    """A log ends in front of a record that cannot be read, as if the last write had been torn (rules 2 and 10)."""
     decode_records = frames.decode_records
 
     def lenient(log: str, records: Sequence[tuple[int, bytes]], **more: Any) -> list[tuple[int, bytes]]:
         try:
             return decode_records(log, records, **more)
         except JournalCorrupt as damage:
-            rest = [(position, frame) for position, frame in records if position != damage.position]
-            return [(position, frames.decode(log, position, frame).payload) for position, frame in rest]
+            left = [(position, frame) for position, frame in records if position < (damage.position or 0)]
+            return [(position, frames.decode(log, position, frame).payload) for position, frame in left]
 
     planted.setattr(memory, "decode_records", lenient)
 
@@ -288,6 +302,25 @@ def ignore_turns(planted: Planted) -> None:
     _class(planted, switches.TurnsIgnored)
 
 
+def keep_no_number_of_what_changes_nothing(planted: Planted) -> None:
+    """A report that changes nothing leaves no number behind, so that an older one counts after a restart (rule 8)."""
+    _class(planted, switches.NumbersOfChangesOnly)
+
+
+def forget_the_first_sender(planted: Planted) -> None:
+    """A claim that too many senders report for forgets how far the first of them was (rule 8)."""
+
+    class Forgetful(Computation):
+        def report(self, report: GroupReport, **more: Any) -> list[Refused]:
+            group = self.map.groups.get(report.sequencer)
+            senders = group.senders if group is not None else {}
+            if not report.turn and len(senders) >= SENDERS and more["sender"] not in senders:
+                del senders[next(sender for sender in senders if sender != OWN_TURNS)]
+            return super().report(report, **more)
+
+    _class(planted, Forgetful)
+
+
 def take_any_claim_for_a_repeat(planted: Planted) -> None:
     """A request id gets its answer, whatever it is used for (rule 4)."""
     _class(planted, switches.AnyClaimRepeats)
@@ -322,13 +355,15 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         overwrite_a_newer_snapshot,
         follow_a_redirect_to_a_lower_epoch,
         forget_the_tombstone,
-        skip_what_is_damaged,
+        take_what_is_damaged_for_the_end,
         leave_the_log_of_what_is_dropped,
         answer_what_has_left_a_round,
         lose_a_change_by_compaction,
         apply_over_the_wrong_whole,
         answer_older_reports_as_if_taken,
         ignore_turns,
+        keep_no_number_of_what_changes_nothing,
+        forget_the_first_sender,
         take_any_claim_for_a_repeat,
         answer_what_was_staged_meanwhile,
     )
@@ -342,12 +377,25 @@ SHARDED: Final = (
 )
 """Bugs that only many shards can have; they are looked for where there are many."""
 
-FORGETFUL: Final = (restart_counters_after_a_lost_epoch, follow_a_redirect_to_a_lower_epoch)
+FORGETFUL: Final = (
+    restart_counters_after_a_lost_epoch,
+    follow_a_redirect_to_a_lower_epoch,
+)
 """Bugs that only many shards over a store can have that loses what it acknowledged."""
 
 
-CARELESS: Final = (answer_older_reports_as_if_taken, ignore_turns, take_any_claim_for_a_repeat)
+CARELESS: Final = (
+    answer_older_reports_as_if_taken,
+    ignore_turns,
+    keep_no_number_of_what_changes_nothing,
+    forget_the_first_sender,
+    take_any_claim_for_a_repeat,
+)
 """Bugs that only careless clients meet."""
+
+
+RETENTIVE: Final = (keep_no_number_of_what_changes_nothing, forget_the_first_sender)
+"""Those of them that need a store that keeps its word: careless clients say nothing late where nobody can know any more what was newer."""
 
 
 def worlds(name: str) -> Iterator[int]:
@@ -358,35 +406,60 @@ def worlds(name: str) -> Iterator[int]:
             (plant not in SHARDED + FORGETFUL or is_sharded(seed))
             and (plant not in FORGETFUL or is_weak(seed))
             and (plant not in CARELESS or is_careless(seed))
+            and (plant not in RETENTIVE or not is_weak(seed))
         ):
             yield seed
 
 
-def hunt(name: str) -> tuple[str, int | None, str]:
-    """Look for one bug; returns its name, the seed that found it, and the promise that was broken."""
+class Hunt(NamedTuple):
+    """What came of the search for one bug."""
+
+    name: str
+    worlds: int
+    """How many were tried."""
+    seed: int | None
+    """Of the world that found it; None: none did."""
+    why: str
+    """The promise that was broken there."""
+
+
+def hunt(name: str, first: int | None = None, most: int = SEEDS) -> Hunt:
+    """Look for one bug, in the world ``first`` before all others."""
+    seeds = islice(worlds(name), most) if first is None else chain([first], islice(worlds(name), most))
+    number, why = 0, "nothing was noticed"
     with Planted.context() as planted:
         MUTANTS[name](planted)
-        for number, seed in enumerate(islice(worlds(name), SEEDS), start=1):
+        for number, seed in enumerate(seeds, start=1):
             outcome = live((seed, MOVES))
-            if outcome.violations:
-                return name, number, outcome.violations[0]
-    return name, None, "nothing was noticed"
+            if outcome.violations and not FAILED.search(outcome.violations[0]):
+                return Hunt(name, number, seed, outcome.violations[0])
+            why = outcome.violations[0] if outcome.violations else why
+    return Hunt(name, number, None, why)
 
 
-def main(names: Sequence[str], jobs: int) -> int:
-    """Look for the named bugs, or all; returns the exit code."""
+def finders() -> dict[str, int]:
+    """Return the worlds that are known to find bugs: each may be another one when the code has changed."""
+    known: dict[str, int] = json.loads(FINDERS.read_text())
+    return known
+
+
+def main(names: Sequence[str], jobs: int, *, keep: bool = False) -> int:
+    """Look for the named bugs, or all, and ``keep`` which worlds found them; returns the exit code."""
     unknown = set(names) - MUTANTS.keys()
     if unknown:
         print(f"there is no mutant {', '.join(sorted(unknown))}; there are: {', '.join(MUTANTS)}")
         return 2
     chosen = list(names) or list(MUTANTS)
-    found = 0
+    found: dict[str, int] = {}
     with multiprocessing.get_context("spawn").Pool(min(jobs, len(chosen))) as pool:
-        for name, worlds, why in pool.imap(hunt, chosen):
-            found += worlds is not None
-            print(
-                f"{name}: " + (f"found in world {worlds}: {why}" if worlds is not None else f"NOT FOUND in {SEEDS}"),
-                flush=True,
-            )
-    print(json.dumps({"mutants": len(chosen), "found": found}))
-    return int(found < len(chosen))
+        for name, tried, seed, why in pool.imap(hunt, chosen):
+            if seed is None:
+                print(f"{name}: NOT FOUND in {tried} worlds: {why}", flush=True)
+            else:
+                print(f"{name}: found in world {tried}, of the seed {seed}: {why}", flush=True)
+                found[name] = seed
+    if keep:
+        known = {name: seed for name, seed in (finders() | found).items() if name in MUTANTS}
+        FINDERS.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+    print(json.dumps({"mutants": len(chosen), "found": len(found)}))
+    return int(len(found) < len(chosen))

@@ -218,8 +218,14 @@ async def _go_back(
     if least == MAX:
         return
     older = node.stamp(max(least - random.randrange(3 * HOUR), 0))
-    if place.careless is not None and random.random() < 0.3:
-        place.careless.count_again(lease)
+    careless = place.careless
+    named = None
+    if careless is not None and random.random() < 0.3:
+        careless.count_again(lease)
+    elif careless is not None and random.random() < 0.4:
+        named = await careless.introduce(process, place.addresses, lease, random)
+    if careless is not None and careless.is_in_doubt(lease):
+        return
     lease.advance(seen, oldest=older)
     try:
         await lease.flush(4.0)
@@ -227,8 +233,15 @@ async def _go_back(
         return  # perhaps it is durable, and then the ranges hold for nothing
     await place.storage.take_on(node.name, share.cells, lease.sequencer, older, place.oracle)
     place.sim.reach("ranges went down")
-    if place.careless is not None and random.random() < 0.4:
-        await place.careless.say_again(process, place.addresses, lease, random)
+    if careless is None:
+        return
+    if named is not None:
+        place.oracle.released(node.name, lease.sequencer)  # one sender too many is told to claim again
+        await careless.repeat_behind_many(process, named, lease, random)
+    elif random.random() < 0.4:
+        await careless.say_again(process, place.addresses, lease, random)
+    elif random.random() < 0.5:
+        await careless.say_late(process, place.addresses, lease, random)
 
 
 def may_finish(node: Node, record: Record, low: int) -> bool:

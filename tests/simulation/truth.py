@@ -1,8 +1,8 @@
 """What is true: a pipeline whose durable state lives here, cell by cell, outside of everything that is tested.
 
 The key space of a computation is a few cells. A cell of an injector is a list of records that are still to come; a cell of any
-other computation holds the records that were handed to it and are not finished. The oldest work of a cell, and from it the true
-low watermark of a computation, is recomputed from nothing whenever somebody asks: no interval map, no claims, no reports.
+other computation holds the records that were handed to it and are not finished. The oldest work of a cell is looked for among all of
+them whenever they have changed, and from it the true low watermark of a computation: no interval map, no claims, no reports.
 """
 
 from __future__ import annotations
@@ -98,10 +98,18 @@ class Pipeline:
         self.nodes = {node.name: node for node in nodes}
         self._numbers = 0
         self._lows: dict[tuple[str, bool], int] = {}
+        self._held: dict[tuple[str, int, bool], int] = {}
+        """The least event time that cells hold, of those that have not changed since somebody asked."""
 
     def changed(self) -> None:
         """To be called after every change."""
         self._lows.clear()
+
+    def _touch(self, name: str, index: int) -> dict[int, Record]:
+        """Return what a cell holds, to be changed."""
+        for fresh in (False, True):
+            self._held.pop((name, index, fresh), None)
+        return self.nodes[name].cells[index].pending
 
     def low(self, name: str, *, fresh: bool = False) -> int:
         """The true low watermark: the least event time that is not finished, here or upstream.
@@ -119,9 +127,11 @@ class Pipeline:
         cell = node.cells[index]
         if cell.source is not None:
             return cell.source.frontier
-        upstream = min(self.low(each, fresh=True) for each in node.inputs)
-        held = (record.time for record in cell.pending.values() if not ((fresh and record.again) or record.forgotten))
-        return node.stamp(min([upstream, *held]))
+        held = self._held.get((name, index, fresh))
+        if held is None:
+            times = [r.time for r in cell.pending.values() if not ((fresh and r.again) or r.forgotten)]
+            held = self._held[name, index, fresh] = min(times, default=MAX)
+        return node.stamp(min(held, *[self.low(each, fresh=True) for each in node.inputs]))
 
     def least_of(self, name: str, cells: Iterable[int]) -> int:
         """The same for several cells."""
@@ -142,14 +152,14 @@ class Pipeline:
             cell = self.nodes[name].cells[index]
             if cell.source is None and time != MIN:
                 self._numbers += 1
-                cell.pending[self._numbers] = Record(self._numbers, time, again=True)
+                self._touch(name, index)[self._numbers] = Record(self._numbers, time, again=True)
         self.changed()
 
     def forget(self, name: str, cells: Iterable[int], value: int) -> None:
         """The store has lost that there is old work to be done again below a value; new work is never forgotten."""
         node = self.nodes[name]
         for index in cells:
-            pending = node.cells[index].pending
+            pending = self._touch(name, index)
             for number, record in pending.items():
                 if record.again and node.stamp(record.time) < value:
                     pending[number] = record._replace(forgotten=True)
@@ -159,10 +169,11 @@ class Pipeline:
         """The store has lost that a computation, which nothing reads, has an input: it does not wait for it any more."""
         node = self.nodes[name]
         node.inputs = [each for each in node.inputs if each != lost]
-        for cell in node.cells:
-            for number, record in cell.pending.items():
+        for index in range(len(node.cells)):
+            pending = self._touch(name, index)
+            for number, record in pending.items():
                 if record.origin == lost:
-                    cell.pending[number] = record._replace(again=True, forgotten=True)
+                    pending[number] = record._replace(again=True, forgotten=True)
         self.changed()
 
     # -- what workers do, durably ----------------------------------------------------------------------------------
@@ -174,11 +185,12 @@ class Pipeline:
             for reader in self.nodes.values():
                 if name not in reader.inputs:
                     continue
-                cell = reader.cells[hash((self._numbers, reader.name.encode()[0])) % len(reader.cells)]
+                index = hash((self._numbers, reader.name.encode()[0])) % len(reader.cells)
+                cell = reader.cells[index]
                 if reader.window and reader.stamp(time) + reader.window <= cell.closed:
                     msg = f"{name} hands {time} to {reader.name}, which has closed windows up to {cell.closed}"
                     raise LateRecord(msg)
-                cell.pending[self._numbers] = Record(self._numbers, time, origin=name)
+                self._touch(reader.name, index)[self._numbers] = Record(self._numbers, time, origin=name)
         self.changed()
 
     def inject(self, name: str, index: int, count: int) -> None:
@@ -191,8 +203,8 @@ class Pipeline:
 
     def finish(self, name: str, index: int, records: Iterable[Record], outputs: Iterable[int], closed: int) -> None:
         """Finish records of a cell and hand on what comes of them, in one step."""
-        cell = self.nodes[name].cells[index]
+        cell, pending = self.nodes[name].cells[index], self._touch(name, index)
         for record in records:
-            del cell.pending[record.number]
+            del pending[record.number]
         cell.closed = max(cell.closed, closed)
         self.emit(name, outputs)

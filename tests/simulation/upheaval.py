@@ -116,6 +116,14 @@ class Upheaval:
         await asyncio.sleep(down)
         seat.away = False
 
+    def crash_owner(self, name: str) -> None:
+        """Crash whoever serves a computation."""
+        sharded = self._deployment.sharded
+        for seat in self._deployment.seats:
+            if seat.serving and seat.authority is not None and seat.authority.shard.serves(name):
+                kind, keep = ("crash a shard", None) if sharded else ("crash the authority", 0)
+                self._world.later(self._crash, kind, seat, 0.2, keep)
+
     def _lose_the_cache(self, keep: int) -> None:
         """The machine of the only process dies with it."""
         unsynced = self._deployment.ledger.unsynced

@@ -13,9 +13,10 @@ from typing import Any, Final
 from unittest import mock
 
 from lowwater import errors
+from lowwater_authority.core import computation
 from lowwater_authority.engine import holdings, logs
 from tests.simulation import batches, points, programs
-from tests.simulation.careless import Careless
+from tests.simulation.careless import SENDERS, Careless
 from tests.simulation.chaos import Move, is_careless, is_sharded, is_weak, length
 from tests.simulation.deployment import Deployment, Seat
 from tests.simulation.havoc import BATCHED, Havoc
@@ -112,6 +113,8 @@ class World:
         self.seconds = length(moves) if seconds is None else seconds
         self.weak = is_weak(seed)
         self.snapshot_bytes = random.choice([2_000, 20_000, 200_000])
+        self.piece_bytes = 1 if self.snapshot_bytes < 200_000 else holdings.PIECE_BYTES
+        """What is read back of a log in one piece: a record in most worlds, all of it in the others."""
         self.pipeline = pipeline(random, self.seconds)
         seats = random.randrange(2, 5) if is_sharded(seed) else 1
         ledger = Ledger()
@@ -119,7 +122,7 @@ class World:
         self.deployment = Deployment(sim, seats, self.oracle, ledger, weak=self.weak)
         self.place = Place(sim, self.pipeline, Storage(self.pipeline, sim.rng("storage")), self.oracle)
         self.place.addresses = self.deployment.addresses
-        self.place.careless = Careless(sim) if is_careless(seed) else None
+        self.place.careless = Careless(sim, weak=self.weak) if is_careless(seed) else None
         self.slots: list[Slot] = []
         self.readers: list[tuple[Process, Callable[[Process], Coroutine[Any, Any, None]]]] = []
         self.leaving: list[Process] = []
@@ -137,7 +140,9 @@ class World:
         with (
             mock.patch.object(logs, "SNAPSHOT_BYTES", self.snapshot_bytes),
             mock.patch.object(logs, "GRAPH_BYTES", self.snapshot_bytes // 10),
-            mock.patch.object(holdings, "PIECE_BYTES", self.snapshot_bytes // 2),
+            mock.patch.object(holdings, "PIECE_BYTES", self.piece_bytes),
+            mock.patch.object(holdings, "asyncio", Pauses(self.sim)),
+            mock.patch.object(computation, "SENDERS_KEPT", SENDERS),
             _hearing(self.oracle, weak=self.weak),
         ):
             try:
@@ -314,6 +319,24 @@ class World:
                 )
                 return
             await asyncio.sleep(0.25)
+
+
+class Pauses:
+    """Stands for ``asyncio`` in a module that works in pieces: behind each others have the event loop for a while, and time passes."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self._sim = sim
+        self._random = sim.rng("pauses")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        """See asyncio.sleep."""
+        if not seconds:
+            self._sim.reach("others go on behind a piece")
+            seconds = self._random.uniform(0.0001, 0.003)
+        await asyncio.sleep(seconds)
 
 
 class _Heard(logging.Handler):
