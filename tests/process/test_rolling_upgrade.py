@@ -23,8 +23,8 @@ KILLED_DEAD_AFTER = 3.0
 
 NEXT_RELEASE = """
 import sys
-from lowwater_authority.journal import framing
-framing.FORMAT += 1
+from lowwater_authority.journal import frames
+frames.FORMAT += 1
 from lowwater_authority.serve import main
 sys.exit(main(sys.argv[1:]))
 """
