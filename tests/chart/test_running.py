@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import threading
@@ -75,9 +76,15 @@ def setting(*values: str) -> tuple[str, ...]:
     return tuple(part for value in values for part in ("--set", value))
 
 
+@functools.cache
+def kept(*values: str | Path) -> tuple[Document, ...]:
+    """The StatefulSet and the Secrets that values make; do not change them."""
+    return tuple(each for each in parsed(rendered(*values)) if each["kind"] in {"StatefulSet", "Secret"})
+
+
 def installed(replicas: int, *values: str | Path) -> list[Document]:
-    """The StatefulSet and the Secrets that values make, with so many replicas."""
-    found = [each for each in parsed(rendered(*values)) if each["kind"] in {"StatefulSet", "Secret"}]
+    """The same, with so many replicas."""
+    found = kept(*values)
     return [each | ({"spec": each["spec"] | {"replicas": replicas}} if "spec" in each else {}) for each in found]
 
 
