@@ -34,15 +34,24 @@ def until(condition: Callable[[], object], seconds: float, says: Callable[[], ob
 
 
 class Prometheus:
-    """Scrapes targets by job every second, and evaluates the generated rules as often."""
+    """Scrapes targets by job every second, and evaluates the generated rules as often.
 
-    def __init__(self, folder: Path, targets: Mapping[str, Sequence[str]]) -> None:
+    With ``lasting`` the expression of an alert that has to hold for a while has to hold for so long: "5s".
+    """
+
+    def __init__(self, folder: Path, targets: Mapping[str, Sequence[str]], *, lasting: str = "") -> None:
         self._folder = folder
         self.began = time.time()
-        folder.mkdir()
+        (folder / "rules").mkdir(parents=True)
+        for path in (GENERATED / "rules").glob("*.yaml"):
+            content = yaml.safe_load(path.read_text())
+            for rule in (rule for group in content["groups"] for rule in group["rules"]):
+                if lasting and rule.get("for", "0s") != "0s":
+                    rule["for"] = lasting
+            (folder / "rules" / path.name).write_text(json.dumps(content))
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s", "scrape_timeout": "1s"},
-            "rule_files": [str(GENERATED / "rules" / "*.yaml")],
+            "rule_files": [str(folder / "rules" / "*.yaml")],
             "scrape_configs": [
                 {"job_name": job, "static_configs": [{"targets": list(places)}]} for job, places in targets.items()
             ],

@@ -29,6 +29,11 @@ NOT_HERE: Final = {
 """Metrics that this pipeline has not, and why."""
 
 
+LASTING: Final = "5s"
+"""For how long an expression has to hold here until its alert fires, instead of minutes. After which second each fires in truth is shown in
+promtool's time, in test_pipeline_alerts.py and its neighbours."""
+
+
 class Watched(NamedTuple):
     """What the tests look at."""
 
@@ -51,7 +56,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             "workers": [f"127.0.0.1:{exporter.server_port}"],
         }
         try:
-            with Prometheus(folder / "prometheus", targets) as prometheus:
+            with Prometheus(folder / "prometheus", targets, lasting=LASTING) as prometheus:
                 until(lambda: prometheus.now('computation:lowwater_local_lag_seconds:max{computation="hourly"}'), 60)
                 assert pipeline.child.poll() is None
                 pipeline.kill()
