@@ -28,13 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A JVM of a minute: optimising what it runs would cost more than it saves.
     quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
     with serving(out / "authority") as address, spark_session("two partitions", out, quick) as spark:
-        outcomes = run(spark, address, out)
-    return conclude(outcomes, out, as_json=options.json)
+        outcomes = run(spark, address, out, records.steps())
+    return conclude(outcomes, out, records.steps(), as_json=options.json)
 
 
-def conclude(outcomes: Mapping[str, ways.Outcome], out: Path, *, as_json: bool) -> int:
+def conclude(outcomes: Mapping[str, ways.Outcome], out: Path, steps: Sequence[records.Step], *, as_json: bool) -> int:
     """Check the windows, draw and report; return the exit code."""
-    steps = records.steps()
     batch = records.batch_answer(out / ways.DRIVEN / "records")
     try:
         report.require_exact(outcomes, batch)
@@ -50,9 +49,8 @@ def conclude(outcomes: Mapping[str, ways.Outcome], out: Path, *, as_json: bool) 
     return 0
 
 
-def run(spark: SparkSession, address: str, out: Path) -> dict[str, ways.Outcome]:
+def run(spark: SparkSession, address: str, out: Path, steps: Sequence[records.Step]) -> dict[str, ways.Outcome]:
     """Replay the records through each way, one after the other, and return what came of it."""
-    steps = records.steps()
     return {
         ways.ALONE: ways.alone(spark, out / ways.ALONE, steps),
         ways.ATTACHED: ways.attached(spark, out / ways.ATTACHED, steps, address),

@@ -45,8 +45,8 @@ class Step(NamedTuple):
     """How far each partition has come: nothing older will come from it. MAX when it has ended."""
 
 
-def steps() -> list[Step]:
-    """Return the whole replay.
+def steps(every: int = HOUR) -> list[Step]:
+    """Return the whole replay, with so much of the replay clock between two steps.
 
     >>> replay = steps()
     >>> len(replay), sum(len(times) for step in replay for times in step.arriving.values())
@@ -55,7 +55,8 @@ def steps() -> list[Step]:
     waiting = {partition: _times(partition) for partition in BEHIND}
     frontiers = dict.fromkeys(BEHIND, START)
     found = []
-    for clock in range(FIRST, END + max(BEHIND.values()) + HOUR, HOUR):
+    # The last step is at or after the end of the partition that is furthest behind.
+    for clock in range(FIRST, END + max(BEHIND.values()) + every, every):
         arriving = {}
         for partition, behind in BEHIND.items():
             if partition == STALLED and STALL[0] < clock <= STALL[1]:

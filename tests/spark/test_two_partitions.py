@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from examples.two_partitions import records, report, ways
 from examples.two_partitions.__main__ import conclude, run
-from examples.two_partitions.records import HOUR
+from examples.two_partitions.records import HOUR, Step
 from examples.two_partitions.ways import ALONE, ATTACHED, DRIVEN, Outcome
 from lowwater.watermark import MAX
 from tests.process.serving import serving
@@ -24,20 +24,24 @@ Outcomes = dict[str, Outcome]
 
 
 class Finished(NamedTuple):
-    """A run, and the folder that it has left."""
+    """A run, the folder that it has left, and its steps."""
 
     outcomes: Outcomes
     out: Path
+    steps: list[Step]
 
 
-@pytest.fixture(scope="module")
-def finished(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """One run for all tests, of real queries against a real authority."""
+@pytest.fixture(
+    scope="module", params=[3 * HOUR, pytest.param(HOUR, marks=pytest.mark.long)], ids=["in a few steps", "as shown"]
+)
+def finished(request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """One run for all tests, of real queries against a real authority; the same records in ten steps or in twenty-eight."""
     out = tmp_path_factory.mktemp("two-partitions")
     (out / "authority").mkdir()
+    steps = records.steps(request.param)
     with serving(out / "authority") as authority:
-        outcomes = run(spark, authority.address, out)
-    return Finished(outcomes, out)
+        outcomes = run(spark, authority.address, out, steps)
+    return Finished(outcomes, out, steps)
 
 
 class Rule(NamedTuple):
@@ -51,10 +55,10 @@ class Rule(NamedTuple):
     """The watermark after each step."""
 
 
-def by_the_rule() -> Rule:
+def by_the_rule(steps: list[Step]) -> Rule:
     lost: Counter[int] = Counter()
     groups, mark, marks = 0, 0, []
-    for step in records.steps():
+    for step in steps:
         for times in step.arriving.values():
             hours = Counter(time // HOUR * HOUR for time in times)
             late = {hour: rows for hour, rows in hours.items() if hour + HOUR <= mark}
@@ -74,11 +78,12 @@ def test_spark_alone_drops_what_its_rule_says(finished: Finished) -> None:
     """N is counted from what was written, and follows from the records alone; Spark's counter is far below it."""
     batch = records.batch_answer(finished.out / ALONE / "records")
     assert batch == Counter(
-        time // HOUR * HOUR for step in records.steps() for each in step.arriving.values() for time in each
+        time // HOUR * HOUR for step in finished.steps for each in step.arriving.values() for time in each
     )
-    rule = by_the_rule()
+    rule = by_the_rule(finished.steps)
     table = report.lines(finished.outcomes[ALONE], batch)
-    assert {line.start: line.batch - line.rows for line in table if line.rows is not None} == rule.lost
+    lost = Counter({line.start: line.batch - line.rows for line in table if line.rows is not None})
+    assert lost == rule.lost
     assert [line.start for line in table if line.rows is None] == [
         hour for hour in batch if hour + HOUR > rule.marks[-1]
     ]
@@ -102,7 +107,7 @@ def test_driven_none_is_dropped(finished: Finished) -> None:
     batch = records.batch_answer(finished.out / DRIVEN / "records")
     assert {one.window: one.rows for one in driven.written} == batch
     assert len(driven.written) == len(batch)
-    passed = {step.clock: min(step.frontiers.values()) for step in records.steps()}
+    passed = {step.clock: min(step.frontiers.values()) for step in finished.steps}
     due = {hour: min(clock for clock, low in passed.items() if low >= hour + HOUR) for hour in batch}
     assert {one.window: one.clock for one in driven.written} == due
     assert [stand.mark for stand in driven.stands] == list(passed.values())
@@ -119,14 +124,14 @@ def test_the_files_are_what_a_reader_of_the_sink_gets(finished: Finished, spark:
 
 
 def test_a_right_run_is_reported(finished: Finished, capsys: pytest.CaptureFixture[str]) -> None:
-    assert conclude(finished.outcomes, finished.out, as_json=True) == 0
+    assert conclude(finished.outcomes, finished.out, finished.steps, as_json=True) == 0
     told = json.loads(capsys.readouterr().out)
-    lost = by_the_rule().lost.total()
+    lost = by_the_rule(finished.steps).lost.total()
     assert (told["ways"][ALONE]["lost"], told["ways"][DRIVEN]["lost"]) == (lost, 0)
     assert len(told["windows"]) == 24
-    assert len(told["steps"]) == len(records.steps())
+    assert len(told["steps"]) == len(finished.steps)
     assert (finished.out / "two-partitions.png").read_bytes().startswith(b"\x89PNG")
-    assert conclude(finished.outcomes, finished.out, as_json=False) == 0
+    assert conclude(finished.outcomes, finished.out, finished.steps, as_json=False) == 0
     assert f"Spark alone drops {lost} of 5644 rows" in capsys.readouterr().out
 
 
@@ -143,7 +148,7 @@ def test_a_wrong_run_ends_with_one(name: str, how: str, finished: Finished, caps
         "more": [first._replace(rows=first.rows + 1)],
     }[how]
     wrong = replace(finished.outcomes, name, [*changed, *others])
-    assert conclude(wrong, finished.out, as_json=False) == 1
+    assert conclude(wrong, finished.out, finished.steps, as_json=False) == 1
     assert "WRONG" in capsys.readouterr().err
 
 
@@ -152,4 +157,4 @@ def test_a_dropped_row_ends_with_one(finished: Finished) -> None:
     driven = finished.outcomes[DRIVEN]
     stands = [*driven.stands[:-1], driven.stands[-1]._replace(dropped=1)]
     wrong = finished.outcomes | {DRIVEN: dataclasses.replace(driven, stands=stands)}
-    assert conclude(wrong, finished.out, as_json=False) == 1
+    assert conclude(wrong, finished.out, finished.steps, as_json=False) == 1
