@@ -20,7 +20,7 @@ from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
 from lowwater.prometheus import register
 from lowwater_authority.ops.metrics import FIGURES
 from tests.process.serving import Serving, serving
-from tests.process.sharding import Sharded, move
+from tests.process.sharding import Sharded, balanced, spread, view_of
 from tests.process.test_client_end_to_end import eventually
 from tests.process.test_serve import HOUR, Peer
 
@@ -215,20 +215,24 @@ def test_a_shard_that_is_away_freezes_no_lag_of_the_others(tmp_path: Path) -> No
     """Nobody looks at a page meanwhile, and nobody has taken over yet what the frozen one serves."""
     with Sharded(tmp_path, 3, dead_after=20) as deployment, deployment.connect() as lw:
         first, frozen, third = deployment.shards
-        for name, shard, inputs in (("asleep", frozen, []), ("flights", third, []), ("hourly", first, ["flights"])):
+        # Each is at home where it is to be: to move it would take as long as the shards need to hear of it.
+        names, view = balanced("c", 1, first, frozen, third), view_of(first, frozen, third)
+        homes = {member.address: name for name in names if (member := view.shard_of(name)) is not None}
+        source, asleep, reader = homes[third.address], homes[frozen.address], homes[first.address]
+        for name, inputs in ((asleep, []), (source, []), (reader, [source])):
             lw.register(name, inputs=inputs)
-            move(lw, shard, name)
-        flights = lw.worker("flights").claim()
+        eventually(lambda: spread(lw, names, first, frozen, third), 60)
+        flights = lw.worker(source).claim()
         flights.advance(None, oldest=None, frontier=Watermark(15 * HOUR))
         flights.flush(20)
-        worker = lw.worker("hourly")
+        worker = lw.worker(reader)
         eventually(lambda: worker.inputs().low == Watermark(15 * HOUR))
         hourly = worker.claim()
         hourly.advance(worker.inputs(), oldest=Watermark(13 * HOUR))
         hourly.flush(20)
 
         def lag_is(hours: int) -> bool:
-            return Scrape(first).value("local_lag_seconds", computation="hourly") == hours * 3600
+            return Scrape(first).value("local_lag_seconds", computation=reader) == hours * 3600
 
         eventually(lambda: lag_is(2))
         confirmed = Scrape(first).value("deployment_confirmed_timestamp_seconds") or 0
