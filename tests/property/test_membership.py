@@ -13,7 +13,6 @@ import pytest
 from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from lowwater_authority.cluster import membership
 from lowwater_authority.cluster.membership import Beats, Member, View, proposal
 from tests.property import membership_world
 from tests.property.membership_world import ADDRESSES, DEAD_AFTER, INTERVAL, NAMES, Store, World
@@ -193,7 +192,7 @@ def undated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def any_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "_silent", lambda member, beats: beats.now - beats.last.get(member.id, 0))
+    monkeypatch.setattr(Beats, "silence", lambda self, member: self.now - self.last.get(member, 0))
 
 
 def no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +215,7 @@ def trust_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "_silent", lambda _member, _beats: 0)
+    monkeypatch.setattr(Beats, "silence", lambda _self, _member: 0)
 
 
 @pytest.mark.parametrize("off", [undated, any_silence, no_gaps, blind_writes, trust_in_the_store, nobody_dies])

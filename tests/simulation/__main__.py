@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     reached: Counter[str] = Counter()
     seconds, faults, observations = 0.0, 0, 0
     violations: list[str] = []
-    for outcome in outcomes(worlds, args.jobs):
+    for (_, count), outcome in zip(worlds, outcomes(worlds, args.jobs), strict=False):
         seconds += outcome.seconds
         faults += outcome.faults
         observations += outcome.observations
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         )
         if outcome.violations:
             violations += outcome.violations
-            tell(outcome, shrinks=not args.no_shrink)
+            tell(outcome, count, shrinks=not args.no_shrink)
             break
     missing = sorted(set(points.POINTS) - reached.keys())
     result = {
@@ -105,25 +105,27 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(violations) or too_few)
 
 
-def tell(outcome: Result, *, shrinks: bool) -> None:
-    """Say how a world failed, and by which moves."""
+def tell(outcome: Result, count: int, *, shrinks: bool) -> None:
+    """Say how a world failed, of which ``count`` moves were asked for (a world has more: some are in each of them), and by which."""
     print(f"\nworld {outcome.seed} broke a promise:")
     for violation in outcome.violations[:10]:
         print(f"  {violation}")
-    print(f"again: make simulate SEED={outcome.seed} STEPS={outcome.moves}")
+    print(f"again: make simulate SEED={outcome.seed} STEPS={count}")
     if not shrinks:
         return
     print("looking for the moves that matter ...", flush=True)
-    moves, last = shrink(
-        outcome.seed, moves_of(outcome.seed, outcome.moves), lambda line: print(f"  {line}", flush=True)
-    )
-    for move in moves:
+    moves = moves_of(outcome.seed, count)
+    fewer, last = shrink(outcome.seed, moves, lambda line: print(f"  {line}", flush=True))
+    if not last.violations:
+        print("  it broke no promise when it was run again: something in it does not come from its seed\n")
+        return
+    for move in fewer:
         print(f"  {move}")
     for violation in last.violations[:3]:
         print(f"  {violation}")
     path = Path("build") / "simulation" / f"{outcome.seed}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(chaos.dump(outcome.seed, moves, chaos.length(moves_of(outcome.seed, outcome.moves))))
+    path.write_text(chaos.dump(outcome.seed, fewer, chaos.length(moves)))
     print(f"again, these only: python -m tests.simulation replay {path}\n")
 
 

@@ -207,8 +207,7 @@ class Deployment:
 
     def excused(self, seat: Seat | None, process: Process, failure: BaseException) -> str | None:
         """Why a process of the authority may end by an exception; None when it may not."""
-        replaced = seat is None or any(zombie.name == process.name and zombie.alive for zombie in self.zombies)
-        if replaced and isinstance(failure, Replaced):
+        if seat is None and isinstance(failure, Replaced):  # never the one that was started last at its address
             return "a shard was replaced at its address"
         if (seat is None or str(process) in seat.stopping) and isinstance(failure, JournalFailed | JournalUnknown):
             return "an append of unknown outcome was given up"

@@ -24,6 +24,8 @@ from lowwater._core.reports import ReporterState
 from lowwater._core.routes import Routes
 from lowwater.aio import Lease
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
+from lowwater_authority.cluster.cluster import Cluster
+from lowwater_authority.cluster.membership import Beats, View
 from lowwater_authority.core import recovery, topology
 from lowwater_authority.core.computation import OWN_TURNS, Computation
 from lowwater_authority.core.groups import GroupState
@@ -339,6 +341,20 @@ def answer_what_was_staged_meanwhile(planted: Planted) -> None:
     planted.setattr(ReporterState, "acknowledged", generous)
 
 
+def let_the_older_process_have_the_address(planted: Planted) -> None:
+    """A process that was replaced takes its address back as soon as the newer one is not heard of, and that one ends when it sees it there."""
+    has_rival = Cluster._has_rival
+
+    def unordered(self: Cluster, view: View, beats: Beats) -> bool:
+        me, self.me = self.me, replace(self.me, joined=0)
+        try:
+            return has_rival(self, view, replace(beats, since=0))
+        finally:
+            self.me = me
+
+    planted.setattr(Cluster, "_has_rival", unordered)
+
+
 MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
     plant.__name__: plant
     for plant in (
@@ -366,6 +382,7 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         forget_the_first_sender,
         take_any_claim_for_a_repeat,
         answer_what_was_staged_meanwhile,
+        let_the_older_process_have_the_address,
     )
 }
 
@@ -374,6 +391,7 @@ SHARDED: Final = (
     overwrite_a_newer_snapshot,
     answer_what_has_left_a_round,
     apply_over_the_wrong_whole,
+    let_the_older_process_have_the_address,
 )
 """Bugs that only many shards can have; they are looked for where there are many."""
 

@@ -44,7 +44,6 @@ class Result:
     """What came of a world."""
 
     seed: int
-    moves: int
     seconds: float
     faults: int
     points: dict[str, int]
@@ -151,7 +150,6 @@ class World:
                 self.oracle.fail(f"the world ended: {error!r}")
         return Result(
             seed=self.sim.seed,
-            moves=len(self.moves),
             seconds=self.sim.now,
             faults=sum(count for point, count in self.sim.points.items() if points.is_fault(point)),
             points=dict(self.sim.points),

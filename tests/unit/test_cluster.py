@@ -16,7 +16,7 @@ from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard
 from tests.kit.memory_journal import MemoryDisk
-from tests.unit.sharded_memory import HOUR, NAMES, Deployment, held, two
+from tests.unit.sharded_memory import DEAD_AFTER, HOUR, NAMES, Deployment, held, two
 
 
 @pytest.fixture
@@ -224,6 +224,48 @@ async def test_a_later_process_at_the_same_address_replaces_this_one(deployment:
     with pytest.raises(Replaced, match="advertise"):
         await deployment.settle(one)
     await deployment.settle(again)
+
+
+async def test_a_process_that_was_replaced_puts_nobody_out_behind_an_outage(deployment: Deployment) -> None:
+    """While the store is away nobody is heard of: that it was the first to be heard again makes no process the newer one."""
+    old, other = await two(deployment)
+    new = await deployment.start("one:1")
+    await deployment.settle(new, other)
+    await old.cluster._beat()
+    assert deployment.members.view.at("one:1") == new.cluster.me
+    deployment.seconds += 2 * DEAD_AFTER  # nobody reaches the store
+    await old.cluster._beat()
+    assert deployment.members.view.at("one:1") == new.cluster.me
+    await deployment.settle(new, other)
+    assert held(new) | held(other) == set(NAMES)
+    with pytest.raises(Replaced, match="advertise"):
+        await deployment.settle(old)
+
+
+async def test_a_process_takes_its_place_back_from_one_that_was_replaced(deployment: Deployment) -> None:
+    """The older one wakes up while the newer one is cut off from the store: it is the older one that has to go, not the one that is right."""
+    old, other = await two(deployment)
+    new = await deployment.start("one:1")
+    await deployment.settle(new, other)
+    await deployment.settle(old, other, seconds=2.1)
+    assert deployment.members.view.at("one:1") == old.cluster.me
+    await deployment.settle(new, other)
+    assert deployment.members.view.at("one:1") == new.cluster.me
+    with pytest.raises(Replaced, match="advertise"):
+        await deployment.settle(new, old)
+    await deployment.settle(new, other)
+    assert held(new) | held(other) == set(NAMES)
+
+
+async def test_the_later_of_two_processes_is_told_although_views_were_lost_between_them(deployment: Deployment) -> None:
+    old, other = await two(deployment)
+    deployment.members.lose(2)
+    new = await deployment.start("one:1")
+    await deployment.settle(new, other)
+    assert 0 < old.cluster.me.joined < new.cluster.me.joined
+    with pytest.raises(Replaced, match="advertise"):
+        await deployment.settle(new, old)
+    await deployment.settle(new, other)
 
 
 async def test_a_shard_shown_a_higher_number_looks_and_rises(deployment: Deployment) -> None:

@@ -216,10 +216,11 @@ class Cluster:
     def _has_rival(self, view: View, beats: Beats) -> bool:
         """Whether another process may have this one's place. Raises Replaced when that one is heard of.
 
-        A store that has lost views may name a process that was here before this one; that one is dead and stays silent.
+        A process that was here before this one and woke up may have taken the place back while this one was not heard of: it joined
+        earlier, and gives way. A store that has lost views may name one that is dead, and stays silent.
         """
         there = view.at(self.me.address)
-        if not self._joined or there is None or there.id == self.me.id:
+        if not self._joined or there is None or there.id == self.me.id or 0 < there.joined < self.me.joined:
             self._rival = "", 0
             return False
         heard = beats.last.get(there.id, 0)
@@ -233,7 +234,7 @@ class Cluster:
                 "another --advertise"
             )
             raise Replaced(msg)
-        return beats.now - heard <= self._dead_after * 1e6
+        return beats.silence(there.id) <= self._dead_after * 1e6
 
     def _newest(self, view: View) -> View:
         """Return what is to follow the store's view: that one, or if it has lost views, the members and pins that are known here."""

@@ -133,6 +133,10 @@ class Beats:
     since: int
     """From here on beats came without a gap: the store was there, and so was its memory of them."""
 
+    def silence(self, member_id: str) -> int:
+        """For how long the store could have heard of a shard but did not, microseconds: while it was away itself, nobody is silent."""
+        return self.now - max(self.last.get(member_id, 0), self.since)
+
 
 def proposal(view: View, beats: Beats, me: Member, *, dead_after: int, known: int) -> View | None:
     """What a shard should propose in place of the view that the store has now; None: all is well.
@@ -143,22 +147,19 @@ def proposal(view: View, beats: Beats, me: Member, *, dead_after: int, known: in
     has ever seen; a store that has a lower one has lost views, and gets one above it, which everybody takes for new.
 
     Two living processes that advertise one address would push each other out in turns. A shard that was a member and
-    finds another id at its address, in a view newer than all it knows, was replaced: it should end, and not ask again.
+    finds at its address another one that joined later, was replaced: it should end, and not ask again.
     """
-    dead = {member.id for member in view.members if member.id != me.id and _silent(member, beats) > dead_after}
+    dead = {member.id for member in view.members if member.id != me.id and beats.silence(member.id) > dead_after}
     wanted = view
     if dead:
         wanted = wanted.without(dead)
+    version = max(view.version, known, beats.now - 1) + 1
     if view.member(me.id) is None:
-        wanted = wanted.joined(me)
+        # Dated as the view is: so of two processes the one that joined later is told by this, also when views were lost between them.
+        wanted = wanted.joined(me if me.joined else replace(me, joined=version))
     if wanted is view and view.version >= known:
         return None
-    return replace(wanted, version=max(wanted.version, known + 1)).dated(beats.now)
-
-
-def _silent(member: Member, beats: Beats) -> int:
-    """For how long the store could have heard of a member but did not, microseconds."""
-    return beats.now - max(beats.last.get(member.id, 0), beats.since)
+    return replace(wanted, version=version)
 
 
 def _weight(address: str, computation: str) -> tuple[bytes, str]:
