@@ -20,7 +20,7 @@ from tests.cluster.job import FOUND, look_around
 def main(found: str) -> None:
     spark = SparkSession.builder.appName("settings").getOrCreate()
     settings = connection(lambda name: spark.conf.get(name, None))
-    # As many tasks as there are slots: each executor has some.
+    # More tasks than there are slots: each executor has some.
     rows = spark.range(0, 4, 1, 4).mapInArrow(partial(look_around, settings), FOUND).collect()
     said = {"driver": str(lws.__file__), "executors": [row.asDict() for row in rows]}
     beside = Path(found).with_suffix(".tmp")

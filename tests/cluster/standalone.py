@@ -1,4 +1,4 @@
-"""A real standalone Spark cluster: a master, and a worker on each of two loopback addresses, so that there are two hosts."""
+"""A real standalone Spark cluster: a master, and a worker on each of one or two loopback addresses, which are as many hosts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -30,8 +31,9 @@ _REGISTERED: Final = re.compile(r"Registering worker (\d+\.\d+\.\d+\.\d+):")
 class Standalone:
     """Spark's own classes, in processes of their own, in an environment in which nothing leads to the source tree."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, hosts: Sequence[str] = HOSTS) -> None:
         self.folder = folder
+        self.hosts = hosts
         self.url = ""
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         """The master as "", workers by host."""
@@ -42,14 +44,14 @@ class Standalone:
         arguments = ["--host", HOSTS[0], "--port", "0", "--webui-port", "0"]
         self._start("", MASTER, *arguments)
         self.url = until(lambda: self._found(_SERVING), "the master serves")[0]
-        for host in HOSTS:
+        for host in self.hosts:
             self.start_worker(host)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for host in HOSTS:
+        for host in self.hosts:
             if host in self._processes:
                 self.kill_worker(host)
         master = self._processes.get("")
