@@ -26,8 +26,15 @@ QUIET = ("--save", "", "--auto-aof-rewrite-percentage", "0", "--repl-diskless-sy
 STARTS_WITHIN = 30.0
 
 
-PORTS = {"gw0": range(12_000, 17_000), "gw1": range(17_000, 22_000)}
-"""Of the tests side by side, by worker of pytest-xdist: each leaves the others the ports of servers that it will start again."""
+PORTS = range(12_000, 22_000)
+"""Tests side by side share them out: each process leaves the others the ports of servers that they will start again."""
+
+
+def own_ports() -> range:
+    """Those of this process of pytest-xdist, or all."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    share = len(PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return PORTS[number * share : (number + 1) * share]
 
 
 def free_port() -> int:
@@ -36,7 +43,7 @@ def free_port() -> int:
     Below the range from which the system takes ports for outgoing connections: a server that is killed must find its port
     free again. A cluster node listens 10,000 higher too.
     """
-    ports = PORTS.get(os.environ.get("PYTEST_XDIST_WORKER", ""), range(12_000, 22_000))
+    ports = own_ports()
     while True:
         port = random.choice(ports)
         with socket.socket() as probe:
