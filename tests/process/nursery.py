@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -16,7 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, Any, NoReturn
 
 MOST = 1 << 20
@@ -75,10 +76,20 @@ class Nursery:
             )
         atexit.register(self._close)
 
-    def start(self, arguments: Sequence[str], stderr: IO[Any]) -> Nursling:
-        """Fork one that runs ``lowwater serve`` with these arguments, with the environment and the folder of the caller."""
+    def start(
+        self, arguments: Sequence[str], stderr: IO[Any], constants: Mapping[str, float] | None = None
+    ) -> Nursling:
+        """Fork one that runs ``lowwater serve`` with these arguments, with the environment and the folder of the caller.
+
+        ``constants`` of modules of the authority have other values in it, by ``MODULE:NAME``.
+        """
         reading, writing = os.pipe()
-        request = {"start": list(arguments), "environment": dict(os.environ), "folder": os.getcwd()}  # noqa: PTH109 - no path is made of it
+        request = {
+            "start": list(arguments),
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),  # noqa: PTH109 - no path is made of it
+            "constants": dict(constants or {}),
+        }
         pid = self.ask(request, writing, stderr.fileno())["pid"]
         os.close(writing)
         return Nursling(self, pid, os.fdopen(reading, encoding="utf-8"))
@@ -134,6 +145,11 @@ def become(request: dict[str, Any], stdout: int, stderr: int) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["environment"])
     random.seed()
+    for place, value in request["constants"].items():
+        module, _, name = place.partition(":")
+        changed = importlib.import_module(f"lowwater_authority.{module}")
+        assert hasattr(changed, name), place
+        setattr(changed, name, value)
     sys.argv = ["lowwater serve", *request["start"]]
     raise SystemExit(main(request["start"]))
 

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,6 +27,8 @@ class Serving:
         self.flags = flags
         self.port = port
         self.http = "127.0.0.1:0"
+        self.constants: Mapping[str, float] = {}
+        """Constants of the authority's modules that are others in this process, by ``MODULE:NAME``: how long something waits, as a rule."""
         self.page = ""
         """URL of the status page, with a slash behind it."""
         self.metrics = ""
@@ -43,8 +45,9 @@ class Serving:
         program = self.program()
         with (self.data.parent / "serve.log").open("a") as log:
             if program is None:
-                self.process = nursery().start(arguments, log)
+                self.process = nursery().start(arguments, log, self.constants)
             else:
+                assert not self.constants, "its program has them as they are"
                 self.process = subprocess.Popen([*program, *arguments], stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

@@ -28,7 +28,7 @@ from lowwater.cli import main
 from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.policy import digest
 from tests.contract.redis_server import DURABLE, RedisServer
-from tests.process.accessing import CALLS, PATIENCE, Rules, Tokens, Wire, bearer, messages, rules_of, write
+from tests.process.accessing import CALLS, PATIENCE, SOON, Rules, Tokens, Wire, bearer, messages, rules_of, write
 from tests.process.serving import Serving
 from tests.process.sharding import Shard
 from tests.process.test_client_end_to_end import eventually
@@ -44,6 +44,7 @@ class Changing:
         self.path = folder / "access.toml"
         self.tokens = Tokens()
         self.server = Serving(folder / "data", "--access", str(self.path), "--log-format", "json", *flags)
+        self.server.constants = SOON
 
     def allow(self, limits: str = "", **rules: Rules) -> None:
         """Let these principals do these things, and nobody else anything."""
@@ -431,7 +432,9 @@ def test_no_secret_is_shown_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
         str(trust),
     )
     try:
-        with Talkative(tmp_path / "shard", "", *flags) as server:
+        talkative = Talkative(tmp_path / "shard", "", *flags)
+        talkative.constants = SOON
+        with talkative as server:
             assert server.process is not None
             seen += Path(f"/proc/{server.process.pid}/cmdline").read_text().split("\0")
             with lowwater.connect(

@@ -13,7 +13,7 @@ import pytest
 import lowwater
 from lowwater import errors
 from tests.contract.redis_server import DURABLE, RedisServer
-from tests.process.accessing import PATIENCE, Rules, Tokens, rules_of, write
+from tests.process.accessing import PATIENCE, SOON, Rules, Tokens, rules_of, write
 from tests.process.sharding import Shard, move
 from tests.process.test_client_end_to_end import eventually
 
@@ -36,7 +36,9 @@ def deployment(
         shards = []
         for number, tokens in enumerate(peers):
             monkeypatch.setenv("LOWWATER_PEER_TOKEN", tokens)
-            shards.append(running.enter_context(Shard(folder / f"shard-{number}", redis.url, "--access", str(path))))
+            shard = Shard(folder / f"shard-{number}", redis.url, "--access", str(path))
+            shard.constants = SOON
+            shards.append(running.enter_context(shard))
         addresses = ",".join(each.address for each in shards)
         with lowwater.connect(addresses, token=TOKENS["admin"], timeout=PATIENCE) as lw:
             eventually(lambda: len(lw.shards()) == len(shards))

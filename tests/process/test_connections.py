@@ -32,6 +32,17 @@ pytestmark = pytest.mark.process
 FILES = 256
 """Files that a process may open in these tests: a quarter are connections."""
 
+CUT_OFF = 5.0
+"""Seconds after which it cuts off a connection that asks nothing, instead of IDLE_SECONDS; many times as long as it takes to open them all."""
+
+LIMITED = """
+import sys
+from lowwater_authority.web import connections
+connections.IDLE_SECONDS = float(sys.argv.pop(1))
+from lowwater_authority.serve import main
+sys.exit(main(sys.argv[1:]))
+"""
+
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE = 8 << 20
 
@@ -63,7 +74,7 @@ class Limited(Serving):
     """One that may open few files."""
 
     def program(self) -> list[str]:
-        return ["prlimit", f"--nofile={FILES}", sys.executable, "-m", "lowwater_authority"]
+        return ["prlimit", f"--nofile={FILES}", sys.executable, "-c", LIMITED, f"{CUT_OFF}"]
 
 
 def test_idle_connections_take_their_places_and_no_more(tmp_path: Path) -> None:
