@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -168,7 +169,13 @@ def nursery() -> Nursery:
 _making = threading.Lock()
 
 if __name__ == "__main__":
-    import lowwater_authority.serve  # noqa: F401 - what is not to be imported anew
+    # What is not to be imported anew, also what serve() imports only when it is asked for.
+    import lowwater_authority.cluster.directory
+    import lowwater_authority.journal.redis
+    import lowwater_authority.serve  # noqa: F401
 
+    # A collection in a child would touch, and hence copy, all that is shared with it.
+    gc.collect()
+    gc.freeze()
     with contextlib.suppress(KeyboardInterrupt):
         serve()
