@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
+from lowwater_authority.core.codec import int64s
 from lowwater_authority.journal import GRAPH
 from lowwater_authority.journal.frames import Kind, decode
 from tests.kit.faults import Operation
@@ -63,6 +64,8 @@ class Durable:
         self._durable: dict[tuple[str, int], int] = {}
         self._highest: dict[tuple[str, int], int] = {}
         self._durable_claims: set[tuple[str, int]] = set()
+        self._written: dict[tuple[str, int], set[int]] = {}
+        """By claim: where any of its ranges has ever stood, durably."""
         self._excused: dict[str, int] = {}
         """What was published of a computation when a new owner came to do old work again: that is not taken back."""
         self._reported = Reported()
@@ -156,6 +159,9 @@ class Durable:
         self._durable[life] = computation.low
         self._highest[life] = max(computation.low, self._highest.get(life, MIN))
         self._durable_claims.update((name, sequencer) for sequencer, _ in computation.granted.values())
+        for sequencer, group in computation.map.groups.items():
+            values = computation.map.columns.values[group.slots()]
+            self._written.setdefault((name, sequencer), set()).update(values.tolist())
 
     def _remembers(self, computation: Computation) -> None:
         """What must not be lost is there: who may claim, what was committed, and every grant."""
@@ -212,6 +218,8 @@ class Durable:
         self._highest[life] = max(record.low_micros, self._highest.get(life, MIN))
         self._not_ahead(log, record.low_micros, f"{log}/{record.incarnation} is written down at {record.low_micros}")
         self._durable_claims.update((log, op.claim.sequencer) for op in record.ops if op.HasField("claim"))
+        for values in (op.values for op in record.ops if op.HasField("values")):
+            self._written.setdefault((log, values.sequencer), set()).update(int64s(values.micros).tolist())
         kinds = [op.WhichOneof("kind") for op in record.ops]
         if "batch" in kinds and "claim" in kinds[kinds.index("batch") :]:
             self._sim.reach("a claim committed the batch before it")

@@ -6,7 +6,7 @@ goes back only where an owner says that it does old work once more, and what was
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from tests.simulation.durable import Claim, Durable
 from tests.simulation.truth import MAX, MIN, Pipeline
 
 if TYPE_CHECKING:
+    from lowwater.aio import Lease
     from tests.simulation.kernel import Process, Simulation, Tap
     from tests.simulation.ledger import Ledger
     from tests.simulation.programs import Share
@@ -117,7 +118,8 @@ class Oracle(Durable):
                 for each in message.computations:
                     self._keeps(each)
             case workers_pb2.ReportResponse() as message if message.HasField("ack"):
-                self._reported.acknowledged(tap.call, message.ack)
+                for claim, values in self._reported.acknowledged(tap.call, message.ack).items():
+                    self._acknowledges(claim, values)
                 for refused in message.ack.refused:
                     self._refuses(refused)
             case topology_pb2.ResetRequest() | topology_pb2.SetInputsRequest():
@@ -233,6 +235,7 @@ class Oracle(Durable):
             self._expect(older.order <= newer.order or not same_life, f"{about} is granted: {older} is the newer run")
         if claim.bound is not None:
             self.restore(claim.name, claim.cells, claim.bound)
+        self._written.setdefault((claim.name, claim.sequencer), set()).update(message.watermarks_micros)
         for cells, micros in zip(claim.ranges, message.watermarks_micros, strict=True):
             truth = self._pipeline.least_of(claim.name, cells)
             self._expect(micros <= truth, f"{about} begins with {cells} at {micros}, but {truth} is not finished")
@@ -240,6 +243,11 @@ class Oracle(Durable):
     def _may_have_ended(self, claim: Claim) -> bool:
         """Whether a reset or new inputs may have made a claim stale: asked for since, or shortly before and still on the way."""
         return self._ended.get(claim.name, float("-inf")) >= claim.granted_at - 30
+
+    def _acknowledges(self, claim: tuple[str, int], values: set[int]) -> None:
+        """A worker is told that its ranges stand there for good."""
+        never = values - self._written.get(claim, set())
+        self._expect(self._weak or not never, f"{claim} is told to stand at {sorted(never)}, which was never durable")
 
     def _refuses(self, refused: workers_pb2.RefusedRanges) -> None:
         """A claim is stale only if somebody made it so."""
@@ -327,6 +335,14 @@ class Oracle(Durable):
     def claimed(self, process: Process, name: str, sequencer: int, share: Share) -> None:
         """A worker was granted its share."""
         self._sim.trace("claimed", process=process.name, name=name, sequencer=sequencer, edges=share.edges)
+
+    def flushed(self, process: Process, lease: Lease, oldest: Sequence[int], seen: Inputs) -> None:
+        """A worker goes on because its newest state is durable: nothing that was acknowledged stands above it."""
+        most = {
+            handle: min(micros, seen.low.micros) for handle, micros in enumerate(oldest) if handle not in lease.lost
+        }
+        beyond = self._reported.beyond((lease.computation, lease.sequencer), most)
+        self._expect(not beyond, f"{process.name} was told that its newest state is durable: {'; '.join(beyond)}")
 
     def released(self, name: str, sequencer: int) -> None:
         """A worker gave its share back."""

@@ -188,15 +188,17 @@ async def _follow(place: Place, process: Process, worker: Worker, lease: Lease, 
             gone = {record.number for record in chosen}
             there[index] = [record for record in there[index] if record.number not in gone]
             done += len(chosen)
+        oldest = [oldest_of(node, share.of(handle), there, seen) for handle in share.handles()]
         lease.advance(
             seen,
-            oldest=[oldest_of(node, share.of(handle), there, seen) for handle in share.handles()],
+            oldest=oldest,
             pending=[node.stamp(record.time) for records in there.values() for record in records],
             finished=done,
         )
         if random.random() < 0.1:
             try:
                 await lease.flush(2.0)
+                place.oracle.flushed(process, lease, oldest, seen)
             except (errors.Timeout, errors.TooFarAhead, errors.InputVersion, errors.IncarnationChanged) as error:
                 place.sim.reach(f"flush: {error.reason}")
         if not place.calm and random.random() < 0.1:
@@ -231,6 +233,7 @@ async def _go_back(
         await lease.flush(4.0)
     except (errors.Timeout, errors.TooFarAhead, errors.InputVersion, errors.IncarnationChanged):
         return  # perhaps it is durable, and then the ranges hold for nothing
+    place.oracle.flushed(process, lease, [older] * len(share.handles()), seen)
     await place.storage.take_on(node.name, share.cells, lease.sequencer, older, place.oracle)
     place.sim.reach("ranges went down")
     if careless is None:

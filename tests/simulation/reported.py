@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,8 +56,11 @@ class Reported:
             )
             self._said.setdefault(sender, deque()).append(said)
 
-    def acknowledged(self, call: int, ack: workers_pb2.ReportAck) -> None:
-        """A worker is told that everything up to a report is durable, but for what was refused."""
+    def acknowledged(self, call: int, ack: workers_pb2.ReportAck) -> dict[Key, set[int]]:
+        """A worker is told that everything up to a report is durable, but for what was refused.
+
+        Returns by claim what it was told that for, as far as nothing newer of the claim is on its way that may have taken its place.
+        """
         sender, stream = self._streams[call]
         refused = {(each.computation, each.sequencer): each.reason for each in ack.refused}
         waiting = self._said.get(sender, deque())
@@ -74,6 +78,20 @@ class Reported:
                 if None in said.values:
                     settled.clear()
                 settled.update(said.values)
+        told = {said.key: set(said.values.values()) for said in answered if said.key not in refused}
+        newer = {said.key for each in self._said.values() for said in each}
+        newest = stream == max(opened for by, opened in self._streams.values() if by == sender)
+        return {key: values for key, values in told.items() if key not in newer} if newest else {}
+
+    def beyond(self, key: Key, most: Mapping[int, int]) -> list[str]:
+        """Return where a claim stands by what was acknowledged, above what its worker has staged by handle and was told to be durable."""
+        settled = self._settled.get(key, {})
+        found = []
+        for handle, micros in most.items():
+            told = settled.get(handle, settled.get(None))
+            if told is not None and told > micros:
+                found.append(f"{key} {handle} is to stand at {micros}, but {told} was acknowledged last")
+        return found
 
     def missing(self, computation: Computation) -> list[str]:
         """Return what a computation, as it was recovered, should know and does not."""

@@ -66,6 +66,11 @@ def test_a_world_is_the_same_whatever_the_hash_seed(tmp_path: Path) -> None:
     assert json.loads(done.stdout.splitlines()[-1])["digest"] == World(7, moves).run().digest
 
 
+def test_every_planted_bug_has_a_world_that_is_known_to_find_it() -> None:
+    """`make mutants ARGS=--keep` writes it down."""
+    assert mutants.finders().keys() == mutants.MUTANTS.keys()
+
+
 @pytest.mark.parametrize("name", mutants.finders())
 def test_a_planted_bug_is_found(name: str) -> None:
     """In the world that is known to find it, or in another one when the code has changed since."""
