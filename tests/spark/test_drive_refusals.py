@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+import lowwater
 import lowwater_spark as lws
 from lowwater_spark.control import Control, Offset, Told
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.plan import check_plan
+from tests.process.serving import Serving, serving
 from tests.spark.drive_support import HOUR, Driven, driven, record, say
 from tests.spark.support import Upstream, at, until
 
 __all__ = ["driven"]
 
 pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """An authority that nobody comes to: what is refused is refused before."""
+    with serving(tmp_path_factory.mktemp("idle")) as server:
+        yield server
+        with lowwater.connect(server.address) as lw:
+            assert lw.get() == {}
+
+
+@pytest.fixture
+def refused(spark: SparkSession, idle: Serving, tmp_path: Path) -> Iterator[Driven]:
+    made = Driven(spark, idle.address, tmp_path)
+    yield made
+    made.stop()
 
 
 class Frames:
@@ -102,7 +122,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("what", list(REASONS))
-def test_what_cannot_be_driven_is_refused_with_the_way_out(what: str, driven: Driven) -> None:
+def test_what_cannot_be_driven_is_refused_with_the_way_out(what: str, refused: Driven) -> None:
     settings = [
         "spark.sql.streaming.noDataMicroBatches.enabled",
         "spark.sql.streaming.multipleWatermarkPolicy",
@@ -110,39 +130,39 @@ def test_what_cannot_be_driven_is_refused_with_the_way_out(what: str, driven: Dr
     ]
     try:
         with pytest.raises(Exception, match=REASONS[what]) as refusal:
-            driven.start(getattr(Frames, what)(driven), stamp=HOUR)
+            refused.start(getattr(Frames, what)(refused), stamp=HOUR)
     finally:
         for setting in settings:
-            driven.spark.conf.unset(setting)
+            refused.spark.conf.unset(setting)
     assert not isinstance(refusal.value, Unsupported) or refusal.value.fix
     # Its watermark comes from drive(); another one is refused.
     assert "withWatermark" not in getattr(refusal.value, "fix", "") or "withWatermark" in REASONS[what]
-    assert not (driven.folder / "ck").exists()
+    assert not (refused.folder / "ck").exists()
 
 
 @pytest.mark.parametrize("mode", ["complete", "update"])
-def test_output_modes_that_write_before_a_window_is_complete(mode: str, driven: Driven) -> None:
-    stage = lws.stage(driven.spark, "stage", inputs=["source"], key="key", event_time="t", address=driven.address)
+def test_output_modes_that_write_before_a_window_is_complete(mode: str, refused: Driven) -> None:
+    stage = lws.stage(refused.spark, "stage", inputs=["source"], key="key", event_time="t", address=refused.address)
     with pytest.raises(Unsupported, match=f"The output mode {mode}"):
-        stage.start(driven.hourly(driven.drive()), checkpoint=driven.folder / "ck", format="noop", output_mode=mode)
-    assert not (driven.folder / "ck").exists()
+        stage.start(refused.hourly(refused.drive()), checkpoint=refused.folder / "ck", format="noop", output_mode=mode)
+    assert not (refused.folder / "ck").exists()
 
 
-def test_a_query_of_a_single_batch(driven: Driven) -> None:
+def test_a_query_of_a_single_batch(refused: Driven) -> None:
     """The batch that would close its windows never comes."""
     with pytest.raises(Unsupported, match=r"the trigger once .*availableNow"):
-        driven.start(driven.hourly(driven.drive()), stamp=HOUR, trigger={"once": True})
-    assert not (driven.folder / "ck").exists()
+        refused.start(refused.hourly(refused.drive()), stamp=HOUR, trigger={"once": True})
+    assert not (refused.folder / "ck").exists()
 
 
-def test_every_input_is_named_twice(driven: Driven) -> None:
+def test_every_input_is_named_twice(refused: Driven) -> None:
     """An input that only one of both knows would be waited for by one, and passed by the other."""
     for inputs in (["other"], ["source", "other"]):
         with pytest.raises(ValueError, match="name every computation whose output the query reads in both"):
-            driven.start(driven.hourly(driven.drive()), inputs=inputs, stamp=HOUR)
-    late = [driven.drive(driven.read(name), approximate=0.9, late=driven.folder / "late") for name in ("in", "two")]
+            refused.start(refused.hourly(refused.drive()), inputs=inputs, stamp=HOUR)
+    late = [refused.drive(refused.read(name), approximate=0.9, late=refused.folder / "late") for name in ("in", "two")]
     with pytest.raises(ValueError, match="give each a directory of its own"):
-        driven.start(driven.hourly(late[0].union(late[1])), stamp=HOUR)
+        refused.start(refused.hourly(late[0].union(late[1])), stamp=HOUR)
 
 
 @pytest.mark.parametrize(
@@ -159,17 +179,17 @@ def test_every_input_is_named_twice(driven: Driven) -> None:
         ({"late": "/tmp"}, "late is for approximate"),
     ],
 )
-def test_wrong_arguments_are_named(options: dict[str, Any], reason: str, driven: Driven) -> None:
+def test_wrong_arguments_are_named(options: dict[str, Any], reason: str, refused: Driven) -> None:
     with pytest.raises(ValueError, match=reason):
-        lws.drive(driven.read(), **{"inputs": ["source"], "event_time": "t", **options})
+        lws.drive(refused.read(), **{"inputs": ["source"], "event_time": "t", **options})
 
 
-def test_an_event_time_that_is_no_moment(driven: Driven) -> None:
+def test_an_event_time_that_is_no_moment(refused: Driven) -> None:
     for kind in ("timestamp_ntz", "long"):
         with pytest.raises(TypeError, match="it must be a timestamp"):
-            driven.drive(driven.read(schema=f"key string, t {kind}"))
+            refused.drive(refused.read(schema=f"key string, t {kind}"))
     with pytest.raises(Unsupported, match="not streaming"):
-        driven.drive(driven.spark.createDataFrame([("a", at(9))], "key string, t timestamp"))
+        refused.drive(refused.spark.createDataFrame([("a", at(9))], "key string, t timestamp"))
 
 
 def test_a_checkpoint_from_before_the_query_was_driven(driven: Driven, upstream: Upstream) -> None:
