@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.result import Result, Spread
-from lowwater_spark.handover import HANDED_OVER
-from lowwater_spark.head import Candidates, FileSource, Head, list_head
-from lowwater_spark.settled import Settled
-from lowwater_spark.sourcelog import SourceLog, Taken
+from lowwater_spark.sources.head import Candidates, FileSource, Head, list_head
+from lowwater_spark.sources.settled import Settled
+from lowwater_spark.sources.source_log import SourceLog, Taken
+from lowwater_spark.track.handover import HANDED_OVER
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import lowwater
 import lowwater_spark as lws
 from benchmarks import child
 from benchmarks.result import Result, Spread
-from lowwater_spark.driver import Run
-from lowwater_spark.tracking import Actions
+from lowwater_spark.track.rows import Actions
+from lowwater_spark.track.run import Run
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -74,7 +74,7 @@ def _carry_out(kind: str, order: Path) -> None:
 def look_around(settings: lowwater.Settings, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Say where a task runs, whose code it has, and how it would reach the authority."""
     import lowwater_spark
-    from lowwater_spark.connection import SparkSettings
+    from lowwater_spark.settings import SparkSettings
 
     assert isinstance(settings, SparkSettings)
     for _ in batches:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from lowwater_spark.sinklog import SINK_LOG
-from lowwater_spark.sourcelog import local_path
+from lowwater_spark.sources.sink_log import SINK_LOG
+from lowwater_spark.sources.source_log import local_path
 from tests.cluster.oracle import NEVER, Emitted
 
 Row = tuple[str, int, int]

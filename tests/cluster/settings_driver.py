@@ -13,7 +13,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import lowwater_spark as lws
-from lowwater_spark.connection import connection
+from lowwater_spark.settings import connection
 from tests.cluster.job import FOUND, look_around
 
 

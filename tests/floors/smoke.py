@@ -26,7 +26,7 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.tracking import Actions
+from lowwater_spark.track.rows import Actions
 
 HOUR = timedelta(hours=1)
 SCHEMA = "key string, t timestamp"

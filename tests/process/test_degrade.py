@@ -9,7 +9,7 @@ import pytest
 
 import lowwater
 from lowwater_spark.authority import Authority, Registration
-from lowwater_spark.reading import Reading
+from lowwater_spark.track.inputs import Reading
 from tests.process.serving import Serving, serving
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 import lowwater_spark as lws
-from lowwater_spark import bookmarks
+from lowwater_spark.sources import bookmarks
 from tests.spark.support import SETTINGS
 from tests.spark.updates import HOURLY, hourly
 

@@ -16,7 +16,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import lowwater
-from lowwater_spark.sinklog import list_sink
+from lowwater_spark.sources.sink_log import list_sink
 
 HOUR = timedelta(hours=1)
 HALF = timedelta(minutes=30)

@@ -18,7 +18,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater import errors
 from lowwater.watermark import MIN
-from lowwater_spark import attachment
+from lowwater_spark.attach import attachment
 from tests.process.serving import Serving
 from tests.spark.proxy import Proxy
 from tests.spark.support import Feed, at, row, until

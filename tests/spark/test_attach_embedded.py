@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import lowwater
-from lowwater_spark import embedded
+from lowwater_spark.attach import embedded
 from tests.spark.support import at, until
 
 DRIVER = """
 import sys
 from pathlib import Path
-from lowwater_spark import embedded
+from lowwater_spark.attach import embedded
 found = embedded.acquire(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
 print(found.process.pid, found.address, found.data, flush=True)
 sys.stdin.read()

@@ -12,10 +12,10 @@ import pytest
 
 import lowwater
 from lowwater.watermark import MIN
-from lowwater_spark import attach_sender
-from lowwater_spark.attach_book import Book, QueryStatus
-from lowwater_spark.attach_progress import BatchProgress
-from lowwater_spark.attach_sender import SILENCE, Sender
+from lowwater_spark.attach import sender as attach_sender
+from lowwater_spark.attach.book import Book, QueryStatus
+from lowwater_spark.attach.progress import BatchProgress
+from lowwater_spark.attach.sender import SILENCE, Sender
 from tests.process.serving import Serving
 from tests.spark.support import at, until
 

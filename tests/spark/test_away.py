@@ -14,10 +14,10 @@ import pytest
 import lowwater
 import lowwater_spark as lws
 from lowwater import errors
-from lowwater_spark import durable
-from lowwater_spark.driver import Run
-from lowwater_spark.plain import PlainRun
-from lowwater_spark.status import in_short
+from lowwater_spark.checkpoint import durable
+from lowwater_spark.track.plain import PlainRun
+from lowwater_spark.track.run import Run
+from lowwater_spark.track.status import in_short
 from tests.spark.flow import Flow, mark
 from tests.spark.proxy import Proxy
 from tests.spark.support import Upstream, low, row, until

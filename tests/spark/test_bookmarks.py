@@ -20,9 +20,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lowwater_spark import bookmarks as bookmarks_module
-from lowwater_spark import removal as removal_module
-from lowwater_spark.bookmarks import (
+from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.sources import bookmarks as bookmarks_module
+from lowwater_spark.sources.bookmarks import (
     BOOKMARKS,
     Bookmarks,
     Extent,
@@ -33,13 +33,13 @@ from lowwater_spark.bookmarks import (
     note_removed,
     removed,
 )
-from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.handover import publish_directory, sweep
-from lowwater_spark.head import FileSource
-from lowwater_spark.removal import Removal
-from lowwater_spark.roots import Roots
-from lowwater_spark.sourcelog import NOTHING, SourceLog, Taken
-from lowwater_spark.writers import MARKS, mark_writer
+from lowwater_spark.sources.head import FileSource
+from lowwater_spark.sources.roots import Roots
+from lowwater_spark.sources.source_log import NOTHING, SourceLog, Taken
+from lowwater_spark.sources.writers import MARKS, mark_writer
+from lowwater_spark.track import removal as removal_module
+from lowwater_spark.track.handover import publish_directory, sweep
+from lowwater_spark.track.removal import Removal
 
 LATER = 1e12
 """A time at which every batch is old."""

@@ -14,9 +14,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 import lowwater
 from lowwater import errors
 from lowwater_spark.authority import PROBE_INTERVAL, Authority, Registration
-from lowwater_spark.driver import Run
-from lowwater_spark.plan import Checked
-from lowwater_spark.query import _REST, TrackedQuery
+from lowwater_spark.track.plan import Checked
+from lowwater_spark.track.query import _REST, TrackedQuery
+from lowwater_spark.track.run import Run
 
 TAKES = 0.05
 REGISTRATION = Registration("stage", ("source",), (), 1, "identity", 0, 1, b"", adopt=False)

@@ -14,9 +14,9 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.control import Control, Offset, Told
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.plan import check_plan
+from lowwater_spark.sources.control import Control, Offset, Told
+from lowwater_spark.track.plan import check_plan
 from tests.process.serving import Serving, serving
 from tests.spark.drive_support import HOUR, Driven, driven, record, say
 from tests.spark.support import Upstream, at, until

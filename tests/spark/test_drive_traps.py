@@ -14,11 +14,13 @@ import lowwater
 import lowwater_spark as lws
 from lowwater import errors
 from lowwater.watermark import MIN
-from lowwater_spark import drive_frame, driving, driving_plan
 from lowwater_spark.authority import Authority
-from lowwater_spark.control import END, Offset, Told
-from lowwater_spark.driving import Driving
+from lowwater_spark.drive import frame as drive_frame
+from lowwater_spark.drive import plan as driving_plan
+from lowwater_spark.drive import watermark as driving
+from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.errors import Unsupported
+from lowwater_spark.sources.control import END, Offset, Told
 from tests.spark.drive_support import CARE, HOUR, Driven, counts, driven, millis, record, say
 from tests.spark.support import Upstream, at, until
 
@@ -193,7 +195,7 @@ def test_rule_9_a_reset_input_ends_the_query_and_keeps_it_from_starting(
 
 
 def _plan(driven: Driven) -> tuple[DataFrame, Any]:
-    from lowwater_spark.plan import check_plan
+    from lowwater_spark.track.plan import check_plan
 
     frame = driven.hourly(driven.drive())
     return frame, check_plan(driven.spark, frame)

@@ -9,8 +9,8 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark import driving
-from lowwater_spark.control import END, Steps
+from lowwater_spark.drive import watermark as driving
+from lowwater_spark.sources.control import END, Steps
 from tests.spark.drive_support import CARE, HOUR, Driven, aware, counts, driven, millis, record, say
 from tests.spark.support import Upstream, at, low, until
 

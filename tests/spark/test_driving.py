@@ -15,16 +15,16 @@ import pytest
 import lowwater
 from lowwater import errors
 from lowwater_spark.authority import Authority, Registration
-from lowwater_spark.batch import Keyed
-from lowwater_spark.control import Control, Drive, Offset
-from lowwater_spark.driving import Driving
-from lowwater_spark.driving_plan import check_ending
+from lowwater_spark.checkpoint.runs import identity, new_ordinal
+from lowwater_spark.drive.plan import check_ending
+from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.head import ControlSource, FileSource
-from lowwater_spark.plain import PlainRun
-from lowwater_spark.plan import Checked
-from lowwater_spark.runs import identity, new_ordinal
-from lowwater_spark.sourcelog import CheckpointLog, Plan
+from lowwater_spark.sources.control import Control, Drive, Offset
+from lowwater_spark.sources.head import ControlSource, FileSource
+from lowwater_spark.sources.source_log import CheckpointLog, Plan
+from lowwater_spark.track.batch import Keyed
+from lowwater_spark.track.plain import PlainRun
+from lowwater_spark.track.plan import Checked
 from tests.process.serving import Serving
 from tests.spark.support import Upstream, at, until
 

@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 
 from lowwater.watermark import MIN
-from lowwater_spark import durable, handover
-from lowwater_spark.batchlog import BatchEntry, BatchLog
-from lowwater_spark.durable import write_once
+from lowwater_spark.checkpoint import durable
+from lowwater_spark.checkpoint.batches import BatchEntry, BatchLog
+from lowwater_spark.checkpoint.durable import write_once
+from lowwater_spark.checkpoint.runs import identity, new_ordinal
 from lowwater_spark.errors import CheckpointMismatch, StateLost
-from lowwater_spark.handover import publish_directory, sweep
-from lowwater_spark.head import Candidates
-from lowwater_spark.reading import Reading
-from lowwater_spark.runs import identity, new_ordinal
-from lowwater_spark.sourcelog import File, SourceLog, Taken
-from lowwater_spark.state import Manifest, RangeEntry, StateStore
+from lowwater_spark.sources.head import Candidates
+from lowwater_spark.sources.source_log import File, SourceLog, Taken
+from lowwater_spark.track import handover
+from lowwater_spark.track.handover import publish_directory, sweep
+from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.state import Manifest, RangeEntry, StateStore
 
 READING = Reading(14, {990_000: 15, 500_000: 16}, 3, (1, 7))
 

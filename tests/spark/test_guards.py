@@ -22,15 +22,15 @@ from pyspark.sql.types import StructType
 import lowwater
 import lowwater_spark as lws
 from lowwater.watermark import MIN
-from lowwater_spark import stateful
-from lowwater_spark.batch import Batch, Keyed, _Calls
-from lowwater_spark.batchlog import BatchEntry, BatchLog
+from lowwater_spark.checkpoint.batches import BatchEntry, BatchLog
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
-from lowwater_spark.handover import publish_directory
-from lowwater_spark.reading import Reading
-from lowwater_spark.staging import Destination
-from lowwater_spark.state import StateStore
-from lowwater_spark.tracking import Rows
+from lowwater_spark.track import update as stateful
+from lowwater_spark.track.batch import Batch, Keyed, _Calls
+from lowwater_spark.track.handover import publish_directory
+from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.receipt import Destination
+from lowwater_spark.track.rows import Rows
+from lowwater_spark.track.state import StateStore
 from tests.spark.flow import HOUR, Flow, mark
 from tests.spark.proxy import Proxy
 from tests.spark.support import Upstream, at, low, row, until
@@ -468,7 +468,7 @@ def test_rule6_a_state_whose_key_depends_on_the_time_zone_is_kept_for_that(
 def test_rule6_breaks_when_the_time_zone_of_a_key_is_not_kept(
     flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lowwater_spark.batch.key_zone", lambda *_: "")
+    monkeypatch.setattr("lowwater_spark.track.batch.key_zone", lambda *_: "")
     test_rule6_a_state_whose_key_depends_on_the_time_zone_is_kept_for_that(flow, lw, upstream)
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from lowwater.watermark import MAX
-from lowwater_spark.stateful import held_micros, least_record
+from lowwater_spark.track.update import held_micros, least_record
 from tests.spark.support import at
 
 BEFORE_1970 = dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC)

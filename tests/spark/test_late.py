@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.ranges import range_bounds, range_column
-from lowwater_spark.status import KeyRange
+from lowwater_spark.track.ranges import range_bounds, range_column
+from lowwater_spark.track.status import KeyRange
 from tests.spark.flow import HOUR, Flow, mark
 from tests.spark.support import Upstream, low, row, until
 from tests.spark.updates import HOURLY, hourly

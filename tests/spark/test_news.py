@@ -17,9 +17,9 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.driver import Run
-from lowwater_spark.query import TrackedQuery
-from lowwater_spark.sourcelog import CheckpointLog
+from lowwater_spark.sources.source_log import CheckpointLog
+from lowwater_spark.track.query import TrackedQuery
+from lowwater_spark.track.run import Run
 from tests.process.serving import Serving
 from tests.spark.support import Feed, Upstream, at, low, row, until
 

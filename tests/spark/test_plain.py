@@ -18,12 +18,13 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater import errors
-from lowwater_spark import stages, writers
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.plan import check_options
-from lowwater_spark.sinklog import _checked, list_sink
-from lowwater_spark.sourcelog import CheckpointLog
-from lowwater_spark.writers import mark_writer, strangers
+from lowwater_spark.sources import writers
+from lowwater_spark.sources.sink_log import _checked, list_sink
+from lowwater_spark.sources.source_log import CheckpointLog
+from lowwater_spark.sources.writers import mark_writer, strangers
+from lowwater_spark.track import stage as stages
+from lowwater_spark.track.plan import check_options
 from tests.process.serving import Serving
 from tests.spark.support import Feed, Follower, Upstream, at, low, row, until
 

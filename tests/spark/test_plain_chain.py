@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 
 import lowwater
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.head import FileSource, list_head
-from lowwater_spark.plan import check_plan
-from lowwater_spark.sinklog import list_sink
-from lowwater_spark.sourcelog import File
+from lowwater_spark.sources.head import FileSource, list_head
+from lowwater_spark.sources.sink_log import list_sink
+from lowwater_spark.sources.source_log import File
+from lowwater_spark.track.plan import check_plan
 from tests.process.serving import Serving
 from tests.spark.support import Upstream, low, row, until
 from tests.spark.test_plain import Flow, mark

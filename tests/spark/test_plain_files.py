@@ -11,14 +11,14 @@ import pytest
 import lowwater
 from lowwater import errors
 from lowwater.watermark import MAX, MIN
-from lowwater_spark.control import END
+from lowwater_spark.checkpoint.last_reading import LastReading
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.events import BatchEvent, Events
-from lowwater_spark.head import ControlSource, FileSource, list_head, source_logs
-from lowwater_spark.lastreading import LastReading
-from lowwater_spark.plan import Checked
-from lowwater_spark.reading import UNREAD, Reading, still_counts
-from lowwater_spark.sourcelog import NOTHING, CheckpointLog, Plan
+from lowwater_spark.sources.control import END
+from lowwater_spark.sources.head import ControlSource, FileSource, list_head, source_logs
+from lowwater_spark.sources.source_log import NOTHING, CheckpointLog, Plan
+from lowwater_spark.track.events import BatchEvent, Events
+from lowwater_spark.track.inputs import UNREAD, Reading, still_counts
+from lowwater_spark.track.plan import Checked
 
 READING = Reading(14, {990_000: 15}, 3, (1, 7))
 

@@ -11,7 +11,7 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.ranges import place_bytes, range_bounds, range_column
+from lowwater_spark.track.ranges import place_bytes, range_bounds, range_column
 from tests.process.serving import Serving
 from tests.spark.support import Feed, Follower, Upstream, low, row, until
 from tests.spark.test_plain import Flow, mark

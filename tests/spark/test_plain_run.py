@@ -15,21 +15,23 @@ import pytest
 
 import lowwater
 from lowwater.watermark import MIN
-from lowwater_spark import plain, roots, sinklog
 from lowwater_spark.authority import Authority, Registration
-from lowwater_spark.batch import Keyed
-from lowwater_spark.durable import boot_of
+from lowwater_spark.checkpoint.durable import boot_of
+from lowwater_spark.checkpoint.runs import identity, new_ordinal
+from lowwater_spark.checkpoint.shape import check_shape
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.head import ControlSource, FileSource
-from lowwater_spark.operators import Operator
-from lowwater_spark.plain import PlainRun
-from lowwater_spark.plan import Checked
-from lowwater_spark.progress import RELIST
-from lowwater_spark.runs import identity, new_ordinal
-from lowwater_spark.shape import check_shape
-from lowwater_spark.sinklog import check_sink, list_sink
-from lowwater_spark.sourcelog import CheckpointLog
-from lowwater_spark.status import in_short
+from lowwater_spark.sources import roots
+from lowwater_spark.sources import sink_log as sinklog
+from lowwater_spark.sources.head import ControlSource, FileSource
+from lowwater_spark.sources.sink_log import check_sink, list_sink
+from lowwater_spark.sources.source_log import CheckpointLog
+from lowwater_spark.track import plain
+from lowwater_spark.track.batch import Keyed
+from lowwater_spark.track.operators import Operator
+from lowwater_spark.track.plain import PlainRun
+from lowwater_spark.track.plan import Checked
+from lowwater_spark.track.progress import RELIST
+from lowwater_spark.track.status import in_short
 from tests.spark.support import Upstream, at, low, until
 
 HOUR = timedelta(hours=1)

@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lowwater.watermark import MAX, MIN
-from lowwater_spark.head import KEPT, Candidates, Head
-from lowwater_spark.progress import RELIST, Committed, Progress
-from lowwater_spark.reading import UNREAD, Reading, floor_stamp
-from lowwater_spark.sourcelog import File, SourceLog, Taken
-from lowwater_spark.stateful import lowest_stamp
+from lowwater_spark.sources.head import KEPT, Candidates, Head
+from lowwater_spark.sources.source_log import File, SourceLog, Taken
+from lowwater_spark.track.inputs import UNREAD, Reading, floor_stamp
+from lowwater_spark.track.progress import RELIST, Committed, Progress
+from lowwater_spark.track.update import lowest_stamp
 
 WINDOW = timedelta(microseconds=4)
 

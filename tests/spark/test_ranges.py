@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as sf
 
-from lowwater_spark import ranges
-from lowwater_spark.ranges import (
+from lowwater_spark.track import ranges
+from lowwater_spark.track.ranges import (
     MAX_RANGES,
     hash_range_column,
     key_text,

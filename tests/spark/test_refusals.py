@@ -10,9 +10,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 import lowwater_spark as lws
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.head import FileSource
-from lowwater_spark.plan import check_plan
-from lowwater_spark.ticks import with_ticks
+from lowwater_spark.sources.head import FileSource
+from lowwater_spark.sources.ticks import with_ticks
+from lowwater_spark.track.plan import check_plan
 from tests.spark.support import Feed
 
 pytestmark = pytest.mark.spark

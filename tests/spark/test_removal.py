@@ -13,10 +13,10 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark import bookmarks
-from lowwater_spark.batch import Batch
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sourcelog import NOTHING
+from lowwater_spark.sources import bookmarks
+from lowwater_spark.sources.source_log import NOTHING
+from lowwater_spark.track.batch import Batch
 from tests.process.serving import Serving
 from tests.spark.support import Feed, Upstream, at, low, row, until
 

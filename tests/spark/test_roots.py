@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from lowwater_spark import birth, durable, roots
-from lowwater_spark.birth import birth_of
-from lowwater_spark.head import FileSource
-from lowwater_spark.roots import Roots
-from lowwater_spark.sourcelog import File, SourceLog, Taken
+from lowwater_spark.checkpoint import durable
+from lowwater_spark.sources import birth, roots
+from lowwater_spark.sources.birth import birth_of
+from lowwater_spark.sources.head import FileSource
+from lowwater_spark.sources.roots import Roots
+from lowwater_spark.sources.source_log import File, SourceLog, Taken
 
 
 class Query:

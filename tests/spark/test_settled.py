@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from lowwater_spark.handover import HANDED_OVER, publish_directory
-from lowwater_spark.head import Candidates, FileSource, Head
-from lowwater_spark.roots import Roots
-from lowwater_spark.settled import Settled
-from lowwater_spark.sourcelog import NOTHING, File, SourceLog, Taken
+from lowwater_spark.sources.head import Candidates, FileSource, Head
+from lowwater_spark.sources.roots import Roots
+from lowwater_spark.sources.settled import Settled
+from lowwater_spark.sources.source_log import NOTHING, File, SourceLog, Taken
+from lowwater_spark.track.handover import HANDED_OVER, publish_directory
 
 
 class Log(SourceLog):

@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.head import Candidates, FileSource, list_head, source_logs
-from lowwater_spark.plan import check_plan
-from lowwater_spark.sourcelog import CheckpointLog, File, SourceLog
-from lowwater_spark.ticks import Ticks, with_ticks
+from lowwater_spark.sources.head import Candidates, FileSource, list_head, source_logs
+from lowwater_spark.sources.source_log import CheckpointLog, File, SourceLog
+from lowwater_spark.sources.ticks import Ticks, with_ticks
+from lowwater_spark.track.plan import check_plan
 from tests.spark.support import Feed, until
 
 pytestmark = pytest.mark.spark

@@ -14,14 +14,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark import writers
-from lowwater_spark.batch import Batch
-from lowwater_spark.durable import write_over
+from lowwater_spark.checkpoint.durable import write_over
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.head import ControlSource, FileSource, Intruder, hidden, intruders, list_head
-from lowwater_spark.plan import Checked, check_plan
-from lowwater_spark.sinklog import refuse_sink
-from lowwater_spark.writers import MARKS, mark_sink, mark_writer, strangers
+from lowwater_spark.sources import writers
+from lowwater_spark.sources.head import ControlSource, FileSource, Intruder, hidden, intruders, list_head
+from lowwater_spark.sources.sink_log import refuse_sink
+from lowwater_spark.sources.writers import MARKS, mark_sink, mark_writer, strangers
+from lowwater_spark.track.batch import Batch
+from lowwater_spark.track.plan import Checked, check_plan
 from tests.process.serving import Serving
 from tests.spark.support import Feed, Upstream, at, low, row, until
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from lowwater.watermark import Watermark
-from lowwater_spark import attach_book
-from lowwater_spark.attach_book import Book, Saying
-from lowwater_spark.attach_breaker import FAILURES, FIRST_WAIT, LONGEST_WAIT, Breaker
-from lowwater_spark.attach_progress import BatchProgress, computation_name, read_progress
-from lowwater_spark.attach_settings import AttachSettings, resolve
+from lowwater_spark.attach import book as attach_book
+from lowwater_spark.attach.book import Book, Saying
+from lowwater_spark.attach.breaker import FAILURES, FIRST_WAIT, LONGEST_WAIT, Breaker
+from lowwater_spark.attach.progress import BatchProgress, computation_name, read_progress
+from lowwater_spark.attach.settings import AttachSettings, resolve
 
 NINE = 1_357_722_000_000_000
 """2013-01-09T09:00Z."""

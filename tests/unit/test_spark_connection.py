@@ -10,9 +10,9 @@ import pytest
 
 import lowwater
 from lowwater import errors
-from lowwater_spark import staging
-from lowwater_spark.connection import SparkSettings, connection
-from lowwater_spark.staging import Destination
+from lowwater_spark.settings import SparkSettings, connection
+from lowwater_spark.track import receipt as staging
+from lowwater_spark.track.receipt import Destination
 
 EMPTY: dict[str, str] = {}
 

@@ -13,7 +13,7 @@ from lowwater._core.lease import GroupState, LeaseState, Report
 from lowwater.watermark import MAX
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
 from lowwater_authority.rpc import codec
-from lowwater_spark.status import in_short
+from lowwater_spark.track.status import in_short
 from tests.property.core_driver import SECOND, Driver, column
 
 FILE = "/in/daily.json (written again after it was read)"

@@ -14,16 +14,16 @@ This release tracks and drives queries over file sources on a local (or NFS) fil
 query starts, with the reason. Importing it starts nothing and needs no PySpark.
 """
 
-from lowwater_spark.attachment import Attachment, AttachStatus, attach
-from lowwater_spark.batch import Batch
-from lowwater_spark.drive_frame import drive
-from lowwater_spark.driver import Status
-from lowwater_spark.driving import WatermarkLost
+from lowwater_spark.attach.attachment import Attachment, AttachStatus, attach
+from lowwater_spark.drive.frame import drive
+from lowwater_spark.drive.watermark import WatermarkLost
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
-from lowwater_spark.query import TrackedQuery
-from lowwater_spark.stages import Stage, injector, stage
-from lowwater_spark.stateful import Update, UpdateResult
-from lowwater_spark.status import KeyRange
+from lowwater_spark.track.batch import Batch
+from lowwater_spark.track.query import TrackedQuery
+from lowwater_spark.track.run import Status
+from lowwater_spark.track.stage import Stage, injector, stage
+from lowwater_spark.track.status import KeyRange
+from lowwater_spark.track.update import Update, UpdateResult
 
 __all__ = [
     "AttachStatus",

@@ -19,10 +19,10 @@ from lowwater import errors
 from lowwater._core.calls import full_name
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.errors import AWAY
-from lowwater_spark.ranges import KEY_HASH, range_bounds
-from lowwater_spark.reading import Reading
-from lowwater_spark.staging import Destination
-from lowwater_spark.status import in_short
+from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.ranges import KEY_HASH, range_bounds
+from lowwater_spark.track.receipt import Destination
+from lowwater_spark.track.status import in_short
 
 __all__ = ["REPLACED", "Authority", "Registration"]
 

@@ -22,9 +22,9 @@ from prometheus_client.registry import Collector as BaseCollector
 
 from lowwater import Watermark
 from lowwater.prometheus import Figure
-from lowwater_spark.attachment import Attachment, AttachStatus, QueryStatus
-from lowwater_spark.query import TrackedQuery
-from lowwater_spark.status import Status
+from lowwater_spark.attach.attachment import Attachment, AttachStatus, QueryStatus
+from lowwater_spark.track.query import TrackedQuery
+from lowwater_spark.track.status import Status
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

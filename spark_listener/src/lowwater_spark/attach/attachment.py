@@ -1,0 +1,293 @@
+"""One line, and the watermarks of every streaming query of a session are seen beside those of everything else.
+
+What is published is Spark's own watermark, *estimated*: "the greatest event time seen, less a constant" is a guess of the user's and
+nobody's promise, so no exact computation may read it. Spark notices nothing: its threads only write into a book, one thread of ours
+talks to the authority, and no error of ours ever reaches a query.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import lowwater
+from lowwater_spark.attach.book import Book, QueryStatus
+from lowwater_spark.attach.embedded import Embedded, acquire
+from lowwater_spark.attach.progress import computation_name, read_progress
+from lowwater_spark.attach.sender import Sender
+from lowwater_spark.attach.settings import AttachSettings, resolve
+from lowwater_spark.settings import connection
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.listener import StreamingQueryListener
+
+__all__ = ["AttachStatus", "Attachment", "QueryStatus", "attach"]
+
+logger = logging.getLogger("lowwater.spark")
+
+CALL_TIMEOUT: Final = 3.0
+"""Seconds that the sender waits for an answer at most. Nothing of Spark's waits for it."""
+
+
+def attach(
+    spark: SparkSession,
+    address: str | None = None,
+    *,
+    client: lowwater.Client | None = None,
+    namespace: str | None = None,
+    prefix: str | None = None,
+    data: str | os.PathLike[str] | None = None,
+    enabled: bool | None = None,
+) -> Attachment:
+    """Publish Spark's watermark of every streaming query of a session, as estimated, and keep count of what its queries do.
+
+    Each query becomes a computation: PREFIX and its name (``queryName``), else its id, which its checkpoint keeps. Repeating the call
+    for a session returns the same attachment. Queries of ``spark.newSession()`` are not seen: attach that session too.
+
+    Args:
+        spark: A classic session, or one of Spark Connect.
+        address: The authority's; else the session's ``spark.lowwater.address``, else ``LOWWATER_ADDRESS``. Without any, an
+            authority is started beside the driver, which ends with it; it needs ``lowwater-spark[embedded]``.
+        client: Instead of an address, and of token and certificates by ``spark.lowwater.*``: a client of your own. Only its settings are used.
+        namespace: Of the computations; else ``spark.lowwater.namespace``.
+        prefix: Before each name, ``"spark."`` by default; else ``spark.lowwater.prefix``.
+        data: Folder in which the embedded authority keeps its journal, so that it knows tomorrow what it published today; else
+            ``spark.lowwater.data``, else a temporary one.
+        enabled: The kill switch; else ``spark.lowwater.enabled``, else ``LOWWATER_ENABLED``. False attaches nothing.
+
+    Raises ValueError for settings that mean nothing, and when the session is attached with others; ModuleNotFoundError and
+    RuntimeError when an embedded authority is missing or does not start. Never waits for, nor fails for, an authority that is away.
+    """
+    if client is not None:
+        address = client.settings.address
+        namespace = client.settings.namespace if namespace is None else namespace
+
+    def conf(name: str) -> str | None:
+        return spark.conf.get(name, None)
+
+    settings = resolve(conf, address=address, namespace=namespace, prefix=prefix, data=data, enabled=enabled)
+    for each in tuple(_attached):
+        if each.over:
+            each.stop()
+    with _lock:
+        found = next((each for each in _attached if each.of(spark)), None)
+        if found is not None:
+            if found.settings != settings:
+                msg = f"this session is attached already, with {found.settings}; stop() that attachment first"
+                raise ValueError(msg)
+            return found
+        made = Attachment(spark, settings, client)
+        if settings.enabled:
+            _attached.append(made)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class AttachStatus:
+    """How an attachment stands. All counts begin with it."""
+
+    enabled: bool
+    address: str
+    """Of the authority; empty when nothing is attached."""
+    authority: str
+    """"answers", "away" (tried again at the next value) or "left alone" (it was away several times, and is tried again later)."""
+    problem: str
+    """Why it is away; empty while it answers."""
+    delivered: int
+    """Values that the authority has answered."""
+    failures: int
+    """Values that it has not."""
+    conflated: int
+    """Values that a newer one of the same query replaced before they were sent."""
+    dropped: int
+    """Events of queries beyond the thousand that are remembered."""
+    swallowed: int
+    """Errors that were kept from Spark; they are bugs."""
+    last_swallowed: str
+    queries: tuple[QueryStatus, ...]
+
+    def query(self, name: str) -> QueryStatus:
+        """Return the newest query of a name, Spark's or the computation's. Raises KeyError."""
+        for each in reversed(self.queries):
+            if name in {each.name, each.computation}:
+                return each
+        raise KeyError(name)
+
+
+class Attachment:
+    """What :func:`attach` returns: what its queries do, and the switch that ends it."""
+
+    def __init__(self, spark: SparkSession, settings: AttachSettings, client: lowwater.Client | None) -> None:
+        self.settings = settings
+        self.address: str = ""
+        """The authority's; empty when nothing is attached."""
+        self.embedded: Embedded | None = None
+        """The authority that was started for it."""
+        self._spark = spark
+        self._session = _session_of(spark)
+        self._book = Book(lambda name, query: computation_name(settings.prefix, name, query), time.monotonic)
+        self._sender: Sender | None = None
+        self._listener: StreamingQueryListener | None = None
+        self._stopped = not settings.enabled
+        if settings.enabled:
+            self._start(client)
+
+    def _start(self, client: lowwater.Client | None) -> None:
+        if self.settings.address is None:
+            self.embedded = acquire(self.settings.data)
+            self.address = self.embedded.address
+            print(  # noqa: T201 - the one line that whoever works in a notebook needs
+                f"lowwater: this session's watermarks are at {self.address}; to look: lowwater watch --address {self.address}"
+            )
+        else:
+            self.address = self.settings.address
+        reporting: lowwater.Client | None = None
+        try:
+            if client is not None:
+                base = client
+            elif self.embedded is not None:
+                base = lowwater.Client(lowwater.Settings(self.address))
+            else:
+                base = lowwater.Client(connection(lambda name: self._spark.conf.get(name, None), self.address))
+            reach = dataclasses.replace(
+                base.settings,
+                namespace=self.settings.namespace,
+                timeout=min(base.settings.timeout, CALL_TIMEOUT),
+            )
+            reporting = lowwater.Client(reach)
+            self._sender = Sender(self._book, reporting)
+            self._listener = _listener(self._book, lambda: self._stopped)
+            self._listen(self._listener)
+        except BaseException:
+            self._stopped = True
+            if reporting is not None:
+                reporting.close()
+            if self.embedded is not None:
+                self.embedded.release()
+            raise
+        self._sender.start()
+        for query in self._spark.streams.active:  # they were started before
+            self._book.started(str(query.id), str(query.runId), query.name)
+            if not query.isActive:  # its end came before it was known here
+                self._book.terminated(str(query.id), str(query.runId), None)
+        atexit.register(self.stop)
+
+    def _listen(self, listener: StreamingQueryListener) -> None:
+        streams = self._spark.streams
+        if not _is_connect(self._spark):
+            streams.addListener(listener)
+            return
+        # Spark Connect hears events in a thread made here, which inherits this: a program that does not stop its session still ends.
+        thread = threading.Thread(target=streams.addListener, args=(listener,), daemon=True)
+        thread.start()
+        thread.join()
+
+    def of(self, spark: SparkSession) -> bool:
+        """Return whether this is the living attachment of a session."""
+        return not self._stopped and self._session == _session_of(spark)
+
+    @property
+    def over(self) -> bool:
+        """Whether the session was stopped, and nothing more will come."""
+        spark: Any = self._spark
+        return bool(spark.is_stopped if _is_connect(spark) else spark.sparkContext._jsc is None)
+
+    def status(self) -> AttachStatus:
+        """Return how it stands, and its queries. Costs nothing on the network."""
+        book, sender = self._book, self._sender
+        with book.changed:
+            problem = "" if sender is None else sender.problem
+            if self.embedded is not None and self.embedded.ended and not self._stopped:
+                problem = f"the embedded authority has ended; its log is in {self.embedded.data}"
+            left_alone = sender is not None and sender.breaker.is_open
+            return AttachStatus(
+                enabled=not self._stopped,
+                address=self.address,
+                authority="left alone" if left_alone else "away" if problem else "answers",
+                problem=problem,
+                delivered=0 if sender is None else sender.delivered,
+                failures=0 if sender is None else sender.failures,
+                conflated=book.conflated,
+                dropped=book.dropped,
+                swallowed=book.swallowed,
+                last_swallowed=book.last_swallowed,
+                queries=book.queries(),
+            )
+
+    def stop(self) -> None:
+        """End it: queries go on unseen, and their computations hold where they stand. Waits a few seconds at most; may be repeated."""
+        with _lock:
+            if self._stopped:
+                return
+            self._stopped = True
+            _attached[:] = [each for each in _attached if each is not self]
+        atexit.unregister(self.stop)
+        # In Spark Connect the listener stays, and hears nothing: removing it waits for a thread that waits for the remover's lock.
+        if self._listener is not None and not _is_connect(self._spark):
+            try:
+                self._spark.streams.removeListener(self._listener)
+            except Exception as failure:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
+                logger.debug("the listener went with its session: %r", failure)
+        if self._sender is not None:
+            self._sender.stop()
+        if self.embedded is not None:
+            self.embedded.release()
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+_lock = threading.Lock()
+_attached: list[Attachment] = []
+"""The living attachments of this process, one a session."""
+
+
+def _is_connect(spark: SparkSession) -> bool:
+    return not hasattr(spark, "_jsparkSession")
+
+
+def _session_of(spark: SparkSession) -> Any:
+    """Return what is the same for all Python objects of one session."""
+    return spark.session_id if _is_connect(spark) else spark._jsparkSession  # type: ignore[attr-defined]  # of Spark Connect
+
+
+def _listener(book: Book, stopped: Callable[[], bool]) -> StreamingQueryListener:
+    """Return a listener that writes into the book. ``onQueryStarted`` holds up ``start()``: nothing here waits for anything."""
+    from pyspark.sql.streaming.listener import StreamingQueryListener
+
+    def guarded(take: Callable[[Any], None], event: Any) -> None:
+        if stopped():
+            return
+        try:
+            take(event)
+        except Exception as failure:  # noqa: BLE001 - no error of ours may reach a query
+            book.swallow(failure)
+
+    class Listener(StreamingQueryListener):
+        """Spark calls it on threads of its own."""
+
+        def onQueryStarted(self, event: Any) -> None:  # noqa: N802
+            guarded(lambda each: book.started(str(each.id), str(each.runId), each.name), event)
+
+        def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+            guarded(lambda each: book.progressed(read_progress(json.loads(each.progress.json))), event)
+
+        def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+            guarded(lambda each: book.idle(str(each.id), str(each.runId)), event)
+
+        def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+            guarded(lambda each: book.terminated(str(each.id), str(each.runId), each.exception), event)
+
+    return Listener()

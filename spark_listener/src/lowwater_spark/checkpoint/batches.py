@@ -1,0 +1,124 @@
+"""The W that each batch runs with, durable before the batch writes anything.
+
+Without it a replay would run with a newer W: batch N runs with 14:00, writes the window of 13:00, and crashes before its state is
+saved; the replay reads 15:00 and closes [14:00, 15:00) as well, but finds N's output written and skips it: a window is lost.
+So the first run's W stands, for the batch's whole life, together with the digest of the plan it was chosen for.
+
+One JSON file per batch under ``CHECKPOINT/lowwater/batches``, written once. An injector's frontier, which is known only when the
+batch has been read, is a second file, equally written once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from lowwater_spark.checkpoint.durable import make_directory, write_once
+from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.track.inputs import Reading
+
+__all__ = ["BatchEntry", "BatchLog"]
+
+_FORMAT: Final = 1
+_FRONTIER: Final = ".frontier"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEntry:
+    """What batch N runs with."""
+
+    batch: int
+    digest: str
+    reading: Reading
+    promised: int
+    """The low watermark of the inputs that the committed batches before N had already reached, microseconds: a row of
+    batch N below it is late, a broken promise of an input."""
+
+
+class BatchLog:
+    """The entries of one checkpoint. Every call reads the file system anew."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._folder = checkpoint / "lowwater" / "batches"
+        make_directory(self._folder)
+
+    def begin(self, entry: BatchEntry) -> tuple[BatchEntry, bool]:
+        """Return what the batch runs with: ``entry``, or, for a replay, what its first run wrote; and whether it is a replay.
+
+        Durable when it returns. Raises CheckpointMismatch when the batch had been planned otherwise.
+        """
+        content = {
+            "format": _FORMAT,
+            "batch": entry.batch,
+            "digest": entry.digest,
+            "promised": entry.promised,
+            **entry.reading.to_json(),
+        }
+        fresh = write_once(self._path(entry.batch), json.dumps(content).encode())
+        if fresh:
+            return entry, False
+        kept = self.read(entry.batch)
+        if kept is None or kept.digest != entry.digest:
+            raise CheckpointMismatch(_REPLANNED.format(batch=entry.batch, path=self._path(entry.batch)))
+        return kept, True
+
+    def read(self, batch: int) -> BatchEntry | None:
+        """Return what a batch runs with, None when it has not begun or is long done."""
+        content = _load(self._path(batch))
+        if content is None:
+            return None
+        return BatchEntry(
+            batch=int(content["batch"]),
+            digest=str(content["digest"]),
+            reading=Reading.from_json(content),
+            promised=int(content["promised"]),
+        )
+
+    def set_frontier(self, batch: int, micros: int) -> None:
+        """Write the frontier that an injector's batch has found, once.
+
+        Raises CheckpointMismatch when the batch's first run found another one.
+        """
+        path = self._path(batch, _FRONTIER)
+        if not write_once(path, json.dumps({"format": _FORMAT, "frontier": micros}).encode()):
+            kept = self.frontier(batch)
+            if kept != micros:
+                msg = (
+                    f"the frontier of batch {batch} was {kept} at its first run and is {micros} now; compute it from the batch's own "
+                    "rows and the frontier before, never from a clock or from what else has arrived"
+                )
+                raise CheckpointMismatch(msg)
+
+    def frontier(self, batch: int) -> int | None:
+        """Return the frontier that a batch has found, None when it has not told one."""
+        content = _load(self._path(batch, _FRONTIER))
+        return None if content is None else int(content["frontier"])
+
+    def purge(self, before: int) -> None:
+        """Delete the entries of batches before this one."""
+        for entry in self._folder.iterdir():
+            number = entry.name.removesuffix(".json").removesuffix(_FRONTIER)
+            if number.isdecimal() and int(number) < before:
+                entry.unlink(missing_ok=True)
+
+    def _path(self, batch: int, kind: str = "") -> Path:
+        return self._folder / f"{batch}{kind}.json"
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    if content.get("format") != _FORMAT:
+        msg = f"{path} is of format {content.get('format')}; this release reads {_FORMAT}. Use the release that wrote it, or a newer one."
+        raise CheckpointMismatch(msg)
+    return content
+
+
+_REPLANNED: Final = (
+    "batch {batch} was planned otherwise when it first ran (see {path}): the offset log of the checkpoint has been changed or was "
+    "restored from a copy. Restore the checkpoint as a whole, or start from a new one."
+)

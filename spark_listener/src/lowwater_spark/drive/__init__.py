@@ -1,0 +1,1 @@
+"""Driven queries: Spark's own watermark follows the low watermark of the inputs."""

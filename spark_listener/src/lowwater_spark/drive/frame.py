@@ -1,0 +1,205 @@
+"""``drive()``: gives a streaming frame a watermark that follows computations of the pipeline instead of the frame's own rows.
+
+The frame that comes back is a union: first the control source under ``withWatermark``, then the data, which has no
+watermark of its own. Why it looks the way it does (probed on PySpark 4.3):
+
+* The delay of ``withWatermark`` is how long ``dropDuplicatesWithinWatermark`` keeps a key, ``within``. The control row is later by the same
+  length, so that the watermark is the value all the same.
+* The control comes *first*: Spark takes the watermark's column from a union's first child, and from no other.
+* The control row is taken out again by a filter that *cannot be pushed down*: it depends on the partition, which Spark takes for not
+  deterministic. That holds back the user's own filters as well, and those that Spark makes itself (``isnotnull`` of join keys). The control row
+  is null everywhere but in its time, so each of them would throw it away below the watermark, which then would never move, silently.
+* A random number does not do: Spark knows its bounds and folds the comparison away, with the whole control.
+* Rows at or before 1970 fail the query: Spark's watermark begins there, so that it would drop them before anything was promised.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import uuid
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lowwater_spark.drive.late import keep_late
+from lowwater_spark.errors import Unsupported
+from lowwater_spark.sources.control import DIRECTORY, FORMAT, Drive
+from lowwater_spark.track.plan import check_classic
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["drive", "drive_of"]
+
+_MARK: Final = "__lowwater_control"
+
+_drives: Final[dict[str, Drive]] = {}
+"""What this process has declared, by directory: a plan names no more than that. A frame whose query has ended may be started again, so
+that it is kept, some hundred bytes a call; its directory is there only while a query is driven."""
+
+_knows: Final[weakref.WeakSet[SparkSession]] = weakref.WeakSet()
+"""The sessions that have the control source."""
+
+
+def drive(
+    df: DataFrame,
+    *,
+    inputs: Sequence[str],
+    event_time: str,
+    step: timedelta | None = None,
+    within: timedelta | None = None,
+    approximate: float | None = None,
+    late: str | os.PathLike[str] | None = None,
+) -> DataFrame:
+    """Return ``df`` under a watermark that is the low watermark of ``inputs``, to the millisecond.
+
+    Windows, ``dropDuplicatesWithinWatermark``, joins of two such frames and event-time timers then wait for all that the inputs still hold,
+    and no longer. The frame is started by :meth:`~lowwater_spark.Stage.start` or :meth:`~lowwater_spark.Stage.foreach_batch` of a stage with
+    the same inputs; started by ``writeStream`` it fails.
+
+    Args:
+        df: A streaming frame over file sources, without streaming state and without ``withWatermark``.
+        inputs: The computations whose output it reads.
+        event_time: Its event time, a column of type timestamp.
+        step: How far the watermark moves at least, of event time, and to multiples of which; a whole number of milliseconds. Each move costs
+            two small batches. By default the slide of the windows, or a second where there is anything else than windows.
+        within: For ``dropDuplicatesWithinWatermark``: how far apart in event time the duplicates of a row may be. Spark keeps a key for
+            that long beyond the time of its first row; ``timedelta(0)`` is right where duplicates are copies, with one event time.
+        approximate: Follow the heuristic watermark of this share instead, for example 0.99. Rows then come late, so it needs ``late``, and
+            the computation is marked as approximate.
+        late: With ``approximate``: a directory on a file system that driver and executors share. What Spark drops of batch N stands in
+            ``late/batch=N``, as Parquet, with the watermark that each row met in the column ``lowwater_watermark``.
+
+    Raises ValueError for arguments that drive nothing, TypeError when ``event_time`` is no timestamp, Unsupported for a session
+    that cannot be driven.
+    """
+    from pyspark.sql import functions as sf
+
+    _check(inputs, step, approximate, late)
+    delay = _delay(within)
+    spark = df.sparkSession
+    _check_session(spark)
+    _check_column(df, event_time)
+    kept = None if late is None else str(Path(late).resolve())
+    directory = str(Path(_root().name, uuid.uuid4().hex))
+    declared = Drive(directory, tuple(inputs), event_time, step, approximate, kept, within)
+    _drives[declared.directory] = declared
+    data = df if declared.late is None else keep_late(df, declared)
+    # Spark subtracts the delay again: its watermark is the value, and only the memory of duplicates is longer.
+    control = spark.readStream.format(FORMAT).option(DIRECTORY, declared.directory).load()
+    value = control["value"] + sf.expr(f"INTERVAL {delay} MILLISECONDS")
+    columns = [
+        (value if field.name == event_time else sf.lit(None).cast(field.dataType)).alias(field.name)
+        for field in df.schema.fields
+    ]
+    marked = control.select(*columns, sf.lit(col=True).alias(_MARK)).withWatermark(event_time, f"{delay} milliseconds")
+    united = _unite(marked, data.withColumn(_MARK, sf.lit(col=False)))
+    return united.where(_data_rows(event_time)).drop(_MARK)
+
+
+@functools.cache
+def _root() -> tempfile.TemporaryDirectory[str]:
+    """Return where this process has the directories of its controls; it goes when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="lowwater-drive-", ignore_cleanup_errors=True)
+
+
+def _unite(control: DataFrame, data: DataFrame) -> DataFrame:
+    """Return both in one stream, the control first: it has the watermark."""
+    return control.union(data)
+
+
+def drive_of(directory: str) -> Drive:
+    """Return what was declared for a control's directory. Raises ValueError for one that another process has made."""
+    try:
+        return _drives[directory]
+    except KeyError:
+        msg = f"the control source of {directory} was not made by lowwater_spark.drive() in this process"
+        raise ValueError(msg) from None
+
+
+def _data_rows(event_time: str) -> Column:
+    """Return the filter that lets the data through and not the control row, and that Spark can push nowhere."""
+    from pyspark.sql import functions as sf
+
+    never = (sf.spark_partition_id() < 0) & (sf.col(event_time) < sf.timestamp_micros(sf.lit(-(1 << 56))))
+    return (
+        sf.when(sf.col(_MARK), never)
+        .when(
+            sf.col(event_time) <= sf.timestamp_micros(sf.lit(0)), sf.raise_error(sf.lit(_BEFORE_1970)).cast("boolean")
+        )
+        .otherwise(sf.lit(col=True))
+    )
+
+
+_BEFORE_1970: Final = (
+    "a row of a driven query has an event time at or before 1970-01-01T00:00:00Z, where Spark's watermark begins: Spark would drop it as late. "
+    "Filter such rows out before lowwater_spark.drive()."
+)
+
+
+def _check(
+    inputs: Sequence[str], step: timedelta | None, approximate: float | None, late: str | os.PathLike[str] | None
+) -> None:
+    if isinstance(inputs, str) or not inputs:
+        msg = "inputs is a list of the computations whose output the frame reads; without one nothing says how far it is complete"
+        raise ValueError(msg)
+    if step is not None and (step < timedelta(milliseconds=1) or step % timedelta(milliseconds=1)):
+        msg = f"step is a whole number of milliseconds, not {step!r}: Spark's watermark has no more places"
+        raise ValueError(msg)
+    if approximate is not None and not 0 < approximate < 1:
+        msg = f"approximate is a share between 0 and 1, for example 0.99, not {approximate!r}"
+        raise ValueError(msg)
+    if approximate is not None and late is None:
+        msg = (
+            "approximate needs late, a directory for late rows: a heuristic watermark passes some of the rows that are still on their way, and "
+            "Spark would drop those without a trace. Pass late=PATH, or leave approximate out to lose none"
+        )
+        raise ValueError(msg)
+    if late is not None and approximate is None:
+        msg = "late is for approximate=...: without it no row is late but by a promise that an input has broken"
+        raise ValueError(msg)
+
+
+def _delay(within: timedelta | None) -> int:
+    """Return how long Spark keeps the keys of duplicates, milliseconds."""
+    if within is None:
+        return 0
+    if within < timedelta(0) or within % timedelta(milliseconds=1):
+        msg = f"within is a whole number of milliseconds, not {within!r}"
+        raise ValueError(msg)
+    return within // timedelta(milliseconds=1)
+
+
+def _check_session(spark: SparkSession) -> None:
+    check_classic(spark, "A driven query in a Spark Connect session")
+    version = tuple(int(part) for part in spark.version.split(".")[:2])
+    if version < (4, 2):
+        raise Unsupported(
+            f"A driven query on Spark {spark.version}",
+            "a Python data source is told from where it goes on only since 4.2 (SPARK-55304); before, the watermark could go back after a restart",
+            "Use Spark 4.2 or newer; lws.attach() and tracked stages work with older ones.",
+        )
+    if spark not in _knows:
+        from lowwater_spark.sources.control_reader import ControlDataSource
+
+        spark.dataSource.register(ControlDataSource)
+        _knows.add(spark)
+
+
+def _check_column(df: DataFrame, event_time: str) -> None:
+    if not df.isStreaming:
+        raise Unsupported("A DataFrame that is not streaming", "it has no watermark", "Read it with spark.readStream.")
+    kinds: dict[str, Any] = {field.name: field.dataType for field in df.schema.fields}
+    if event_time not in kinds:
+        msg = f"event_time names a column of the frame, of which there is none called {event_time!r}: it has {', '.join(kinds)}"
+        raise ValueError(msg)
+    if len(kinds) != len(df.schema.fields):
+        msg = "the frame has two columns of one name; rename one before lws.drive()"
+        raise ValueError(msg)
+    if kinds[event_time].typeName() != "timestamp":
+        msg = f"event_time {event_time} is of type {kinds[event_time].simpleString()}; it must be a timestamp, which is a moment in UTC"
+        raise TypeError(msg)

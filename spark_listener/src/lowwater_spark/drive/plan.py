@@ -1,0 +1,231 @@
+"""What a driven query must look like, checked before it starts: in the plan, in the session, and in the checkpoint.
+
+What is refused here would run, and be wrong: with a watermark that never moves, or one that passes rows that nobody has read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sources.control import Drive, Offset, Steps, is_control, steps_of
+from lowwater_spark.sources.head import ControlSource, Source
+from lowwater_spark.sources.source_log import CheckpointLog, Plan
+from lowwater_spark.track.operators import KINDS, items, nodes
+from lowwater_spark.track.plan import Checked
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["check_checkpoint", "check_driven", "check_ending", "given_offsets", "steps_for"]
+
+_WITHIN: Final = KINDS["DeduplicateWithinWatermark"]
+
+
+def check_driven(
+    spark: SparkSession, frame: DataFrame, checked: Checked, drives: Mapping[int, Drive], inputs: Sequence[str]
+) -> None:
+    """Raise Unsupported for a query whose watermark cannot be driven, and ValueError for inputs that are not the stage's.
+
+    ``drives`` is what was declared for each control source, by its number; ``inputs`` are the stage's.
+    """
+    _check_settings(spark, drives)
+    _check_inputs(drives, inputs)
+    if any(not watermark.driven for watermark in checked.watermarks) or len(checked.watermarks) != len(drives):
+        raise Unsupported(
+            "withWatermark beside lws.drive()",
+            "Spark takes the least of all watermarks of a query, so the one from the rows would hold or lead the driven one",
+            "Remove it: drive() gives the frame its watermark.",
+        )
+    before = [operator.kind for operator in checked.operators if not operator.driven]
+    if before:
+        raise Unsupported(
+            f"A driven query with a {before[0]} below lws.drive()",
+            "rows that it holds back would be late when they come out",
+            "Call lws.drive() first and put the operator on the frame that comes back.",
+        )
+    duplicates = any(operator.kind == _WITHIN for operator in checked.operators)
+    if duplicates and any(drive.within is None for drive in drives.values()):
+        raise Unsupported(
+            "A driven dropDuplicatesWithinWatermark without lws.drive(..., within=...)",
+            "Spark forgets a key when the watermark is that far beyond its first row, and nothing says how far apart duplicates may be",
+            "Pass within, of event time; timedelta(0) where duplicates are copies, with one event time.",
+        )
+    _check_covered(frame._jdf.queryExecution().analyzed(), len(drives))
+    _check_optimised(spark, frame, len(drives))
+
+
+def check_ending(trigger: Mapping[str, Any]) -> None:
+    """Raise Unsupported for a query that ends after one batch: what closes its windows is a later one."""
+    if trigger.get("once"):
+        raise Unsupported(
+            "A driven query with the trigger once",
+            "it runs a single batch, and a moved watermark closes windows only in a later one",
+            'Use trigger={"availableNow": True}: it runs until nothing is left to read or to close.',
+        )
+
+
+def _check_settings(spark: SparkSession, drives: Mapping[int, Drive]) -> None:
+    empty = "spark.sql.streaming.noDataMicroBatches.enabled"
+    if not _is_true(spark, empty):
+        raise Unsupported(
+            f"A driven query without {empty}",
+            "a moved watermark closes windows in a batch without rows, which Spark would not run",
+            "Set it to true, its default.",
+        )
+    policy = "spark.sql.streaming.multipleWatermarkPolicy"
+    if len(drives) > 1 and str(spark.conf.get(policy, "min")).lower() != "min":
+        raise Unsupported(
+            f"A query of several driven frames with {policy} max",
+            "the greatest watermark would pass rows that the other frames still wait for",
+            "Set it to min, its default.",
+        )
+    several = "spark.sql.streaming.statefulOperator.allowMultiple"
+    if any(drive.late is not None for drive in drives.values()) and not _is_true(spark, several):
+        raise Unsupported(
+            f"drive(..., late=...) without {several}",
+            "Spark then drops rows by another watermark than the one that late rows are told by",
+            "Set it to true, its default.",
+        )
+
+
+def _is_true(spark: SparkSession, name: str) -> bool:
+    return str(spark.conf.get(name, "true")).lower() == "true"
+
+
+def _check_inputs(drives: Mapping[int, Drive], inputs: Sequence[str]) -> None:
+    driven = {name for drive in drives.values() for name in drive.inputs}
+    if driven != set(inputs):
+        msg = (
+            f"the stage's inputs are {', '.join(sorted(inputs)) or 'none'}, and those of its driven frames {', '.join(sorted(driven))}: "
+            "name every computation whose output the query reads in both"
+        )
+        raise ValueError(msg)
+    late = [drive.late for drive in drives.values() if drive.late is not None]
+    if len(set(late)) < len(late):
+        msg = f"two driven frames of one query keep their late rows in {late[0]}; give each a directory of its own"
+        raise ValueError(msg)
+
+
+def _check_covered(plan: Any, controls: int) -> None:
+    """Refuse rows that no control speaks for, and controls that are not where drive() has put them."""
+    found = list(_leaves(plan, covered=False))
+    if any(not covered for leaf, covered in found if not is_control(leaf)):
+        raise Unsupported(
+            "A driven query that also reads a frame that is not driven",
+            "the watermark does not wait for its rows",
+            "Unite the frames before lws.drive(), or drive each of them.",
+        )
+    if any(covered for leaf, covered in found if is_control(leaf)) or len(found) < 2 * controls:
+        raise Unsupported(
+            "A driven frame inside of a driven frame",
+            "the inner watermark would be lost",
+            "Call lws.drive() once, on the data.",
+        )
+
+
+def _leaves(node: Any, *, covered: bool) -> Iterator[tuple[Any, bool]]:
+    """Yield the streaming leaves of a plan, and whether a control that comes before them in a union speaks for them."""
+    children = items(node.children())
+    if not children and node.isStreaming():
+        yield node, covered
+    first = [leaf for leaf in items(children[0].collectLeaves()) if leaf.isStreaming()] if children else []
+    driven = node.getClass().getSimpleName() == "Union" and len(first) == 1 and is_control(first[0])
+    for i, child in enumerate(children):
+        yield from _leaves(child, covered=covered or (driven and i > 0))
+
+
+def _check_optimised(spark: SparkSession, frame: DataFrame, controls: int) -> None:
+    """Refuse a plan in which Spark's optimiser leaves a control out, or keeps its row from the watermark above it."""
+    jsession: Any = spark._jsparkSession
+    plan = jsession.sessionState().optimizer().execute(frame._jdf.queryExecution().analyzed())
+    arriving = sum(_arrives(node) for node in nodes(plan) if node.getClass().getSimpleName() == "EventTimeWatermark")
+    if arriving != controls:
+        raise Unsupported(
+            "A driven query that Spark plans without its control row",
+            f"of {controls} control rows {controls - arriving} would be filtered out below the watermark, which would then never move",
+            "Filter the frame before lws.drive(), or report the query: no plan is known in which this happens.",
+        )
+
+
+def _arrives(watermark: Any) -> bool:
+    """Return whether nothing but projections stands between a watermark and its control source."""
+    node = watermark
+    while children := items(node.children()):
+        [node] = children[:1]
+        if len(children) > 1 or (items(node.children()) and node.getClass().getSimpleName() != "Project"):
+            return False
+    return is_control(node)
+
+
+def steps_for(checked: Checked, drive: Drive) -> Steps:
+    """Return at which values a control may stand."""
+    windows = [operator.window for operator in checked.operators]
+    known = [window for window in windows if window is not None]
+    return steps_of(known, step=drive.step, before=not known or len(known) < len(windows))
+
+
+# -- the checkpoint -----------------------------------------------------------------------------------------------------
+
+
+def check_checkpoint(checkpoint: Path, sources: Sequence[Source]) -> None:
+    """Raise CheckpointMismatch when the checkpoint is of a query that was driven and this one is not, or the other way round.
+
+    Spark itself would say how many sources there are ("There are [1] sources in the checkpoint offsets and now there are [2] sources"),
+    or read one source's offset as another's.
+    """
+    controls = [i for i, source in enumerate(sources) if isinstance(source, ControlSource)]
+    log = CheckpointLog(checkpoint, range(len(sources) + 1))
+    plan = _newest(log)
+    if plan is None:
+        return
+    found = [i for i, line in enumerate(plan.entries) if _is_offset(line)]
+    unknown = [i for i in controls if i < len(plan.entries) and plan.entries[i] == "-"]
+    if sorted(found + unknown) == controls:
+        return
+    what = "has no lws.drive()" if not controls else f"has {len(controls)} lws.drive()"
+    was = "that was not driven" if not found else f"with {len(found)} of them"
+    msg = _OTHER_SOURCES.format(checkpoint=checkpoint, what=what, was=was)
+    raise CheckpointMismatch(msg)
+
+
+_OTHER_SOURCES: Final = (
+    "this query {what}, and {checkpoint} is the checkpoint of one {was}. A control is a source of the query, and Spark numbers the sources of "
+    "a checkpoint for good. Start from a new checkpoint, into a new output, with adopt=True; it reads the files that still stand in the sources again. "
+    "See 'Changing a query that runs' in docs/spark-reference.md."
+)
+
+
+def _newest(log: CheckpointLog) -> Plan | None:
+    batch = log.last_planned()
+    return None if batch is None else log.plan(batch)
+
+
+def _is_offset(line: str) -> bool:
+    try:
+        return line != "-" and bool(Offset.of_line(line))
+    except ValueError:
+        return False
+
+
+def given_offsets(log: CheckpointLog, drives: Mapping[int, Drive]) -> dict[int, Offset]:
+    """Return what each control had given out in the newest planned batch: where Spark goes on from.
+
+    Raises CheckpointMismatch when a frame follows an input now that it did not follow then: of what that still holds, the watermark knows
+    nothing.
+    """
+    plan = _newest(log)
+    if plan is None:
+        return {number: Offset() for number in drives}
+    given = {number: Offset.of_line(plan.entries[number]) for number in drives}
+    for number, offset in given.items():
+        new = sorted(set(drives[number].inputs) - set(offset.incarnations))
+        if offset.watermark and new:
+            msg = (
+                f"the query of {log.checkpoint} has come to its watermark without {', '.join(new)}, which may hold older rows. Start from a new "
+                "checkpoint, with adopt=True."
+            )
+            raise CheckpointMismatch(msg)
+    return given

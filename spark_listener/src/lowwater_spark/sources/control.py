@@ -1,0 +1,241 @@
+"""What moves Spark's own watermark in a driven query: the value, and how it gets from the clock to Spark. Needs no PySpark.
+
+A driven query has one source more, the *control*, whose offset is the value itself: a watermark in milliseconds, and the lives of the inputs
+that it was read from. Spark writes the offset into its own log before the batch that carries it, so a replay makes the same row again, and a
+restart finds the last value where it left it.
+
+Spark asks its sources in a Python process of its own, so the value travels through a directory of the driver's machine:
+
+* ``told``: what the clock last gave out, replaced as a whole. It is there only while a stage runs the query: without it the source
+  fails, since a query that nobody drives would keep its windows for ever.
+* ``asked``: a count, written by the source of a query that ends when there is nothing more to read (``availableNow``). It then waits until
+  the clock has answered that very question, so that the query does not end just before its windows could have been closed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from math import gcd
+from pathlib import Path
+from typing import Any, Final, Self
+
+from lowwater.watermark import MAX, MIN
+from lowwater_spark.checkpoint.durable import write_over
+from lowwater_spark.track.operators import Window
+
+__all__ = [
+    "DIRECTORY",
+    "END",
+    "FORMAT",
+    "NOTHING_GIVEN",
+    "Control",
+    "Drive",
+    "Offset",
+    "Steps",
+    "Told",
+    "is_control",
+    "steps_of",
+]
+
+FORMAT: Final = "lowwater_control"
+"""The name of the source's format."""
+
+DIRECTORY: Final = "directory"
+"""Its option: where ``told`` and ``asked`` lie."""
+
+END: Final = 221_845_392_000_000
+"""Milliseconds: 9000-01-01, which stands for MAX. Spark's watermark is a time, and this one is still one with any delay added."""
+
+NOTHING_GIVEN: Final = 0
+"""Milliseconds: Spark's own watermark before there is one."""
+
+
+def is_control(leaf: Any) -> bool:
+    """Return whether a leaf of a plan, as py4j gives it, is the source of a driven frame's watermark."""
+    return bool(leaf.getClass().getSimpleName() == "StreamingRelationV2" and leaf.sourceName() == FORMAT)
+
+
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """What one ``drive()`` has declared."""
+
+    directory: str
+    inputs: tuple[str, ...]
+    event_time: str
+    step: timedelta | None = None
+    share: float | None = None
+    """The heuristic watermark to follow; None: the low watermark."""
+    late: str | None = None
+    """Where rows go that the heuristic watermark has passed."""
+    within: timedelta | None = None
+    """How far apart in event time the duplicates of a row may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """The offset of a control source: all that is known of its value."""
+
+    watermark: int = NOTHING_GIVEN
+    """Milliseconds since the epoch."""
+    incarnations: Mapping[str, int] = field(default_factory=dict)
+    """The life number of each input that the value was folded from."""
+    run: int = 0
+    """Of a query with several controls: the run that has given it out. Spark remembers the least of their watermarks, and not each, so that
+    a new run must say all of them again."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as Spark logs it."""
+        return {"watermarkMs": self.watermark, "incarnations": dict(self.incarnations), "run": self.run}
+
+    def follows(self, start: Offset) -> bool:
+        """Return whether it goes beyond another one. Never with a lower value."""
+        return (self.watermark, self.run) > (start.watermark, start.run)
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Self:
+        """Return what :meth:`to_json` described."""
+        lives = {str(name): int(life) for name, life in entry["incarnations"].items()}
+        return cls(int(entry["watermarkMs"]), lives, int(entry["run"]))
+
+    @classmethod
+    def of_line(cls, line: str) -> Self:
+        """Return the offset that a line of Spark's offset log holds; ``-`` is a source that was not asked yet. Raises ValueError."""
+        if line == "-":
+            return cls()
+        try:
+            return cls.from_json(json.loads(line))
+        except (AttributeError, KeyError, TypeError) as error:
+            msg = f"{line!r} is not the offset of a control source"
+            raise ValueError(msg) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Where the value may stand: at whole steps, counted from an origin; microseconds both.
+
+    ``before`` is for operators that drop a row *at* the watermark (all but windowed aggregations, which drop windows that *end* at it):
+    the value is then one millisecond less, since a row exactly at the low watermark may still come.
+    """
+
+    length: int = 1_000_000
+    origin: int = 0
+    before: bool = True
+
+    def value(self, low: int) -> int:
+        """Return the greatest value, in milliseconds, that is safe while ``low``, in microseconds, is the low watermark.
+
+        >>> Steps(1_000, before=False).value(10_000_999), Steps(1_000).value(10_000_999)
+        (10000, 9999)
+        >>> Steps(10_000_000, before=False).value(19_999_999), Steps().value(MIN), Steps().value(MAX) == END
+        (10000, 0, True)
+        """
+        if low == MIN:
+            return NOTHING_GIVEN
+        if low == MAX:
+            return END
+        floored = low - (low - self.origin) % self.length
+        value = floored // 1_000 - (1 if self.before else 0)
+        return min(max(value, NOTHING_GIVEN), END - 1)
+
+
+def steps_of(windows: Iterable[Window], *, step: timedelta | None, before: bool) -> Steps:
+    """Return the steps of a query: those asked for, else where windows end, else whole seconds.
+
+    Several kinds of windows end at different times: the step is then the greatest that meets all of them.
+
+    >>> hour, ten = timedelta(hours=1), timedelta(minutes=10)
+    >>> steps_of([Window(hour, ten, timedelta(minutes=5))], step=None, before=False)
+    Steps(length=600000000, origin=300000000, before=False)
+    >>> steps_of([Window(hour, hour, timedelta(0)), Window(ten, ten, ten / 2)], step=None, before=False).length == 5 * 60 * 1_000_000
+    True
+    """
+    if step is not None:
+        return Steps(_micros(step), 0, before)
+    ends = [(_micros(each.start + each.length), _micros(each.slide)) for each in windows]
+    if not ends or before:
+        return Steps(before=before)
+    origin, length = ends[0]
+    for end, slide in ends[1:]:
+        length = gcd(length, slide, end - origin)
+    return Steps(max(length, 1_000), origin % max(length, 1_000), before)
+
+
+def _micros(length: timedelta) -> int:
+    return length // timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the clock last gave out."""
+
+    offset: Offset
+    answered: int = 0
+    """The last question that it knew of when it chose the value."""
+    final: bool = False
+    """Whether nothing more will be given out in this run."""
+
+    def newest(self, start: Offset) -> Offset:
+        """Return the offset to go on to from ``start``. Never a lower one: Spark's log may be ahead of a clock that has just begun."""
+        return self.offset if self.offset.follows(start) else start
+
+
+class Control:
+    """Both ends of a control's directory. The clock reserves it, tells and closes; the source reads and asks."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._folder = Path(directory)
+        self._told = self._folder / "told"
+        self._asked = self._folder / "asked"
+
+    # -- the clock's end --------------------------------------------------------------------------------------------
+
+    def reserve(self) -> None:
+        """Make the directory this query's, which is told nothing yet. Raises ValueError while another query has it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            (self._folder / "driver").open("x").close()
+        except FileExistsError:
+            msg = "this driven frame runs in another query already; call lws.drive() once for each query"
+            raise ValueError(msg) from None
+        self._told.unlink(missing_ok=True)
+        self._asked.unlink(missing_ok=True)
+
+    def tell(self, told: Told) -> None:
+        """Give out a value; whoever reads sees this one or the one before, whole."""
+        entry = {"offset": told.offset.to_json(), "answered": told.answered, "final": told.final}
+        write_over(self._told, json.dumps(entry).encode(), durable=False)
+
+    def asked(self) -> int:
+        """Return the number of the last question; 0 when there was none."""
+        try:
+            return int(self._asked.read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return 0
+
+    def silence(self) -> None:
+        """Stop driving: the source then fails if it is asked again."""
+        self._told.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Stop driving, and leave the directory, which goes with all that is in it, to the next query of the frame."""
+        self.silence()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- the source's end -------------------------------------------------------------------------------------------
+
+    def told(self) -> Told | None:
+        """Return what was given out last; None when no stage drives the query."""
+        try:
+            entry = json.loads(self._told.read_bytes())
+        except FileNotFoundError:
+            return None
+        return Told(Offset.from_json(entry["offset"]), int(entry["answered"]), bool(entry["final"]))
+
+    def ask(self, number: int) -> None:
+        """Ask for an answer that knows of this question."""
+        write_over(self._asked, str(number).encode(), durable=False)

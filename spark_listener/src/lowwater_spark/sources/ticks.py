@@ -1,0 +1,77 @@
+"""Empty batches on demand: a source of the query that gives no rows, only reasons to run.
+
+Spark runs no batch while its sources give nothing new, so a window that could close would wait for the next row. The stage therefore
+unites the data with a text source over ``CHECKPOINT/lowwater/ticks``, all of its columns null and no row let through; a file
+renamed into that directory makes Spark plan a batch with nothing else in it. The source must be part of the query from its first
+checkpoint on, because Spark numbers the sources of a checkpoint for good.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lowwater_spark.checkpoint.durable import make_directory, sync_directory
+from lowwater_spark.sources.source_log import SourceLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Ticks", "tick_directory", "with_ticks"]
+
+
+def tick_directory(checkpoint: Path) -> Path:
+    """Return where the ticks of a checkpoint lie."""
+    return checkpoint / "lowwater" / "ticks"
+
+
+def with_ticks(spark: SparkSession, frame: DataFrame, checkpoint: Path) -> DataFrame:
+    """Return the stream with the tick source as its last source. It adds no rows."""
+    from pyspark.sql import functions as sf
+
+    folder = tick_directory(checkpoint)
+    make_directory(folder)
+    nulls = [sf.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
+    ticks = spark.readStream.text(os.fspath(folder)).select(*nulls).where(sf.lit(col=False))
+    return frame.union(ticks)
+
+
+class Ticks:
+    """Writes ticks, at most one that is not committed yet.
+
+    ``ordinal`` is the run's: names are never used twice, since Spark takes each path once.
+    """
+
+    def __init__(self, checkpoint: Path, ordinal: int, log: SourceLog) -> None:
+        self._folder = tick_directory(checkpoint)
+        make_directory(self._folder)
+        self._ordinal = ordinal
+        self._log = log
+        self._count = 0
+        self._outstanding = ""
+
+    def outstanding(self, offset: int) -> bool:
+        """Return whether the newest tick is still to be committed, given the tick source's committed log offset."""
+        taken = self._log.taken.get(self._outstanding)
+        return bool(self._outstanding) and (taken is None or taken.batch > offset)
+
+    def force(self, offset: int) -> bool:
+        """Make Spark run a batch, unless one was asked for and is not committed yet; return whether a tick was written."""
+        if self.outstanding(offset):
+            return False
+        self._count += 1
+        path = self._folder / f"{self._ordinal}-{self._count}"
+        beside = self._folder / f".{path.name}.tmp"
+        beside.touch()
+        beside.rename(path)
+        self._outstanding = os.fspath(path)
+        return True
+
+    def clean(self, offset: int) -> None:
+        """Delete the ticks of committed batches, but for the newest entry: a restarted query looks at that one again."""
+        for path in self._folder.iterdir():
+            taken = self._log.taken.get(os.fspath(path))
+            if taken is not None and taken.batch < offset:
+                path.unlink(missing_ok=True)
+        sync_directory(self._folder)

@@ -1,0 +1,495 @@
+"""What the user's function gets beside the rows: the W of the batch, the hand-over, and the keyed state."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
+
+import lowwater
+from lowwater.watermark import MAX, MIN
+from lowwater_spark.checkpoint.batches import BatchEntry, BatchLog
+from lowwater_spark.checkpoint.durable import NotDurable
+from lowwater_spark.errors import CheckpointMismatch, StateLost
+from lowwater_spark.sources.bookmarks import removed
+from lowwater_spark.sources.sink_log import refuse_sink
+from lowwater_spark.sources.writers import mark_writer
+from lowwater_spark.track import update as stateful
+from lowwater_spark.track.handover import hand_over, sweep
+from lowwater_spark.track.inputs import floor_stamp
+from lowwater_spark.track.plan import refuse_pattern
+from lowwater_spark.track.ranges import key_text, key_zone
+from lowwater_spark.track.receipt import Destination, Receipt
+from lowwater_spark.track.removal import Removal
+from lowwater_spark.track.state import Manifest, StateStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+    from lowwater_spark.track.rows import Actions, Rows
+
+__all__ = ["Batch", "Keyed", "Outcome"]
+
+logger = logging.getLogger("lowwater.spark")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Calls:
+    """The calls of a batch's methods, of all stages of its query. Several threads of the function may make them.
+
+    Without a lock, which the closure of an update could not take along: who calls notes it before asking whether the batch has ended, and
+    who ends the batch asks for calls after that. So one of the two sees the other.
+    """
+
+    under_way: list[str] = field(default_factory=list)
+    """The names of the methods that have not returned."""
+    ended: bool = False
+
+    def begin(self, method: str, batch: int) -> None:
+        """Note a call. Raises ValueError when the batch has ended."""
+        self.under_way.append(method)
+        if self.ended:
+            self.under_way.remove(method)
+            msg = (
+                f"{method} of batch {batch} was called after the function had returned: nobody waits for what it does. A batch is valid while the "
+                "function runs; join the threads that use it before it returns."
+            )
+            raise ValueError(msg)
+
+    def end(self) -> list[str]:
+        """Take no further call. Returns the names of the methods that have not returned."""
+        self.ended = True
+        return list(self.under_way)
+
+
+def _ends_the_batch(method: Callable[Concatenate[Batch, P], T]) -> Callable[Concatenate[Batch, P], T]:
+    """Let the batch remember what a method of it raises, and raise it again from every later one and when the function has returned.
+
+    A function that catches it would otherwise go on to a commit of a batch whose rows are nowhere. What it wrote afterwards would be found by
+    the replay, and skipped. For the same reason no call goes on, or begins, when the function has returned.
+    """
+
+    @functools.wraps(method)
+    def call(batch: Batch, /, *args: P.args, **options: P.kwargs) -> T:
+        batch._refuse_failed()
+        batch._calls.begin(method.__name__, batch.id)
+        try:
+            return method(batch, *args, **options)
+        except BaseException as failure:
+            batch._failures.append(failure)
+            raise
+        finally:
+            batch._calls.under_way.remove(method.__name__)
+
+    return call
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """How a stage's rows get their key range and their event time."""
+
+    key: Sequence[str | Column]
+    event_time: str | Column
+    ranges: int
+    injector: bool
+    window: timedelta | None = None
+    """The length of the windows by whose start the stage stamps what it emits; None when it stamps by event time."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a batch leaves behind, for the driver's side of the protocol."""
+
+    receipts: list[Receipt] = field(default_factory=list)
+    manifest: Manifest | None = None
+    """The state version it made; None for a stage without state."""
+    finished: int = 0
+    late: int = 0
+    late_example: int | None = None
+    """Event time of the oldest late row, microseconds."""
+    late_handle: int | None = None
+    """Its key range."""
+
+
+class Batch:
+    """One micro-batch of a tracked stage. Valid while the function runs: threads that use it are joined before it returns.
+
+    A method that is called later raises ValueError, and one that is still running then ends the query.
+    What one of its methods raises ends the query, also when the function catches it: the batch is run again by the next start.
+    In a query of several stages the function gets the batch of the first, and with :meth:`of` the others'.
+    """
+
+    def __init__(
+        self,
+        entry: BatchEntry,
+        keyed: Keyed,
+        checkpoint: Path,
+        log: BatchLog,
+        destination: Destination,
+        *,
+        replayed: bool,
+        previous_frontier: int,
+        ordinal: int,
+        swept: set[Path],
+        probe: Callable[[str, int], None],
+        writer: str = "",
+        removals: dict[Path, Removal] | None = None,
+        stages: Mapping[str, Batch] | None = None,
+        earlier: Sequence[str] = (),
+        actions: Actions | None = None,
+    ) -> None:
+        self.id = entry.batch
+        """Its number, growing by one."""
+        self.replayed = replayed
+        """Whether an earlier run had begun it: same rows, same watermark."""
+        self._entry = entry
+        self._keyed = keyed
+        self._checkpoint = checkpoint
+        self._log = log
+        self._destination = destination
+        self._previous = previous_frontier
+        self._frontier: int | None = None
+        self._ordinal = ordinal
+        self._swept = swept
+        self._removals = {} if removals is None else removals
+        self._writer = writer or destination.computation
+        self._outcome = Outcome()
+        self._probe = probe
+        self._stages: Mapping[str, Batch] = {destination.computation: self} if stages is None else stages
+        self._earlier = [self._stages[name] for name in earlier]
+        self._counted_on = False
+        self._actions = actions
+        self._emitted: tuple[DataFrame, str] | None = None
+        """What stateful() has returned, if there is any row in it, and the metric on it."""
+        first = next(iter(self._stages.values()), self)
+        # Two stages that write into one directory would skip each other's rows.
+        self._taken: set[Path] = set() if first is self else first._taken
+        self._failures: list[BaseException] = [] if first is self else first._failures
+        """What methods of the batch have raised, of any stage of the query."""
+        self._calls: _Calls = _Calls() if first is self else first._calls
+
+    @_ends_the_batch
+    def of(self, name: str) -> Batch:
+        """Return the batch of the stage of this name, of the same query: same number, same inputs, a state of its own.
+
+        Raises ValueError for a name that is no stage of the query.
+        """
+        if name not in self._stages:
+            msg = f"{name!r} is no stage of this query; it has {', '.join(self._stages)}"
+            raise ValueError(msg)
+        return self._stages[name]
+
+    @property
+    @_ends_the_batch
+    def low(self) -> lowwater.Watermark:
+        """The low watermark that the batch runs with: rows below it are complete, those of this batch included.
+
+        Durable, and the same in every replay. For an injector it is the frontier, once the batch has told it. For a stage that reads
+        an earlier one of the query it is what that one's reports after this batch fold to: ask for it when the earlier stage is done with
+        the batch, that is after its :meth:`stateful` or :meth:`frontier`, or ValueError is raised by whichever comes second.
+        """
+        return lowwater.Watermark(self._low())
+
+    @property
+    def heuristic(self) -> Mapping[float, lowwater.Watermark]:
+        """The heuristic watermarks by share, read together with :attr:`low`. A share of records, not a promise."""
+        return {share / 1_000_000: lowwater.Watermark(t) for share, t in self._entry.reading.heuristics.items()}
+
+    @property
+    def previous_frontier(self) -> lowwater.Watermark:
+        """The frontier that the batch before has told; for injectors."""
+        return lowwater.Watermark(self._previous)
+
+    @_ends_the_batch
+    def frontier(self, value: lowwater.EventTime) -> None:
+        """Say, for an injector, that nothing older will be injected after this batch.
+
+        Compute it from the batch's rows and :attr:`previous_frontier` alone, never from a clock: a replay must find the same, and
+        CheckpointMismatch is raised when it does not. Call it before :meth:`stateful`. Not called: it stays where it was.
+        Raises ValueError when it goes back, or says finished (that is what :meth:`finish` is for).
+        """
+        micros = lowwater.Watermark.of(value).micros
+        if micros == MAX:
+            msg = "the frontier cannot be finished by its value; call batch.finish() to say that nothing will ever come"
+            raise ValueError(msg)
+        self._set_frontier(micros)
+
+    @_ends_the_batch
+    def finish(self) -> None:
+        """Say, for an injector, that nothing will ever come after this batch."""
+        self._set_frontier(MAX)
+
+    def _set_frontier(self, micros: int) -> None:
+        if not self._keyed.injector:
+            msg = "this stage has inputs, so it has no frontier of its own; lws.injector(...) makes a stage that has"
+            raise ValueError(msg)
+        if micros < self._previous:
+            msg = (
+                f"the frontier went back from {lowwater.Watermark(self._previous)} to {lowwater.Watermark(micros)}; "
+                "what was promised stays promised: pass max(value, batch.previous_frontier)"
+            )
+            raise ValueError(msg)
+        if self._outcome.manifest is not None:
+            msg = "tell the frontier before batch.stateful(): the state is updated with it"
+            raise ValueError(msg)
+        self._refuse_counted_on("tell the frontier")
+        self._frontier = micros
+
+    @_ends_the_batch
+    def write(
+        self,
+        frame: DataFrame,
+        path: str | os.PathLike[str],
+        *,
+        file_format: str = "parquet",
+        keep: timedelta | None = None,
+    ) -> bool:
+        """Hand rows over to the readers of a directory, as ``path/batch=N``, once and whole; False if a replay found it done.
+
+        ``path`` is an absolute directory on a local or NFS file system, of this checkpoint alone; readers set
+        recursiveFileLookup. Durable when it returns.
+
+        With ``keep`` the files of batches that were handed over longer ago are removed once every reader has committed them, those of a thousand
+        batches in one call at most. Readers are the tracked stages that have begun to read: give it only to an output that nobody else
+        reads. By default nothing is ever removed.
+
+        Raises CheckpointMismatch when it holds, or has held, a batch N that this checkpoint has not written, ValueError for a negative ``keep``, and
+        Unsupported for a path that a reader would take for a pattern, or in the output of a Spark file sink.
+        """
+        folder = Path(path)
+        if not folder.is_absolute():
+            msg = f"{path} is not an absolute path of a local directory; batch.write renames in it"
+            raise ValueError(msg)
+        if keep is not None and keep < timedelta(0):
+            msg = f"keep says how long batches stay at least, so it is not negative: {keep!r}"
+            raise ValueError(msg)
+        refuse_pattern(os.fspath(folder), "The path")
+        named, folder = folder, Path(os.path.realpath(folder))
+        if folder in self._taken:
+            msg = (
+                f"batch {self.id} has been written to {folder} already; a second write would be skipped. Unite the rows first, and give each "
+                "stage a directory of its own."
+            )
+            raise ValueError(msg)
+        self._taken.add(folder)
+        if folder not in self._swept:
+            refuse_sink(named)
+            sweep(folder, self._ordinal)
+            mark_writer(folder, self._writer)
+            refuse_sink(named)  # one that begins at the same time has left its mark by now, or finds ours
+            self._refuse_removed(folder)
+            self._swept.add(folder)
+        digest = self._entry.digest
+        made = hand_over(frame, folder, self.id, digest, ordinal=self._ordinal, file_format=file_format)
+        if not made and not self.replayed:
+            msg = (
+                f"{folder}/batch={self.id} exists, but no run of this checkpoint had begun batch {self.id}: the directory 'lowwater' of "
+                "the checkpoint is older than its output, or a newer run has taken this one's place. Restore both from one moment."
+            )
+            raise CheckpointMismatch(msg)
+        if keep is not None:
+            self._remove(folder, keep)
+        return made
+
+    def _refuse_removed(self, folder: Path) -> None:
+        """Refuse a batch that this output has never had, of a number below those that readers have read and that were removed."""
+        through = removed(os.fspath(folder)).through
+        if self.id <= through and not (folder / f"batch={self.id}").exists():
+            msg = (
+                f"{folder} has had the batches up to {through}, which were removed when all readers had read them, and not this batch {self.id}: the "
+                "checkpoint is older than its output, or another one's. Use a directory of its own for each checkpoint; restore both from one moment."
+            )
+            raise CheckpointMismatch(msg)
+
+    def _remove(self, folder: Path, keep: timedelta) -> None:
+        """Remove what nobody needs any more. The batch does not fail for what cannot be removed: it stays."""
+        removal = self._removals.setdefault(folder, Removal(folder))
+        removal.probe = lambda point: self._probe(point, self.id)
+        try:
+            # Spark runs a batch when the one before it is committed.
+            removal.remove(keep, self.id - 1, time.time())
+        except (OSError, NotDurable) as error:
+            logger.warning("nothing more is removed from %s now: %s", folder, error)
+
+    @_ends_the_batch
+    def stateful(
+        self,
+        frame: DataFrame,
+        update: stateful.Update,
+        schema: StructType | str,
+        path: str | os.PathLike[str] | None = None,
+    ) -> DataFrame:
+        """Update the state of every key range with the batch's rows, and return the rows that the updates emit.
+
+        ``update(handle, state, rows, low)`` is called for every range in every batch, also without rows, in executor tasks, as
+
+        * ``handle``: the range, 0 to ranges - 1;
+        * ``state``: the pyarrow Table it returned in the batch before, None for nothing;
+        * ``rows``: the range's rows of this batch, a pyarrow Table with the frame's columns;
+        * ``low``: :attr:`low`.
+
+        It returns ``(state, emitted, oldest, pending)``: the new state (the same object when it did not change), a Table with
+        ``schema``'s columns or None, the oldest stamp that the range still holds (None: it holds nothing), and the event
+        times of the records it still holds. It must depend on nothing else: an interrupted batch calls it again.
+
+        The new version is durable when this returns, and has the emitted rows only for this batch: write what is returned, in the same
+        batch. A frame with rows that no action has read is told as a warning. Call it once per batch, in every batch, with the same ``path`` (an absolute
+        directory; by default in the checkpoint). Raises StateLost, CheckpointMismatch, Unsupported for a path that Spark takes for a
+        pattern, and ValueError when a range holds a stamp that its rows cannot have got (see ``stamp`` of :func:`lowwater_spark.stage`), or
+        a record older than the ``oldest`` it returns: one whose time is in ``pending``, or in the state in a timestamp column of the name
+        of the stage's ``event_time``. With ``stamp`` as the length of windows, the start of the record's window counts.
+        """
+        from pyspark.sql.types import StructType
+
+        if self._outcome.manifest is not None:
+            msg = "batch.stateful() was called before in this batch; keep what belongs together in one state"
+            raise ValueError(msg)
+        self._refuse_counted_on("call batch.stateful()")
+        root = self._checkpoint / "lowwater" / "state" if path is None else Path(path)
+        if not root.is_absolute():
+            msg = f"{path} is not an absolute path of a local directory"
+            raise ValueError(msg)
+        refuse_pattern(os.fspath(root), "The path")
+        real = Path(os.path.realpath(root))
+        if real in self._taken:
+            msg = f"{root} is taken by another stage of this query; give each its own"
+            raise ValueError(msg)
+        self._taken.add(real)
+        columns = schema if isinstance(schema, StructType) else cast(StructType, StructType.fromDDL(schema))
+        self._fix_frontier()
+        store = StateStore.opened(self._checkpoint, root, self._keyed.ranges, self.id, ordinal=self._ordinal)
+        if root not in self._swept:
+            zone = key_zone(frame, self._keyed.key)
+            store.match(
+                {
+                    "key": key_text(frame, self._keyed.key),
+                    **({"time zone": zone} if zone else {}),
+                    "stamp": "event" if self._keyed.window is None else str(self._keyed.window),
+                },
+                {column.name: column.dataType.simpleString() for column in columns.fields},
+                self.id,
+            )
+            store.sweep()
+            self._swept.add(root)
+        manifest, receipts = stateful.build_version(
+            store,
+            frame,
+            update,
+            columns,
+            key=self._keyed.key,
+            event_time=self._keyed.event_time,
+            digest=self._entry.digest,
+            low=self._low(),
+            promised=self._entry.promised,
+            reference=self._reference(),
+            injector=self._keyed.injector,
+            window=self._keyed.window,
+            destination=self._destination,
+        )
+        self._probe("state", self.id)
+        if not receipts:
+            receipts = stateful.restage(frame.sparkSession, manifest, self._reference(), self._destination)
+        self._outcome = Outcome(
+            receipts, manifest, manifest.finished, manifest.late, manifest.late_example, manifest.late_handle
+        )
+        emitted = stateful.rows_of(frame.sparkSession, store, manifest, columns)
+        # A replay may find all that it emits in the sink already, and read nothing.
+        if self._actions is not None and not self.replayed and any(entry.emitted for entry in manifest.ranges):
+            emitted, metric = self._actions.watch(emitted)
+            self._emitted = emitted, metric
+        return emitted
+
+    def _low(self) -> int:
+        if self._earlier:
+            return min(batch._passed_on() for batch in self._earlier)
+        if not self._keyed.injector:
+            return self._entry.reading.low
+        return self._previous if self._frontier is None else self._frontier
+
+    def _passed_on(self) -> int:
+        """Return what a later stage of the query may count on after this batch. Nothing that would lower it may follow."""
+        manifest = self._outcome.manifest
+        if manifest is None and StateStore.existing(self._checkpoint) is not None:
+            msg = (
+                f"what {self._destination.computation} still holds after batch {self.id} is not known yet: call its stateful() before the "
+                "stages that read it ask for their low watermark"
+            )
+            raise ValueError(msg)
+        self._counted_on = True
+        self._fix_frontier()
+        held = () if manifest is None else manifest.held
+        return min([floor_stamp(self._low(), self._keyed.window), *(stamp for stamp in held if stamp is not None)])
+
+    def _refuse_counted_on(self, what: str) -> None:
+        if self._counted_on:
+            msg = (
+                f"a later stage of the query has counted on what {self._destination.computation} holds after batch {self.id}; {what} "
+                "before it"
+            )
+            raise ValueError(msg)
+
+    def _refuse_failed(self) -> None:
+        if self._failures:
+            raise self._failures[0]
+
+    def _reference(self) -> int:
+        """Return the event time that the ages of held records count from."""
+        known = [t for t in (self._low(), *self._entry.reading.heuristics.values()) if t != MAX]
+        return max(known, default=MIN)
+
+    def _fix_frontier(self) -> None:
+        """Make the frontier durable before anything is made from it."""
+        if self._keyed.injector:
+            self._log.set_frontier(self.id, self._low())
+
+    def _close(self, rows: Rows) -> Outcome:
+        """End the batch: fix the frontier, and count the rows of a stage that keeps nothing.
+
+        Raises StateLost, what a method of the batch has raised before, and ValueError when one still runs. From now on all are refused.
+        """
+        running = self._calls.end()
+        self._refuse_failed()
+        if running:
+            msg = (
+                f"the function has returned while {', '.join(running)} of batch {self.id} still runs: the batch would be committed without what "
+                "that does. Join the threads that use the batch before the function returns."
+            )
+            raise ValueError(msg)
+        if self._outcome.manifest is None and StateStore.existing(self._checkpoint) is not None:
+            msg = (
+                f"batch {self.id} ended without a new version of the stage's state: call batch.stateful() in every batch, also an empty "
+                "one, and let its errors pass. What the state holds would count as written otherwise."
+            )
+            raise StateLost(msg)
+        if self._actions is not None and self._emitted is not None:
+            self._actions.tell_unread(*self._emitted, self._destination.computation, self.id)
+        self._fix_frontier()
+        if self._outcome.manifest is None:
+            self._outcome = self._count(rows)
+        return self._outcome
+
+    def _count(self, rows: Rows) -> Outcome:
+        """Return the outcome of a stage that has let everything go."""
+        if self._earlier:
+            # What it has read is what they have finished; what was late for them they have counted.
+            return Outcome(finished=sum(batch._outcome.finished for batch in self._earlier))
+        counted = rows.counted()
+        if self is not next(iter(self._stages.values())):
+            # The first stage has counted the late ones, by its own key.
+            return Outcome(finished=counted.rows)
+        return Outcome(
+            finished=counted.rows,
+            late=counted.late,
+            late_example=counted.late_example,
+            late_handle=counted.late_handle,
+        )

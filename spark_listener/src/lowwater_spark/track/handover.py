@@ -1,0 +1,123 @@
+"""Hands the rows of a batch over to readers as one directory that appears once, whole.
+
+A batch writes to a hidden directory beside the target and renames it to ``batch=N``. If that name exists, the batch is a replay and
+has been handed over: the write is skipped. Appending instead would give a replay's rows new file names, and a reader would take
+both; overwriting would be seen by no reader, since Spark never re-reads a path. Readers use ``recursiveFileLookup``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from lowwater_spark.checkpoint.durable import make_directory, sync_directory, sync_tree
+from lowwater_spark.errors import CheckpointMismatch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["HANDED_OVER", "digest_of", "hand_over", "publish_directory", "sweep"]
+
+HANDED_OVER: Final = ".lowwater.json"
+"""The file that says that lowwater has made a directory, whole."""
+
+_HIDDEN: Final = ".lowwater-"
+
+
+def hand_over(
+    frame: DataFrame, path: Path, batch: int, digest: str, *, ordinal: int, file_format: str = "parquet"
+) -> bool:
+    """Write the rows to ``path/batch=N``, durable when it returns; False when that had been done before.
+
+    ``digest`` is the plan's: a directory left by another plan of the same batch number raises CheckpointMismatch, since skipping
+    would lose rows. ``ordinal`` is the run's. A batch without rows leaves a directory without data files, which readers see nothing of.
+    """
+
+    def write(folder: Path) -> None:
+        frame.write.format(file_format).save(f"file://{folder / 'rows'}")
+        for file in (folder / "rows").iterdir():
+            if not file.name.startswith((".", "_")) and not _is_empty(file, file_format):
+                file.rename(folder / file.name)
+        shutil.rmtree(folder / "rows")
+
+    return publish_directory(path, f"batch={batch}", digest, write, ordinal=ordinal)
+
+
+def publish_directory(parent: Path, name: str, digest: str, fill: Callable[[Path], None], *, ordinal: int) -> bool:
+    """Fill a hidden directory and rename it to ``parent/name``; False if it was there already. Durable in both cases.
+
+    The hidden name tells the run, by its ordinal, so that :func:`sweep` knows whose it is. Raises CheckpointMismatch when the one that is there was made for another digest.
+    """
+    target = parent / name
+    if target.exists():
+        return _found(target, digest)
+    make_directory(parent)
+    beside = parent / f"{_HIDDEN}{ordinal}-{name}-{uuid.uuid4().hex}"
+    beside.mkdir()
+    try:
+        fill(beside)
+        (beside / HANDED_OVER).write_text(json.dumps({"digest": digest}), encoding="utf-8")
+        sync_tree(beside)
+        try:
+            beside.rename(target)
+        except OSError:
+            # A directory that holds anything is never replaced by a rename, and the mark is always there.
+            if not target.exists():
+                raise
+            return _found(target, digest)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    sync_directory(parent)
+    return True
+
+
+def sweep(parent: Path, ordinal: int) -> None:
+    """Delete what runs before this one left half filled. A run that was replaced must not touch what its successor is filling."""
+    if parent.is_dir():
+        for entry in parent.iterdir():
+            run, dash, _ = entry.name.removeprefix(_HIDDEN).partition("-")
+            if entry.name.startswith(_HIDDEN) and dash and run.isdecimal() and int(run) < ordinal:
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def _found(target: Path, digest: str) -> bool:
+    """Check the directory that is there already, and make its name durable: who renamed it may have been killed before it did."""
+    _must_match(target, digest)
+    sync_directory(target.parent)
+    return False
+
+
+def digest_of(batch: Path) -> str:
+    """Return the digest of the plan that a directory was handed over for; empty when lowwater has not made it, or when it is not there.
+
+    It tells batches of one number apart, whoever has moved or copied the directory. Raises OSError when it cannot be read.
+    """
+    mark = batch / HANDED_OVER
+    try:
+        return str(json.loads(mark.read_bytes())["digest"])
+    except FileNotFoundError:
+        return ""
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"{mark} cannot be understood; restore the directory with its checkpoint"
+        raise OSError(msg) from error
+
+
+def _must_match(target: Path, digest: str) -> None:
+    if digest_of(target) != digest:
+        msg = (
+            f"{target} exists and was not made from this batch: it belongs to another checkpoint, or the batch was planned anew. "
+            "Use a directory of its own for each checkpoint; after restoring a checkpoint, restore its output as well."
+        )
+        raise CheckpointMismatch(msg)
+
+
+def _is_empty(file: Path, file_format: str) -> bool:
+    if file_format != "parquet":
+        return file.stat().st_size == 0
+    import pyarrow.parquet
+
+    return bool(pyarrow.parquet.read_metadata(file).num_rows == 0)

@@ -1,0 +1,519 @@
+"""Reads a query's analysed plan and refuses, before anything starts, what cannot be tracked exactly.
+
+The list of what is allowed is short on purpose: an operator, option or source that nobody has thought about is refused, by name, with
+the reason and the way out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lowwater.watermark import MAX, MIN
+from lowwater_spark.errors import Unsupported
+from lowwater_spark.sources.control import DIRECTORY, END, is_control
+from lowwater_spark.sources.head import ControlSource, FileSource, Source, hidden, intruders
+from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
+from lowwater_spark.sources.source_log import FOR_EVER, Plan
+from lowwater_spark.track.operators import KINDS, Operator, Watermark, items, longest, nodes, operator_of, watermark_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = [
+    "Checked",
+    "absolute",
+    "check_options",
+    "check_output_mode",
+    "check_plan",
+    "check_classic",
+    "check_session",
+    "is_file_format",
+    "check_trigger",
+    "local_directory",
+    "refuse_pattern",
+]
+
+_FORMATS: Final = frozenset({"csv", "json", "orc", "parquet", "text"})
+
+_STATELESS: Final = frozenset(
+    {
+        "CollectMetrics",
+        "EventTimeWatermark",
+        "Expand",
+        "Filter",
+        "Generate",
+        "Join",
+        "MapInArrow",
+        "MapInPandas",
+        "Project",
+        "Repartition",
+        "RepartitionByExpression",
+        "ResolvedHint",
+        "StreamingRelation",
+        "SubqueryAlias",
+        "Union",
+        "UpdateEventTimeWatermarkColumn",
+        "View",
+    }
+)
+"""Streaming operators that keep nothing: they emit a row's results when the row arrives, or never."""
+
+_OPTIONS: Final[Mapping[str, str]] = {
+    "cleansource": "files vanish by rules of their own; clean up outside of Spark, by age",
+    "filenameonly": "Spark takes two files of one name for one, and never reads the second",
+    "ignorecorruptfiles": "rows of a file that is passed over would count as read",
+    "ignoremissingfiles": "rows of a file that is passed over would count as read",
+    "modifiedafter": "the files that Spark passes over stand in the directory all the same",
+    "modifiedbefore": "the files that Spark passes over stand in the directory all the same",
+    "pathglobfilter": "the files that Spark passes over stand in the directory all the same",
+    "sourcearchivedir": "files vanish by rules of their own; clean up outside of Spark, by age",
+}
+
+_FILE_FORMATS: Final = (
+    "org.apache.spark.sql.execution.datasources.FileFormat",
+    "org.apache.spark.sql.execution.datasources.v2.FileDataSourceV2",
+)
+"""What Spark writes by its file sink is one of them."""
+
+_IGNORE_SINK_LOG: Final = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
+
+_SETTINGS: Final = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
+
+
+def check_classic(spark: SparkSession, what: str) -> None:
+    """Raise Unsupported, of ``what``, for a session of Spark Connect."""
+    if not hasattr(spark, "_jvm"):
+        raise Unsupported(
+            what,
+            "the driver's Python must see the query's plan and its checkpoint",
+            "Run the query in a classic session, where the driver is.",
+        )
+
+
+def check_session(spark: SparkSession) -> None:
+    """Raise Unsupported for a session that this release cannot work with."""
+    check_classic(spark, "A Spark Connect session")
+    for name in _SETTINGS:
+        if str(spark.conf.get(name, "false")).lower() == "true":
+            raise Unsupported(
+                f"A session with {name}", "rows of a file that is passed over would count as read", "Set it to false."
+            )
+    evolution = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+    if str(spark.conf.get(evolution, "false")).lower() == "true":
+        raise Unsupported(
+            f"A session with {evolution}",
+            "sources are then numbered by name in the checkpoint, which this release does not read",
+            "Set it to false.",
+        )
+
+
+def check_trigger(trigger: Mapping[str, Any]) -> None:
+    """Raise Unsupported for triggers without batches that begin and commit one after the other."""
+    for name, why in (("continuous", "continuous processing"), ("realTime", "real-time mode")):
+        if trigger.get(name) is not None:
+            raise Unsupported(
+                f"The trigger {name}",
+                f"{why} gives no evidence of which rows a commit contains",
+                "Use processingTime or availableNow.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a plan that can be tracked consists of."""
+
+    sources: Sequence[Source]
+    """In the order in which Spark numbers them."""
+    operators: Sequence[Operator] = ()
+    """What keeps rows in Spark's own state; outer ones before those that they read from."""
+    watermarks: Sequence[Watermark] = ()
+    retention: timedelta | None = None
+    """How far below Spark's own watermark what Spark holds can still come out; None: it holds nothing."""
+
+    def waiting_for(self, inputs: Iterable[str], driven: Mapping[int, Iterable[str]]) -> Checked:
+        """Return it with the inputs that are waited for, by their full names: the query's, and by the number of a control those of its frame.
+
+        The sources of a driven frame come after its control, which is what Spark numbers them by.
+        """
+        sources, waited_for = list[Source](), frozenset(inputs)
+        for number, source in enumerate(self.sources):
+            if isinstance(source, ControlSource):
+                waited_for = frozenset(driven[number])
+                sources.append(source)
+            else:
+                sources.append(dataclasses.replace(source, inputs=waited_for))
+        return dataclasses.replace(self, sources=sources)
+
+    def check_writers(self) -> None:
+        """Raise Unsupported when somebody writes into a source whom the inputs do not name."""
+        for source in self.sources:
+            if isinstance(source, FileSource):
+                _refuse_strangers(source)
+
+    @property
+    def controls(self) -> dict[int, ControlSource]:
+        """The control sources by their numbers."""
+        return {i: source for i, source in enumerate(self.sources) if isinstance(source, ControlSource)}
+
+    def spark_bound(self, plan: Plan | None) -> int:
+        """Return the lowest stamp, microseconds, of what Spark can still let go of after this batch was committed; None: before the first.
+
+        MAX: it holds nothing. MIN: it has no watermark yet, so nothing is known, not even of rows that are still to come: a sliding
+        window may start before any of its rows.
+        """
+        if self.retention is None:
+            return MAX
+        if plan is None or plan.watermark == 0:
+            return MIN
+        if self.controls and plan.watermark >= END:
+            return MAX
+        return max(MIN, plan.watermark * 1000 - self.retention // timedelta(microseconds=1))
+
+
+def check_plan(spark: SparkSession, frame: DataFrame, *, retention: timedelta | None = None) -> Checked:
+    """Return what a streaming DataFrame reads and holds.
+
+    ``retention`` is what the stage has declared. A driven query that holds nothing but windows needs no declaration: theirs is the
+    length of the longest. Raises Unsupported, naming the first thing that cannot be tracked exactly.
+    """
+    if not frame.isStreaming:
+        raise Unsupported("A DataFrame that is not streaming", "it has no batches", "Read it with spark.readStream.")
+    plan = frame._jdf.queryExecution().analyzed()
+    operators: list[Operator] = []
+    watermarks: list[Watermark] = []
+    for node in nodes(plan):
+        if node.isStreaming():
+            _check_operator(node)
+            controls = [is_control(leaf) for leaf in _relations(node)]
+            operator = operator_of(node, driven=any(controls))
+            if operator is not None:
+                operators.append(operator)
+            elif node.getClass().getSimpleName() == "EventTimeWatermark":
+                watermarks.append(watermark_of(node, driven=all(controls)))
+    relations = _relations(plan)
+    for i, relation in enumerate(relations):
+        if any(relation.equals(other) for other in relations[:i]):
+            raise Unsupported(
+                "A stream that is used twice in one query",
+                "Spark logs it once and counts it twice, and the two could be mixed up",
+                "Load it twice with spark.readStream, or split the rows after one use.",
+            )
+    holding = [operator for operator in operators if operator.holds]
+    if retention is None and holding and all(operator.driven for operator in holding):
+        retention = longest(holding)
+    _check_state(holding, watermarks, declared=retention is not None)
+    sources = [_source(spark, relation) for relation in relations]
+    return Checked(sources, operators, watermarks, retention if holding else None)
+
+
+def _relations(plan: Any) -> list[Any]:
+    return [leaf for leaf in items(plan.collectLeaves()) if leaf.isStreaming()]
+
+
+def _check_operator(node: Any) -> None:
+    name = node.getClass().getSimpleName()
+    if name.startswith("StreamingRelation") and name != "StreamingRelation":
+        if is_control(node):
+            return
+        raise Unsupported(
+            f"The source {node.sourceName()}",
+            "this release knows where a file source ends, and no other",
+            "Let a plain query write what it gives to files, and track the query that reads them.",
+        )
+    if name not in _STATELESS and name not in KINDS:
+        raise Unsupported(
+            f"The streaming operator {name}",
+            "Spark may hold rows back in state that this release does not see",
+            "Do it on the batch, inside of the function, and keep what must wait with batch.stateful().",
+        )
+
+
+def _check_state(holding: Sequence[Operator], watermarks: Sequence[Watermark], *, declared: bool) -> None:
+    """Refuse what Spark holds back without a bound, or without the declaration of one."""
+    own = [watermark for watermark in watermarks if not watermark.driven]
+    if not declared and own:
+        raise Unsupported(
+            "withWatermark",
+            "Spark drops rows by a watermark of its own, which knows nothing of slow partitions, and what it holds back comes out later",
+            "Remove it: batch.low is the watermark. Or accept what Spark drops, and " + _DECLARE,
+        )
+    for operator in holding:
+        what = f"The streaming operator {operator.kind}"
+        if operator.driven:
+            _check_driven_state(operator, declared=declared)
+        if not declared:
+            raise Unsupported(
+                what,
+                "Spark holds rows back in its own state, and nothing says how far below its watermark they can come out",
+                "Keep them with batch.stateful() instead, or give it a withWatermark and " + _DECLARE,
+            )
+        if not operator.columns or not operator.both_sides:
+            raise Unsupported(
+                f"{what} without a watermark",
+                "Spark never lets go of what it holds, so old rows could come out at any time",
+                "Put withWatermark on the event time of every stream that it reads, and group by that event time or a window of it.",
+            )
+
+
+def _check_driven_state(operator: Operator, *, declared: bool) -> None:
+    """The same of an operator under :func:`~lowwater_spark.drive`: it has its watermark, which is not to be given another time."""
+    what = f"A driven {operator.kind}"
+    if not operator.columns and operator.kind == KINDS["Aggregate"]:
+        raise Unsupported(
+            f"{what} that is not grouped by the event time",
+            "the watermark closes windows and times, and a group with neither would be kept for ever and never be written",
+            "Group by window() or session_window() of the column that lws.drive() has as event_time, or by that column itself; for running "
+            "totals without an end use batch.stateful().",
+        )
+    if not operator.columns or not operator.both_sides:
+        raise Unsupported(
+            f"{what} that does not have the event time of all that it reads",
+            "Spark never lets go of what it holds, so old rows could come out at any time",
+            "Call lws.drive() for each frame that it reads, and keep the column that is its event_time.",
+        )
+    if not declared:
+        raise Unsupported(
+            what,
+            "Spark holds rows back in its own state, and nothing says how far below the low watermark they can come out",
+            "Say so when the stage is declared: " + _DECLARE,
+        )
+
+
+_DECLARE: Final = (
+    "declare with retention= how far below Spark's watermark its output can be stamped: for windows stamped by their start their length, "
+    "by their end timedelta(0); for dropDuplicatesWithinWatermark timedelta(0); for a join of two streams how long a row waits for "
+    "its match; for a stateful function what it keeps."
+)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise Unsupported for options of a plain query's writer that take its commits' evidence away, ValueError for misplaced ones."""
+    given = {option.lower(): value for option, value in options.items()}
+    if str(given.get("asyncprogresstrackingenabled", "false")).lower() != "false":
+        raise Unsupported(
+            "The option asyncProgressTrackingEnabled",
+            "batches are then missing from the offset and commit logs, which say what is read and done",
+            "Remove the option.",
+        )
+    for option, value in options.items():
+        if option.lower() == "kafka.acks" and str(value) not in ("all", "-1"):
+            raise Unsupported(
+                f"The option {option} with the value {value!r}",
+                "a batch is then committed while Kafka can still lose what it has written, which is reported all the same",
+                'Remove the option: Kafka\'s own default is "all".',
+            )
+    for option, argument in (("checkpointlocation", "checkpoint"), ("path", "path"), ("queryname", "name")):
+        if option in given:
+            msg = f"pass {argument}= and not the option {option}"
+            raise ValueError(msg)
+
+
+def check_output_mode(checked: Checked, mode: str) -> None:
+    """Raise Unsupported for output modes that write old results again, and ValueError for what is none."""
+    if mode not in ("append", "update", "complete"):
+        msg = f'the output mode is "append" or "update", not {mode!r}'
+        raise ValueError(msg)
+    if mode == "complete":
+        raise Unsupported(
+            "The output mode complete",
+            "every batch writes all old results again, far below what is promised",
+            'Use "append", which writes a window once, when it is complete.',
+        )
+    if mode == "update" and any(operator.driven for operator in checked.operators):
+        raise Unsupported(
+            "The output mode update in a driven query",
+            "windows would be written before they are complete, which is what driving them avoids",
+            'Use "append".',
+        )
+
+
+def _source(spark: SparkSession, relation: Any) -> Source:
+    if is_control(relation):
+        return ControlSource(str(relation.extraOptions().get(DIRECTORY)))
+    return _file_source(spark, relation)
+
+
+def _file_source(spark: SparkSession, relation: Any) -> FileSource:
+    source = relation.dataSource()
+    kind = str(source.className()).lower()
+    if kind not in _FORMATS:
+        raise Unsupported(
+            f"The source {kind}",
+            f"this release knows where files end ({', '.join(sorted(_FORMATS))}), and no other source",
+            "Let a plain query write what it gives to files, and track the query that reads them.",
+        )
+    options = {str(key).lower(): str(value) for key, value in _map(spark, source.options()).items()}
+    for option, why in _OPTIONS.items():
+        if option in options and options[option].lower() != "false":
+            raise Unsupported(f"The option {option} of a {kind} source", why, "Remove the option; filter rows instead.")
+    path = options.get("path", "")
+    refuse_pattern(path, "The path")
+    root = local_directory(spark, path, "The path")
+    if not Path(root).is_dir():
+        raise Unsupported(f"The path {path}", "it is no directory", "Read the directory that the files come into.")
+    recursive = options.get("recursivefilelookup", "false").lower() == "true"
+    sink_log = Path(root, SINK_LOG).exists()
+    if sink_log:
+        _check_sink_log(spark, path, root)
+    columns = () if recursive or sink_log else _partition_columns(relation, root)
+    read = FileSource(root, recursive, kind, sink_log, columns=columns, max_age=_max_age(spark, options))
+    _refuse_logs(read)
+    return read
+
+
+def _refuse_logs(source: FileSource) -> None:
+    """Refuse a directory with a sink's output in it, or a part of one: there Spark does not go by the sink's log."""
+    logs = [found.path for found in intruders(source) if not found.writer]
+    if logs:
+        output = Path(logs[0]).parent
+        raise Unsupported(
+            f"The path {source.root}",
+            f"Spark's file sink writes to {output}, and Spark goes by the sink's log only when it reads that very directory: what failed attempts "
+            "have left would be read as well",
+            f"Read {output} by a frame of its own, and unite it with others.",
+        )
+
+
+def _refuse_strangers(source: FileSource) -> None:
+    """Refuse a directory that computations write into which the inputs do not name."""
+    writers = {found.writer: found.path for found in intruders(source) if found.writer}
+    if writers:
+        names = ", ".join(sorted(writers))
+        raise Unsupported(
+            f"The path {source.root}",
+            f"{names} writes there, and the inputs do not name it: its rows would not be waited for",
+            f"Name it in inputs (those of lws.drive() as well). If it does not write there any more, delete {', '.join(sorted(writers.values()))}.",
+        )
+
+
+def _check_sink_log(spark: SparkSession, path: str, root: str) -> None:
+    """Refuse the output of a Spark file sink when Spark would not read it by its log, or when the log cannot be read."""
+    if str(spark.conf.get(_IGNORE_SINK_LOG, "false")).lower() == "true":
+        raise Unsupported(
+            f"The path {path} in a session with {_IGNORE_SINK_LOG}",
+            "it is the output of Spark's file sink, and what its failed attempts have left would be read as well",
+            "Set it to false.",
+        )
+    try:
+        files = list_sink(root)
+    except OSError as error:
+        raise Unsupported(
+            f"The path {path}",
+            f"it is the output of Spark's file sink, and the sink's log cannot be read: {error}",
+            "Restore the log, or let the writing query begin a new directory.",
+        ) from error
+    other = min((file.path for file in files if not file.path.startswith(f"{root}/")), default=None)
+    if other is not None:
+        raise Unsupported(
+            f"The path {path}",
+            f"it is the output of Spark's file sink, and the sink's log names its files by another path: {other}",
+            "Read it by the path that the writing query has, and not by a symbolic link to it; a directory that was moved is read by nobody.",
+        )
+
+
+def _partition_columns(relation: Any, root: str) -> tuple[str, ...]:
+    """Return the columns of a directory's Hive partitions, none if it has no sub-directories. Raises Unsupported for what Spark would pass over.
+
+    Spark finds the columns when the frame is made, and puts them last; in a batch it matches columns by their places. A file that does not have
+    all of them is logged as taken, and no rows of it are read.
+    """
+    columns = tuple(str(name) for name in items(relation.dataSource().sourceInfo().partitionColumns()))
+    for folder, found in _partitions(root, ()):
+        if found != columns:
+            raise Unsupported(
+                f"The directory {root}",
+                f"{folder} has files with the partition columns {', '.join(found) or 'none'}, and the frame was made with {', '.join(columns) or 'none'}: "
+                "Spark would log such files as read, and read no rows from them",
+                "Keep all files in partitions by the same columns, and make the frame when they are there; or set the option recursiveFileLookup to "
+                '"true", which takes no columns from names.',
+            )
+    return columns
+
+
+def _partitions(folder: str, columns: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the directories with files in them, and the columns that the names on the way to each give."""
+    files = False
+    with os.scandir(folder) as listing:
+        for entry in listing:
+            name, equals, value = entry.name.partition("=")
+            if hidden(entry.name, folder=entry.is_dir()):
+                continue
+            if not entry.is_dir():
+                files = True
+            elif name and equals and value:
+                yield from _partitions(entry.path, (*columns, name))
+            else:
+                raise Unsupported(
+                    f"The directory {folder}",
+                    f"it has a sub-directory ({entry.name}) that is no partition, which Spark passes over or takes for one",
+                    'Set the option recursiveFileLookup to "true".',
+                )
+    if files:
+        yield folder, columns
+
+
+def _max_age(spark: SparkSession, options: Mapping[str, str]) -> int:
+    """Return maxFileAge, milliseconds, by Spark's rules."""
+    limited = "maxfilespertrigger" in options or "maxbytespertrigger" in options
+    if options.get("latestfirst", "false").lower() == "true" and limited:
+        return FOR_EVER
+    jvm: Any = spark._jvm
+    return int(jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(options.get("maxfileage", "7d")))
+
+
+def is_file_format(spark: SparkSession, kind: str) -> bool:
+    """Return whether what Spark finds under a format's name, in any of its spellings or as a class, is written by Spark's file sink."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    jvm: Any = spark._jvm
+    conf: Any = spark._jsparkSession.sessionState().conf()
+    try:
+        found = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource(kind, conf)
+    except (Py4JJavaError, PySparkException):
+        return False  # one that Spark makes without a look, like memory, or that it does not find when it starts the query either
+    loader = found.getClassLoader()
+    return any(loader.loadClass(name).isAssignableFrom(found) for name in _FILE_FORMATS)
+
+
+def local_directory(spark: SparkSession, path: str, what: str) -> str:
+    """Return the absolute local path that Spark makes of a path. Raises Unsupported when it is on another file system."""
+    jvm: Any = spark._jvm
+    hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()
+    raw = jvm.org.apache.hadoop.fs.Path(path)
+    scheme = raw.toUri().getScheme() or raw.getFileSystem(hadoop).getUri().getScheme()
+    if scheme != "file":
+        raise Unsupported(
+            f"{what} {path}",
+            f"the driver must list and rename in it as in a local directory, and {scheme}: is none",
+            "Use a directory on a local or NFS file system.",
+        )
+    return str(raw.getFileSystem(hadoop).makeQualified(raw).toUri().getPath())
+
+
+def absolute(path: str | os.PathLike[str], spark: SparkSession) -> Path:
+    """Return the absolute local path of a checkpoint directory. Raises Unsupported."""
+    folder = local_directory(spark, os.fspath(path), "The checkpoint")
+    refuse_pattern(folder, "The checkpoint")
+    return Path(folder)
+
+
+def refuse_pattern(path: str, what: str) -> None:
+    """Raise Unsupported for a path that Spark reads as a pattern: it would find other directories under it, or none."""
+    if any(mark in path for mark in "{}[]*?\\"):
+        raise Unsupported(
+            f"{what} {path}",
+            "Spark reads it as a pattern, and which directories a pattern means may change while the query runs",
+            "Name one directory without any of {}[]*?\\ in its path; to read those in it as well, set recursiveFileLookup.",
+        )
+
+
+def _map(spark: SparkSession, scala_map: Any) -> Mapping[str, str]:
+    jvm: Any = spark._jvm
+    return dict(jvm.scala.jdk.javaapi.CollectionConverters.asJava(scala_map))

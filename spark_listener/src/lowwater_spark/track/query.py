@@ -1,0 +1,218 @@
+"""The handle of a running query, and the clock that makes its stage follow its inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, cast
+
+import lowwater
+from lowwater import errors
+from lowwater_spark.authority import REPLACED
+from lowwater_spark.drive.watermark import Driving
+from lowwater_spark.track.events import Events
+from lowwater_spark.track.plain import PlainRun
+from lowwater_spark.track.run import PATIENCE, Run, Status
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["INTERVAL", "TrackedQuery"]
+
+logger = logging.getLogger("lowwater.spark")
+
+INTERVAL: Final = 0.2
+"""Seconds between two looks of the clock at most: at the inputs, the sources and the commit log. News brings a look at once."""
+
+GLANCE: Final = 0.01
+"""Seconds between two glances for news. Spark looks at its own idle sources as often."""
+
+_REST: Final = 4.0
+"""How many times as long as a look has taken the clock rests after it, at most the interval: however much news there is, looks
+take a fifth of the time."""
+
+
+class TrackedQuery:
+    """A running query of a tracked stage.
+
+    A thread looks at the clock every :data:`INTERVAL` seconds, and sooner when an input has moved or a batch is committed, so the stage
+    follows its inputs also when no rows come. When the run is replaced (a newer run of the same checkpoint, a reset), the query is stopped and :meth:`await_termination` raises the reason.
+    """
+
+    def __init__(
+        self,
+        run: Run | PlainRun,
+        query: StreamingQuery,
+        *,
+        interval: float,
+        owned: lowwater.Client | None,
+        driving: Driving | None = None,
+    ) -> None:
+        self.query = query
+        """Spark's own handle."""
+        self.checkpoint = run.checkpoint
+        self._run = run
+        self._interval = interval
+        self._owned = owned
+        self._driving = driving
+        self._events = Events(query) if isinstance(run, PlainRun) or run.checked.watermarks else None
+        self._dropped = 0
+        self._unread = False
+        """Whether the last look has failed for want of a file."""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._clock, name="lowwater-spark", daemon=True)
+        self._thread.start()
+
+    def status(self, stage: str | None = None) -> Status:
+        """Return how the query stands, and what holds it: its first stage, or the one of this name. Raises ValueError for none."""
+        return dataclasses.replace(self._run.status(stage), dropped_rows=self._dropped)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The names of its stages, as :meth:`status` takes them."""
+        return self._run.stages
+
+    @property
+    def client(self) -> lowwater.Client:
+        """The client that the driver talks to the authority with."""
+        return self._run.authority.client
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Wait until the query has ended, at most ``timeout`` seconds; return whether it has.
+
+        Raises what ended it: the error of the user's function or of Spark, or the authority's refusal of this run.
+        """
+        from pyspark.errors import StreamingQueryException
+
+        try:
+            # Spark takes fractions of a second, which its annotation does not say.
+            ended = self.query.awaitTermination(cast("int | None", timeout))
+        except StreamingQueryException as failure:
+            self.stop()
+            if self._run.failure is not None:
+                raise self._run.failure from failure
+            raise
+        if timeout is not None and not ended:
+            return False
+        self.stop()
+        if self._run.failure is not None:
+            raise self._run.failure
+        return True
+
+    def stop(self) -> None:
+        """End the query and its reports; the ranges hold where they stand. What is committed by then is reported."""
+        if not self._stopping.is_set():
+            self._run.stopping = True
+            self.query.stop()
+            self._stopping.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _active(self) -> bool:
+        try:
+            return bool(self.query.isActive)
+        except Exception:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
+            return False
+
+    def _look_back(self) -> None:
+        """Take what Spark says of its batches afterwards. Nothing depends on it but what is shown."""
+        if self._events is None:
+            return
+        try:
+            events = self._events.poll()
+        except Exception as failure:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
+            logger.debug("the events of %s cannot be read: %s", self._run.authority.registration.name, failure)
+        else:
+            self._dropped += sum(event.dropped for event in events)
+            if isinstance(self._run, PlainRun):
+                self._run.take(events)
+
+    def _pause(self, rest: float) -> bool:
+        """Wait until a look is due: after the interval, or when there is news after some seconds of rest. Return whether this is the end."""
+        due = time.monotonic() + self._interval
+        stopping = self._stopping.wait(min(max(rest, GLANCE), self._interval))
+        while not stopping and (left := due - time.monotonic()) > 0 and not self._news():
+            stopping = self._stopping.wait(min(GLANCE, left))
+        return stopping
+
+    def _news(self) -> bool:
+        return self._run.news() or (self._driving is not None and self._driving.news())
+
+    def _look(self, *, last: bool) -> None:
+        if self._driving is not None and not last:
+            self._driving.tick()
+        try:
+            self._run.tick(last=last)
+        except errors.LowwaterError:
+            raise  # Timeout is an OSError, and says nothing of files
+        except OSError as failure:
+            self._run.cannot_read(str(failure))
+            raise
+        self._run.cannot_read("")
+        self._look_back()
+
+    def _looks_again(self, failure: OSError, pauses: Iterator[float], *, last: bool) -> bool:
+        """Wait after a look that has failed for want of a file; return whether there is to be another one.
+
+        A file system that is away for a moment (EIO, or ESTALE of NFS) says nothing of the batches: nothing new counts until it answers. The last look
+        is repeated as well, for a minute at most: what is committed would not be reported before the next start.
+        """
+        name = self._run.authority.registration.name
+        if not self._unread:
+            logger.warning("%s holds, and looks again: %s", name, failure)
+        self._unread = True
+        if not last:
+            self._stopping.wait(self._interval)
+            return True
+        # What was removed does not come back by waiting.
+        pause = None if isinstance(failure, FileNotFoundError) else next(pauses, None)
+        if pause is None:
+            logger.warning(
+                "%s has ended, and cannot look at what it has committed last; its next start reports it: %s",
+                name,
+                failure,
+            )
+            return False
+        time.sleep(pause)
+        return True
+
+    def _clock(self) -> None:
+        ended, took = False, 0.0
+        pauses = iter(PATIENCE)
+        while not ended:
+            try:
+                ended = self._pause(_REST * took) or not self._active()
+                since = time.monotonic()
+                try:
+                    self._look(last=ended)
+                finally:
+                    took = time.monotonic() - since
+                self._unread = False
+            except (*REPLACED, errors.Closed) as failure:
+                logger.error("%s stops: %s", self._run.authority.registration.name, failure)
+                self._run.fail(failure)
+                ended = True
+            except errors.LowwaterError as failure:
+                # The stage whose call it was has taken note, and holds; the others go on. Before OSError: Timeout is one, and
+                # says nothing of files.
+                logger.debug("%s looks again later: %s", self._run.authority.registration.name, failure)
+            except OSError as failure:
+                ended = not self._looks_again(failure, pauses, last=ended)
+            except Exception as failure:
+                logger.exception("%s stops", self._run.authority.registration.name)
+                # Whatever it is, the query must not go on unwatched.
+                self._run.fail(failure)
+                ended = True
+        if self._driving is not None:
+            self._driving.silence()
+        if self._run.failure is not None and self._active():
+            self.query.stop()
+        # Only now: a frame that is free again may be told of values that are another query's.
+        if self._driving is not None:
+            self._driving.close()
+        self._run.close()
+        if self._owned is not None:
+            self._owned.close()

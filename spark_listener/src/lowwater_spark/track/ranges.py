@@ -1,0 +1,143 @@
+"""Key ranges of a hashed computation: equal parts of Spark's xxhash64.
+
+A key's place is ``xxhash64(key)`` (seed 42) with the sign bit flipped, as 8 bytes, big-endian: the order of the bytes is then the
+order of the signed hash. Part i of n starts at ``ceil(i * 2**64 / n)``, so the part of a place u is ``floor(u * n / 2**64)``, in
+whole numbers and for any n. The column and the bounds compute the same thing; a test compares them on hashes at the borders.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from lowwater_spark.track.operators import items
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = [
+    "KEY_HASH",
+    "MAX_RANGES",
+    "hash_range_column",
+    "key_text",
+    "key_zone",
+    "place_bytes",
+    "range_bounds",
+    "range_column",
+]
+
+KEY_HASH: Final = "xxhash64"
+"""The name that the computation is registered with."""
+
+MAX_RANGES: Final = 65_536
+
+_PLACES: Final = 1 << 64
+_SIGN: Final = 1 << 63
+
+
+def range_bounds(count: int) -> list[bytes]:
+    """Return the ``count + 1`` bounds of equal ranges over the whole key space; the last is empty: no upper bound.
+
+    The first is empty as well, the least key of all, so that nothing of the key space is left out.
+
+    >>> [bound.hex() for bound in range_bounds(3)]
+    ['', '5555555555555556', 'aaaaaaaaaaaaaaab', '']
+    """
+    if not 1 <= count <= MAX_RANGES:
+        msg = f"ranges must be 1 to {MAX_RANGES}, not {count}"
+        raise ValueError(msg)
+    inner = [(-(-i * _PLACES // count)).to_bytes(8, "big") for i in range(1, count)]
+    return [b"", *inner, b""]
+
+
+def place_bytes(xxhash64: int) -> bytes:
+    """Return the key of a hash value as Spark gives it, a signed 64-bit number."""
+    return (xxhash64 + _SIGN).to_bytes(8, "big")
+
+
+def range_column(key: Sequence[str | Column], count: int) -> Column:
+    """Return the handle, 0 to count - 1, of each row's key: an integer column that runs in the JVM."""
+    from pyspark.sql import functions as sf
+
+    return hash_range_column(sf.xxhash64(*key), count)
+
+
+def key_text(frame: DataFrame, key: Sequence[str | Column]) -> str:
+    """Return what a key is made of, as SQL with types: the same for the same key, whatever its columns are called in the result.
+
+    Nor does it matter what the frame is called, as by ``frame.alias``, but for a column that has its name in common with another one of the
+    frame. Of a function of the user's it has the name and not the code, and of a column the name and not where that comes from.
+    """
+    names = [name.lower() for name in frame.columns]
+    parts = []
+    for bare in _expressions(frame, key):
+        sql = bare.sql()
+        for column in items(bare.references().toSeq()):
+            if names.count(column.name().lower()) == 1:
+                sql = _unqualified(sql, column.sql(), column.name())
+        parts.append(f"{sql} {bare.dataType().sql()}{_variables(bare)}")
+    return ", ".join(parts)
+
+
+def key_zone(frame: DataFrame, key: Sequence[str | Column]) -> str:
+    """Return the time zone of the session if a key depends on it, as the hour of a time does; else nothing."""
+    zones = set()
+    for node in itertools.chain.from_iterable(map(_nodes, _expressions(frame, key))):
+        loader = node.getClass().getClassLoader()
+        aware = loader.loadClass("org.apache.spark.sql.catalyst.expressions.TimeZoneAwareExpression").isInstance(node)
+        # Each cast has a zone, and few use it.
+        if aware and (node.getClass().getSimpleName() != "Cast" or node.needsTimeZone()):
+            zones.add(node.timeZoneId().get())
+    return ", ".join(sorted(zones))
+
+
+def _expressions(frame: DataFrame, key: Sequence[str | Column]) -> Iterator[Any]:
+    """Yield what the columns of a key are, without their names."""
+    for expression in items(frame.select(*key)._jdf.queryExecution().analyzed().projectList()):
+        yield expression.child() if expression.getClass().getSimpleName() == "Alias" else expression
+
+
+def _nodes(expression: Any) -> Iterator[Any]:
+    yield expression
+    for child in items(expression.children()):
+        yield from _nodes(child)
+
+
+def _variables(expression: Any) -> str:
+    """Return which variable of its lambdas stands at each place of an expression, in order: as SQL all of them have one name."""
+    found = [
+        node.exprId().id() for node in _nodes(expression) if node.getClass().getSimpleName() == "NamedLambdaVariable"
+    ]
+    numbers = {variable: str(number) for number, variable in enumerate(dict.fromkeys(found))}
+    return f" with variables {' '.join(numbers[variable] for variable in found)}" if found else ""
+
+
+def _unqualified(sql: str, column: str, name: str) -> str:
+    """Return an expression with a column as its name alone, but for what looks like it in texts.
+
+    >>> _unqualified("concat(r.key, 'r.key', r.key.part, x.r.key)", "r.key", "key")
+    "concat(key, 'r.key', key.part, x.r.key)"
+    """
+    quoted = "`" + name.replace("`", "``") + "`"
+    bare = quoted if column.endswith(quoted) else name
+    return re.sub(
+        rf"'(?:[^'\\]|\\.)*'|(?<![\w`.]){re.escape(column)}(?![\w`])",
+        lambda found: found[0] if found[0].startswith("'") else bare,
+        sql,
+    )
+
+
+def hash_range_column(xxhash64: Column, count: int) -> Column:
+    """Return the handle of hash values.
+
+    64 bits hold no product of 64 bits, so the place is taken apart: for u = high * 2**32 + low the handle is
+    ``(high * count + (low * count >> 32)) >> 32``, exact since floors of floors by whole divisors nest.
+    """
+    from pyspark.sql import functions as sf
+
+    place = xxhash64.bitwiseXOR(sf.lit(-_SIGN))
+    low = place.bitwiseAND(sf.lit(0xFFFF_FFFF))
+    carried = sf.shiftrightunsigned(low * sf.lit(count), 32)
+    return sf.shiftrightunsigned(sf.shiftrightunsigned(place, 32) * sf.lit(count) + carried, 32).cast("int")

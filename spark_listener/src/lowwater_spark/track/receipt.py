@@ -1,0 +1,109 @@
+"""What an executor's task does when it has succeeded: it tells the authority what it holds, and the driver that it did.
+
+A report from inside a micro-batch is not true yet, so a task only *stages*, by one unary call named by its attempt. The row it
+returns is its receipt: a Spark action returns the rows of exactly one attempt per partition, so the receipts name the accepted
+attempts, and the driver has the authority check that each of them arrived. A call that fails must not fail the task: the
+pipeline goes on, and the stage holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import lowwater
+from lowwater_spark.settings import SparkSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lowwater import Settings
+
+__all__ = ["RECEIPT", "Destination", "Part", "Receipt", "receipt_of", "stage_part"]
+
+RECEIPT: Final = "stage int, partition int, attempt long, error string, detail string"
+"""Schema of the rows that tracked jobs return."""
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a task stages its part. Plain values: it travels in the closure."""
+
+    settings: Settings | None
+    """How to reach the authority; None: do not try, it was away a moment ago."""
+    computation: str
+    sequencer: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one task holds after its part of a batch. Micros."""
+
+    handles: Sequence[int]
+    oldest: Sequence[int | None]
+    starts: Sequence[int] = ()
+    counts: Sequence[int] = ()
+    reference: int = 0
+    finished: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """One accepted attempt, and what it told the driver."""
+
+    task: lowwater.TaskAttempt
+    error: str
+    """Why its call failed; empty when it was acknowledged."""
+    detail: dict[str, Any]
+
+
+def stage_part(destination: Destination, part: Part, detail: dict[str, Any]) -> pa.RecordBatch:
+    """Send a part, once, and return the receipt. Call it last: nothing of the task may fail after it. Never raises.
+
+    Runs in a Python worker of Spark, which leaves by ``os._exit``: nothing may be left to exit handlers.
+    """
+    import pyarrow as pa
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    task = lowwater.TaskAttempt(context.stageId(), context.partitionId(), context.taskAttemptId())
+    error = "the authority was away when the batch began" if destination.settings is None else ""
+    if destination.settings is not None:
+        try:
+            _client(destination.settings).batches.stage_task(
+                destination.computation,
+                destination.sequencer,
+                destination.batch,
+                task,
+                handles=part.handles,
+                oldest=part.oldest,
+                pending=lowwater.Histogram.from_columns(part.reference, part.starts, part.counts),
+                finished=part.finished,
+            )
+        except lowwater.LowwaterError as failure:
+            error = f"{failure.reason}: {failure}"
+    columns = [[task.stage], [task.partition], [task.attempt], [error], [json.dumps(detail)]]
+    types = [pa.int32(), pa.int32(), pa.int64(), pa.string(), pa.string()]
+    arrays = [pa.array(column, type_) for column, type_ in zip(columns, types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=["stage", "partition", "attempt", "error", "detail"])
+
+
+def receipt_of(row: Any) -> Receipt:
+    """Return the receipt in a collected row."""
+    return Receipt(lowwater.TaskAttempt(row.stage, row.partition, row.attempt), row.error, json.loads(row.detail))
+
+
+_clients: dict[Settings, lowwater.Client] = {}
+
+
+def _client(settings: Settings) -> lowwater.Client:
+    """Return this process's client, made at its first use; it minds forks by itself. Raises InvalidArgument for a missing certificate."""
+    client = _clients.get(settings)
+    if client is None:
+        here = settings.read() if isinstance(settings, SparkSettings) else settings
+        client = _clients[settings] = lowwater.Client(here)
+    return client

@@ -1,0 +1,255 @@
+"""Counts the rows of a batch that keeps nothing, and finds those of them that are late.
+
+The low watermark needs none of it: every range of such a stage stands at W when the batch is committed. The heuristic watermarks need
+the number of rows, and a broken promise must be seen. Both are read off the user's own jobs where that is exact: a metric on the frame
+counts the rows and the late ones, which costs a fraction of a job of its own (benchmark ``spark_overhead``). It counts when an
+action has read the frame to its end, as its plan shows; ``isEmpty``, ``take`` and ``limit`` have not. When no action has, one job counts,
+in the JVM, and reads the source again for it. The oldest late row and its key range are looked for by a job that runs only when there is one.
+
+Of several actions each counts the same rows, so the greatest count stands. A retried or doubled task counts once: the accepted
+attempt's. Before PySpark 4.3 a stage that is run again, because an executor was lost with its shuffle files, counts its rows again:
+the number of rows is an upper bound then, which shifts the weight of the batch in the heuristic watermarks and nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from lowwater.watermark import MIN
+from lowwater_spark.track.consumed import read_whole
+from lowwater_spark.track.ranges import range_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from lowwater_spark.track.batch import Keyed
+
+__all__ = ["Actions", "Counted", "Rows", "event_micros"]
+
+logger = logging.getLogger("lowwater.spark")
+
+_PATIENCE_MS: Final = 1000
+"""How long a batch waits for Spark to hand out its events, at most; then it counts by a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a batch has read."""
+
+    rows: int
+    late: int = 0
+    late_example: int | None = None
+    """Event time of the oldest late row, microseconds."""
+    late_handle: int | None = None
+    """Its key range."""
+
+
+def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
+    """Return a column of event times in microseconds. Raises TypeError when it is no timestamp with time zone."""
+    from pyspark.sql import functions as sf
+    from pyspark.sql.types import TimestampType
+
+    field = frame.select(event_time).schema.fields[0]
+    if not isinstance(field.dataType, TimestampType):
+        msg = (
+            f"event_time {field.name} is of type {field.dataType.simpleString()}; an event time is a point on the time line: "
+            "use a timestamp column, for example sf.timestamp_micros(...)"
+        )
+        raise TypeError(msg)
+    return sf.unix_micros(event_time)
+
+
+class Rows:
+    """The rows of one batch, and how many of them there are.
+
+    ``promised``: rows below it are late, microseconds; with MIN none is.
+    """
+
+    def __init__(self, frame: DataFrame, keyed: Keyed, promised: int, actions: Actions) -> None:
+        self._frame = frame
+        self._keyed = keyed
+        self._promised = promised
+        self._actions = actions
+        self._observed: DataFrame | None = None
+        self._metric = ""
+        self._counted: Counted | None = None
+
+    def observed(self) -> DataFrame:
+        """Return the frame with the metric on it: the same rows, for the user's function."""
+        self._metric = self._actions.expect(self._frame)
+        if self._metric:
+            self._observed = self._frame.observe(self._metric, *self._measures())
+        return self._frame if self._observed is None else self._observed
+
+    def counted(self) -> Counted:
+        """Return the count, from the actions that have run on the frame by now, or from a job. Cheap after the first call."""
+        if self._counted is None:
+            self._counted = self._count()
+        return self._counted
+
+    def _measures(self) -> list[Column]:
+        from pyspark.sql import functions as sf
+
+        measures = [sf.count(sf.lit(1)).alias("rows")]
+        if self._promised != MIN:
+            late = event_micros(self._frame, self._keyed.event_time) < sf.lit(self._promised)
+            measures.append(sf.count_if(late).alias("late"))
+        return measures
+
+    def _count(self) -> Counted:
+        found = self._actions.take(self._frame, self._metric) if self._metric else None
+        # An action may have read nothing at all because the other side of a join was empty.
+        if found is None or found[0] == 0:
+            [found] = self._source().agg(*self._measures()).collect()
+        rows, *late = found
+        return self._find_late(rows) if any(late) else Counted(rows)
+
+    def _source(self) -> DataFrame:
+        """Return the frame, or what the user has persisted of it."""
+        observed = self._observed
+        if observed is None:
+            return self._frame
+        level = observed.storageLevel
+        return observed if level.useMemory or level.useDisk else self._frame
+
+    def _find_late(self, rows: int) -> Counted:
+        """Count the rows below the promise, and find the oldest: a job."""
+        from pyspark.sql import functions as sf
+
+        frame = self._source()
+        time = event_micros(frame, self._keyed.event_time)
+        handle = range_column(self._keyed.key, self._keyed.ranges)
+        late = frame.select(time.alias("micros"), handle.alias("handle")).where(
+            sf.col("micros") < sf.lit(self._promised)
+        )
+        [[count, oldest]] = late.agg(sf.count(sf.lit(1)), sf.min(sf.struct("micros", "handle"))).collect()
+        # The source gave other rows this time: nothing can be said of them.
+        return Counted(rows) if oldest is None else Counted(rows, count, oldest.micros, oldest.handle)
+
+
+class Actions:
+    """Hears of the actions on the batches' frames, through Spark's listener of query executions.
+
+    Spark hands these events out on a thread of its own; nothing here raises, since a batch can always count by a job. Batches
+    of one run come one after the other, so one metric is expected at a time.
+    """
+
+    class Java:
+        """What py4j shows to the JVM."""
+
+        implements = ("org.apache.spark.sql.util.QueryExecutionListener",)
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._prefix = f"lowwater-{uuid.uuid4().hex[:8]}"
+        self._metric = ""
+        self._found: list[tuple[int, ...]] = []
+        self._unread: dict[str, bool] = {}
+        """By the metric on the rows that a stage has emitted in this batch: whether no action on them has been heard of."""
+        self._told: set[str] = set()
+        self._manager: Any = None
+        self._listener: Any = None
+
+    def expect(self, frame: DataFrame) -> str:
+        """Return the name of the metric to put on a batch's frame; empty when nobody would hear of it."""
+        self._found = []
+        self._metric = f"{self._prefix}-{next(self._numbers)}"
+        if not self._listen(frame):
+            self._metric = ""
+        return self._metric
+
+    def watch(self, emitted: DataFrame) -> tuple[DataFrame, str]:
+        """Return rows that a batch has emitted, with a metric on them that tells whether an action reads them, and its name; empty: none."""
+        from pyspark.sql import functions as sf
+
+        metric = f"{self._prefix}-{next(self._numbers)}"
+        if not self._listen(emitted):
+            return emitted, ""
+        self._unread[metric] = True
+        return emitted.observe(metric, sf.count(sf.lit(1)).alias("rows")), metric
+
+    def tell_unread(self, emitted: DataFrame, metric: str, stage: str, batch: int) -> None:
+        """Warn, once for each stage of a run, when no action has read what a batch emitted.
+
+        A warning and no error: Spark tells of no action on ``rdd``, so that nothing was heard proves nothing.
+        """
+        unread = self._drained(emitted) and self._unread.get(metric, False)
+        self._unread.pop(metric, None)
+        if unread and stage not in self._told:
+            self._told.add(stage)
+            logger.warning(_UNREAD, batch, stage)
+
+    def _listen(self, frame: DataFrame) -> bool:
+        """Register with the session that runs the batch; False when nobody would hear of it."""
+        try:
+            # Spark runs the batches of a query in one session, a copy of the user's; nothing promises that it stays the same.
+            manager: Any = frame.sparkSession._jsparkSession.listenerManager()
+            if self._manager is None or not manager.equals(self._manager):
+                self.close()
+                # Each time that py4j passes a Python object on it is another object in the JVM, and only the same one can be unregistered.
+                jvm: Any = frame.sparkSession._jvm
+                listener = jvm.java.util.Collections.singletonList(self).get(0)
+                manager.register(listener)
+                self._manager, self._listener = manager, listener
+        except Exception as failure:  # noqa: BLE001 - whatever py4j raises
+            logger.debug("actions cannot be observed, so batches are counted by a job: %s", failure)
+            return False
+        return True
+
+    def take(self, frame: DataFrame, metric: str) -> tuple[int, ...] | None:
+        """Return what the metric came to in the largest complete action; None when there was none, or it is not known."""
+        if not self._drained(frame):
+            return None
+        found, self._found = (self._found if metric == self._metric else []), []
+        self._metric = ""
+        return max(found, default=None)
+
+    def _drained(self, frame: DataFrame) -> bool:
+        """Wait until Spark has handed out its events; False when that takes too long."""
+        try:
+            context: Any = frame.sparkSession.sparkContext._jsc
+            context.sc().listenerBus().waitUntilEmpty(_PATIENCE_MS)
+        except Exception as failure:  # noqa: BLE001 - TimeoutException, or whatever py4j raises
+            logger.debug("Spark's events are late, so they say nothing of the batch: %s", failure)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Stop hearing."""
+        manager, self._manager = self._manager, None
+        try:
+            if manager is not None:
+                manager.unregister(self._listener)
+        except Exception as failure:  # noqa: BLE001 - the session may be gone
+            logger.debug("the listener stays: %s", failure)
+
+    def onSuccess(self, function: str, execution: Any, _duration: int) -> None:  # noqa: N802 - Spark's name
+        """See QueryExecutionListener. Costs three calls of the JVM when the metric is in the plan, else one, and one for each frame of emitted rows."""
+        metric = self._metric
+        try:
+            metrics = execution.observedMetrics()
+            # A copy: the batch's thread may add another one meanwhile.
+            for emitted in tuple(self._unread):
+                if metrics.contains(emitted):
+                    self._unread[emitted] = False
+            if not metric or not metrics.contains(metric):
+                return
+            if read_whole(str(execution.executedPlan().toString()), metric, str(function)):
+                row = metrics.apply(metric)
+                self._found.append(tuple(int(row.getLong(i)) for i in range(row.size())))
+        except Exception as failure:  # noqa: BLE001 - it runs in Spark's thread
+            logger.debug("an action cannot be read: %s", failure)
+
+    def onFailure(self, _function: str, _execution: Any, _failure: Any) -> None:  # noqa: N802 - Spark's name
+        """See QueryExecutionListener. What an action saw before it failed is no count."""
+
+
+_UNREAD: Final = (
+    "batch %d of %s has emitted rows by batch.stateful() that no action has read: they are in no output, and the next batch does not have them. "
+    "Write the frame that batch.stateful() returns, with batch.write() for example; if nobody wants the rows, return None for them. (Spark "
+    "does not tell of actions on the frame's rdd: if you write it by foreachPartition, all is well.)"
+)

@@ -1,0 +1,277 @@
+"""Keyed state of a stage: a new version per batch, one file per key range, named as one directory before the output.
+
+Version N is built from version N - 1, which is never changed, and holds three things: the state of each range, the rows that the
+batch emits, and a manifest of what each range still holds. Keeping the emitted rows in the version makes a replay simple: whatever
+was interrupted after the version had been named finds it and takes the rows from there, without computing anything; whatever
+was interrupted before finds only N - 1 and computes N again, with the same plan and the same durable W.
+
+Files are named by task attempt and counted only when the manifest names them, so a retried, doubled or forgotten task cannot
+disturb a version. State that a batch did not change is linked, not copied.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from lowwater_spark.checkpoint.durable import make_directory, write_once, write_over
+from lowwater_spark.errors import CheckpointMismatch, StateLost
+from lowwater_spark.track.handover import publish_directory, sweep
+
+__all__ = ["Manifest", "RangeEntry", "StateStore"]
+
+_FORMAT: Final = 1
+_MANIFEST: Final = "manifest.json"
+_PLACE: Final = "lowwater/state.json"
+
+KEPT_VERSIONS: Final = 3
+"""Versions that stay: the last committed one, the one before, and the one that a batch is building."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeEntry:
+    """One key range in one version."""
+
+    state: str = ""
+    """Name of the file with its state; empty when it has none."""
+    emitted: str = ""
+    """Name of the file with the rows it emitted; empty when there are none."""
+    oldest: int | None = None
+    """The oldest stamp that it still holds, microseconds."""
+    records: int = 0
+    """How many records it still holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What one version consists of."""
+
+    batch: int
+    digest: str
+    low: int
+    """The W that the batch ran with, microseconds."""
+    ranges: Sequence[RangeEntry]
+    pending: tuple[Sequence[int], Sequence[int]] = ((), ())
+    """Histogram of the records held: bucket starts in microseconds, counts."""
+    finished: int = 0
+    """Records that the batch finished."""
+    late: int = 0
+    """Rows below what had been promised."""
+    late_example: int | None = None
+    """Event time of the oldest of them."""
+    late_handle: int | None = None
+    """Its key range."""
+
+    @property
+    def held(self) -> list[int | None]:
+        """The oldest stamp that each range holds."""
+        return [entry.oldest for entry in self.ranges]
+
+
+@dataclass(slots=True)
+class StateStore:
+    """The versions of one stage's state.
+
+    ``checkpoint`` remembers, in one file, where the state is, for how many ranges, since which batch, and by what it is made: a version
+    that should be there and is not raises StateLost instead of being taken for a stage that starts.
+    """
+
+    checkpoint: Path
+    root: Path
+    ranges: int
+    first: int = field(init=False, default=-1)
+    made: Mapping[str, Any] | None = field(init=False, default=None)
+    """By what the state was made, see :meth:`match`; None in checkpoints of releases that kept nothing of it."""
+    ordinal: int = field(init=False, default=0)
+    """The run that builds in it; 0 for reading."""
+
+    @classmethod
+    def existing(cls, checkpoint: Path) -> StateStore | None:
+        """Return the store that earlier batches of this checkpoint made, None when there was none."""
+        try:
+            entry = json.loads((checkpoint / _PLACE).read_bytes())
+        except FileNotFoundError:
+            return None
+        store = cls(checkpoint, Path(entry["root"]), int(entry["ranges"]))
+        store.first = int(entry["first"])
+        store.made = entry.get("made")
+        return store
+
+    @classmethod
+    def opened(cls, checkpoint: Path, root: Path, ranges: int, batch: int, *, ordinal: int) -> StateStore:
+        """Return the store for the run of this ordinal, made at its first batch.
+
+        Raises CheckpointMismatch when it was made elsewhere, or for another number of ranges.
+        """
+        store = cls.existing(checkpoint)
+        if store is None:
+            make_directory(root)
+            make_directory(checkpoint / "lowwater")
+            write_once(checkpoint / _PLACE, json.dumps(_place(root, ranges, batch)).encode())
+            store = cls.existing(checkpoint)
+            assert store is not None
+        if store.root != root:
+            msg = f"the state of this checkpoint is in {store.root}, not in {root}; pass the same path in every batch"
+            raise CheckpointMismatch(msg)
+        if store.ranges != ranges:
+            msg = (
+                f"the state in {root} is kept for {store.ranges} key ranges, the stage has {ranges}; start it with "
+                f"ranges={store.ranges}, or from a new checkpoint"
+            )
+            raise CheckpointMismatch(msg)
+        store.ordinal = ordinal
+        return store
+
+    def match(self, made: Mapping[str, str], schema: Mapping[str, str], batch: int) -> None:
+        """Compare the stage with the one that made the state: its key and its stamps, in words, and the schema of what it emits.
+
+        ``schema`` has the types of the columns by their names; their order is no matter. It may have more columns than it had, unless ``batch`` was
+        interrupted after its rows had been made without them. A state that nothing is known of is taken to be of this stage, from now on.
+        Raises CheckpointMismatch.
+        """
+        if self.made is None:
+            self._keep({**made, "schema": dict(schema)})
+            return
+        before = self.made["schema"]
+        # Releases that kept the schema as one text named a plain column without quotes.
+        as_text = isinstance(before, str)
+        for what, now in made.items():
+            kept = self.made.get(what, now)
+            self._refuse_other(what, now if as_text and _bare(kept) == _bare(now) else kept, now, "")
+        if as_text:
+            self._refuse_other("schema", before, _struct(schema), "")
+            self._keep({**made, "schema": dict(schema)})
+            return
+        if not made.keys() <= self.made.keys():
+            self._keep({**self.made, **made})
+        if before == schema:
+            return
+        interrupted = self.version(batch)
+        until = ""
+        if before.items() <= schema.items():
+            if interrupted is None or not any(entry.emitted for entry in interrupted.ranges):
+                self._keep({**made, "schema": dict(schema)})
+                return
+            until = f" until batch {batch} is committed, which was interrupted"
+        self._refuse_other("schema", _struct(before), _struct(schema), until)
+
+    def _keep(self, made: Mapping[str, Any]) -> None:
+        entry = {**_place(self.root, self.ranges, self.first), "made": made}
+        write_over(self.checkpoint / _PLACE, json.dumps(entry).encode())
+        self.made = made
+
+    def _refuse_other(self, what: str, before: str, now: str, until: str) -> None:
+        if before != now:
+            raise CheckpointMismatch(
+                _OTHER.format(root=self.root, what=what, before=before, now=now, why=_WHY[what], until=until)
+            )
+
+    def version(self, batch: int) -> Manifest | None:
+        """Return a version, None when it does not exist."""
+        try:
+            entry = json.loads((self.root / str(batch) / _MANIFEST).read_bytes())
+        except FileNotFoundError:
+            return None
+        if entry["format"] != _FORMAT:
+            msg = f"version {batch} in {self.root} is of format {entry['format']}; this release reads {_FORMAT}"
+            raise CheckpointMismatch(msg)
+        return _manifest(entry)
+
+    def before(self, batch: int) -> Manifest | None:
+        """Return the version that a batch builds on, None for the first one. Raises StateLost."""
+        manifest = self.version(batch - 1)
+        if manifest is None and batch > self.first:
+            msg = (
+                f"batch {batch} needs version {batch - 1} of the state in {self.root}, which is not there. A stage with state must call "
+                "batch.stateful() in every batch. If the directory was removed, restore it with the checkpoint, or start from a new one."
+            )
+            raise StateLost(msg)
+        return manifest
+
+    def build(self, batch: int, digest: str, fill: Callable[[Path], Manifest]) -> Manifest:
+        """Return version ``batch``; when it does not exist yet, ``fill`` makes its files and tells its manifest.
+
+        Durable when it returns. Raises CheckpointMismatch when it was made from another plan.
+        """
+
+        def write(folder: Path) -> None:
+            manifest = fill(folder)
+            (folder / _MANIFEST).write_text(json.dumps(_entry(manifest)), encoding="utf-8")
+
+        publish_directory(self.root, str(batch), digest, write, ordinal=self.ordinal)
+        made = self.version(batch)
+        assert made is not None
+        return made
+
+    def file(self, batch: int, name: str) -> str:
+        """Return the path of a file that a manifest names."""
+        return os.fspath(self.root / str(batch) / name)
+
+    def purge(self, committed: int) -> None:
+        """Delete the versions that no replay can need any more, given the last committed batch."""
+        for entry in self.root.iterdir():
+            if entry.name.isdecimal() and int(entry.name) <= committed - KEPT_VERSIONS + 1:
+                shutil.rmtree(entry, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Delete what earlier runs left half built."""
+        sweep(self.root, self.ordinal)
+
+
+_OTHER: Final = (
+    "the state in {root} was made with the {what} {before}, and the stage has the {what} {now}: {why}. Start the stage with what it was{until}, or "
+    "begin a new checkpoint, with adopt=True."
+)
+
+_WHY: Final = {
+    "key": "what is held of a key would be looked for in another key range",
+    "time zone": "its key depends on it, so what is held of a key would be looked for under another one",
+    "stamp": "what is held would be promised by other stamps than it was kept for",
+    "schema": "an interrupted batch would read its rows by other columns than it has written, as nulls",
+}
+
+
+def _bare(text: str) -> str:
+    return text.replace("`", "")
+
+
+def _struct(schema: Mapping[str, str]) -> str:
+    return f"struct<{','.join(f'{name}:{kind}' for name, kind in schema.items())}>"
+
+
+def _place(root: Path, ranges: int, first: int) -> dict[str, Any]:
+    return {"root": os.fspath(root), "ranges": ranges, "first": first}
+
+
+def _entry(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "format": _FORMAT,
+        "batch": manifest.batch,
+        "digest": manifest.digest,
+        "low": manifest.low,
+        "ranges": [[entry.state, entry.emitted, entry.oldest, entry.records] for entry in manifest.ranges],
+        "pending": [list(manifest.pending[0]), list(manifest.pending[1])],
+        "finished": manifest.finished,
+        "late": manifest.late,
+        "late_example": manifest.late_example,
+        "late_handle": manifest.late_handle,
+    }
+
+
+def _manifest(entry: Mapping[str, Any]) -> Manifest:
+    return Manifest(
+        batch=entry["batch"],
+        digest=entry["digest"],
+        low=entry["low"],
+        ranges=[RangeEntry(*columns) for columns in entry["ranges"]],
+        pending=(entry["pending"][0], entry["pending"][1]),
+        finished=entry["finished"],
+        late=entry["late"],
+        late_example=entry["late_example"],
+        late_handle=entry.get("late_handle"),
+    )

@@ -1,0 +1,409 @@
+"""Runs a user's update function over every key range of a batch, in executor tasks, and builds the next state version from it.
+
+Rows are sent to one of the tasks by key range and sorted by it, so that a task holds one range's rows at a time. One seed row per
+range makes every range run, also without input: a window closes because time has passed, not because a row came.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import lowwater
+from lowwater.watermark import MAX, all_to_micros
+from lowwater_spark.track.inputs import floor_stamp
+from lowwater_spark.track.ranges import range_column
+from lowwater_spark.track.receipt import RECEIPT, Destination, Part, Receipt, receipt_of, stage_part
+from lowwater_spark.track.rows import event_micros
+from lowwater_spark.track.state import Manifest, RangeEntry, StateStore
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = [
+    "Update",
+    "UpdateResult",
+    "build_version",
+    "held_micros",
+    "least_record",
+    "lowest_stamp",
+    "restage",
+    "rows_of",
+]
+
+UpdateResult = tuple["pa.Table | None", "pa.Table | None", "lowwater.EventTime | None", Iterable[Any]]
+"""(new state, rows to emit, oldest stamp still held, event times of the records still held)."""
+
+Update = Callable[[int, "pa.Table | None", "pa.Table", lowwater.Watermark], UpdateResult]
+"""update(handle, state, rows, low): see :meth:`lowwater_spark.Batch.stateful`."""
+
+_HANDLE: Final = "__lowwater_handle"
+_TIME: Final = "__lowwater_time"
+_SEED: Final = "__lowwater_seed"
+_DETAIL: Final = ("finished", "late")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What a task needs to know. Travels in the closure."""
+
+    update: Update
+    destination: Destination
+    folder: str
+    """Where the version is being made."""
+    before: Sequence[RangeEntry]
+    """Per range, what it builds on; the state's name is a whole path here."""
+    schema: Any
+    """pyarrow schema of the rows to emit."""
+    low: int
+    promised: int
+    reference: int
+    injector: bool
+    window: timedelta | None
+    event_time: str
+    """Name of the rows' event time; empty when it is an expression."""
+
+
+def build_version(
+    store: StateStore,
+    frame: DataFrame,
+    update: Update,
+    schema: StructType,
+    *,
+    key: Sequence[str | Column],
+    event_time: str | Column,
+    digest: str,
+    low: int,
+    promised: int,
+    reference: int,
+    injector: bool,
+    window: timedelta | None,
+    destination: Destination,
+) -> tuple[Manifest, list[Receipt]]:
+    """Return version N of the state and the receipts of the job that made it; no receipts when it had been made before."""
+    batch = destination.batch
+    before = store.before(batch)
+    receipts: list[Receipt] = []
+
+    def fill(folder: Path) -> Manifest:
+        job = _Job(
+            update=update,
+            destination=destination,
+            folder=os.fspath(folder),
+            before=[replace(entry, state=entry.state and store.file(batch - 1, entry.state)) for entry in before.ranges]
+            if before is not None
+            else [RangeEntry()] * store.ranges,
+            schema=_arrow_schema(schema),
+            low=low,
+            promised=promised,
+            reference=reference,
+            injector=injector,
+            window=window,
+            event_time=event_time if isinstance(event_time, str) else "",
+        )
+        receipts.extend(_run(job, frame, key, event_time, store.ranges))
+        _check_stamps(receipts, batch)
+        return _manifest_of(receipts, job, digest, store.ranges)
+
+    return store.build(batch, digest, fill), receipts
+
+
+def _run(
+    job: _Job, frame: DataFrame, key: Sequence[str | Column], event_time: str | Column, ranges: int
+) -> list[Receipt]:
+    from pyspark.sql import functions as sf
+
+    session = frame.sparkSession
+    rows = frame.select(
+        "*",
+        range_column(key, ranges).alias(_HANDLE),
+        event_micros(frame, event_time).alias(_TIME),
+        sf.lit(col=False).alias(_SEED),
+    )
+    nulls = [sf.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema.fields[:-3]]
+    seeds = session.range(0, ranges, 1, 1).select(
+        *nulls,
+        sf.col("id").cast("int").alias(_HANDLE),
+        sf.lit(None).cast("long").alias(_TIME),
+        sf.lit(col=True).alias(_SEED),
+    )
+    tasks = min(ranges, int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200))
+    spread = _by_range(rows.union(seeds), tasks).sortWithinPartitions(_HANDLE)
+    return [receipt_of(row) for row in spread.mapInArrow(partial(_update_ranges, job), RECEIPT).collect()]
+
+
+def _arrow_schema(schema: StructType) -> pa.Schema:
+    """Return Spark's Arrow schema of a schema, with timestamps in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    # PySpark 4.0 has no such argument, and knows no other zone.
+    zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+    return to_arrow_schema(schema, **zone)
+
+
+def _by_range(rows: DataFrame, tasks: int) -> DataFrame:
+    """Return the rows with all that have one handle in the same one of so many partitions."""
+    # Of the class: of a frame a column of that name would be one as well.
+    if hasattr(type(rows), "repartitionById"):
+        return rows.repartitionById(tasks, _HANDLE)
+    # Before PySpark 4.1. The hash keeps a range in one place as well, but some tasks have several ranges and others none.
+    return rows.repartition(tasks, _HANDLE)
+
+
+def _check_stamps(receipts: Sequence[Receipt], batch: int) -> None:
+    """Raise ValueError when a range holds a stamp below all that its rows can have brought, or says that it holds less than it does."""
+    for handle, oldest, lowest in (early for receipt in receipts for early in receipt.detail["early"]):
+        msg = (
+            f"after batch {batch} range {handle} holds a stamp of {lowwater.Watermark(oldest)}, but with what it held before and its rows' "
+            f"event times the lowest possible is {lowwater.Watermark(lowest)}. Declare stamp= as the length of the tumbling windows, "
+            "which start at whole multiples of it since 1970 in UTC, and return as oldest what is held in fact."
+        )
+        raise ValueError(msg)
+    for handle, oldest, record, stamp in (untold for receipt in receipts for untold in receipt.detail["untold"]):
+        said = "None" if oldest is None else str(lowwater.Watermark(oldest))
+        msg = (
+            f"after batch {batch} range {handle} still holds a record of {lowwater.Watermark(record)}, which is to be written with the stamp "
+            f"{lowwater.Watermark(stamp)} or later, but its oldest stamp is said to be {said}: what is later would be promised before it is "
+            "written. Return as oldest the least of what is held: event times, or with stamp= the starts of their windows. A record is held as "
+            "long as its time is in pending, or in the state in the column of the stage's event_time: give that column another name when "
+            "nothing will be written of its rows."
+        )
+        raise ValueError(msg)
+
+
+def _manifest_of(receipts: Sequence[Receipt], job: _Job, digest: str, ranges: int) -> Manifest:
+    entries: dict[int, RangeEntry] = {}
+    pending: dict[int, int] = {}
+    examples: list[tuple[int, int]] = []
+    totals = dict.fromkeys(_DETAIL, 0)
+    for receipt in receipts:
+        detail = receipt.detail
+        entries.update((handle, RangeEntry(*columns)) for handle, *columns in detail["ranges"])
+        for start, count in zip(*detail["pending"], strict=True):
+            pending[start] = pending.get(start, 0) + count
+        for name in _DETAIL:
+            totals[name] += detail[name]
+        if detail["late_example"] is not None:
+            examples.append(tuple(detail["late_example"]))
+    assert len(entries) == ranges, "every range has a seed row, so every range was run"
+    starts = sorted(pending)
+    late_example, late_handle = min(examples, default=(None, None))
+    return Manifest(
+        batch=job.destination.batch,
+        digest=digest,
+        low=job.low,
+        ranges=[entries[handle] for handle in range(ranges)],
+        pending=(starts, [pending[start] for start in starts]),
+        finished=totals["finished"],
+        late=totals["late"],
+        late_example=late_example,
+        late_handle=late_handle,
+    )
+
+
+def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Update the ranges of one task, then stage them together. The task's body, in a Python worker."""
+    import pyarrow.compute as pc
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    pending = lowwater.Histogram(job.reference)
+    made: dict[int, RangeEntry] = {}
+    rows_in = late = emitted_rows = 0
+    examples: list[tuple[int, int]] = []
+    early: list[tuple[int, int, int]] = []
+    untold: list[tuple[int, int | None, int, int]] = []
+    for handle, table in _by_handle(batches):
+        data = table.filter(pc.invert(table.column(_SEED)))
+        times = data.column(_TIME)
+        low_time = pc.min(times).as_py()
+        if low_time is not None and low_time < job.promised:
+            late += pc.sum(pc.less(times, job.promised)).as_py()
+            examples.append((low_time, handle))
+        rows_in += data.num_rows
+        bare = data.drop_columns([_HANDLE, _TIME, _SEED])
+        entry, held, emitted, kept = _update_range(job, handle, bare, context.taskAttemptId())
+        emitted_rows += emitted
+        pending.add_many(held)
+        made[handle] = entry
+        lowest = lowest_stamp(job.before[handle].oldest, low_time, job.promised, job.window)
+        if entry.oldest is not None and entry.oldest < lowest:
+            early.append((handle, entry.oldest, lowest))
+        record = least_record(held, kept, job.event_time)
+        stamp = floor_stamp(record, job.window)
+        if (MAX if entry.oldest is None else entry.oldest) > stamp:
+            untold.append((handle, entry.oldest, record, stamp))
+    starts, counts = pending.columns()
+    held_before = sum(job.before[handle].records for handle in made)
+    # A stage has finished what it no longer holds, an injector what it has emitted: a record comes twice to it, announced
+    # and then itself.
+    finished = emitted_rows if job.injector else max(0, held_before + rows_in - pending.total)
+    part = Part(
+        handles=list(made),
+        oldest=[entry.oldest for entry in made.values()],
+        starts=starts,
+        counts=counts,
+        reference=job.reference,
+        finished=finished,
+    )
+    detail = {
+        "ranges": [[handle, entry.state, entry.emitted, entry.oldest, entry.records] for handle, entry in made.items()],
+        "pending": [starts, counts],
+        "finished": part.finished,
+        "late": late,
+        "late_example": min(examples, default=None),
+        "early": early,
+        "untold": untold,
+    }
+    if made:
+        yield stage_part(job.destination, part, detail)
+
+
+def lowest_stamp(held: int | None, oldest_row: int | None, promised: int, window: timedelta | None) -> int:
+    """Return the lowest stamp that a range can hold after a batch, if the stage stamps as declared. Micros.
+
+    Before the batch the range stood at the lesser of what it held and the lowest stamp of a row that keeps the promise; only a late
+    row can bring something lower.
+
+    >>> lowest_stamp(None, 14_250_000, 14_100_000, timedelta(seconds=1))
+    14000000
+    """
+    new = floor_stamp(promised if oldest_row is None else min(promised, oldest_row), window)
+    return new if held is None else min(held, new)
+
+
+def least_record(pending: Sequence[int], state: pa.Table | None, event_time: str) -> int:
+    """Return the least event time of the records that a range holds, MAX when it holds none. Micros. O(pending + state).
+
+    Held are those that it says are pending, and the rows of its state that have the stage's event time in a timestamp of that name.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    least = min(pending, default=MAX)
+    if state is None or event_time not in state.column_names:
+        return least
+    column = state.column(event_time)
+    if not pa.types.is_timestamp(column.type):
+        return least
+    micros = pc.min(column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64())).as_py()
+    return least if micros is None else min(least, micros)
+
+
+def _update_range(
+    job: _Job, handle: int, rows: pa.Table, attempt: int
+) -> tuple[RangeEntry, list[int], int, pa.Table | None]:
+    """Return what the range is in the new version, the records it holds, how many rows it emits, and its state."""
+    state = _load(job.before[handle].state)
+    new_state, emitted, oldest, held = job.update(handle, state, rows, lowwater.Watermark(job.low))
+    pending = held_micros(held)
+    name = f"{handle:05}-{attempt}"
+    entry = RangeEntry(oldest=None if oldest is None else lowwater.Watermark.of(oldest).micros, records=len(pending))
+    if new_state is not None and new_state.num_rows:
+        entry = replace(entry, state=f"{name}.state")
+        path = Path(job.folder, entry.state)
+        if new_state is state:
+            os.link(job.before[handle].state, path)
+        else:
+            _save(new_state, path)
+    if emitted is not None and emitted.num_rows:
+        import pyarrow.parquet
+
+        entry = replace(entry, emitted=f"{name}.parquet")
+        pyarrow.parquet.write_table(emitted.select(job.schema.names).cast(job.schema), Path(job.folder, entry.emitted))
+    return entry, pending, 0 if emitted is None else emitted.num_rows, new_state
+
+
+def held_micros(held: Any) -> list[int]:
+    """Return the event times of records as microseconds: any iterable, Arrow arrays included; null is MAX.
+
+    Spark's timestamps are microseconds of a known zone. Taken as such they cost 0.1 us each, by way of datetimes 4 us.
+    """
+    import pyarrow as pa
+
+    if not isinstance(held, pa.Array | pa.ChunkedArray):
+        return all_to_micros(held)
+    kind: Any = held.type
+    if pa.types.is_timestamp(kind) and kind.unit == "us" and kind.tz is not None:
+        held = held.cast(pa.int64())
+    return all_to_micros(held.to_pylist())
+
+
+def _load(path: str) -> pa.Table | None:
+    import pyarrow as pa
+
+    if not path:
+        return None
+    with pa.OSFile(path) as file:
+        return pa.ipc.open_file(file).read_all()
+
+
+def _save(table: pa.Table, path: Path) -> None:
+    import pyarrow as pa
+
+    with pa.OSFile(os.fspath(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _by_handle(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
+    """Cut a stream that is sorted by handle into one table per handle."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    parts: list[pa.RecordBatch] = []
+    current: int | None = None
+    for batch in batches:
+        handles = batch.column(_HANDLE)
+        at = 0
+        while at < batch.num_rows:
+            handle = handles[at].as_py()
+            end = at + pc.sum(pc.equal(handles, handle)).as_py()
+            if handle != current and parts:
+                assert current is not None
+                yield current, pa.Table.from_batches(parts)
+                parts = []
+            current = handle
+            parts.append(batch.slice(at, end - at))
+            at = end
+    if parts:
+        assert current is not None
+        yield current, pa.Table.from_batches(parts)
+
+
+def restage(session: Any, manifest: Manifest, reference: int, destination: Destination) -> list[Receipt]:
+    """Stage a version again that an interrupted run has made, in one task, and return its receipt."""
+    part = Part(
+        handles=range(len(manifest.ranges)),
+        oldest=manifest.held,
+        starts=manifest.pending[0],
+        counts=manifest.pending[1],
+        reference=reference,
+        finished=manifest.finished,
+    )
+    one = session.range(0, 1, 1, 1).mapInArrow(partial(_stage_again, destination, part), RECEIPT)
+    return [receipt_of(row) for row in one.collect()]
+
+
+def _stage_again(destination: Destination, part: Part, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if sum(batch.num_rows for batch in batches):
+        yield stage_part(destination, part, {})
+
+
+def rows_of(session: Any, store: StateStore, manifest: Manifest, schema: StructType) -> DataFrame:
+    """Return the rows that a version's batch emitted, as a static DataFrame. They stay readable while the version is kept."""
+    files = [store.file(manifest.batch, entry.emitted) for entry in manifest.ranges if entry.emitted]
+    frame: DataFrame
+    if files:
+        frame = session.read.schema(schema).parquet(*(f"file://{file}" for file in files))
+    else:
+        frame = session.createDataFrame([], schema)
+    return frame
