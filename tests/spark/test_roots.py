@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from lowwater_spark.checkpoint import durable
-from lowwater_spark.sources import birth, roots
-from lowwater_spark.sources.birth import birth_of
+from lowwater_spark.sources import roots
 from lowwater_spark.sources.head import FileSource
-from lowwater_spark.sources.roots import Roots
+from lowwater_spark.sources.roots import Roots, birth_of
 from lowwater_spark.sources.source_log import File, SourceLog, Taken
 
 
@@ -233,7 +232,7 @@ def test_the_birth_time_is_what_the_system_says(tmp_path: Path, monkeypatch: pyt
     def stat(*arguments: str) -> str:
         return subprocess.check_output(["stat", *arguments, tmp_path], text=True).strip()
 
-    monkeypatch.setattr(birth, "_OVERLAY", 0)
+    monkeypatch.setattr(roots, "_OVERLAY", 0)
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
     for path in (str(tmp_path), str(link)):
@@ -245,7 +244,7 @@ def test_the_birth_time_is_what_the_system_says(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(FileNotFoundError, match="missing"):
         birth_of(str(tmp_path / "missing"))
     # A directory of overlayfs is made again when it is first written to.
-    monkeypatch.setattr(birth, "_OVERLAY", int(stat("-f", "-c", "%t"), 16))
+    monkeypatch.setattr(roots, "_OVERLAY", int(stat("-f", "-c", "%t"), 16))
     assert birth_of(str(tmp_path)) is None
-    monkeypatch.setattr(birth, "_libc", object())
+    monkeypatch.setattr(roots, "_libc", object())
     assert birth_of(str(tmp_path)) is None
