@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.result import Result, Spread
-from lowwater_spark.sources.head import Candidates, FileSource, Head, list_head
-from lowwater_spark.sources.settled import Settled
+from lowwater_spark.sources.files import FileSource, Settled
+from lowwater_spark.sources.head import Candidates, Head, list_head
 from lowwater_spark.sources.source_log import SourceLog, Taken
 from lowwater_spark.track.handover import HANDED_OVER
 

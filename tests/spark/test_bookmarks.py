@@ -33,7 +33,7 @@ from lowwater_spark.sources.bookmarks import (
     note_removed,
     removed,
 )
-from lowwater_spark.sources.head import FileSource
+from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.roots import Roots
 from lowwater_spark.sources.source_log import NOTHING, SourceLog, Taken
 from lowwater_spark.sources.writers import MARKS, mark_writer

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import lowwater_spark as lws
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.head import FileSource
+from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.ticks import with_ticks
 from lowwater_spark.track.plan import check_plan
 from tests.spark.support import Feed

@@ -12,7 +12,7 @@ import pytest
 
 from lowwater_spark.checkpoint import durable
 from lowwater_spark.sources import roots
-from lowwater_spark.sources.head import FileSource
+from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.roots import Roots, birth_of
 from lowwater_spark.sources.source_log import File, SourceLog, Taken
 

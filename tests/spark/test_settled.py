@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from lowwater_spark.sources.head import Candidates, FileSource, Head
+from lowwater_spark.sources.files import FileSource, Settled
+from lowwater_spark.sources.head import Candidates, Head
 from lowwater_spark.sources.roots import Roots
-from lowwater_spark.sources.settled import Settled
 from lowwater_spark.sources.source_log import NOTHING, File, SourceLog, Taken
 from lowwater_spark.track.handover import HANDED_OVER, publish_directory
 

@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.head import Candidates, FileSource, list_head, source_logs
+from lowwater_spark.sources.files import FileSource
+from lowwater_spark.sources.head import Candidates, list_head, source_logs
 from lowwater_spark.sources.source_log import CheckpointLog, File, SourceLog
 from lowwater_spark.sources.ticks import Ticks, with_ticks
 from lowwater_spark.track.plan import check_plan

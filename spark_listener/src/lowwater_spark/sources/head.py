@@ -1,75 +1,27 @@
-"""head(W): the files that stood in a source when an input watermark had been read.
+"""head(W): the files that stood in the sources when an input watermark had been read, and the readings that wait for theirs.
 
 A batch may count on an input low watermark W only if it read everything that was there when W was read (a rate limit, targets
 fixed earlier, a replayed plan and a stale listing all leave rows behind that W covers). So the driver lists the source *after*
 it has read W, and W counts from a batch that has taken each listed path. The set is exact where a count or a greatest name is
 not: with ``latestFirst`` an older file is taken later than a newer one.
-
-What Spark would read is decided by Spark's rules (HadoopFSUtils.shouldFilterOutPathName), probed on PySpark 4.3. A path that is
-listed here and never taken by Spark, for example because it is older than ``maxFileAge``, holds W, which is safe, and its name is
-shown.
-
-A file is known by its path and its modification time, since Spark takes a path once: one that was written again in its place, like a daily
-file that is written anew, has rows that no batch has read. It holds W as well. What was written twice within one millisecond, or with its
-time set back to what it was, cannot be told from one that was not.
-
-What committed batches have taken, and what is as it was, is left out of a listing (:mod:`~lowwater_spark.sources.settled`).
-
-A listing must not be older than the reading of W. On a local file system it never is; an NFS mount may serve names from a cache, so
-mount the sources with ``lookupcache=none`` and ``acdirmax=0`` (or ``noac``).
 """
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
-import os
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
-from lowwater_spark.sources.bookmarks import BOOKMARKS, removed
-from lowwater_spark.sources.settled import Settled
-from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
+from lowwater_spark.sources.files import NO_FILE, FileSource, Intruder, Settled, walk
 from lowwater_spark.sources.source_log import NOTHING, File, SourceLog
-from lowwater_spark.sources.writers import MARKS, above, behind, strangers
 
-__all__ = [
-    "Candidates",
-    "ControlSource",
-    "FileSource",
-    "Head",
-    "Intruder",
-    "Source",
-    "hidden",
-    "intruders",
-    "list_head",
-    "source_logs",
-]
+__all__ = ["Candidates", "ControlSource", "Head", "Source", "list_head", "source_logs"]
 
 KEPT: Final = 16
 """Bound of heads waited for; beyond it the candidate of every second one is dropped, the oldest and the newest never."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileSource:
-    """A streaming file source, as far as it decides which files there are."""
-
-    root: str
-    """Absolute local path."""
-    recursive: bool
-    """recursiveFileLookup."""
-    format: str = ""
-    sink_log: bool = False
-    """Whether it is the output of a Spark file sink, which is read by the sink's log and not by a listing."""
-    inputs: frozenset[str] | None = None
-    """The full names of the computations that are waited for, for what is read here; None: nobody's (an injector waits for none)."""
-    columns: tuple[str, ...] = ()
-    """The columns of its Hive partitions, directories like ``year=2013/month=1``: Spark reads files that have all of them, and no others."""
-    max_age: int = 7 * 86_400_000
-    """maxFileAge, milliseconds, by default a week: Spark passes over a file that is older than the newest one by more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,35 +51,6 @@ def source_logs(checkpoint: Path, sources: Sequence[Source]) -> list[SourceLog]:
     ]
 
 
-def hidden(name: str, *, folder: bool = False) -> bool:
-    """Return whether Spark reads no rows from a file, or from anything in a folder, of this name.
-
-    Folders may begin with ``_metadata`` or ``_common_metadata``; files of such names are taken for Parquet's summary files,
-    which Spark lists and logs but never reads.
-
-    >>> [hidden(name) for name in ("_tmp", "_a=1", ".x", "a._COPYING_", "_metadata", "a.json")]
-    [True, False, True, True, True, False]
-    >>> hidden("_metadata", folder=True)
-    False
-    """
-    if folder and name.startswith(("_metadata", "_common_metadata")):
-        return False
-    return (name.startswith("_") and "=" not in name) or name.startswith(".") or name.endswith("._COPYING_")
-
-
-_NO_FILE: Final = -1
-"""Stands for the modification time of what is no file of rows, and which Spark therefore never takes."""
-
-
-class Intruder(NamedTuple):
-    """What brings in rows that no input stands for."""
-
-    path: str
-    """The log of a file sink that Spark does not go by, or a writer's mark."""
-    writer: str = ""
-    """The full name of the writer that the inputs do not name; empty for a log."""
-
-
 class Head(set[File]):
     """What of a listing is still to be waited for. Any set of files is the head of a source of which nothing is left out."""
 
@@ -144,7 +67,7 @@ class Head(set[File]):
 
     def wait_for(self, reason: str) -> None:
         """Wait for what Spark never takes: nothing newer counts until a listing does not find it."""
-        self.add(File(reason, _NO_FILE))
+        self.add(File(reason, NO_FILE))
 
 
 def list_head(source: Source, settled: Settled | None = None) -> Head:
@@ -157,7 +80,7 @@ def list_head(source: Source, settled: Settled | None = None) -> Head:
     head = Head()
     if isinstance(source, ControlSource):
         return head
-    for found in _walk(source, settled):
+    for found in walk(source, settled):
         if isinstance(found, Intruder):
             head.add(_waited_for(found))
         elif settled is not None and settled.has(found):
@@ -171,94 +94,7 @@ def list_head(source: Source, settled: Settled | None = None) -> Head:
 
 def _waited_for(found: Intruder) -> File:
     reason = f" ({found.writer} writes here, and the inputs do not name it)" if found.writer else ""
-    return File(found.path + reason, _NO_FILE)
-
-
-def intruders(source: FileSource) -> list[Intruder]:
-    """Return what brings in rows that no input stands for, in order. Costs and raises as :func:`list_head`."""
-    return sorted({found for found in _walk(source) if isinstance(found, Intruder)})
-
-
-def _walk(source: FileSource, settled: Settled | None = None) -> Iterator[File | Intruder]:
-    """Yield the files of a source, and what stands beside them.
-
-    Spark goes by a sink's log only if the log was there when the query started, and if it reads the very directory of the sink. Of a
-    directory above it, or of a partition in it, it takes what failed attempts have left as well.
-    """
-    yield from _outputs(source, above(source.root))
-    if source.sink_log:
-        yield from list_sink(source.root)
-        yield from _strangers(source, source.root)
-    else:
-        yield from _list(source, source.root, (), settled)
-
-
-def _outputs(source: FileSource, folders: Iterable[str]) -> Iterator[File | Intruder]:
-    """Yield what brings rows into a source from directories that are not walked, and what takes them away."""
-    for folder in folders:
-        if Path(folder, SINK_LOG).exists():
-            yield Intruder(str(Path(folder, SINK_LOG)))
-        yield from _strangers(source, folder)
-        if removed(folder).through != NOTHING:
-            yield File(
-                f"{Path(folder, BOOKMARKS)} (batches are removed here, and only who reads all of the directory is waited for)",
-                _NO_FILE,
-            )
-
-
-def _strangers(source: FileSource, folder: str) -> Iterator[Intruder]:
-    if source.inputs is not None:
-        yield from itertools.starmap(Intruder, strangers(folder, source.inputs))
-
-
-def _list(
-    source: FileSource, folder: str, columns: tuple[str, ...], settled: Settled | None
-) -> Iterator[File | Intruder]:
-    """Yield what stands in a folder of a source; ``columns`` are those that the way to it has given."""
-    try:
-        with os.scandir(folder) as listing:
-            entries = list(listing)
-    except FileNotFoundError:
-        if folder == source.root:
-            raise
-        return  # removed while we walked: there is nothing left to be read
-    for entry in entries:
-        folder_too = entry.is_dir()
-        if entry.name == SINK_LOG:
-            yield Intruder(entry.path)
-            continue
-        if entry.name in (MARKS, BOOKMARKS) and settled is not None:
-            settled.meet(folder)
-        if entry.name == MARKS:
-            yield from _strangers(source, folder)
-            continue
-        if hidden(entry.name, folder=folder_too):
-            continue
-        if entry.is_symlink() and Path(entry.path).exists():
-            yield from _outputs(source, behind(entry.path, folder=folder_too))
-        if not folder_too:
-            read = source.recursive or columns == source.columns
-            with contextlib.suppress(FileNotFoundError):  # removed, or a link to nothing: Spark does not list it either
-                # Spark logs a file beside the partitions as taken, and reads no rows from it.
-                yield File(entry.path, entry.stat().st_mtime_ns // 1_000_000 if read else _NO_FILE)
-        elif source.recursive:
-            yield from _below(source, entry, columns, settled)
-        elif (below := (*columns, entry.name.partition("=")[0])) == source.columns[: len(below)] and "=" in entry.name:
-            yield from _below(source, entry, below, settled)
-        else:
-            yield File(entry.path + os.sep, _NO_FILE)
-
-
-def _below(
-    source: FileSource, folder: os.DirEntry[str], columns: tuple[str, ...], settled: Settled | None
-) -> Iterator[File | Intruder]:
-    """Yield what stands in a sub-directory, unless it is a batch of which all is settled."""
-    if settled is None:
-        yield from _list(source, folder.path, columns, settled)
-    elif not settled.knows(folder):
-        found = list(_list(source, folder.path, columns, settled))
-        yield from found
-        settled.learn(folder, found)
+    return File(found.path + reason, NO_FILE)
 
 
 T = TypeVar("T")
@@ -395,8 +231,8 @@ def _gone(log: SourceLog, head: set[File]) -> list[str]:
 
 
 def _named(file: File, log: SourceLog) -> str:
-    if file.path in log.taken and file.modified != _NO_FILE:
+    if file.path in log.taken and file.modified != NO_FILE:
         return f"{file.path} (written again after it was read: give it another name)"
-    if file.modified != _NO_FILE and log.passes_over(file):
+    if file.modified != NO_FILE and log.passes_over(file):
         return f"{file.path} (older than the newest file by more than maxFileAge)"
     return file.path

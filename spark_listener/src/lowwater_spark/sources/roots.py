@@ -27,8 +27,8 @@ from typing import Final, NamedTuple
 from lowwater_spark.checkpoint.durable import make_directory, write_over
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.bookmarks import Extent, Output, ReadRecord, removed, unread
-from lowwater_spark.sources.head import FileSource, Head, Source, list_head
-from lowwater_spark.sources.settled import Settled
+from lowwater_spark.sources.files import FileSource, Settled
+from lowwater_spark.sources.head import Head, Source, list_head
 from lowwater_spark.sources.source_log import NOTHING, File, SourceLog
 
 __all__ = ["Roots"]

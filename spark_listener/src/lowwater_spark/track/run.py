@@ -19,7 +19,8 @@ from lowwater_spark.checkpoint.batches import BatchEntry, BatchLog
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.bookmarks import Bookmarks
-from lowwater_spark.sources.head import FileSource, source_logs
+from lowwater_spark.sources.files import FileSource
+from lowwater_spark.sources.head import source_logs
 from lowwater_spark.sources.roots import Roots
 from lowwater_spark.sources.source_log import NOTHING, CheckpointLog, Plan, SourceLog
 from lowwater_spark.sources.ticks import Ticks, tick_directory

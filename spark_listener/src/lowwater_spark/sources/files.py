@@ -1,0 +1,268 @@
+"""Files as a source: which of them Spark has to read, and which need no further look.
+
+What Spark would read is decided by Spark's rules (HadoopFSUtils.shouldFilterOutPathName), probed on PySpark 4.3. A path that is
+listed here and never taken by Spark, for example because it is older than ``maxFileAge``, holds W, which is safe, and its name is
+shown.
+
+A file is known by its path and its modification time, since Spark takes a path once: one that was written again in its place, like a daily
+file that is written anew, has rows that no batch has read. It holds W as well. What was written twice within one millisecond, or with its
+time set back to what it was, cannot be told from one that was not.
+
+A listing must not be older than the reading of W. On a local file system it never is; an NFS mount may serve names from a cache, so
+mount the sources with ``lookupcache=none`` and ``acdirmax=0`` (or ``noac``).
+
+What committed batches have taken, and what is as it was, is left out of a listing (:class:`Settled`).
+A file may be written again in its place, which leaves no trace in its directory, so each is asked for its modification time in each listing. But what
+lowwater itself has handed over as ``batch=N`` appears whole and is not changed by it: when all of such a directory is taken, its name is enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Collection, Container, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from lowwater_spark.sources.bookmarks import BOOKMARKS, Output, Scan, batch_number, removed
+from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
+from lowwater_spark.sources.source_log import NOTHING, File, SourceLog
+from lowwater_spark.sources.writers import MARKS, above, behind, strangers
+from lowwater_spark.track.handover import HANDED_OVER
+
+__all__ = ["NO_FILE", "FileSource", "Intruder", "Settled", "hidden", "intruders", "walk"]
+
+NO_FILE: Final = -1
+"""Stands for the modification time of what is no file of rows, and which Spark therefore never takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """A streaming file source, as far as it decides which files there are."""
+
+    root: str
+    """Absolute local path."""
+    recursive: bool
+    """recursiveFileLookup."""
+    format: str = ""
+    sink_log: bool = False
+    """Whether it is the output of a Spark file sink, which is read by the sink's log and not by a listing."""
+    inputs: frozenset[str] | None = None
+    """The full names of the computations that are waited for, for what is read here; None: nobody's (an injector waits for none)."""
+    columns: tuple[str, ...] = ()
+    """The columns of its Hive partitions, directories like ``year=2013/month=1``: Spark reads files that have all of them, and no others."""
+    max_age: int = 7 * 86_400_000
+    """maxFileAge, milliseconds, by default a week: Spark passes over a file that is older than the newest one by more."""
+
+
+class Intruder(NamedTuple):
+    """What brings in rows that no input stands for."""
+
+    path: str
+    """The log of a file sink that Spark does not go by, or a writer's mark."""
+    writer: str = ""
+    """The full name of the writer that the inputs do not name; empty for a log."""
+
+
+def hidden(name: str, *, folder: bool = False) -> bool:
+    """Return whether Spark reads no rows from a file, or from anything in a folder, of this name.
+
+    Folders may begin with ``_metadata`` or ``_common_metadata``; files of such names are taken for Parquet's summary files,
+    which Spark lists and logs but never reads.
+
+    >>> [hidden(name) for name in ("_tmp", "_a=1", ".x", "a._COPYING_", "_metadata", "a.json")]
+    [True, False, True, True, True, False]
+    >>> hidden("_metadata", folder=True)
+    False
+    """
+    if folder and name.startswith(("_metadata", "_common_metadata")):
+        return False
+    return (name.startswith("_") and "=" not in name) or name.startswith(".") or name.endswith("._COPYING_")
+
+
+def intruders(source: FileSource) -> list[Intruder]:
+    """Return what brings in rows that no input stands for, in order. Costs and raises as :func:`list_head`."""
+    return sorted({found for found in walk(source) if isinstance(found, Intruder)})
+
+
+def walk(source: FileSource, settled: Settled | None = None) -> Iterator[File | Intruder]:
+    """Yield the files of a source, and what stands beside them.
+
+    Spark goes by a sink's log only if the log was there when the query started, and if it reads the very directory of the sink. Of a
+    directory above it, or of a partition in it, it takes what failed attempts have left as well.
+    """
+    yield from _outputs(source, above(source.root))
+    if source.sink_log:
+        yield from list_sink(source.root)
+        yield from _strangers(source, source.root)
+    else:
+        yield from _list(source, source.root, (), settled)
+
+
+def _outputs(source: FileSource, folders: Iterable[str]) -> Iterator[File | Intruder]:
+    """Yield what brings rows into a source from directories that are not walked, and what takes them away."""
+    for folder in folders:
+        if Path(folder, SINK_LOG).exists():
+            yield Intruder(str(Path(folder, SINK_LOG)))
+        yield from _strangers(source, folder)
+        if removed(folder).through != NOTHING:
+            yield File(
+                f"{Path(folder, BOOKMARKS)} (batches are removed here, and only who reads all of the directory is waited for)",
+                NO_FILE,
+            )
+
+
+def _strangers(source: FileSource, folder: str) -> Iterator[Intruder]:
+    if source.inputs is not None:
+        yield from itertools.starmap(Intruder, strangers(folder, source.inputs))
+
+
+def _list(
+    source: FileSource, folder: str, columns: tuple[str, ...], settled: Settled | None
+) -> Iterator[File | Intruder]:
+    """Yield what stands in a folder of a source; ``columns`` are those that the way to it has given."""
+    try:
+        with os.scandir(folder) as listing:
+            entries = list(listing)
+    except FileNotFoundError:
+        if folder == source.root:
+            raise
+        return  # removed while we walked: there is nothing left to be read
+    for entry in entries:
+        folder_too = entry.is_dir()
+        if entry.name == SINK_LOG:
+            yield Intruder(entry.path)
+            continue
+        if entry.name in (MARKS, BOOKMARKS) and settled is not None:
+            settled.meet(folder)
+        if entry.name == MARKS:
+            yield from _strangers(source, folder)
+            continue
+        if hidden(entry.name, folder=folder_too):
+            continue
+        if entry.is_symlink() and Path(entry.path).exists():
+            yield from _outputs(source, behind(entry.path, folder=folder_too))
+        if not folder_too:
+            read = source.recursive or columns == source.columns
+            with contextlib.suppress(FileNotFoundError):  # removed, or a link to nothing: Spark does not list it either
+                # Spark logs a file beside the partitions as taken, and reads no rows from it.
+                yield File(entry.path, entry.stat().st_mtime_ns // 1_000_000 if read else NO_FILE)
+        elif source.recursive:
+            yield from _below(source, entry, columns, settled)
+        elif (below := (*columns, entry.name.partition("=")[0])) == source.columns[: len(below)] and "=" in entry.name:
+            yield from _below(source, entry, below, settled)
+        else:
+            yield File(entry.path + os.sep, NO_FILE)
+
+
+def _below(
+    source: FileSource, folder: os.DirEntry[str], columns: tuple[str, ...], settled: Settled | None
+) -> Iterator[File | Intruder]:
+    """Yield what stands in a sub-directory, unless it is a batch of which all is settled."""
+    if settled is None:
+        yield from _list(source, folder.path, columns, settled)
+    elif not settled.knows(folder):
+        found = list(_list(source, folder.path, columns, settled))
+        yield from found
+        settled.learn(folder, found)
+
+
+class Settled:
+    """What a listing of one source leaves out. Holds two numbers for each handed-over batch that is in the directory."""
+
+    def __init__(self, log: SourceLog) -> None:
+        self._log = log
+        self._offset = NOTHING
+        self._batches: dict[str, tuple[int, int]] = {}
+        """By their paths: the inode, and the number of files."""
+        self._seen: dict[str, tuple[int, int]] = {}
+        self._of: object = None
+        self.files = 0
+        """How many files are in the batches of this listing that were not looked at."""
+        self.outputs: dict[str, Output] = {}
+        """The directories that lowwater writes into, by their paths, as far as they were met by the newest listing that is whole."""
+        self._scans: dict[str, Scan] = {}
+        self._met: set[str] = set()
+
+    @property
+    def batches(self) -> Container[str]:
+        """The paths of the batches that this listing has met and that need no further look."""
+        return self._seen
+
+    def begin(self, offset: int, of: object = None) -> None:
+        """Begin a listing. What has been taken up to this offset of the source's log counts: no batch behind it can be taken back.
+
+        ``of`` tells directories apart: of another one than in the last listing everything is looked at again.
+        """
+        if of != self._of:
+            self._batches = {}
+            self.outputs.clear()
+        self._of = of
+        self._offset = offset
+        self._seen = {}
+        self._scans = {}
+        self._met = set()
+        self.files = 0
+
+    def meet(self, folder: str) -> None:
+        """Take note of a directory that lowwater writes into."""
+        self._met.add(folder)
+
+    def end(self) -> None:
+        """The listing is whole: what it did not meet is gone."""
+        self._batches = self._seen
+        for gone in self.outputs.keys() - self._met:
+            del self.outputs[gone]
+        for folder in self._met:
+            self.outputs.setdefault(folder, Output(folder)).take(self._scans.get(folder, Scan()))
+
+    def has(self, file: File) -> bool:
+        """Return whether a file is taken, as it is now."""
+        batch = self._log.batch_of(file)
+        return batch is not None and batch <= self._offset
+
+    def knows(self, folder: os.DirEntry[str]) -> bool:
+        """Return whether a sub-directory is a batch that needs no look: it is the one of which all was taken."""
+        known = self._batches.get(folder.path)
+        if known is None or known[0] != folder.inode():
+            return False
+        self._seen[folder.path] = known
+        self.files += known[1]
+        # By hand: this runs for each batch that was ever handed over.
+        name = folder.name
+        self._scan(folder.path[: -len(name) - 1]).sure.append(int(name[6:]))
+        return True
+
+    def _scan(self, folder: str) -> Scan:
+        scan = self._scans.get(folder)
+        if scan is None:
+            scan = self._scans[folder] = Scan()
+        return scan
+
+    def learn(self, folder: os.DirEntry[str], found: Collection[object]) -> None:
+        """Take note of what was found in a sub-directory: if it is a batch, and all of it is taken, it needs no look from the next listing on.
+
+        Costs one look more at it, once.
+        """
+        whole = self._is_whole(folder, found)
+        if whole:
+            self._seen[folder.path] = (folder.inode(), len(found))
+        # One with files was taken by a batch before this listing; one without may have come while we walked.
+        number = batch_number(folder.name)
+        if number is not None:
+            self._scan(folder.path[: -len(folder.name) - 1]).add(number, settled=whole, sure=bool(found))
+
+    def _is_whole(self, folder: os.DirEntry[str], found: Collection[object]) -> bool:
+        if batch_number(folder.name) is None or folder.is_symlink():
+            return False
+        if not all(isinstance(each, File) and self.has(each) for each in found):
+            return False
+        try:
+            with os.scandir(folder.path) as listing:
+                entries = {entry.name: entry.is_dir() for entry in listing}
+        except FileNotFoundError:
+            return False  # removed meanwhile
+        # What has directories in it was changed by somebody, and may be again.
+        return HANDED_OVER in entries and not any(entries.values())
