@@ -14,7 +14,7 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.sources.source_log import CheckpointLog
+from lowwater_spark.checkpoint.log import CheckpointLog
 from tests.process.serving import Serving
 from tests.spark.support import Feed, Upstream, at, until
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lowwater
-from lowwater_spark.sources.source_log import CheckpointLog
+from lowwater_spark.checkpoint.log import CheckpointLog
 
 if TYPE_CHECKING:
     from lowwater_spark import TrackedQuery

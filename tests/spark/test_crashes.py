@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import lowwater
+from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.sources import bookmarks
-from lowwater_spark.sources.source_log import CheckpointLog
 from tests.process.serving import Serving
 from tests.spark.crash_driver import ANY
 from tests.spark.support import Feed, Upstream, at, low, row, until

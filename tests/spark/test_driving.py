@@ -15,6 +15,7 @@ import pytest
 import lowwater
 from lowwater import errors
 from lowwater_spark.authority import Authority, Registration
+from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.checkpoint.runs import identity, new_ordinal
 from lowwater_spark.drive.plan import check_ending
 from lowwater_spark.drive.watermark import Driving
@@ -22,7 +23,6 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.control import Control, Drive, Offset
 from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.head import ControlSource
-from lowwater_spark.sources.source_log import CheckpointLog, Plan
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.plain import PlainRun
 from lowwater_spark.track.plan import Checked

@@ -17,7 +17,7 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.sources.source_log import CheckpointLog
+from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.track.query import TrackedQuery
 from lowwater_spark.track.run import Run
 from tests.process.serving import Serving

@@ -18,10 +18,10 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater import errors
+from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources import writers
 from lowwater_spark.sources.sink_log import _checked, list_sink
-from lowwater_spark.sources.source_log import CheckpointLog
 from lowwater_spark.sources.writers import mark_writer, strangers
 from lowwater_spark.track import stage as stages
 from lowwater_spark.track.plan import check_options

@@ -17,6 +17,7 @@ import lowwater
 from lowwater.watermark import MIN
 from lowwater_spark.authority import Authority, Registration
 from lowwater_spark.checkpoint.durable import boot_of
+from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.runs import identity, new_ordinal
 from lowwater_spark.checkpoint.shape import check_shape
 from lowwater_spark.errors import CheckpointMismatch
@@ -25,7 +26,6 @@ from lowwater_spark.sources import sink_log as sinklog
 from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.head import ControlSource
 from lowwater_spark.sources.sink_log import check_sink, list_sink
-from lowwater_spark.sources.source_log import CheckpointLog
 from lowwater_spark.track import plain
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.operators import Operator

@@ -14,8 +14,8 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
+from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.source_log import CheckpointLog
 from lowwater_spark.track.plan import check_plan
 from tests.process.serving import Serving
 from tests.spark.retained import DELAY, HOUR, KINDS, Oracle

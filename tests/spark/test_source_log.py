@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.head import Candidates, list_head, source_logs
-from lowwater_spark.sources.source_log import CheckpointLog, File, SourceLog
+from lowwater_spark.sources.source_log import File, SourceLog
 from lowwater_spark.sources.ticks import Ticks, with_ticks
 from lowwater_spark.track.plan import check_plan
 from tests.spark.support import Feed, until

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final, Literal, Self
 
 from lowwater_spark.checkpoint.durable import make_directory, write_over
+from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.source_log import CheckpointLog
 from lowwater_spark.track.plan import Checked
 
 __all__ = ["check_shape"]

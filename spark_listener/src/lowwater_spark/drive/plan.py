@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.control import Drive, Offset, Steps, is_control, steps_of
 from lowwater_spark.sources.head import ControlSource, Source
-from lowwater_spark.sources.source_log import CheckpointLog, Plan
 from lowwater_spark.track.operators import KINDS, items, nodes
 from lowwater_spark.track.plan import Checked
 

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from lowwater_spark.checkpoint.durable import NotDurable, make_directory, sync_directory, sync_file, write_over
+from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.source_log import NOTHING, CheckpointLog
+from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.handover import digest_of
 
 __all__ = [

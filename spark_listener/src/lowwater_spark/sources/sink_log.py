@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lowwater_spark.checkpoint.durable import make_directory, sync_directory, sync_file, write_over
+from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.source_log import NOTHING, CheckpointLog, File, local_path
+from lowwater_spark.sources.source_log import NOTHING, File, local_path
 from lowwater_spark.sources.writers import MARKS, SINK_MARK
 
 __all__ = ["SINK_LOG", "DurableSink", "check_sink", "list_sink", "refuse_sink"]

@@ -19,7 +19,8 @@ import lowwater
 from lowwater.watermark import MIN
 from lowwater_spark.authority import Authority
 from lowwater_spark.checkpoint.batches import BatchEntry, BatchLog
-from lowwater_spark.sources.source_log import Plan, SourceLog
+from lowwater_spark.checkpoint.log import Plan
+from lowwater_spark.sources.source_log import SourceLog
 from lowwater_spark.track.batch import Keyed, Outcome
 from lowwater_spark.track.inputs import UNREAD, Reading, fold, still_counts
 from lowwater_spark.track.progress import Committed, Progress, passed_on

@@ -27,12 +27,13 @@ from lowwater.watermark import MAX, MIN
 from lowwater_spark.authority import Authority
 from lowwater_spark.checkpoint.durable import boot_of, sync_directory, sync_file
 from lowwater_spark.checkpoint.last_reading import LastReading
+from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.bookmarks import Bookmarks
 from lowwater_spark.sources.head import source_logs
 from lowwater_spark.sources.roots import Roots
 from lowwater_spark.sources.sink_log import DurableSink
-from lowwater_spark.sources.source_log import NOTHING, CheckpointLog, Plan, SourceLog
+from lowwater_spark.sources.source_log import NOTHING, SourceLog
 from lowwater_spark.sources.writers import mark_sink
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.events import BatchEvent

@@ -17,12 +17,13 @@ from lowwater.watermark import MAX, MIN
 from lowwater_spark.authority import Authority
 from lowwater_spark.checkpoint.batches import BatchEntry, BatchLog
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
+from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.bookmarks import Bookmarks
 from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.head import source_logs
 from lowwater_spark.sources.roots import Roots
-from lowwater_spark.sources.source_log import NOTHING, CheckpointLog, Plan, SourceLog
+from lowwater_spark.sources.source_log import NOTHING, SourceLog
 from lowwater_spark.sources.ticks import Ticks, tick_directory
 from lowwater_spark.track.batch import Batch, Outcome
 from lowwater_spark.track.inputs import UNREAD, Reading, fold

@@ -16,8 +16,8 @@ from typing import Final
 from urllib.parse import quote
 
 from lowwater_spark.checkpoint.durable import make_directory, write_over
+from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.source_log import CheckpointLog
 
 __all__ = ["Declared", "check_names", "check_together", "home_of"]
 

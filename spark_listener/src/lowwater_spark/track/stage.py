@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import lowwater
 from lowwater._core.calls import full_name
 from lowwater_spark.authority import Authority, Registration
+from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.runs import identity, new_ordinal
 from lowwater_spark.checkpoint.shape import check_shape
 from lowwater_spark.drive.frame import drive_of
@@ -22,7 +23,6 @@ from lowwater_spark.drive.watermark import Driving, is_approximate
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.settings import connection
 from lowwater_spark.sources.sink_log import check_sink
-from lowwater_spark.sources.source_log import CheckpointLog
 from lowwater_spark.sources.ticks import with_ticks
 from lowwater_spark.sources.writers import check_alone
 from lowwater_spark.track.batch import Keyed
