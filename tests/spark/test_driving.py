@@ -15,8 +15,8 @@ import pytest
 import lowwater
 from lowwater import errors
 from lowwater_spark.authority import Authority, Registration
+from lowwater_spark.checkpoint.identity import identity, new_ordinal
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
-from lowwater_spark.checkpoint.runs import identity, new_ordinal
 from lowwater_spark.drive.plan import check_ending
 from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.errors import CheckpointMismatch, Unsupported

@@ -14,7 +14,7 @@ from lowwater.watermark import MIN
 from lowwater_spark.checkpoint import durable
 from lowwater_spark.checkpoint.batches import BatchEntry, BatchLog
 from lowwater_spark.checkpoint.durable import write_once
-from lowwater_spark.checkpoint.runs import identity, new_ordinal
+from lowwater_spark.checkpoint.identity import identity, new_ordinal
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.sources.head import Candidates
 from lowwater_spark.sources.source_log import File, SourceLog, Taken

@@ -17,9 +17,8 @@ import lowwater
 from lowwater.watermark import MIN
 from lowwater_spark.authority import Authority, Registration
 from lowwater_spark.checkpoint.durable import boot_of
+from lowwater_spark.checkpoint.identity import check_shape, identity, new_ordinal
 from lowwater_spark.checkpoint.log import CheckpointLog
-from lowwater_spark.checkpoint.runs import identity, new_ordinal
-from lowwater_spark.checkpoint.shape import check_shape
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources import roots
 from lowwater_spark.sources import sink_log as sinklog

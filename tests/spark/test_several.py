@@ -16,10 +16,11 @@ import lowwater
 import lowwater_spark as lws
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.authority import Authority
+from lowwater_spark.checkpoint.identity import check_names, home_of
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.progress import Committed, passed_on
-from lowwater_spark.track.several import Declared, check_names, check_together, home_of
+from lowwater_spark.track.stage import Declared, check_together
 from tests.process.serving import Serving
 from tests.spark.flow import HOUR, Flow, mark
 from tests.spark.support import Upstream, low, row, until

@@ -1,4 +1,4 @@
-"""What a user declares: a stage with inputs, or an injector without, and the query that runs it."""
+"""What a user declares: a stage with inputs, or an injector without, which of them may stand together, and the query that runs them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import lowwater
 from lowwater._core.calls import full_name
 from lowwater_spark.authority import Authority, Registration
+from lowwater_spark.checkpoint.identity import check_names, check_shape, home_of, identity, new_ordinal
 from lowwater_spark.checkpoint.log import CheckpointLog
-from lowwater_spark.checkpoint.runs import identity, new_ordinal
-from lowwater_spark.checkpoint.shape import check_shape
 from lowwater_spark.drive.frame import drive_of
 from lowwater_spark.drive.watermark import Driving, is_approximate
 from lowwater_spark.errors import Unsupported
@@ -43,13 +42,12 @@ from lowwater_spark.track.plan import (
 from lowwater_spark.track.query import INTERVAL, TrackedQuery
 from lowwater_spark.track.ranges import range_bounds
 from lowwater_spark.track.run import Run, WriteBatch
-from lowwater_spark.track.several import Declared, check_names, check_together, home_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["Stage", "injector", "stage"]
+__all__ = ["Declared", "Stage", "check_together", "injector", "stage"]
 
 Stamp = timedelta | str
 """``"event"``, or the length of windows that are stamped by their start."""
@@ -438,3 +436,64 @@ def _check_columns(df: DataFrame, keyed: Keyed) -> None:
     from lowwater_spark.track.rows import event_micros
 
     df.select(range_column(keyed.key, keyed.ranges), event_micros(df, keyed.event_time))
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What decides whether a stage can stand beside others. ``client`` is compared by equality: an address, or a client's identity."""
+
+    name: str
+    inputs: Sequence[str]
+    heuristics: Sequence[float]
+    client: object
+    retention: timedelta | None = None
+
+
+def check_together(stages: Sequence[Declared]) -> list[Sequence[str]]:
+    """Return for each stage the names of the earlier stages of the query that it reads; of a reader and of an injector: none.
+
+    Raises ValueError for stages that do not go together, and Unsupported for inputs that cannot be folded exactly.
+    """
+    names = [stage.name for stage in stages]
+    outside: Declared | None = None
+    found: list[Sequence[str]] = []
+    for i, stage in enumerate(stages):
+        if stage.name in names[:i]:
+            msg = f"two stages of the query are named {stage.name!r}; a computation's name is its own"
+            raise ValueError(msg)
+        if stage.client != stages[0].client:
+            msg = f"{stage.name} and {stages[0].name} reach the authority by different clients; pass both stages the same one"
+            raise ValueError(msg)
+        if stage.inputs and stage.retention != stages[0].retention:
+            msg = (
+                f"{stage.name} has the retention {stage.retention} and {stages[0].name}, the first stage, {stages[0].retention}: what Spark's "
+                "operators hold back, they hold back of all stages of the query; declare the largest one in all of them"
+            )
+            raise ValueError(msg)
+        later = [name for name in stage.inputs if name in names[i:]]
+        if later:
+            msg = f"{stage.name} reads {later[0]}, which does not come before it in the query; name {later[0]} first"
+            raise ValueError(msg)
+        inner = [name for name in stage.inputs if name in names[:i]]
+        if inner and len(inner) < len(stage.inputs):
+            other = next(name for name in stage.inputs if name not in inner)
+            raise Unsupported(
+                f"The stage {stage.name}, which reads {inner[0]} of the same query and {other} from outside,",
+                "the two are known by different evidence, which this release does not bring together",
+                f"Let {inner[0]} pass on what {stage.name} needs of {other}, and name {inner[0]} alone; or make {stage.name} a query of its own.",
+            )
+        if stage.inputs and not inner:
+            if outside is None:
+                outside = stage
+            _check_same(stage, outside)
+        found.append(inner)
+    return found
+
+
+def _check_same(stage: Declared, other: Declared) -> None:
+    if sorted(stage.inputs) != sorted(other.inputs):
+        msg = f"{stage.name} reads {', '.join(stage.inputs)} and {other.name} reads {', '.join(other.inputs)}: stages of one query read the same"
+        raise ValueError(msg)
+    if sorted(stage.heuristics) != sorted(other.heuristics):
+        msg = f"{stage.name} and {other.name} have different heuristics; stages of one query have the same"
+        raise ValueError(msg)

@@ -1,26 +1,67 @@
-"""What kind of query a checkpoint is of: whether what it holds is known from the plan alone, from the stage's files, or not at all.
+"""Who a query is: the identity of its checkpoint, which run of it this is, and what the checkpoint was begun with.
+
+The identity is a file of our own and not Spark's query id: the claim must be made before the query starts, and a fresh
+checkpoint has no query id until then. A copied checkpoint keeps its identity; what orders the copies is the generation, the
+first batch that is not committed, and then the ordinal: the number of a file that only one run can have created.
 
 A plain query reports by its plan: what that says nothing of is not held. State that another plan has left in the checkpoint, in Spark's
-own files or in the stage's, would be led by the first claim, before Spark looks at its own part of it. So the kind is written once, before
-the first claim, and compared before every later one.
+own files or in the stage's, would be led by the first claim, before Spark looks at its own part of it. So the kind of the query is written once,
+before the first claim, and compared before every later one.
+
+Of several stages in one query the first one's files are where a query of one stage has them, so that a checkpoint of such a query goes on as it is.
+The others' are in directories of their own, under ``CHECKPOINT/lowwater/stages``. Which stages a checkpoint has is written once: a stage that came
+later would have read only what came after it, and one that is gone would hold its readers without a word.
 """
 
 from __future__ import annotations
 
 import json
+import uuid
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Final, Literal, Self
+from urllib.parse import quote
 
-from lowwater_spark.checkpoint.durable import make_directory, write_over
+from lowwater_spark.checkpoint.durable import make_directory, sync_directory, write_once, write_over
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.track.plan import Checked
 
-__all__ = ["check_shape"]
+__all__ = ["check_names", "check_shape", "home_of", "identity", "new_ordinal"]
+
+_KEPT: Final = 16
+"""Old run files that stay, for people; only the highest number counts."""
 
 _FORMAT: Final = 1
+
+_NAMES: Final = "stages.json"
+
+
+def identity(checkpoint: Path) -> str:
+    """Return the identity of a checkpoint, made at the first call and durable when it returns."""
+    path = checkpoint / "lowwater" / "identity"
+    make_directory(path.parent)
+    write_once(path, uuid.uuid4().hex.encode())
+    return path.read_text(encoding="ascii").strip()
+
+
+def new_ordinal(checkpoint: Path) -> int:
+    """Return a number higher than that of any earlier run of this checkpoint. Durable, and given out once."""
+    runs = checkpoint / "lowwater" / "runs"
+    make_directory(runs)
+    while True:
+        taken = sorted(int(entry.name) for entry in runs.iterdir() if entry.name.isdecimal())
+        ordinal = taken[-1] + 1 if taken else 1
+        try:
+            (runs / str(ordinal)).open("x").close()
+        except FileExistsError:
+            continue  # another run was faster
+        sync_directory(runs)
+        for old in taken[:-_KEPT]:
+            (runs / str(old)).unlink(missing_ok=True)
+        return ordinal
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +134,32 @@ _OTHER: Final = (
     "{checkpoint} was begun with {begun}, and the query has {shape}. What is held in the one would not be counted by the other, and would come "
     "out below the watermark: start the query as it was begun, or another one from a new checkpoint, with adopt=True."
 )
+
+
+def home_of(checkpoint: Path, name: str, *, first: bool) -> Path:
+    """Return the directory in which a stage has its directory ``lowwater``."""
+    return checkpoint if first else checkpoint / "lowwater" / "stages" / quote(name, safe="").replace(".", "%2E")
+
+
+def check_names(checkpoint: Path, names: Sequence[str]) -> None:
+    """Compare a query's stages with those that its checkpoint was begun with, and keep them if it is new.
+
+    A checkpoint without the list has one stage, of any name. Raises CheckpointMismatch.
+    """
+    path = checkpoint / "lowwater" / _NAMES
+    if CheckpointLog(checkpoint).last_planned() is None:
+        if len(names) > 1 or path.exists():
+            make_directory(path.parent)
+            write_over(path, json.dumps({"stages": list(names)}).encode())
+        return
+    try:
+        kept: list[str] | None = json.loads(path.read_bytes())["stages"]
+    except FileNotFoundError:
+        kept = None
+    if list(names) != kept and (kept is not None or len(names) > 1):
+        msg = (
+            f"{checkpoint} was begun by {'one stage' if kept is None else 'the stages ' + ', '.join(kept)}, and the query has "
+            f"{', '.join(names)}. A stage that is added has not seen what was read before, one that is left out would hold its readers: start "
+            "from a new checkpoint."
+        )
+        raise CheckpointMismatch(msg)
