@@ -11,7 +11,6 @@ import pytest
 import lowwater
 from lowwater import errors
 from lowwater.watermark import MAX, MIN
-from lowwater_spark.checkpoint.last_reading import LastReading
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.control import END
@@ -20,6 +19,7 @@ from lowwater_spark.sources.head import ControlSource, list_head, source_logs
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.events import BatchEvent, Events
 from lowwater_spark.track.inputs import UNREAD, Reading, still_counts
+from lowwater_spark.track.plain import LastReading
 from lowwater_spark.track.plan import Checked
 
 READING = Reading(14, {990_000: 15}, 3, (1, 7))
