@@ -15,9 +15,8 @@ from pyspark.sql import functions as sf
 import lowwater_spark as lws
 from lowwater_spark.track import rows as tracking
 from lowwater_spark.track.batch import Keyed
-from lowwater_spark.track.consumed import read_whole
 from lowwater_spark.track.ranges import range_column
-from lowwater_spark.track.rows import Actions, Counted, Rows
+from lowwater_spark.track.rows import Actions, Counted, Rows, read_whole
 from tests.spark.flow import Flow, mark
 from tests.spark.support import Upstream, low, row, until
 
