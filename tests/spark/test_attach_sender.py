@@ -12,7 +12,7 @@ import pytest
 
 import lowwater
 from lowwater.watermark import MIN
-from lowwater_spark.attach import sender as attach_sender
+from lowwater_spark.attach import sender as sender_module
 from lowwater_spark.attach.book import Book, QueryStatus
 from lowwater_spark.attach.progress import BatchProgress
 from lowwater_spark.attach.sender import SILENCE, Sender
@@ -161,7 +161,7 @@ def test_a_restart_goes_on_and_a_new_checkpoint_must_catch_up(
 
 def test_a_restart_after_a_kill_need_not_wait(authority: Serving, lw: lowwater.Client, drivers: Drivers) -> None:
     """The claim that the dead driver left looks alive, and is the query's own."""
-    dead = lw.worker("spark.hourly", name="query q1", identity=attach_sender.IDENTITY)
+    dead = lw.worker("spark.hourly", name="query q1", identity=sender_module.IDENTITY)
     lw.register("spark.hourly", heuristics=(), estimated=True)
     dead.claim().advance(None, oldest=None, frontier=micros(9))
     driver = drivers(authority.address)
@@ -221,7 +221,7 @@ def test_a_query_whose_forerunner_fell_silent_takes_over(
     authority: Serving, lw: lowwater.Client, drivers: Drivers
 ) -> None:
     lw.register("spark.hourly", heuristics=(), estimated=True)
-    gone = lw.worker("spark.hourly", name="query gone", identity=attach_sender.IDENTITY).claim()
+    gone = lw.worker("spark.hourly", name="query gone", identity=sender_module.IDENTITY).claim()
     driver = drivers(authority.address)
     driver.batch("q2", micros(10))
     until(lambda: driver.status("q2").problem, "it may live")
@@ -268,7 +268,7 @@ def test_without_the_authority_attempts_stop_and_it_is_found_again(
     for hour in (10, 11, 12):
         failures = driver.sender.failures
         driver.batch("q1", micros(hour))
-        driver.later(attach_sender.RETRY)
+        driver.later(sender_module.RETRY)
         until(lambda before=failures: driver.sender.failures > before, "an attempt failed")  # type: ignore[misc]  # a default binds
     assert driver.sender.breaker.is_open
     assert driver.sender.problem
