@@ -26,7 +26,6 @@ from lowwater_spark.sources.ticks import with_ticks
 from lowwater_spark.sources.writers import check_alone
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.events import observe_oldest
-from lowwater_spark.track.part import Part
 from lowwater_spark.track.plain import PlainRun
 from lowwater_spark.track.plan import (
     Checked,
@@ -41,7 +40,7 @@ from lowwater_spark.track.plan import (
 )
 from lowwater_spark.track.query import INTERVAL, TrackedQuery
 from lowwater_spark.track.ranges import range_bounds
-from lowwater_spark.track.run import Run, WriteBatch
+from lowwater_spark.track.run import Part, Run, WriteBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
