@@ -10,7 +10,8 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.drive import watermark as driving
-from lowwater_spark.sources.control import END, Steps
+from lowwater_spark.drive.plan import Steps
+from lowwater_spark.sources.control import END
 from tests.spark.drive_support import CARE, HOUR, Driven, aware, counts, driven, millis, record, say
 from tests.spark.support import Upstream, at, low, until
 

@@ -20,9 +20,8 @@ from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.drive.plan import check_ending
 from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.control import Control, Drive, Offset
+from lowwater_spark.sources.control import Control, ControlSource, Drive, Offset
 from lowwater_spark.sources.files import FileSource
-from lowwater_spark.sources.head import ControlSource
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.plain import PlainRun
 from lowwater_spark.track.plan import Checked

@@ -13,9 +13,9 @@ from lowwater import errors
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.control import END
+from lowwater_spark.sources.control import END, ControlSource
 from lowwater_spark.sources.files import FileSource
-from lowwater_spark.sources.head import ControlSource, list_head, source_logs
+from lowwater_spark.sources.head import list_head, source_logs
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.events import BatchEvent, Events
 from lowwater_spark.track.inputs import UNREAD, Reading, still_counts

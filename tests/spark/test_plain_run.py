@@ -22,8 +22,8 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources import roots
 from lowwater_spark.sources import sink_log as sinklog
+from lowwater_spark.sources.control import ControlSource
 from lowwater_spark.sources.files import FileSource
-from lowwater_spark.sources.head import ControlSource
 from lowwater_spark.sources.sink_log import check_sink, list_sink
 from lowwater_spark.track import plain
 from lowwater_spark.track.batch import Keyed

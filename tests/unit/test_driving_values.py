@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive.late import LateRule
-from lowwater_spark.drive.plan import given_offsets
+from lowwater_spark.drive.plan import given_offsets, steps_of
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.control import END, NOTHING_GIVEN, Control, Drive, Offset, Told, steps_of
+from lowwater_spark.sources.control import END, NOTHING_GIVEN, Control, Drive, Offset, Told
 from lowwater_spark.track.operators import Window
 
 MINUTE = 60_000_000

@@ -1,25 +1,29 @@
-"""What a driven query must look like, checked before it starts: in the plan, in the session, and in the checkpoint.
+"""What a driven query must look like, checked before it starts: in the plan, in the session, and in the checkpoint. And where its watermark may stand.
 
 What is refused here would run, and be wrong: with a watermark that never moves, or one that passes rows that nobody has read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.control import Drive, Offset, Steps, is_control, steps_of
-from lowwater_spark.sources.head import ControlSource, Source
-from lowwater_spark.track.operators import KINDS, items, nodes
+from lowwater_spark.sources.control import END, NOTHING_GIVEN, ControlSource, Drive, Offset, is_control
+from lowwater_spark.sources.head import Source
+from lowwater_spark.track.operators import KINDS, Window, items, nodes
 from lowwater_spark.track.plan import Checked
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["check_checkpoint", "check_driven", "check_ending", "given_offsets", "steps_for"]
+__all__ = ["Steps", "check_checkpoint", "check_driven", "check_ending", "given_offsets", "steps_for", "steps_of"]
 
 _WITHIN: Final = KINDS["DeduplicateWithinWatermark"]
 
@@ -168,8 +172,6 @@ def steps_for(checked: Checked, drive: Drive) -> Steps:
 
 
 # -- the checkpoint -----------------------------------------------------------------------------------------------------
-
-
 def check_checkpoint(checkpoint: Path, sources: Sequence[Source]) -> None:
     """Raise CheckpointMismatch when the checkpoint is of a query that was driven and this one is not, or the other way round.
 
@@ -229,3 +231,58 @@ def given_offsets(log: CheckpointLog, drives: Mapping[int, Drive]) -> dict[int, 
             )
             raise CheckpointMismatch(msg)
     return given
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Where the value may stand: at whole steps, counted from an origin; microseconds both.
+
+    ``before`` is for operators that drop a row *at* the watermark (all but windowed aggregations, which drop windows that *end* at it):
+    the value is then one millisecond less, since a row exactly at the low watermark may still come.
+    """
+
+    length: int = 1_000_000
+    origin: int = 0
+    before: bool = True
+
+    def value(self, low: int) -> int:
+        """Return the greatest value, in milliseconds, that is safe while ``low``, in microseconds, is the low watermark.
+
+        >>> Steps(1_000, before=False).value(10_000_999), Steps(1_000).value(10_000_999)
+        (10000, 9999)
+        >>> Steps(10_000_000, before=False).value(19_999_999), Steps().value(MIN), Steps().value(MAX) == END
+        (10000, 0, True)
+        """
+        if low == MIN:
+            return NOTHING_GIVEN
+        if low == MAX:
+            return END
+        floored = low - (low - self.origin) % self.length
+        value = floored // 1_000 - (1 if self.before else 0)
+        return min(max(value, NOTHING_GIVEN), END - 1)
+
+
+def steps_of(windows: Iterable[Window], *, step: timedelta | None, before: bool) -> Steps:
+    """Return the steps of a query: those asked for, else where windows end, else whole seconds.
+
+    Several kinds of windows end at different times: the step is then the greatest that meets all of them.
+
+    >>> hour, ten = timedelta(hours=1), timedelta(minutes=10)
+    >>> steps_of([Window(hour, ten, timedelta(minutes=5))], step=None, before=False)
+    Steps(length=600000000, origin=300000000, before=False)
+    >>> steps_of([Window(hour, hour, timedelta(0)), Window(ten, ten, ten / 2)], step=None, before=False).length == 5 * 60 * 1_000_000
+    True
+    """
+    if step is not None:
+        return Steps(_micros(step), 0, before)
+    ends = [(_micros(each.start + each.length), _micros(each.slide)) for each in windows]
+    if not ends or before:
+        return Steps(before=before)
+    origin, length = ends[0]
+    for end, slide in ends[1:]:
+        length = gcd(length, slide, end - origin)
+    return Steps(max(length, 1_000), origin % max(length, 1_000), before)
+
+
+def _micros(length: timedelta) -> int:
+    return length // timedelta(microseconds=1)

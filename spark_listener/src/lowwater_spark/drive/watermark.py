@@ -27,9 +27,9 @@ from lowwater_spark.authority import Authority, Registration
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive.late import LateRule, open_late, reserve_late, windows_of
-from lowwater_spark.drive.plan import check_checkpoint, check_driven, check_ending, given_offsets, steps_for
+from lowwater_spark.drive.plan import Steps, check_checkpoint, check_driven, check_ending, given_offsets, steps_for
 from lowwater_spark.errors import AWAY
-from lowwater_spark.sources.control import Control, Drive, Offset, Steps, Told
+from lowwater_spark.sources.control import Control, Drive, Offset, Told
 from lowwater_spark.sources.head import Candidates, source_logs
 from lowwater_spark.sources.roots import Roots
 from lowwater_spark.sources.source_log import NOTHING, SourceLog

@@ -17,16 +17,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from math import gcd
 from pathlib import Path
 from typing import Any, Final, Self
 
-from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.durable import write_over
-from lowwater_spark.track.operators import Window
 
 __all__ = [
     "DIRECTORY",
@@ -34,12 +31,11 @@ __all__ = [
     "FORMAT",
     "NOTHING_GIVEN",
     "Control",
+    "ControlSource",
     "Drive",
     "Offset",
-    "Steps",
     "Told",
     "is_control",
-    "steps_of",
 ]
 
 FORMAT: Final = "lowwater_control"
@@ -115,61 +111,6 @@ class Offset:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """Where the value may stand: at whole steps, counted from an origin; microseconds both.
-
-    ``before`` is for operators that drop a row *at* the watermark (all but windowed aggregations, which drop windows that *end* at it):
-    the value is then one millisecond less, since a row exactly at the low watermark may still come.
-    """
-
-    length: int = 1_000_000
-    origin: int = 0
-    before: bool = True
-
-    def value(self, low: int) -> int:
-        """Return the greatest value, in milliseconds, that is safe while ``low``, in microseconds, is the low watermark.
-
-        >>> Steps(1_000, before=False).value(10_000_999), Steps(1_000).value(10_000_999)
-        (10000, 9999)
-        >>> Steps(10_000_000, before=False).value(19_999_999), Steps().value(MIN), Steps().value(MAX) == END
-        (10000, 0, True)
-        """
-        if low == MIN:
-            return NOTHING_GIVEN
-        if low == MAX:
-            return END
-        floored = low - (low - self.origin) % self.length
-        value = floored // 1_000 - (1 if self.before else 0)
-        return min(max(value, NOTHING_GIVEN), END - 1)
-
-
-def steps_of(windows: Iterable[Window], *, step: timedelta | None, before: bool) -> Steps:
-    """Return the steps of a query: those asked for, else where windows end, else whole seconds.
-
-    Several kinds of windows end at different times: the step is then the greatest that meets all of them.
-
-    >>> hour, ten = timedelta(hours=1), timedelta(minutes=10)
-    >>> steps_of([Window(hour, ten, timedelta(minutes=5))], step=None, before=False)
-    Steps(length=600000000, origin=300000000, before=False)
-    >>> steps_of([Window(hour, hour, timedelta(0)), Window(ten, ten, ten / 2)], step=None, before=False).length == 5 * 60 * 1_000_000
-    True
-    """
-    if step is not None:
-        return Steps(_micros(step), 0, before)
-    ends = [(_micros(each.start + each.length), _micros(each.slide)) for each in windows]
-    if not ends or before:
-        return Steps(before=before)
-    origin, length = ends[0]
-    for end, slide in ends[1:]:
-        length = gcd(length, slide, end - origin)
-    return Steps(max(length, 1_000), origin % max(length, 1_000), before)
-
-
-def _micros(length: timedelta) -> int:
-    return length // timedelta(microseconds=1)
-
-
-@dataclass(frozen=True, slots=True)
 class Told:
     """What the clock last gave out."""
 
@@ -239,3 +180,11 @@ class Control:
     def ask(self, number: int) -> None:
         """Ask for an answer that knows of this question."""
         write_over(self._asked, str(number).encode(), durable=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSource:
+    """The source that moves Spark's own watermark in a driven query. It has no rows that a reading covers, and no log of its own."""
+
+    directory: str
+    """Where the value lies that it gives out next."""

@@ -11,26 +11,17 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
+from lowwater_spark.sources.control import ControlSource
 from lowwater_spark.sources.files import NO_FILE, FileSource, Intruder, Settled, walk
 from lowwater_spark.sources.source_log import NOTHING, File, SourceLog
 
-__all__ = ["Candidates", "ControlSource", "Head", "Source", "list_head", "source_logs"]
+__all__ = ["Candidates", "Head", "Source", "list_head", "source_logs"]
 
 KEPT: Final = 16
 """Bound of heads waited for; beyond it the candidate of every second one is dropped, the oldest and the newest never."""
-
-
-@dataclass(frozen=True, slots=True)
-class ControlSource:
-    """The source that moves Spark's own watermark in a driven query. It has no rows that a reading covers, and no log of its own."""
-
-    directory: str
-    """Where the value lies that it gives out next."""
-
 
 Source = FileSource | ControlSource
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.control import DIRECTORY, END, is_control
+from lowwater_spark.sources.control import DIRECTORY, END, ControlSource, is_control
 from lowwater_spark.sources.files import FileSource, hidden, intruders
-from lowwater_spark.sources.head import ControlSource, Source
+from lowwater_spark.sources.head import Source
 from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
 from lowwater_spark.sources.source_log import FOR_EVER
 from lowwater_spark.track.operators import KINDS, Operator, Watermark, items, longest, nodes, operator_of, watermark_of
