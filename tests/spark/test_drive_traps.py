@@ -15,9 +15,9 @@ import lowwater_spark as lws
 from lowwater import errors
 from lowwater.watermark import MIN
 from lowwater_spark.authority import Authority
-from lowwater_spark.drive import frame as drive_frame
-from lowwater_spark.drive import plan as driving_plan
-from lowwater_spark.drive import watermark as driving
+from lowwater_spark.drive import frame as frame_module
+from lowwater_spark.drive import plan as plan_module
+from lowwater_spark.drive import watermark as watermark_module
 from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.control import END, Offset, Told
@@ -70,7 +70,9 @@ def test_a_query_that_ends_by_itself_closes_its_windows_first(
     """availableNow: everything that was there, and complete, is out when the query has ended."""
     monkeypatch.setattr(Driving, "tick", slower_than_the_query)
     if not care:
-        monkeypatch.setattr(driving, "Told", lambda offset, answered=0, final=True: Told(offset, answered, final=True))
+        monkeypatch.setattr(
+            watermark_module, "Told", lambda offset, answered=0, final=True: Told(offset, answered, final=True)
+        )
     rows = [record("a", at(9, 10 * i)) for i in range(3)]
     for row in rows:
         driven.feed().put([row])
@@ -141,7 +143,7 @@ def test_a_watermark_that_spark_does_not_follow_ends_the_query(
         def __init__(self, watermark: int = 0, incarnations: Any = None, run: int = 0) -> None:
             super().__init__(watermark, incarnations or {}, 0 * run)
 
-    monkeypatch.setattr(driving, "Offset", Forgetful)
+    monkeypatch.setattr(watermark_module, "Offset", Forgetful)
     with pytest.raises(lws.WatermarkLost, match="as its control rows say"):
         run_two(driven, lw)
 
@@ -214,11 +216,11 @@ def test_filters_of_the_user_stay_above_the_watermark(driven: Driven, upstream: 
 
 def pushed_down(_: str) -> Column:
     """Take the control row out by a filter that Spark can push wherever it likes."""
-    return ~sf.col(drive_frame._MARK)
+    return ~sf.col(frame_module._MARK)
 
 
 def test_a_filter_below_the_watermark_is_refused(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drive_frame, "_data_rows", pushed_down)
+    monkeypatch.setattr(frame_module, "_data_rows", pushed_down)
     with pytest.raises(Unsupported, match="would be filtered out below the watermark"):
         driven.start(driven.hourly(driven.drive()), stamp=HOUR)
     assert not (driven.folder / "ck").exists()
@@ -228,8 +230,8 @@ def test_a_filter_below_the_watermark_would_be_found_out(
     driven: Driven, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same without the look at the plan: the first control row tells."""
-    monkeypatch.setattr(drive_frame, "_data_rows", pushed_down)
-    monkeypatch.setattr(driving_plan, "_check_optimised", lambda *_: None)
+    monkeypatch.setattr(frame_module, "_data_rows", pushed_down)
+    monkeypatch.setattr(plan_module, "_check_optimised", lambda *_: None)
     driven.feed().put([record("a", at(9, 30))])
     query = driven.start(driven.hourly(driven.drive()), stamp=HOUR)
     say(upstream, at(10))
@@ -242,7 +244,7 @@ def test_the_control_row_is_in_no_window(
     care: bool, driven: Driven, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not care:
-        monkeypatch.setattr(drive_frame, "_data_rows", lambda _: sf.spark_partition_id() >= 0)
+        monkeypatch.setattr(frame_module, "_data_rows", lambda _: sf.spark_partition_id() >= 0)
     rows = [record("a", at(9, 30))]
     driven.feed().put(rows)
     driven.start(driven.hourly(driven.drive(step=timedelta(minutes=1))), stamp=HOUR)
@@ -255,7 +257,7 @@ def test_the_control_row_is_in_no_window(
 
 def test_the_control_comes_first(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark takes a watermark from a union's first child; the other way round nothing would be driven."""
-    monkeypatch.setattr(drive_frame, "_unite", lambda control, data: data.union(control))
+    monkeypatch.setattr(frame_module, "_unite", lambda control, data: data.union(control))
     with pytest.raises(Unsupported):
         driven.start(driven.hourly(driven.drive()), stamp=HOUR)
 

@@ -9,7 +9,7 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.drive import watermark as driving
+from lowwater_spark.drive import watermark as watermark_module
 from lowwater_spark.drive.plan import Steps
 from lowwater_spark.sources.control import END
 from tests.spark.drive_support import CARE, HOUR, Driven, aware, counts, driven, millis, record, say
@@ -96,7 +96,7 @@ def test_duplicates_are_known_until_the_watermark_is_beyond_them(
 ) -> None:
     """A copy within the promised distance never comes out, a row exactly at W always does."""
     if not care:  # the millisecond by which the watermark stays below W
-        monkeypatch.setattr(driving, "steps_for", lambda checked, drive: Steps(1_000, before=False))
+        monkeypatch.setattr(watermark_module, "steps_for", lambda checked, drive: Steps(1_000, before=False))
     frame = driven.drive(within=timedelta(minutes=10), step=MILLI).dropDuplicatesWithinWatermark(["key"])
     driven.feed().put([record("a", at(9)), record("a", at(9, 10))])
     driven.start(frame)

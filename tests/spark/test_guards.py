@@ -24,7 +24,7 @@ import lowwater_spark as lws
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.batches import BatchEntry, BatchLog
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
-from lowwater_spark.track import update as stateful
+from lowwater_spark.track import update as update_module
 from lowwater_spark.track.batch import Batch, Keyed, _Calls
 from lowwater_spark.track.handover import publish_directory
 from lowwater_spark.track.inputs import Reading
@@ -364,7 +364,7 @@ def test_rule6_a_range_that_says_it_holds_less_than_it_does_is_refused(
 def test_rule6_breaks_when_what_is_held_is_believed(
     flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stateful, "_check_stamps", lambda *_: None)
+    monkeypatch.setattr(update_module, "_check_stamps", lambda *_: None)
     flow.feed.put([row("a", 9, 30)])
     upstream.at(10, 10)
     query = flow.start(forgetful(UNTOLD["nothing, with pending"]), stamp=HOUR)

@@ -23,7 +23,7 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources import writers
 from lowwater_spark.sources.sink_log import _checked, list_sink
 from lowwater_spark.sources.writers import mark_writer, strangers
-from lowwater_spark.track import stage as stages
+from lowwater_spark.track import stage as stage_module
 from lowwater_spark.track.plan import check_options
 from tests.process.serving import Serving
 from tests.spark.support import Feed, Follower, Upstream, at, low, row, until
@@ -359,7 +359,9 @@ def test_rule6_a_file_sink_is_known_by_any_name(flow: Flow, lw: lowwater.Client,
 
 @pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="breaks when the format's name alone decides")
 def test_rule6_breaks_when_the_name_of_a_sink_decides(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "is_file_format", lambda _, kind: kind in ("csv", "json", "orc", "parquet", "text"))
+    monkeypatch.setattr(
+        stage_module, "is_file_format", lambda _, kind: kind in ("csv", "json", "orc", "parquet", "text")
+    )
     mark_writer(flow.folder / "others", "other")
     with pytest.raises(Unsupported):
         flow.start(format="com.databricks.spark.csv", path=flow.folder / "others")
@@ -375,7 +377,7 @@ def test_of_two_plain_queries_that_start_at_once_into_one_directory_one_is_refus
         look(folder, computation)
         both.wait(120)
 
-    monkeypatch.setattr(stages, "check_alone", looked)
+    monkeypatch.setattr(stage_module, "check_alone", looked)
     flow.feed.put([row("a", 9)])
     upstream.at(10)
 

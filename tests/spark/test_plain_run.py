@@ -20,8 +20,7 @@ from lowwater_spark.checkpoint.durable import boot_of
 from lowwater_spark.checkpoint.identity import check_shape, identity, new_ordinal
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources import roots
-from lowwater_spark.sources import sink_log as sinklog
+from lowwater_spark.sources import roots, sink_log
 from lowwater_spark.sources.control import ControlSource
 from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.sink_log import check_sink, list_sink
@@ -345,7 +344,7 @@ def order_of_syncs(
     monkeypatch.setattr(Authority, "commit", lambda *_: "")
     upstream.at(13)
     run = checkpoint.start(sink=sink)
-    for module in (plain, sinklog):
+    for module in (plain, sink_log):
         for name in ("sync_file", "sync_directory"):
             monkeypatch.setattr(module, name, synced)
     checkpoint.write(0, "year=1/a", "b")
@@ -416,7 +415,7 @@ def test_rule6_a_batch_that_was_written_before_the_run_is_compared_when_it_is_co
 def test_rule6_breaks_when_nobody_knows_what_was_written_before_the_run(
     checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sinklog, "_newest", lambda _: 1)
+    monkeypatch.setattr(sink_log, "_newest", lambda _: 1)
     three_batches_and_a_power_cut(checkpoint, lw, upstream)
 
 
@@ -580,7 +579,7 @@ def test_rule6_an_entry_that_was_cut_is_not_taken_for_a_batch_without_files(
 def test_rule6_breaks_when_checksums_are_not_compared(
     checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sinklog, "_checked", lambda *_: True)
+    monkeypatch.setattr(sink_log, "_checked", lambda *_: True)
     upstream.at(13)
     killed(checkpoint, lw, 13)
     log = checkpoint.folder / "out/_spark_metadata"

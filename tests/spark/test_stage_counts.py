@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import lowwater_spark as lws
-from lowwater_spark.track import rows as tracking
+from lowwater_spark.track import rows as rows_module
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.ranges import range_column
 from lowwater_spark.track.rows import Actions, Counted, Rows, read_whole
@@ -195,7 +195,7 @@ def test_events_that_never_come_are_not_waited_for(
     monkeypatch.setattr(Actions, "onSuccess", lambda *_: None)
     assert counted(batch, actions, WHOLE["collected"], promised=0) == Counted(ROWS)
     assert jobs == ["source"]
-    monkeypatch.setattr(tracking, "_PATIENCE_MS", 0)
+    monkeypatch.setattr(rows_module, "_PATIENCE_MS", 0)
     assert counted(batch, actions, WHOLE["collected"], promised=0) == Counted(ROWS)
 
 

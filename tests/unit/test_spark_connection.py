@@ -11,7 +11,7 @@ import pytest
 import lowwater
 from lowwater import errors
 from lowwater_spark.settings import SparkSettings, connection
-from lowwater_spark.track import receipt as staging
+from lowwater_spark.track import receipt
 from lowwater_spark.track.receipt import Destination
 
 EMPTY: dict[str, str] = {}
@@ -90,7 +90,7 @@ def test_a_file_that_an_executor_does_not_have_is_a_refusal_and_no_channel_witho
     assert settings.encrypted
     assert settings.credentials is not None
     with pytest.raises(errors.InvalidArgument, match=r"spark\.lowwater\.ca.*same absolute path"):
-        staging._client(settings)
+        receipt._client(settings)
 
 
 @pytest.mark.parametrize(

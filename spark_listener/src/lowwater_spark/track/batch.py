@@ -20,7 +20,6 @@ from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.sources.bookmarks import removed
 from lowwater_spark.sources.sink_log import refuse_sink
 from lowwater_spark.sources.writers import mark_writer
-from lowwater_spark.track import update as stateful
 from lowwater_spark.track.handover import hand_over, sweep
 from lowwater_spark.track.inputs import floor_stamp
 from lowwater_spark.track.plan import refuse_pattern
@@ -28,6 +27,7 @@ from lowwater_spark.track.ranges import key_text, key_zone
 from lowwater_spark.track.receipt import Destination, Receipt
 from lowwater_spark.track.removal import Removal
 from lowwater_spark.track.state import Manifest, StateStore
+from lowwater_spark.track.update import Update, build_version, restage, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -325,7 +325,7 @@ class Batch:
     def stateful(
         self,
         frame: DataFrame,
-        update: stateful.Update,
+        update: Update,
         schema: StructType | str,
         path: str | os.PathLike[str] | None = None,
     ) -> DataFrame:
@@ -381,7 +381,7 @@ class Batch:
             )
             store.sweep()
             self._swept.add(root)
-        manifest, receipts = stateful.build_version(
+        manifest, receipts = build_version(
             store,
             frame,
             update,
@@ -398,11 +398,11 @@ class Batch:
         )
         self._probe("state", self.id)
         if not receipts:
-            receipts = stateful.restage(frame.sparkSession, manifest, self._reference(), self._destination)
+            receipts = restage(frame.sparkSession, manifest, self._reference(), self._destination)
         self._outcome = Outcome(
             receipts, manifest, manifest.finished, manifest.late, manifest.late_example, manifest.late_handle
         )
-        emitted = stateful.rows_of(frame.sparkSession, store, manifest, columns)
+        emitted = rows_of(frame.sparkSession, store, manifest, columns)
         # A replay may find all that it emits in the sink already, and read nothing.
         if self._actions is not None and not self.replayed and any(entry.emitted for entry in manifest.ranges):
             emitted, metric = self._actions.watch(emitted)
