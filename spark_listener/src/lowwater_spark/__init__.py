@@ -14,6 +14,7 @@ This release tracks and drives queries over file sources on a local (or NFS) fil
 query starts, with the reason. Importing it starts nothing and needs no PySpark.
 """
 
+# attach and drive are folders as well. What is imported from them here keeps their names for the functions.
 from lowwater_spark.attach.attachment import Attachment, AttachStatus, attach
 from lowwater_spark.drive.frame import drive
 from lowwater_spark.drive.watermark import WatermarkLost
