@@ -121,7 +121,7 @@ def test_a_later_process_at_an_address_ends_the_earlier(
     again = Shard(tmp_path, deployment.redis.url, "--advertise", one.address)
     with again:
         assert one.wait() == 2
-        assert f"another process advertises {one.address} and has started later: stop this one" in one.log
+        assert f"another process advertises {one.address} and has joined later: stop this one" in one.log
         eventually(lambda: {shard.address for shard in lw.shards()} == before.keys())
 
 

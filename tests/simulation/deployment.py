@@ -128,6 +128,8 @@ class Deployment:
         self.seats = [Seat(name, sim.process(name)) for name in names]
         self.zombies: list[Process] = []
         """Processes whose address another one has now."""
+        self.unheard: list[Process] = []
+        """Those of them that had not joined by then: when they do, nobody can tell that they were started first."""
         self._oracle = oracle
         self._weak = weak
 
@@ -207,17 +209,20 @@ class Deployment:
 
     def excused(self, seat: Seat | None, process: Process, failure: BaseException) -> str | None:
         """Why a process of the authority may end by an exception; None when it may not."""
-        if seat is None and isinstance(failure, Replaced):  # never the one that was started last at its address
+        # Else the one that was started last at its address is never to end for another.
+        replaced = seat is None or any(older.name == process.name and older.alive for older in self.unheard)
+        if replaced and isinstance(failure, Replaced):
             return "a shard was replaced at its address"
         if (seat is None or str(process) in seat.stopping) and isinstance(failure, JournalFailed | JournalUnknown):
             return "an append of unknown outcome was given up"
-        starting = seat is not None and seat.process is process and (seat.authority is None or not self._joined(seat))
+        starting = seat is not None and seat.process is process and (seat.authority is None or not self.joined(seat))
         if starting and isinstance(failure, JournalFailed | JournalUnknown):
             return "a start without the store"
         return None
 
     @staticmethod
-    def _joined(seat: Seat) -> bool:
+    def joined(seat: Seat) -> bool:
+        """Whether the newest at an address is a member."""
         return seat.cluster is None or seat.cluster.view.member(seat.cluster.me.id) is not None
 
     def misplaced(self, names: list[str]) -> dict[str, str]:

@@ -159,6 +159,8 @@ class Upheaval:
             return
         self._acted(kind)
         self._deployment.zombies.append(zombie)
+        if not self._deployment.joined(seat):
+            self._deployment.unheard.append(zombie)
         zombie.pause()
         self._sim.network.banish(zombie)
         self._deployment.start(self._world.place, seat)

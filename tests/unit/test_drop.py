@@ -751,3 +751,38 @@ async def test_an_owner_that_was_left_out_for_a_while_is_the_same_process() -> N
     assert not await one.shard.serve(name), "it alone has it whole, in memory"
     assert (await one.cluster.locate([name]))[name].address == "other:1"
     await stopped(one, other)
+
+
+@pytest.mark.parametrize("part", ["record", "snapshot"])
+async def test_what_is_damaged_in_the_store_is_dropped_by_the_owner_that_has_it_in_memory(part: str) -> None:
+    """Also after another shard was to take it over and could not read it, and without force where nobody owns ranges of it."""
+    deployment = Deployment()
+    one, other = await two(deployment)
+    name, neighbour = sorted(held(other))[:2]
+    grant, beside = await other.claim(name), await other.claim(neighbour)
+    await other.report(name, grant, 14)
+    stored = deployment.disk.logs[name]
+    if part == "snapshot":
+        await other.shard.journal.snapshot(name, max(stored.records), b"anything")
+        assert stored.snapshot is not None
+        stored.snapshot = flipped(stored.snapshot)
+    else:
+        stored.records[1] = flipped(stored.records[1])
+    await pinned(deployment, one, [name], "one:1")
+    assert not await one.shard.serve(name), "its owner keeps it"
+    for force in (False, True):
+        with pytest.raises(errors.Moved):
+            await one.shard.drop(name, force=force)
+    with pytest.raises(errors.OwnedRanges):
+        await other.shard.drop(name, force=False)
+    assert await other.report(name, grant, 15) == [], "nothing was changed"
+    await other.shard.release(name, grant.sequencer)
+    assert (await other.shard.drop(name, force=False)).incarnation == 1
+    await deployment.settle(one, other, seconds=1.2)
+    await one.shard.register(Spec(name))
+    await pinned(deployment, one, [name], "one:1")  # whose pin had ended with the drop
+    again = await one.claim(name)
+    assert await one.report(name, again, 12) == []
+    assert one.low(name) == 12
+    assert await other.report(neighbour, beside, 14) == [], "its neighbour"
+    await stopped(one, other)

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class Replaced(Exception):
-    """Another process advertises this one's address, and started later."""
+    """Another process advertises this one's address, and joined later."""
 
 
 class Place(NamedTuple):
@@ -230,7 +230,7 @@ class Cluster:
             self._rival = there.id, heard
         if heard > self._rival[1]:
             msg = (
-                f"another process advertises {self.me.address} and has started later: stop this one, or give one of them "
+                f"another process advertises {self.me.address} and has joined later: stop this one, or give one of them "
                 "another --advertise"
             )
             raise Replaced(msg)
