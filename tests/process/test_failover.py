@@ -8,12 +8,11 @@ import pytest
 
 from tests.process import failover
 
-KILLS = 10
-
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_what_a_killed_shard_served_goes_on_at_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
+def test_what_a_killed_shard_served_goes_on_at_the_others(tmp_path: Path, kills: int) -> None:
     """Nothing goes down, leads or is lost; how long it takes is the benchmark's business, but it is never long."""
-    rounds = failover.run(tmp_path, KILLS)
+    rounds = failover.run(tmp_path, kills)
     assert all(value < failover.PATIENCE / 2 for each in rounds for value in each.new.values())
