@@ -18,8 +18,8 @@ from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 ROOT = Path(__file__).parents[2]
 KEYS = {"benchmark", "metric", "value", "unit", "baseline", "baseline_value", "ratio"}
 
-SLOW = ("herd", "attach", "spark_overhead", "pipeline", "incident")
-"""They start Spark, or hundreds of workers."""
+SLOW = ("herd", "failover", "attach", "spark_overhead", "pipeline", "incident")
+"""They start Spark, or hundreds of workers, or wait until a shard is given up, which test_failover.py does with the same code."""
 
 # All benchmarks run before the first test.
 pytestmark = pytest.mark.timeout(900)
