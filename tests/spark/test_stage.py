@@ -346,6 +346,31 @@ def test_an_error_of_the_users_function_ends_the_query_and_holds(
     assert out.count() == 1, "S6: written by the run that failed, skipped by the replay"
 
 
+def test_rule6_a_batch_that_has_built_its_state_and_written_nothing_is_replayed_with_the_w_of_its_plan(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """S5: W has passed both hours meanwhile. Were it seen by the replay, windows would close in a batch that is planned without them."""
+
+    def fails(rows: DataFrame, batch: lws.Batch) -> None:
+        flow.windows(rows, batch)
+        msg = "before anything is written"
+        raise KeyError(msg)
+
+    flow.feed.put([row("a", 9), row("b", 9), row("c", 10)])
+    upstream.at(9, 30)
+    query = flow.start(fails, stamp=HOUR)
+    with pytest.raises(KeyError, match="before anything is written"):
+        query.await_termination(60)
+    flow.feed.put([row("a", 10)])
+    upstream.at(12)
+    flow.start(flow.windows, stamp=HOUR)
+    until(lambda: low(lw, "stage") == mark(12), "everything is closed")
+    planned = "2013-01-09T09:30:00Z"
+    assert flow.batches[:2] == [(0, planned, False), (0, planned, True)]
+    assert flow.out[0][0] == 1, "batch 0 closes nothing, at no attempt"
+    assert flow.closed() == [("09:00", "a", 1), ("09:00", "b", 1), ("10:00", "a", 1), ("10:00", "c", 1)]
+
+
 def test_a_restart_with_other_key_ranges(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     """Claims cross the borders of the old ones."""
     flow.feed.put([row("a", 9)])
