@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
@@ -20,6 +22,23 @@ QUICK = {
 """What halves the work of short queries and changes nothing that they do. What is usual runs in `test_crashes.py` and on the cluster."""
 
 
+STARTED = Path(__file__).with_name("started")
+
+
+@contextmanager
+def on_the_path(folder: Path) -> Iterator[None]:
+    """Have what is started meanwhile, and all that it starts, look for modules in a folder first."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{before}" if before else str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
 def spark_session(name: str, master: str, settings: Mapping[str, str]) -> SparkSession:
     """A session with its own settings, views, queries and listeners. All of a process share its Spark, which is stopped for one that wants another.
 
@@ -33,7 +52,9 @@ def spark_session(name: str, master: str, settings: Mapping[str, str]) -> SparkS
     if running is not None and not {*conf.getAll()} <= {*running.getConf().getAll()}:
         running.stop()
     if SparkContext._gateway is None:
-        SparkContext(gateway=launch_gateway(conf, {"close_fds": False}), conf=conf)
+        with on_the_path(STARTED):
+            gateway = launch_gateway(conf, {"close_fds": False})
+        SparkContext(gateway=gateway, conf=conf)
     first = SparkSession.builder.config(conf=conf).getOrCreate()
     first.sparkContext.setLogLevel("OFF")
     # The new one is what is found by those that ask for the active session.
