@@ -204,6 +204,24 @@ def test_a_batch_of_another_fold_is_refused() -> None:
     assert d.low == 14
 
 
+def test_an_input_that_is_registered_while_a_batch_runs_was_not_reset() -> None:
+    """It was folded as unknown, so nothing above MIN is in the batch, whatever life the input is in now."""
+    d = Driver(Spec("c", ("a", "b")))
+    run = d.claim(b"", b"").sequencer
+    with pytest.raises(errors.InvalidArgument, match="must be"):
+        d.prepare(run, 1, [], 14, fold=Fold(1, (1, 0)))
+    task = d.stage(run, 1, 0, {0: 12})
+    d.prepare(run, 1, [task], MIN, fold=Fold(1, (1, 0)))
+    for lives in ((2, 1), (2, 0), (1,), (1, 1, 1)):
+        with pytest.raises(errors.IncarnationChanged):
+            d.commit(run, 1, Fold(1, lives))
+    assert d.commit(run, 1, Fold(1, (1, 7))) == set()
+    assert d.low == MIN
+    d.prepare(run, 2, [], 14, fold=Fold(1, (1, 7)))
+    with pytest.raises(errors.IncarnationChanged):
+        d.commit(run, 2, Fold(1, (1, 0)))
+
+
 def test_a_lost_range_is_refused_and_the_rest_of_the_batch_counts() -> None:
     d = Driver()
     run = d.claim(b"", b"m", b"").sequencer

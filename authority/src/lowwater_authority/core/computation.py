@@ -610,7 +610,7 @@ class Computation:
         if prepared.request.fold.input_version != required.input_version:
             msg = f"the batch folds version {prepared.request.fold.input_version} of the inputs; {required.input_version} is in force"
             raise errors.InputVersion(msg, metadata=self._about(batch=batch))
-        if prepared.request.fold.input_incarnations != required.input_incarnations:
+        if _was_reset(prepared.request.fold, required):
             msg = f"an input of {self.spec.name} was reset while batch {batch} ran; claim again"
             raise errors.IncarnationChanged(msg, metadata=self._about(batch=batch))
         return self._apply_prepared(now, now if wall is None else wall)
@@ -854,6 +854,15 @@ def _older(report: GroupReport, newest: int) -> Refused:
     else:
         msg = f"a newer report of this sender was taken over, of its stream {newest}; open a greater stream and send the full state"
     return Refused(report.sequencer, errors.OldStream.reason, msg, newest=newest)
+
+
+def _was_reset(folded: Fold, now: Fold) -> bool:
+    """Return whether an input is in another life than the one that was folded.
+
+    One that was not registered when it was folded is in no other life now: it was folded as unknown, and nothing above MIN with it.
+    """
+    lives = zip(folded.input_incarnations, now.input_incarnations, strict=False)
+    return len(folded.input_incarnations) != len(now.input_incarnations) or any(a not in (0, b) for a, b in lives)
 
 
 def _beyond_unknown(values: Int64s, mass: Mass | None) -> str:
