@@ -12,6 +12,7 @@ import pytest
 
 from lowwater import errors
 from lowwater_authority.cluster import cluster
+from lowwater_authority.cluster.cluster import KEPT_SECONDS
 from lowwater_authority.cluster.membership import View
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
@@ -127,6 +128,45 @@ async def test_a_snapshot_of_its_owner_makes_a_damaged_log_whole(deployment: Dep
     assert other.low(name) == 11
 
 
+async def test_its_owner_writes_a_damaged_log_whole_when_nobody_takes_it(deployment: Deployment) -> None:
+    """So that it is handed over, and not lost with its owner; all else is as it was."""
+    one, other, name = await moving(deployment)
+    neighbour = max(held(one))
+    assert await one.report(neighbour, await one.claim(neighbour), 10) == []
+    flip_a_bit(name, deployment.disk.logs[name])
+    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await deployment.settle(one, other, seconds=KEPT_SECONDS - 0.6)
+    assert one.shard.journal.statistics().snapshots == 0, "it may only take long"
+    await deployment.settle(one, other, seconds=KEPT_SECONDS + 16)
+    assert name in held(other)
+    assert other.low(name) == 11
+    assert one.shard.journal.statistics().snapshots == 1
+    assert neighbour in held(one)
+    assert deployment.disk.logs[neighbour].snapshot is None
+
+
+async def test_what_nobody_takes_is_written_whole_once_and_when_it_has_changed(deployment: Deployment) -> None:
+    one, other, name = await moving(deployment)
+    stored = deployment.disk.logs[name]
+    one.shard.held.logs.snapshot(name, lambda: recovery.snapshot(one.shard.held.computations[name]))
+    await one.shard.held.logs.settle()
+    assert stored.snapshot is not None
+    stored.snapshot = flipped(stored.snapshot)
+    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await deployment.settle(one, other, seconds=3 * KEPT_SECONDS)
+    statistics = one.shard.journal.statistics
+    assert statistics().snapshots == 1, "there is nothing behind it"
+    assert await one.report(name, await one.claim(name), 12) == []
+    while statistics().snapshots == 1:
+        await deployment.settle(one)
+    stored.snapshot = flipped(stored.snapshot)
+    for hour in range(13, 16):
+        assert await one.report(name, await one.claim(name), hour) == []
+        await deployment.settle(one, other, seconds=KEPT_SECONDS)
+    assert name in held(one)
+    assert statistics().snapshots == 2
+
+
 async def test_a_damaged_log_that_nobody_has_in_memory_is_refused_with_the_reason(
     deployment: Deployment, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +210,11 @@ async def test_a_damaged_log_is_looked_at_at_once_when_its_owner_is_gone(
 ) -> None:
     """The owner has left a snapshot, which replaces what was damaged; nobody waits for the rest of a minute."""
     one, other, name = await moving(deployment)
-    flip_a_bit(name, deployment.disk.logs[name])
+    one.shard.held.logs.snapshot(name, lambda: recovery.snapshot(one.shard.held.computations[name]))
+    await one.shard.held.logs.settle()
+    stored = deployment.disk.logs[name]
+    assert stored.snapshot is not None
+    stored.snapshot = flipped(stored.snapshot)  # its owner writes it whole when it has changed, which it does not
     await one.cluster.change(lambda view: view.pinned(name, "other:1"))
     await deployment.settle(one, other, seconds=70)
     looks = Looks(other, name, monkeypatch)
@@ -186,7 +230,11 @@ async def test_what_nobody_serves_is_looked_at_at_once_only_when_that_is_new(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, name = await moving(deployment)
-    flip_a_bit(name, deployment.disk.logs[name])
+    one.shard.held.logs.snapshot(name, lambda: recovery.snapshot(one.shard.held.computations[name]))
+    await one.shard.held.logs.settle()
+    stored = deployment.disk.logs[name]
+    assert stored.snapshot is not None
+    stored.snapshot = flipped(stored.snapshot)  # its owner writes it whole when it has changed, which it does not
     await one.cluster.change(lambda view: view.pinned(name, "other:1"))
     await deployment.settle(one, other, seconds=70)
     looks = Looks(other, name, monkeypatch)

@@ -38,6 +38,12 @@ BEATS: Final = 5
 HAND_OVER_SECONDS: Final = 5.0
 """How long a shard that leaves waits for the others to take over what it serves."""
 
+KEPT_SECONDS: Final = 10.0
+"""How long at least, twice that at most, it is waited for another shard to take what it is to serve. Then the log is written whole."""
+
+WHOLE_AT_ONCE: Final = 4
+"""Logs that are written whole in that time: each costs a snapshot, and a whole deployment may wait for shards of a newer release."""
+
 log = logging.getLogger(__name__)
 
 
@@ -94,6 +100,12 @@ class Cluster:
         self._settled: tuple[int, int, int] = (0, 0, 0)
         self._ended = 0
         """The version of the view by which the logs of dropped computations were looked at."""
+        self._kept: set[str] = set()
+        """What another shard was to take already when it was last looked at."""
+        self._kept_at: tuple[int, int, int] = (0, 0, 0)
+        self._look_at_kept = float("-inf")
+        self._written_whole: set[str] = set()
+        """Of that: once is enough."""
         self._said: dict[str, str] = {}
         """By computation that could not be taken: why, as it was logged."""
         self._leaving = asyncio.Event()
@@ -301,7 +313,28 @@ class Cluster:
             # Whoever has dropped it did not come to this.
             with contextlib.suppress(JournalError, errors.LowwaterError):
                 await self.unpin_dropped()
+        self._leave_readable()
         return True
+
+    def _leave_readable(self) -> None:
+        """Write the logs whole of what other shards were to take long ago, and did not.
+
+        Perhaps they cannot read them: then memory here has the only good copy, which must not end with this process.
+        """
+        if self._monotonic() < self._look_at_kept:
+            return
+        self._look_at_kept = self._monotonic() + KEPT_SECONDS
+        shard = self._shard
+        state = self.view.version, shard.topology.version, shard.held.let_gone
+        names = self._kept if state == self._kept_at else shard.names()
+        kept = {name for name in names if shard.serves(name) and not self.mine(name)}
+        late = sorted(name for name in kept & self._kept - self._written_whole if shard.held.logs.behind(name))[
+            :WHOLE_AT_ONCE
+        ]  # of others there is nothing to write
+        self._kept, self._kept_at = kept, state
+        self._written_whole = self._written_whole & kept | set(late)
+        if late:
+            shard.write_whole(late)
 
     def _take(self) -> None:
         """Begin to take what is missing, each by itself: one that takes long holds up no other."""

@@ -305,6 +305,11 @@ class Logs:
             return
         self._snapshots[name] = asyncio.create_task(self._snapshot(name, state.position, state.behind, payload, now))
 
+    def write_whole(self, name: str, take: Callable[[], bytes], now: int) -> None:
+        """Begin a snapshot of a log that has records behind its last one, however few, unless one is being written."""
+        if self.behind(name) and name not in self._snapshots:
+            self.snapshot(name, take, now)
+
     async def _snapshot(self, name: str, position: int, covered: int, payload: bytes, now: int) -> None:
         try:
             await self.journal.snapshot(name, position, payload)

@@ -708,6 +708,20 @@ class Shard:
             return False
         return await asyncio.shield(self._taking.begin(name))
 
+    def write_whole(self, names: Collection[str]) -> None:
+        """Begin to replace the logs of computations that are served here by snapshots, as far as they have changed.
+
+        What of a log is damaged in the store is not needed any more then. A stop, or too much to do, comes before it.
+        """
+
+        def begin(round_: Round) -> None:
+            for name in names:
+                computation = self.held.computations.get(name)
+                if computation is not None and name not in self.held.unwritten and not self.held.is_torn(name):
+                    self.held.logs.write_whole(name, partial(recovery.snapshot, computation), round_.now)
+
+        self._loop.read(begin).add_done_callback(lambda done: done.cancelled() or done.exception())
+
     def is_damaged(self, name: str) -> bool:
         """Whether a computation is not served here because its log cannot be read, and by nobody else as far as is known."""
         return name not in self.held.computations and self._taking.is_damaged(name)
