@@ -21,7 +21,7 @@ from lowwater._core.granted import Granted
 from lowwater._core.lease import LeaseState
 from lowwater._core.ratchet import Ratchet
 from lowwater._core.reports import ReporterState
-from lowwater._core.routes import Routes
+from lowwater._core.router import Router
 from lowwater.aio import Lease
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
 from lowwater_authority.cluster.cluster import Cluster
@@ -199,10 +199,10 @@ def overwrite_a_newer_snapshot(planted: Planted) -> None:
 
 def follow_a_redirect_to_a_lower_epoch(planted: Planted) -> None:
     """The client believes a shard that was asleep (rule 3). What it is then told must be believed as well: both checks are off."""
-    redirected, admit = Routes.redirected, Ratchet.admit
+    redirected, admit = Router.redirected, Ratchet.admit
 
-    def credulous(self: Routes, name: str, address: str, epoch: int) -> bool:
-        self._epochs.pop(name, None)
+    def credulous(self: Router, name: str, address: str, epoch: int) -> bool:
+        self._route(name).epoch = 0
         return redirected(self, name, address, epoch)
 
     def forgetful(self: Ratchet, view: Any) -> bool:
@@ -211,7 +211,7 @@ def follow_a_redirect_to_a_lower_epoch(planted: Planted) -> None:
             self.views[view.computation] = replace(known, epoch=0)
         return admit(self, view)
 
-    planted.setattr(Routes, "redirected", credulous)
+    planted.setattr(Router, "redirected", credulous)
     planted.setattr(Ratchet, "admit", forgetful)
 
 

@@ -10,7 +10,7 @@ from lowwater import Settings, errors
 from lowwater._core.backoff import PATIENCE
 from lowwater._core.lease import LeaseState
 from lowwater._core.locating import Locating
-from lowwater._core.routes import HOME
+from lowwater._core.router import HOME
 from lowwater._drive.threads.connection import Connection
 from lowwater._sync.watcher import Watcher
 from tests.unit.test_client_routing import (
@@ -37,7 +37,7 @@ def test_a_call_waits_a_second_at_most_between_attempts() -> None:
 
 def test_another_deployment_at_a_home_that_was_only_heard_of_is_a_shard_that_is_gone() -> None:
     world = World("a:1")
-    world.routes.redirected("d", "x:1", 1)
+    world.router.redirected("d", "x:1", 1)
     asking = world.ask(world.calls.topology())
     assert asking.next().address == "a:1"
     asking.failed(Failed())
@@ -55,7 +55,7 @@ def test_a_read_of_one_never_asks_for_all(monkeypatch: pytest.MonkeyPatch) -> No
 
     def moved_meanwhile() -> str:
         address = where()
-        world.routes.redirected("c", "x:1", 1)  # as a stream's thread may hear at any moment
+        world.router.redirected("c", "x:1", 1)  # as a stream's thread may hear at any moment
         return address
 
     monkeypatch.setattr(asking, "_where", moved_meanwhile)
@@ -68,7 +68,7 @@ def test_a_read_of_one_never_asks_for_all(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_is_to_wait_is_not_asked_about_before() -> None:
     world, found = World(), list[str]()
-    locating = Locating(world.routes, world.surroundings, found.append)
+    locating = Locating(world.router, world.surroundings, found.append)
     locating.lose("c", 5.0)
     locating.lose("d")
     assert locating.first_pause < 1.0
@@ -87,8 +87,8 @@ def hurried(locating: Locating) -> bool:
 
 def paused(world: World, seconds: float) -> Locating:
     """One that waits until an overloaded shard may be asked about."""
-    world.routes.redirected("c", "busy:1", 1)
-    locating = Locating(world.routes, world.surroundings, lambda _: None)
+    world.router.redirected("c", "busy:1", 1)
+    locating = Locating(world.router, world.surroundings, lambda _: None)
     locating.lose("c", seconds)
     assert locating.first_pause == seconds
     assert not hurried(locating)
@@ -109,9 +109,9 @@ def test_what_is_lost_meanwhile_does_not_wait_for_an_overloaded_shard() -> None:
 def test_what_another_shard_serves_by_now_does_not_wait_for_the_overloaded_one() -> None:
     world = World()
     locating = paused(world, 60.0)
-    world.routes.seen("c", 1)
+    world.router.seen("c", 1)
     assert not hurried(locating), "by the same one"
-    world.routes.redirected("c", "new:1", 2)
+    world.router.redirected("c", "new:1", 2)
     assert hurried(locating)
     world.now += locating.first_pause
     assert list(locating.open("home:1", "t").computations) == ["c"]
@@ -119,14 +119,14 @@ def test_what_another_shard_serves_by_now_does_not_wait_for_the_overloaded_one()
 
 def test_an_overloaded_home_is_not_asked_before_and_another_one_is() -> None:
     world = World("home:1", "other:1")
-    locating = Locating(world.routes, world.surroundings, lambda _: None)
+    locating = Locating(world.router, world.surroundings, lambda _: None)
     locating.lose("c")
     locating.open("home:1", "t")
     assert locating.ended(Failed("OVERLOADED", retry_after=60)) == 121.0, "60.5 s, twice"
     locating.lose("d")
     assert not hurried(locating)
     assert locating.first_pause == 121.0
-    world.routes.failed("home:1")
+    world.router.failed("home:1")
     assert hurried(locating)
     assert locating.first_pause <= 1.0
 
@@ -136,14 +136,14 @@ def test_an_overloaded_home_is_not_asked_before_and_another_one_is() -> None:
 
 def test_an_overloaded_shard_is_watched_again_when_it_asked_to() -> None:
     world = World()
-    world.routes.redirected("c", "x:1", 1)
+    world.router.redirected("c", "x:1", 1)
     world.known.subscribe(["c"])
     stream = world.known.stream("x:1")
     stream.open("x:1")
     assert stream.ended(Failed("OVERLOADED", retry_after=5)) == 0.0
     assert world.known.at("c") is None
     assert world.known.locating.first_pause == 11.0, "5.5 s, twice"
-    assert world.routes.place("c") == "x:1", "it is where it was"
+    assert world.router.place("c") == "x:1", "it is where it was"
 
 
 def test_an_overloaded_home_stays_home() -> None:
@@ -159,7 +159,7 @@ def test_an_overloaded_home_stays_home() -> None:
 
 def test_another_deployment_ends_the_watching_only_at_an_address_that_was_given() -> None:
     world = World("a:1")
-    world.routes.redirected("d", "x:1", 1)
+    world.router.redirected("d", "x:1", 1)
     home = world.known.stream()
     home.open("a:1")
     home.ended(Failed())
@@ -192,7 +192,7 @@ def test_a_name_that_comes_back_and_goes_at_once_is_not_younger_for_it() -> None
 
 def test_a_watch_stream_that_nobody_needs_is_left() -> None:
     world = World()
-    world.routes.redirected("c", "x:1", 1)
+    world.router.redirected("c", "x:1", 1)
     subscription, other = world.known.subscribe(["c"]), world.known.subscribe(["d"])
     home, there = world.known.stream(), world.known.stream("x:1")
     home.open("home:1")
@@ -206,7 +206,7 @@ def test_a_watch_stream_that_nobody_needs_is_left() -> None:
     assert there.interrupted
     assert not home.interrupted, "home is kept for whoever comes next"
     assert there.ended(Failed()) == 0.0, "it was cancelled"
-    assert world.routes.place("c") == "x:1"
+    assert world.router.place("c") == "x:1"
 
 
 # -- reporting ----------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_a_watch_stream_that_nobody_needs_is_left() -> None:
 def reported_elsewhere() -> tuple[World, LeaseState]:
     """A lease that is reported to another shard than home."""
     world, state = World(), lease()
-    world.routes.redirected("c", "x:1", 1)
+    world.router.redirected("c", "x:1", 1)
     world.reporting.add(state)
     opened(world, "x:1")
     world.reporting.tend()
@@ -227,7 +227,7 @@ def test_a_lease_is_looked_for_though_another_of_its_computation_is_served() -> 
     staged(world, first, 9, 5)
     world.reporting.stream("x:1").ended(Failed())
     world.reporting.stream("x:1").retire()
-    assert world.routes.redirected("c", "y:1", 2), "as a claim hears that finds the new shard by itself"
+    assert world.router.redirected("c", "y:1", 2), "as a claim hears that finds the new shard by itself"
     second = lease(sequencer=2)
     world.reporting.add(second)
     stream = opened(world, "y:1")
@@ -248,12 +248,12 @@ def test_an_overloaded_shard_is_reported_to_again_when_it_asked_to() -> None:
     world, _ = reported_elsewhere()
     assert world.reporting.stream("x:1").ended(Failed("OVERLOADED", retry_after=5)) == 0.0
     assert world.reporting.locating.first_pause == 11.0, "5.5 s, twice"
-    assert world.routes.place("c") == "x:1", "it is where it was"
+    assert world.router.place("c") == "x:1", "it is where it was"
 
 
 def test_another_deployment_ends_the_reporting_only_at_an_address_that_was_given() -> None:
     world = World("a:1")
-    world.routes.redirected("d", "x:1", 1)
+    world.router.redirected("d", "x:1", 1)
     world.reporting.add(lease())
     home = world.reporting.stream()
     for address, reason in (("a:1", ""), ("x:1", "SERVER_TOKEN_MISMATCH")):
@@ -273,7 +273,7 @@ def test_a_report_stream_that_carries_nothing_is_left() -> None:
     assert list(world.reporting.tend()) == [there]
     assert there.interrupted
     assert there.ended(Failed()) == 0.0, "it was cancelled"
-    assert world.routes.place("c") == "x:1"
+    assert world.router.place("c") == "x:1"
     world.reporting.add(state)
     opened(world, "x:1")
     assert not there.interrupted
@@ -309,7 +309,7 @@ def test_a_thread_that_cannot_be_started_is_started_later(
     watcher.subscribe(["d"])
     assert len(started) == 1
     room[0] = False
-    watcher.state.routes.redirected("e", "x:1", 1)
+    watcher.state.router.redirected("e", "x:1", 1)
     watcher.subscribe(["e"])
     assert "a thread lowwater-watch could not be started" in caplog.text
     assert len(started) == 1

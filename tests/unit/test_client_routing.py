@@ -19,15 +19,15 @@ from lowwater._core.fold import Fold
 from lowwater._core.lease import LeaseState
 from lowwater._core.locating import Locating
 from lowwater._core.reports import BEAT, ReporterState, ReporterStatistics, Reporting
-from lowwater._core.routes import HOME, MOST_LEARNT, Routes
+from lowwater._core.router import HOME, MOST_LEARNT, Router
 from lowwater._core.surroundings import Surroundings
 from lowwater._core.watches import Changes, Subscription, Waiting, WatchState, WatchStream
 from lowwater._pb.lowwater.v1 import cluster_pb2, errors_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater.views import WatermarkView
 
 
-def routes_of(*addresses: str) -> Routes:
-    return Routes(addresses, nullcontext())
+def router_of(*addresses: str) -> Router:
+    return Router(addresses, nullcontext())
 
 
 class Failed(grpc.RpcError):
@@ -71,23 +71,23 @@ def moved(name: str, address: str, epoch: int) -> Failed:
 
 
 def test_what_has_no_route_is_at_home() -> None:
-    routes = routes_of("a:1", "b:1")
-    assert (routes.home, routes.address_of("c"), routes.place("c"), routes.several) == ("a:1", "a:1", HOME, True)
-    assert not routes_of("a:1", "a:1").several
-    assert routes.redirected("c", "b:1", 3)
-    assert (routes.address_of("c"), routes.place("c"), routes.epoch_of("c")) == ("b:1", "b:1", 3)
-    assert routes.redirected("c", "a:1", 3)
-    assert routes.place("c") == HOME, "one stream to a shard"
+    router = router_of("a:1", "b:1")
+    assert (router.home, router.address_of("c"), router.place("c"), router.several) == ("a:1", "a:1", HOME, True)
+    assert not router_of("a:1", "a:1").several
+    assert router.redirected("c", "b:1", 3)
+    assert (router.address_of("c"), router.place("c"), router.epoch_of("c")) == ("b:1", "b:1", 3)
+    assert router.redirected("c", "a:1", 3)
+    assert router.place("c") == HOME, "one stream to a shard"
 
 
 def follows_a_redirect_to_a_lower_number() -> bool:
-    routes = routes_of("a:1")
-    routes.seen("c", 5)
-    routes.seen("c", 4)
-    followed = routes.redirected("c", "old:1", 4)
-    assert (routes.address_of("c") == "old:1") == followed
-    assert routes.refused == (not followed)
-    assert routes.epoch_of("c") == 5 or followed
+    router = router_of("a:1")
+    router.seen("c", 5)
+    router.seen("c", 4)
+    followed = router.redirected("c", "old:1", 4)
+    assert (router.address_of("c") == "old:1") == followed
+    assert router.refused == (not followed)
+    assert router.epoch_of("c") == 5 or followed
     return followed
 
 
@@ -97,61 +97,61 @@ def test_rule9_a_redirect_to_a_lower_number_is_not_followed() -> None:
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="the check of ownership numbers is off")
 def test_rule9_breaks_when_any_redirect_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked = Routes.redirected
+    checked = Router.redirected
 
-    def gullible(self: Routes, name: str, address: str, epoch: int) -> bool:
-        self._epochs.pop(name, None)
+    def gullible(self: Router, name: str, address: str, epoch: int) -> bool:
+        self._route(name).epoch = 0
         return checked(self, name, address, epoch)
 
-    monkeypatch.setattr(Routes, "redirected", gullible)
+    monkeypatch.setattr(Router, "redirected", gullible)
     assert not follows_a_redirect_to_a_lower_number()
 
 
 def test_a_redirect_to_nowhere_goes_home() -> None:
-    routes = routes_of("a:1")
-    routes.redirected("c", "b:1", 1)
-    assert not routes.redirected("c", "", 2)
-    assert (routes.address_of("c"), routes.epoch_of("c"), routes.refused) == ("a:1", 2, 0)
+    router = router_of("a:1")
+    router.redirected("c", "b:1", 1)
+    assert not router.redirected("c", "", 2)
+    assert (router.address_of("c"), router.epoch_of("c"), router.refused) == ("a:1", 2, 0)
 
 
 def test_home_turns_from_those_given_to_one_heard_of_and_back() -> None:
-    routes = routes_of("a:1", "b:1")
-    routes.redirected("c", "x:1", 1)
-    routes.redirected("d", "x:1", 1)
-    routes.redirected("e", "b:1", 1)
-    homes = turns(routes, 5)
+    router = router_of("a:1", "b:1")
+    router.redirected("c", "x:1", 1)
+    router.redirected("d", "x:1", 1)
+    router.redirected("e", "b:1", 1)
+    homes = turns(router, 5)
     assert homes == ["a:1", "b:1", "x:1", "a:1", "b:1"]
-    assert [routes.place(name) for name in "cde"] == [HOME] * 3
-    routes.failed("never heard of")
-    assert routes.home == "x:1"
+    assert [router.place(name) for name in "cde"] == [HOME] * 3
+    router.failed("never heard of")
+    assert router.home == "x:1"
 
 
 def test_shards_heard_of_are_tried_in_turn_those_that_failed_last_at_the_end() -> None:
-    routes = routes_of("a:1")
+    router = router_of("a:1")
     for address in ("x:1", "y:1", "z:1"):
-        routes.redirected("c", address, 1)
-    routes.failed("x:1")
-    assert turns(routes, 9) == ["a:1", "y:1", "a:1", "z:1", "a:1", "x:1", "a:1", "y:1", "a:1"]
-    assert not routes.given("x:1")
-    assert routes.given("a:1")
+        router.redirected("c", address, 1)
+    router.failed("x:1")
+    assert turns(router, 9) == ["a:1", "y:1", "a:1", "z:1", "a:1", "x:1", "a:1", "y:1", "a:1"]
+    assert not router.given("x:1")
+    assert router.given("a:1")
 
 
-def turns(routes: Routes, count: int) -> list[str]:
+def turns(router: Router, count: int) -> list[str]:
     """The homes of a client to whom nobody answers."""
     homes = []
     for _ in range(count):
-        homes.append(routes.home)
-        routes.failed(routes.home)
+        homes.append(router.home)
+        router.failed(router.home)
     return homes
 
 
 def test_shards_that_come_and_go_leave_no_trace() -> None:
-    routes = routes_of("a:1")
+    router = router_of("a:1")
     for number in range(100):
-        assert routes.redirected("c", f"pod-{number}:1", number)
-        assert routes.lead_to(f"pod-{number}:1")
-    assert not routes.lead_to("pod-98:1")
-    assert len(routes._learnt) == MOST_LEARNT
+        assert router.redirected("c", f"pod-{number}:1", number)
+        assert router.lead_to(f"pod-{number}:1")
+    assert not router.lead_to("pod-98:1")
+    assert len(router._learnt) == MOST_LEARNT
 
 
 # -- waiting ------------------------------------------------------------------------------------------------------
@@ -187,13 +187,13 @@ class World:
         self.now = 100.0
         self.settings = Settings(",".join(addresses or ("home:1",)))
         self.surroundings = Surroundings(lambda: self.now, lambda: 1.0, bytes)
-        self.routes = Routes(self.settings.addresses, nullcontext())
-        self.known = WatchState(self.settings, self.surroundings, self.routes)
+        self.router = Router(self.settings.addresses, nullcontext())
+        self.known = WatchState(self.settings, self.surroundings, self.router)
         self.calls = Calls(self.known, "")
-        self.reporting = Reporting(self.settings, self.surroundings, self.routes)
+        self.reporting = Reporting(self.settings, self.surroundings, self.router)
 
     def ask(self, call: Any, timeout: float = 10.0) -> Asking[Any]:
-        return ask(call, self.calls, self.routes, self.surroundings, timeout)
+        return ask(call, self.calls, self.router, self.surroundings, timeout)
 
 
 def watermark(name: str, low: int = 0, epoch: int = 1) -> types_pb2.Watermark:
@@ -216,7 +216,7 @@ def test_a_redirect_is_followed_at_once_and_the_third_waits() -> None:
     trail, delays = [], []
     for address in ("x:1", "y:1", "x:1", "y:1"):
         while asks(asking)[1] == "Locate":
-            asking.take(located(("c", world.routes.address_of("c"), 1)))
+            asking.take(located(("c", world.router.address_of("c"), 1)))
         trail.append(asks(asking)[0])
         delays.append(asking.failed(moved("c", address, 1)))
     assert trail == ["home:1", "x:1", "y:1", "x:1"]
@@ -226,7 +226,7 @@ def test_a_redirect_is_followed_at_once_and_the_third_waits() -> None:
 @pytest.mark.parametrize("redirect", [("", 5), ("old:1", 3)], ids=["nowhere", "a lower number"])
 def test_a_redirect_that_leads_nowhere_asks_home_with_the_number_seen(redirect: tuple[str, int]) -> None:
     world = World()
-    world.routes.redirected("c", "x:1", 4)
+    world.router.redirected("c", "x:1", 4)
     asking = world.ask(world.calls.claim(workers_pb2.ClaimRequest(computation="c"), lambda answer: answer.epoch))
     assert asks(asking) == ("x:1", "Claim")
     assert asking.failed(moved("c", *redirect)) == 0.0
@@ -236,7 +236,7 @@ def test_a_redirect_that_leads_nowhere_asks_home_with_the_number_seen(redirect: 
     assert asking.take(located(("c", "y:1", 6))) == FIRST, "then the backoff"
     assert asks(asking) == ("y:1", "Claim")
     assert asking.take(workers_pb2.ClaimResponse(server_token="t", epoch=7)) is None
-    assert (asking.result, world.routes.epoch_of("c")) == (7, 7)
+    assert (asking.result, world.router.epoch_of("c")) == (7, 7)
     world.now += 20
     with pytest.raises(errors.Unavailable, match=r"no shard answered for c in time.*refused"):
         asking.failed(moved("c", "", 7))
@@ -257,7 +257,7 @@ def test_a_call_that_ran_out_of_time_says_what_it_waited_for() -> None:
 
 def test_a_shard_that_fails_sends_its_callers_home_and_home_to_the_next() -> None:
     world = World("a:1", "b:1")
-    world.routes.redirected("c", "x:1", 1)
+    world.router.redirected("c", "x:1", 1)
     asking = world.ask(world.calls.complete("c", 5))
     trail = []
     for _ in range(3):
@@ -268,7 +268,7 @@ def test_a_shard_that_fails_sends_its_callers_home_and_home_to_the_next() -> Non
 
 def test_an_overloaded_shard_keeps_its_callers_for_later() -> None:
     world = World("a:1", "b:1")
-    world.routes.redirected("c", "x:1", 1)
+    world.router.redirected("c", "x:1", 1)
     asking = world.ask(world.calls.complete("c", 5))
     assert asking.failed(Failed("OVERLOADED", retry_after=2)) == 5.0, "2.5 s, twice"
     assert asks(asking)[0] == "x:1"
@@ -279,7 +279,7 @@ def test_an_overloaded_shard_keeps_its_callers_for_later() -> None:
 
 def test_another_deployment_at_a_route_is_a_shard_that_is_gone() -> None:
     world = World()
-    world.routes.redirected("c", "x:1", 1)
+    world.router.redirected("c", "x:1", 1)
     asking = world.ask(world.calls.complete("c", 5))
     assert asks(asking)[0] == "x:1"
     asking.failed(Failed("SERVER_TOKEN_MISMATCH"))
@@ -393,7 +393,7 @@ def test_only_names_on_a_late_stream_are_held() -> None:
 def test_a_redirect_to_a_lower_number_is_not_watched_and_asked_for() -> None:
     world = World()
     watching(world, "c")
-    world.routes.seen("c", 5)
+    world.router.seen("c", 5)
     world.known.stream().take(told(redirects=[("c", "old:1", 4)]))
     assert world.known.at("c") is None
     assert tended(world) == ["Locating:", "WatchStream:"]
@@ -766,7 +766,7 @@ def test_rule2_breaks_when_what_was_in_flight_is_remembered(monkeypatch: pytest.
 
 def test_a_shard_that_dies_has_its_leases_looked_for() -> None:
     world = World()
-    world.routes.redirected("c", "x:1", 1)
+    world.router.redirected("c", "x:1", 1)
     state = lease()
     world.reporting.add(state)
     stream = opened(world, "x:1")
@@ -788,7 +788,7 @@ def test_a_shard_that_dies_has_its_leases_looked_for() -> None:
 
 def test_a_lease_that_is_removed_is_not_looked_for() -> None:
     world = World()
-    world.routes.redirected("c", "x:1", 1)
+    world.router.redirected("c", "x:1", 1)
     state = lease()
     world.reporting.add(state)
     opened(world, "x:1")
@@ -802,7 +802,7 @@ def test_a_lease_that_is_removed_is_not_looked_for() -> None:
 @pytest.mark.parametrize("redirect", [("", 5), ("old:1", 3)], ids=["nowhere", "a lower number"])
 def test_a_lease_is_not_sent_where_a_redirect_does_not_lead(redirect: tuple[str, int]) -> None:
     world = World()
-    world.routes.seen("c", 4)
+    world.router.seen("c", 4)
     state = lease()
     world.reporting.add(state)
     stream = opened(world)
@@ -837,7 +837,7 @@ def test_leases_that_are_redirected_in_circles_back_off() -> None:
 
 def test_a_redirect_to_the_same_shard_begins_a_new_stream_with_everything() -> None:
     world = World()
-    world.routes.redirected("c", "x:1", 1)
+    world.router.redirected("c", "x:1", 1)
     state = lease()
     world.reporting.add(state)
     stream = opened(world, "x:1")

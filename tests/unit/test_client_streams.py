@@ -24,7 +24,7 @@ from lowwater._core.columns import Column
 from lowwater._core.fold import Fold
 from lowwater._core.lease import LeaseState
 from lowwater._core.reports import BEAT, Due, Reporting
-from lowwater._core.routes import Routes
+from lowwater._core.router import Router
 from lowwater._core.surroundings import Surroundings
 from lowwater._core.watches import WatchState
 from lowwater._drive.tasks.connection import Connection as AioConnection
@@ -139,7 +139,7 @@ async def test_what_grpc_makes_of_a_refusal_while_a_stream_is_written_to_opens_t
             yield workers_pb2.ReportRequest(report=workers_pb2.Report(number=number))
 
     settings = Settings(address)
-    one = Reporting(settings, CERTAIN, Routes(settings.addresses, nullcontext())).stream()
+    one = Reporting(settings, CERTAIN, Router(settings.addresses, nullcontext())).stream()
     reasons = set()
     async with grpc.aio.insecure_channel(address) as channel:
         stubs = Stubs(channel)
@@ -198,8 +198,8 @@ class Clock:
 
 def reporting(clock: Clock | None = None) -> Reporting:
     settings = Settings("there:1")
-    routes = Routes(settings.addresses, nullcontext())
-    return Reporting(settings, Surroundings(clock or Clock(), lambda: 1.0, bytes), routes)
+    router = Router(settings.addresses, nullcontext())
+    return Reporting(settings, Surroundings(clock or Clock(), lambda: 1.0, bytes), router)
 
 
 def lease(computation: str = "c", sequencer: int = 1) -> LeaseState:
@@ -331,11 +331,11 @@ def test_a_bug_does_not_end_the_reporting(caplog: pytest.LogCaptureFixture) -> N
 
 def asking(clock: Clock, *, repeatable: bool) -> Asking[None]:
     settings = Settings("there:1")
-    routes = Routes(settings.addresses, nullcontext())
+    router = Router(settings.addresses, nullcontext())
     surroundings = Surroundings(clock, lambda: 1.0, bytes)
-    calls = Calls(WatchState(settings, surroundings, routes), "")
+    calls = Calls(WatchState(settings, surroundings, router), "")
     call: Call[None] = Call(lambda stubs: stubs.workers.Release, None, lambda _: None, "c", repeatable)
-    return ask(call, calls, routes, surroundings, 1.0)
+    return ask(call, calls, router, surroundings, 1.0)
 
 
 def test_a_repeatable_call_is_repeated_within_its_deadline() -> None:

@@ -12,7 +12,7 @@ import pytest
 from lowwater import Inputs, errors
 from lowwater._core import ages
 from lowwater._core.backoff import CAP
-from lowwater._core.routes import Routes
+from lowwater._core.router import Router
 from lowwater._core.settings import Settings
 from lowwater._core.surroundings import Surroundings
 from lowwater._core.watches import BEAT, LATE, SLEW, Changes, FoldChanges, Folding, Subscription, WatchState
@@ -31,8 +31,8 @@ class World:
         self.first_release = first_release
         self.hangs_since: float | None = None
         settings = Settings("there:1")
-        routes = Routes(settings.addresses, nullcontext())
-        self.state = WatchState(settings, Surroundings(lambda: self.now, lambda: 1.0, bytes), routes)
+        router = Router(settings.addresses, nullcontext())
+        self.state = WatchState(settings, Surroundings(lambda: self.now, lambda: 1.0, bytes), router)
         self.subscription = self.state.subscribe(names)
         self.stream = self.state.stream()
         self.stream.open("there:1")

@@ -665,9 +665,9 @@ def test_the_totals_of_clients_do_not_fall_when_one_is_closed() -> None:
         registry = CollectorRegistry()
         register(kept, closed, registry=registry)
         for lw, refused in ((kept, 2), (closed, 3)):
-            lw._runtime().connection.routes.refused = refused
+            lw._runtime().connection.router.refused = refused
         assert registry.get_sample_value("lowwater_client_refused_redirects_total") == 5
         closed.close()
-        kept._runtime().connection.routes.refused += 1
+        kept._runtime().connection.router.refused += 1
         assert registry.get_sample_value("lowwater_client_refused_redirects_total") == 6
         assert registry.get_sample_value("lowwater_client_claims") == 0

@@ -308,7 +308,7 @@ class Client:
         runtime = self._runtime()
         with runtime.watcher.changed:
             watcher = runtime.watcher.state.statistics()
-        return ClientStatistics(runtime.reporter.statistics(), watcher, runtime.connection.routes.refused)
+        return ClientStatistics(runtime.reporter.statistics(), watcher, runtime.connection.router.refused)
 
     async def close(self) -> None:
         """End the client's workers, tasks and connection. Ranges hold where they stand.

@@ -27,7 +27,7 @@ class Reporter(Streams):
     """
 
     def __init__(self, connection: Connection, watcher: Watcher) -> None:
-        self.reporting: Reporting = Reporting(connection.settings, connection.surroundings, connection.routes)
+        self.reporting: Reporting = Reporting(connection.settings, connection.surroundings, connection.router)
         super().__init__(connection, self.reporting, "lowwater-report")
         self._watcher = watcher
 

@@ -47,7 +47,7 @@ class Runtime:
         """
         connection = self.connection
         timeout = min(within, connection.settings.timeout)
-        asking = ask(call, self.calls, connection.routes, connection.surroundings, timeout)
+        asking = ask(call, self.calls, connection.router, connection.surroundings, timeout)
         return await connection.call(asking, partial(self._take, asking))
 
     def _take(self, asking: Asking[Any], answer: object) -> float | None:

@@ -14,7 +14,7 @@ from lowwater._core import wire
 from lowwater._core.attempts import AGAIN, AWAY, Attempts, error_of_call
 from lowwater._core.call import Call, Gather, Stubs
 from lowwater._core.calls import Calls
-from lowwater._core.routes import MOST_NAMES, Routes
+from lowwater._core.router import MOST_NAMES, Router
 from lowwater._core.surroundings import Surroundings
 
 __all__ = ["Asking", "Attempt", "ask"]
@@ -52,10 +52,10 @@ class Asking(ABC, Generic[Result]):
     """The answer, once :meth:`take` has returned None."""
 
     def __init__(
-        self, calls: Calls, surroundings: Surroundings, timeout: float, *, routes: Routes, repeatable: bool
+        self, calls: Calls, surroundings: Surroundings, timeout: float, *, router: Router, repeatable: bool
     ) -> None:
         self._calls = calls
-        self._routes = routes
+        self._router = router
         self._repeatable = repeatable
         self._attempts = Attempts(surroundings, timeout)
         self._lost: list[str] = []
@@ -83,17 +83,17 @@ class Asking(ABC, Generic[Result]):
 
     def next(self) -> Attempt:
         """Return the next attempt."""
-        routes, left = self._routes, self._attempts.left
-        address = routes.oracle() if self._lost else self._where()
+        router, left = self._router, self._attempts.left
+        address = router.oracle() if self._lost else self._where()
         self._address, self._side = address, None
         if self._lost:
             self._side = self._calls.locate(self._lost[:MOST_NAMES])
-        elif not self._repeatable and routes.several and address != self._alive:
+        elif not self._repeatable and router.several and address != self._alive:
             self._side = self._calls.locate(list(self._names()))
         repeatable = self._repeatable or self._side is not None
         method, request = (self._side.method, self._side.request) if self._side is not None else self._call()
         # A shard that is frozen must leave time to ask another.
-        timeout = left / 2 if repeatable and routes.several else left
+        timeout = left / 2 if repeatable and router.several else left
         return Attempt(address, method, request, {"timeout": timeout, "wait_for_ready": not repeatable}, repeatable)
 
     def take(self, answer: Any) -> float | None:
@@ -116,25 +116,25 @@ class Asking(ABC, Generic[Result]):
         if isinstance(error, errors.Moved):
             self._alive = self._address
             name, address, epoch = wire.moved(error)
-            return self._moved(_unserved(name, error), [name], self._routes.redirected(name, address, epoch))
+            return self._moved(_unserved(name, error), [name], self._router.redirected(name, address, epoch))
         if self._side is not None and error.reason in _NOWHERE_ELSE:
             self._alive = self._address
             return self._asked()
         if not self._repeatable and self._side is None:
             raise error from None
-        elsewhere = self._routes.several and (
+        elsewhere = self._router.several and (
             isinstance(error, errors.Timeout)
             or (isinstance(error, errors.ServerTokenMismatch) and not self._is_given_home(self._address))
         )
         if not elsewhere and not isinstance(error, AGAIN):
             raise error from None
         if elsewhere or isinstance(error, AWAY):
-            self._routes.failed(self._address)
+            self._router.failed(self._address)
         # That the last question was not answered in the time left says less than why it was asked again.
         return self._attempts.pause(self._why if isinstance(error, errors.Timeout) and self._why else error)
 
     def _is_given_home(self, address: str) -> bool:
-        return address == self._routes.home and self._routes.given(address)
+        return address == self._router.home and self._router.given(address)
 
     def _moved(self, why: errors.LowwaterError, names: list[str], followed: bool) -> float:
         return self._hop(why) if followed else self._lose(names, why)
@@ -162,13 +162,13 @@ class _One(Asking[Result]):
     """A call about one computation, or about none."""
 
     def __init__(
-        self, call: Call[Result], calls: Calls, routes: Routes, surroundings: Surroundings, timeout: float
+        self, call: Call[Result], calls: Calls, router: Router, surroundings: Surroundings, timeout: float
     ) -> None:
-        super().__init__(calls, surroundings, timeout, routes=routes, repeatable=call.repeatable)
+        super().__init__(calls, surroundings, timeout, router=router, repeatable=call.repeatable)
         self._what = call
 
     def _where(self) -> str:
-        return self._routes.address_of(self._what.computation) if self._what.computation else self._routes.home
+        return self._router.address_of(self._what.computation) if self._what.computation else self._router.home
 
     def _call(self) -> tuple[Callable[[Stubs], Callable[..., Any]], Any]:
         return self._what.method, self._what.request
@@ -185,9 +185,9 @@ class _Several(Asking[Result]):
     """A read of several computations, or of all, whose shards are asked in turn."""
 
     def __init__(
-        self, gather: Gather[Result], calls: Calls, routes: Routes, surroundings: Surroundings, timeout: float
+        self, gather: Gather[Result], calls: Calls, router: Router, surroundings: Surroundings, timeout: float
     ) -> None:
-        super().__init__(calls, surroundings, timeout, routes=routes, repeatable=True)
+        super().__init__(calls, surroundings, timeout, router=router, repeatable=True)
         self._what = gather
         self._begin()
 
@@ -200,8 +200,8 @@ class _Several(Asking[Result]):
     def _where(self) -> str:
         if self._all:
             self._there = []
-            return self._routes.home
-        places = {name: self._routes.address_of(name) for name in self._pending}
+            return self._router.home
+        places = {name: self._router.address_of(name) for name in self._pending}
         address = next(iter(places.values()))
         self._there = [name for name, place in places.items() if place == address][:MOST_NAMES]
         return address
@@ -220,7 +220,7 @@ class _Several(Asking[Result]):
         lost: list[str] = []
         for each in answer.redirects:
             self._pending[each.computation] = None
-            if not self._routes.redirected(each.computation, each.address, each.epoch):
+            if not self._router.redirected(each.computation, each.address, each.epoch):
                 lost.append(each.computation)
         if not self._pending:
             try:
@@ -238,11 +238,11 @@ class _Several(Asking[Result]):
 
 
 def ask(
-    call: Call[Result] | Gather[Result], calls: Calls, routes: Routes, surroundings: Surroundings, timeout: float
+    call: Call[Result] | Gather[Result], calls: Calls, router: Router, surroundings: Surroundings, timeout: float
 ) -> Asking[Result]:
     """Return the attempts of a call, within so many seconds from now."""
     kind: Any = _One if isinstance(call, Call) else _Several
-    made: Asking[Result] = kind(call, calls, routes, surroundings, timeout)
+    made: Asking[Result] = kind(call, calls, router, surroundings, timeout)
     return made
 
 

@@ -72,7 +72,7 @@ class Calls:
 
     def __init__(self, known: WatchState, namespace: str) -> None:
         self._known = known
-        self._routes = known.routes
+        self._router = known.router
         self._namespace = namespace
 
     def full(self, name: str, field: str = "name") -> str:
@@ -268,7 +268,7 @@ class Calls:
 
         def take(answer: workers_pb2.ClaimResponse) -> Result:
             self._known.admit(answer.server_token)
-            self._routes.seen(request.computation, answer.epoch)
+            self._router.seen(request.computation, answer.epoch)
             return become(answer)
 
         request.server_token = self._known.server_token
@@ -365,14 +365,14 @@ class Calls:
     # -- the shards ---------------------------------------------------------------------------------------------------
 
     def locate(self, names: Sequence[str]) -> Call[None]:
-        """Ask where computations, by their full names, are served, and learn the routes."""
-        epochs = [self._routes.epoch_of(name) for name in names]
+        """Ask where computations, by their full names, are served, and learn the router."""
+        epochs = [self._router.epoch_of(name) for name in names]
         request = cluster_pb2.LocateRequest(server_token=self._known.server_token, computations=names, epochs=epochs)
 
         def take(answer: cluster_pb2.LocateResponse) -> None:
             self._known.admit(answer.server_token)
             for each in answer.redirects:
-                self._routes.redirected(each.computation, each.address, each.epoch)
+                self._router.redirected(each.computation, each.address, each.epoch)
 
         return Call(lambda stubs: stubs.cluster.Locate, request, take)
 

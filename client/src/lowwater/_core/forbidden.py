@@ -13,7 +13,7 @@ from lowwater import errors
 from lowwater._core.attempts import AWAY, DENIED, error_of_call
 from lowwater._core.backoff import PATIENCE
 from lowwater._core.ratchet import Ratchet
-from lowwater._core.routes import HOME, MOST_NAMES, Routes
+from lowwater._core.router import HOME, MOST_NAMES, Router
 from lowwater._core.surroundings import Surroundings
 from lowwater._pb.lowwater.v1 import watermarks_pb2
 
@@ -57,14 +57,14 @@ class Forbidden:
 
     def __init__(
         self,
-        routes: Routes,
+        router: Router,
         surroundings: Surroundings,
         ratchet: Ratchet,
         *,
         followed: Callable[[str], bool],
         allowed: Callable[[str], None],
     ) -> None:
-        self._routes = routes
+        self._router = router
         self._monotonic = surroundings.monotonic
         self._random = surroundings.random
         self._ratchet = ratchet
@@ -114,7 +114,7 @@ class Forbidden:
     @property
     def address(self) -> str:
         """Who is asked next."""
-        return self._routes.address_of(self._next())
+        return self._router.address_of(self._next())
 
     @property
     def first_pause(self) -> float:
@@ -149,7 +149,7 @@ class Forbidden:
             failure = error_of_call(failure, self._opened_at)
         refusal = self._refused.get(self._asked)
         if isinstance(failure, AWAY):
-            self._routes.failed(self._opened_at)
+            self._router.failed(self._opened_at)
         if refusal is not None:  # else it was answered
             if isinstance(failure, DENIED):
                 self._refuse(self._asked, failure)

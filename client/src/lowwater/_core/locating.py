@@ -12,7 +12,7 @@ import grpc
 from lowwater import errors
 from lowwater._core.attempts import AWAY, error_of_call
 from lowwater._core.backoff import CAP, FIRST, PATIENCE, Backoff
-from lowwater._core.routes import HOME, MOST_NAMES, Routes
+from lowwater._core.router import HOME, MOST_NAMES, Router
 from lowwater._core.surroundings import Surroundings
 from lowwater._pb.lowwater.v1 import cluster_pb2
 
@@ -52,8 +52,8 @@ class Locating:
     failure: errors.LowwaterError | None = None
     interrupted: bool = False
 
-    def __init__(self, routes: Routes, surroundings: Surroundings, found: Callable[[str], None]) -> None:
-        self._routes = routes
+    def __init__(self, router: Router, surroundings: Surroundings, found: Callable[[str], None]) -> None:
+        self._router = router
         self._found = found
         self._backoff = Backoff(surroundings.random, PATIENCE)  # many questions are answered as one
         self._monotonic = surroundings.monotonic
@@ -70,7 +70,7 @@ class Locating:
         if name not in self._suspects:
             self._suspects[name] = 0
             self._backoff.reset()
-        self._lost[name] = _Lost(self._monotonic() + at_least, self._routes.epoch_of(name))
+        self._lost[name] = _Lost(self._monotonic() + at_least, self._router.epoch_of(name))
 
     def refused(self, name: str) -> float:
         """A shard does not serve what it was to; returns in how many seconds to look for it: at once the first time."""
@@ -119,7 +119,7 @@ class Locating:
     @property
     def address(self) -> str:
         """Who is asked next."""
-        return self._routes.oracle()
+        return self._router.oracle()
 
     @property
     def first_pause(self) -> float:
@@ -142,13 +142,13 @@ class Locating:
         names = [name for name in self._lost if self._earliest(name) <= now][:MOST_NAMES]
         for name in names:  # those that are not found go behind the others
             self._lost[name] = self._lost.pop(name)
-        epochs = [self._routes.epoch_of(name) for name in names]
+        epochs = [self._router.epoch_of(name) for name in names]
         return cluster_pb2.LocateRequest(server_token=server_token, computations=names, epochs=epochs)
 
     def take(self, response: cluster_pb2.LocateResponse) -> bool:
         """Take the answer."""
         for each in response.redirects:
-            if self._routes.redirected(each.computation, each.address, each.epoch):
+            if self._router.redirected(each.computation, each.address, each.epoch):
                 self._find(each.computation)
         return True
 
@@ -158,12 +158,12 @@ class Locating:
             failure = error_of_call(failure, self._asked)
         if isinstance(failure, AWAY):
             logger.info("where %d computations are served could not be asked: %s", len(self._lost), failure)
-            self._routes.failed(self._asked)
+            self._router.failed(self._asked)
         elif failure is not None:
             # It may be older than this question. Its streams will say the same, or serve what is lost.
             logger.warning("where %d computations are served could not be asked: %s", len(self._lost), failure)
             for name in list(self._lost):
-                self._routes.forget(name)
+                self._router.forget(name)
                 self._find(name)
         if isinstance(failure, errors.LowwaterError) and failure.retry_after:
             self._busy = self._asked, self._monotonic() + self._backoff.spread(failure.retry_after)
@@ -178,13 +178,13 @@ class Locating:
         """Return the seconds until anything may be asked about, and of whoever is asked."""
         earliest = min(map(self._earliest, self._lost), default=0.0)
         busy, until = self._busy
-        if busy == self._routes.home:
+        if busy == self._router.home:
             earliest = max(earliest, until)
         return max(0.0, earliest - self._monotonic())
 
     def _earliest(self, name: str) -> float:
         lost = self._lost[name]
-        return 0.0 if self._routes.epoch_of(name) > lost.epoch else lost.earliest
+        return 0.0 if self._router.epoch_of(name) > lost.epoch else lost.earliest
 
     def _find(self, name: str) -> None:
         if name in self._lost:

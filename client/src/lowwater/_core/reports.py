@@ -35,7 +35,7 @@ from lowwater._core.backoff import CAP, Backoff
 from lowwater._core.columns import Handles
 from lowwater._core.lease import GroupState, LeaseState, Report
 from lowwater._core.locating import Locating
-from lowwater._core.routes import HOME, MOST_HOPS, Routes
+from lowwater._core.router import HOME, MOST_HOPS, Router
 from lowwater._core.settings import Settings
 from lowwater._core.streams import Streamed
 from lowwater._core.surroundings import Surroundings
@@ -462,7 +462,7 @@ class ReportStream:
     @property
     def address(self) -> str:
         """Where the next stream goes."""
-        return self.key or self._reporting.routes.home
+        return self.key or self._reporting.router.home
 
     def open(self, address: str, server_token: str) -> tuple[int, workers_pb2.ReportRequest]:
         """Begin a stream to an address; returns its counter and its first message."""
@@ -559,8 +559,8 @@ class ReportStream:
         if isinstance(failure, grpc.RpcError):
             failure = error_of_call(failure, self._opened_to)
         self.last_error = failure or self.last_error
-        routes = self._reporting.routes
-        if isinstance(failure, errors.ServerTokenMismatch) and self.key == HOME and routes.given(self._opened_to):
+        router = self._reporting.router
+        if isinstance(failure, errors.ServerTokenMismatch) and self.key == HOME and router.given(self._opened_to):
             logger.error("stopped reporting: %s", failure)
             self._reporting.failure = failure
             return 0.0
@@ -575,7 +575,7 @@ class ReportStream:
         if failure is not None or leaving is not None:
             busy = isinstance(failure, (*BUSY, *DENIED))
             if not busy:
-                routes.failed(self._opened_to)
+                router.failed(self._opened_to)
             if self.key != HOME:
                 self._reporting.lose(self, self._backoff.spread(at_least) if busy else 0.0)
                 return 0.0  # what was reported here is looked for, which has delays of its own
@@ -595,14 +595,14 @@ class Reporting:
     its full state; until it is known where to, its newest state waits here. Nothing here waits or locks.
     """
 
-    def __init__(self, settings: Settings, surroundings: Surroundings, routes: Routes) -> None:
+    def __init__(self, settings: Settings, surroundings: Surroundings, router: Router) -> None:
         self.failure: errors.LowwaterError | None = None
         """Why nothing will ever be reported again."""
         self.interval: float = settings.report_interval
         """Seconds between the reports of one claim, in the long run."""
-        self.routes: Routes = routes
+        self.router: Router = router
         self.surroundings: Surroundings = surroundings
-        self.locating: Locating = Locating(routes, surroundings, self._found)
+        self.locating: Locating = Locating(router, surroundings, self._found)
         self._streams: dict[str, ReportStream] = {HOME: ReportStream(self, HOME)}
         self._untended: dict[Streamed, None] = {}
         self._carriers: dict[Key, ReportStream] = {}
@@ -615,7 +615,7 @@ class Reporting:
 
     def add(self, lease: LeaseState) -> None:
         """Report a lease from now on. Ask :meth:`tend` afterwards."""
-        self._put(lease, self.routes.place(lease.computation))
+        self._put(lease, self.router.place(lease.computation))
 
     def remove(self, lease: LeaseState) -> None:
         """Report a lease no longer; its ranges hold what was reported last."""
@@ -709,10 +709,10 @@ class Reporting:
     def redirected(self, stream: ReportStream, redirect: types_pb2.Redirect, leases: Sequence[LeaseState]) -> bool:
         """Take leases that a stream no longer carries where they are redirected to; returns whether that is the same shard."""
         computation = leases[0].computation
-        followed = self.routes.redirected(computation, redirect.address, redirect.epoch)
+        followed = self.router.redirected(computation, redirect.address, redirect.epoch)
         self._hops[computation] = self._hops.get(computation, 0) + 1
         logger.info("%s is served at %s", computation, redirect.address or "no shard just now")
-        place = self.routes.place(computation)
+        place = self.router.place(computation)
         following = followed and self._hops[computation] <= MOST_HOPS
         at_least = 0.0 if following else self.locating.refused(computation)
         for lease in leases:
@@ -753,7 +753,7 @@ class Reporting:
         self._hops.pop(computation, None)
         for lease in self._lost(computation):
             del self._homeless[_key(lease)]
-            self._put(lease, self.routes.place(computation))
+            self._put(lease, self.router.place(computation))
 
 
 def token_of(response: workers_pb2.ReportResponse | cluster_pb2.LocateResponse) -> str:

@@ -28,7 +28,7 @@ from lowwater._core.fold import Reading, fold_inputs
 from lowwater._core.forbidden import Forbidden
 from lowwater._core.locating import Locating
 from lowwater._core.ratchet import Ratchet
-from lowwater._core.routes import HOME, MOST_HOPS, MOST_NAMES, Routes
+from lowwater._core.router import HOME, MOST_HOPS, MOST_NAMES, Router
 from lowwater._core.settings import Settings
 from lowwater._core.streams import Streamed
 from lowwater._core.surroundings import Surroundings
@@ -135,7 +135,7 @@ class WatchStream:
     @property
     def address(self) -> str:
         """Where the next stream goes."""
-        return self.key or self._known.routes.home
+        return self.key or self._known.router.home
 
     @property
     def live(self) -> bool:
@@ -272,7 +272,7 @@ class WatchStream:
             return 0.0
         if isinstance(failure, grpc.RpcError):
             failure = error_of_call(failure, self._opened_at)
-        given = self.key == HOME and known.routes.given(self._opened_at)
+        given = self.key == HOME and known.router.given(self._opened_at)
         if isinstance(failure, errors.ServerTokenMismatch) and given:
             logger.error("stopped watching: %s", failure)
             known.failure = failure
@@ -287,7 +287,7 @@ class WatchStream:
         if failure is not None or leaving is not None:
             busy = isinstance(failure, (*BUSY, *DENIED))
             if not busy:
-                known.routes.failed(self._opened_at)
+                known.router.failed(self._opened_at)
             if self.key != HOME:
                 known.lose_all(self, self._backoff.spread(at_least) if busy else 0.0)
                 return 0.0  # what was followed here is looked for, which has delays of its own
@@ -327,15 +327,15 @@ class WatchState:
     Nothing here waits or locks. Costs: O(names) a stream, O(names x shares) a message.
     """
 
-    def __init__(self, settings: Settings, surroundings: Surroundings, routes: Routes) -> None:
+    def __init__(self, settings: Settings, surroundings: Surroundings, router: Router) -> None:
         self.ratchet: Ratchet = Ratchet(settings.server_token)
         self.failure: errors.LowwaterError | None = None
         """Why nothing will ever be heard again."""
-        self.routes: Routes = routes
+        self.router: Router = router
         self.surroundings: Surroundings = surroundings
-        self.locating: Locating = Locating(routes, surroundings, self._found)
+        self.locating: Locating = Locating(router, surroundings, self._found)
         self.forbidden: Forbidden = Forbidden(
-            routes, surroundings, self.ratchet, followed=self._is_followed, allowed=self._found
+            router, surroundings, self.ratchet, followed=self._is_followed, allowed=self._found
         )
         self._streams: dict[str, WatchStream] = {HOME: WatchStream(self, HOME)}
         self._untended: dict[Streamed, None] = {}
@@ -488,7 +488,7 @@ class WatchState:
         shown: list[WatermarkView] = []
         for view in views:
             self.ratchet.admit(view)
-            self.routes.seen(view.computation, view.epoch)
+            self.router.seen(view.computation, view.epoch)
             shown.append(self.ratchet.get(view.computation))
         return shown
 
@@ -554,8 +554,8 @@ class WatchState:
 
     def heard(self, stream: WatchStream, name: str, epoch: int) -> None:
         """A stream told a value."""
-        if epoch > self.routes.epoch_of(name):
-            self.routes.seen(name, epoch)
+        if epoch > self.router.epoch_of(name):
+            self.router.seen(name, epoch)
         if self.at(name) == stream.key:
             self._hops.pop(name, None)
 
@@ -567,13 +567,13 @@ class WatchState:
 
     def redirected(self, stream: WatchStream, name: str, address: str, epoch: int) -> None:
         """A stream tells of a computation no longer, and where it is."""
-        followed = self.routes.redirected(name, address, epoch)
+        followed = self.router.redirected(name, address, epoch)
         self._part(stream, name)
         if self.at(name) != stream.key:
             return
         self._keep_age(stream, name)
         self._hops[name] = self._hops.get(name, 0) + 1
-        place = self.routes.place(name)
+        place = self.router.place(name)
         if followed and self._hops[name] <= MOST_HOPS and place != stream.key:
             self._place(name, place)
         else:
@@ -581,7 +581,7 @@ class WatchState:
 
     def arrived(self, stream: WatchStream, name: str, address: str, epoch: int) -> bool:
         """A stream tells of a computation that was placed elsewhere; returns whether it is now placed there."""
-        if not self.routes.redirected(name, address, epoch):
+        if not self.router.redirected(name, address, epoch):
             return False
         self.locating.forget(name)
         self.forbidden.forget(name)
@@ -661,7 +661,7 @@ class WatchState:
 
     def _follow(self, name: str) -> None:
         key = self._at.get(name, HOME)
-        self._place(name, key if name in self._at and key in self._streams else self.routes.place(name))
+        self._place(name, key if name in self._at and key in self._streams else self.router.place(name))
 
     def _place(self, name: str, key: str) -> None:
         if self.locating.lost(name):
@@ -678,7 +678,7 @@ class WatchState:
     def _found(self, name: str) -> None:
         self._hops.pop(name, None)
         if self._is_followed(name):
-            self._place(name, self.routes.place(name))
+            self._place(name, self.router.place(name))
 
 
 class Waiting:

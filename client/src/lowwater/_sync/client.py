@@ -309,7 +309,7 @@ class Client:
         runtime = self._runtime()
         with runtime.watcher.changed:
             watcher = runtime.watcher.state.statistics()
-        return ClientStatistics(runtime.reporter.statistics(), watcher, runtime.connection.routes.refused)
+        return ClientStatistics(runtime.reporter.statistics(), watcher, runtime.connection.router.refused)
 
     def close(self) -> None:
         """End the client's workers, threads and connection. Ranges hold where they stand.

@@ -19,7 +19,7 @@ class Watcher(Streams):
     """Runs the state machines of the watch streams, started by the first subscription."""
 
     def __init__(self, connection: Connection) -> None:
-        self.state: WatchState = WatchState(connection.settings, connection.surroundings, connection.routes)
+        self.state: WatchState = WatchState(connection.settings, connection.surroundings, connection.router)
         super().__init__(connection, self.state, "lowwater-watch")
 
     def subscribe(self, names: Iterable[str]) -> Subscription:

@@ -17,7 +17,7 @@ from lowwater import errors
 from lowwater._core.asking import Asking
 from lowwater._core.attempts import cancelled_call, closed_client
 from lowwater._core.call import Stubs
-from lowwater._core.routes import Routes
+from lowwater._core.router import Router
 from lowwater._core.settings import OPTIONS, Settings
 from lowwater._core.surroundings import REAL, Surroundings
 from lowwater._drive import fork
@@ -61,7 +61,7 @@ class Connection(fork.Forked):
     ) -> None:
         self.settings = settings
         self.surroundings = surroundings
-        self.routes: Routes = Routes(settings.addresses, contextlib.nullcontext())
+        self.router: Router = Router(settings.addresses, contextlib.nullcontext())
         self.closed: bool = False
         self._closing = Signal()
         self._pid = os.getpid()
@@ -113,7 +113,7 @@ class Connection(fork.Forked):
 
     async def sweep(self) -> None:
         """Close the channels that nobody uses, to where nothing is asked for any more: shards come and go."""
-        over = [each for each, used in self._channels.items() if not used.users and not self.routes.lead_to(each)]
+        over = [each for each, used in self._channels.items() if not used.users and not self.router.lead_to(each)]
         closing = [self._channels.pop(address) for address in over]
         closing += [each for each in self._outdated if not each.users]
         self._outdated = [each for each in self._outdated if each.users]

@@ -14,7 +14,7 @@ import grpc
 from lowwater._core.asking import Asking
 from lowwater._core.attempts import closed_client
 from lowwater._core.call import Stubs
-from lowwater._core.routes import Routes
+from lowwater._core.router import Router
 from lowwater._core.settings import OPTIONS, Settings
 from lowwater._core.surroundings import REAL, Surroundings
 from lowwater._drive import fork
@@ -60,7 +60,7 @@ class Connection:
     ) -> None:
         self.settings = settings
         self.surroundings = surroundings
-        self.routes: Routes = Routes(settings.addresses, threading.Lock())
+        self.router: Router = Router(settings.addresses, threading.Lock())
         self.ended: threading.Event = threading.Event()
         """Set at the end of the client."""
         self.pauses: int = 0
@@ -120,7 +120,7 @@ class Connection:
     def sweep(self) -> None:
         """Close the channels that nobody uses, to where nothing is asked for any more: shards come and go."""
         with self._changed:
-            over = [each for each, used in self._channels.items() if not used.users and not self.routes.lead_to(each)]
+            over = [each for each, used in self._channels.items() if not used.users and not self.router.lead_to(each)]
             closing = [self._channels.pop(address) for address in over]
             closing += [each for each in self._outdated if not each.users]
             self._outdated = [each for each in self._outdated if each.users]
