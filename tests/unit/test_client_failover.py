@@ -9,8 +9,8 @@ import pytest
 from lowwater import Settings, errors
 from lowwater._core.backoff import PATIENCE
 from lowwater._core.lease import LeaseState
-from lowwater._core.locating import Locating
 from lowwater._core.router import HOME
+from lowwater._core.search import Search
 from lowwater._drive.threads.connection import Connection
 from lowwater._sync.watcher import Watcher
 from tests.unit.test_client_routing import (
@@ -31,35 +31,35 @@ from tests.unit.test_client_routing import (
 
 
 def test_a_call_waits_a_second_at_most_between_attempts() -> None:
-    asking = World().ask(World().calls.complete("c", 5))
-    assert [asking.failed(Failed()) for _ in range(8)][-1] == PATIENCE
+    exchange = World().ask(World().calls.complete("c", 5))
+    assert [exchange.failed(Failed()) for _ in range(8)][-1] == PATIENCE
 
 
 def test_another_deployment_at_a_home_that_was_only_heard_of_is_a_shard_that_is_gone() -> None:
     world = World("a:1")
     world.router.redirected("d", "x:1", 1)
-    asking = world.ask(world.calls.topology())
-    assert asking.next().address == "a:1"
-    asking.failed(Failed())
-    assert asking.next().address == "x:1"
-    asking.failed(Failed("SERVER_TOKEN_MISMATCH"))
-    assert asking.next().address == "a:1"
+    exchange = world.ask(world.calls.topology())
+    assert exchange.next().address == "a:1"
+    exchange.failed(Failed())
+    assert exchange.next().address == "x:1"
+    exchange.failed(Failed("SERVER_TOKEN_MISMATCH"))
+    assert exchange.next().address == "a:1"
     with pytest.raises(errors.ServerTokenMismatch):
-        asking.failed(Failed("SERVER_TOKEN_MISMATCH"))
+        exchange.failed(Failed("SERVER_TOKEN_MISMATCH"))
 
 
 def test_a_read_of_one_never_asks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World("a:1")
-    asking = world.ask(world.calls.get(["c"]))
-    where = asking._where
+    exchange = world.ask(world.calls.get(["c"]))
+    where = exchange._where
 
     def moved_meanwhile() -> str:
         address = where()
         world.router.redirected("c", "x:1", 1)  # as a stream's thread may hear at any moment
         return address
 
-    monkeypatch.setattr(asking, "_where", moved_meanwhile)
-    attempt = asking.next()
+    monkeypatch.setattr(exchange, "_where", moved_meanwhile)
+    attempt = exchange.next()
     assert (attempt.address, list(attempt.request.computations)) == ("a:1", ["c"])
 
 
@@ -68,67 +68,67 @@ def test_a_read_of_one_never_asks_for_all(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_is_to_wait_is_not_asked_about_before() -> None:
     world, found = World(), list[str]()
-    locating = Locating(world.router, world.surroundings, found.append)
-    locating.lose("c", 5.0)
-    locating.lose("d")
-    assert locating.first_pause < 1.0
-    assert list(locating.open("home:1", "t").computations) == ["d"]
-    locating.take(located(("d", "x:1", 1)))
-    assert (found, locating.lost("c")) == (["d"], True)
-    assert locating.ended(None) == 5.0
+    search = Search(world.router, world.surroundings, found.append)
+    search.lose("c", 5.0)
+    search.lose("d")
+    assert search.first_pause < 1.0
+    assert list(search.open("home:1", "t").computations) == ["d"]
+    search.take(located(("d", "x:1", 1)))
+    assert (found, search.lost("c")) == (["d"], True)
+    assert search.ended(None) == 5.0
     world.now += 5.0
-    assert list(locating.open("home:1", "t").computations) == ["c"]
+    assert list(search.open("home:1", "t").computations) == ["c"]
 
 
-def hurried(locating: Locating) -> bool:
+def hurried(search: Search) -> bool:
     """Asked anew: for a type checker, a property stays as it was."""
-    return locating.hurried
+    return search.hurried
 
 
-def paused(world: World, seconds: float) -> Locating:
+def paused(world: World, seconds: float) -> Search:
     """One that waits until an overloaded shard may be asked about."""
     world.router.redirected("c", "busy:1", 1)
-    locating = Locating(world.router, world.surroundings, lambda _: None)
-    locating.lose("c", seconds)
-    assert locating.first_pause == seconds
-    assert not hurried(locating)
-    return locating
+    search = Search(world.router, world.surroundings, lambda _: None)
+    search.lose("c", seconds)
+    assert search.first_pause == seconds
+    assert not hurried(search)
+    return search
 
 
 def test_what_is_lost_meanwhile_does_not_wait_for_an_overloaded_shard() -> None:
     world = World()
-    locating = paused(world, 60.0)
-    locating.lose("d")
-    assert hurried(locating)
-    assert locating.first_pause <= 1.0, "all clients lose it at one moment, so they ask at different ones"
-    assert not hurried(locating)
+    search = paused(world, 60.0)
+    search.lose("d")
+    assert hurried(search)
+    assert search.first_pause <= 1.0, "all clients lose it at one moment, so they ask at different ones"
+    assert not hurried(search)
     world.now += 1.0
-    assert list(locating.open("home:1", "t").computations) == ["d"]
+    assert list(search.open("home:1", "t").computations) == ["d"]
 
 
 def test_what_another_shard_serves_by_now_does_not_wait_for_the_overloaded_one() -> None:
     world = World()
-    locating = paused(world, 60.0)
+    search = paused(world, 60.0)
     world.router.seen("c", 1)
-    assert not hurried(locating), "by the same one"
+    assert not hurried(search), "by the same one"
     world.router.redirected("c", "new:1", 2)
-    assert hurried(locating)
-    world.now += locating.first_pause
-    assert list(locating.open("home:1", "t").computations) == ["c"]
+    assert hurried(search)
+    world.now += search.first_pause
+    assert list(search.open("home:1", "t").computations) == ["c"]
 
 
 def test_an_overloaded_home_is_not_asked_before_and_another_one_is() -> None:
     world = World("home:1", "other:1")
-    locating = Locating(world.router, world.surroundings, lambda _: None)
-    locating.lose("c")
-    locating.open("home:1", "t")
-    assert locating.ended(Failed("OVERLOADED", retry_after=60)) == 121.0, "60.5 s, twice"
-    locating.lose("d")
-    assert not hurried(locating)
-    assert locating.first_pause == 121.0
+    search = Search(world.router, world.surroundings, lambda _: None)
+    search.lose("c")
+    search.open("home:1", "t")
+    assert search.ended(Failed("OVERLOADED", retry_after=60)) == 121.0, "60.5 s, twice"
+    search.lose("d")
+    assert not hurried(search)
+    assert search.first_pause == 121.0
     world.router.failed("home:1")
-    assert hurried(locating)
-    assert locating.first_pause <= 1.0
+    assert hurried(search)
+    assert search.first_pause <= 1.0
 
 
 # -- watching -----------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_an_overloaded_shard_is_watched_again_when_it_asked_to() -> None:
     stream.open("x:1")
     assert stream.ended(Failed("OVERLOADED", retry_after=5)) == 0.0
     assert world.known.at("c") is None
-    assert world.known.locating.first_pause == 11.0, "5.5 s, twice"
+    assert world.known.search.first_pause == 11.0, "5.5 s, twice"
     assert world.router.place("c") == "x:1", "it is where it was"
 
 
@@ -184,8 +184,8 @@ def test_a_name_that_comes_back_and_goes_at_once_is_not_younger_for_it() -> None
     there.ended(Failed())
     there.retire()
     home.take(told(now=world.now))
-    world.known.locating.open("home:1", "t")
-    world.known.locating.take(located(("c", "home:1", 3)))
+    world.known.search.open("home:1", "t")
+    world.known.search.take(located(("c", "home:1", 3)))
     home.take(told(redirects=[("c", "z:1", 4)], now=world.now))  # sent before home was to follow it again
     assert world.known.stale_for(["c"]) == 10.0
 
@@ -235,9 +235,9 @@ def test_a_lease_is_looked_for_though_another_of_its_computation_is_served() -> 
     assert sent(world, "y:1", stream)
     acknowledge(world, "y:1", 1)
     assert second.durable == 1
-    locating = world.reporting.locating
-    assert list(locating.open("home:1", "t").computations) == ["c"]
-    locating.take(located(("c", "y:1", 2)))
+    search = world.reporting.search
+    assert list(search.open("home:1", "t").computations) == ["c"]
+    search.take(located(("c", "y:1", 2)))
     world.now += 1
     assert sent(world, "y:1", stream)
     acknowledge(world, "y:1", 2)
@@ -247,7 +247,7 @@ def test_a_lease_is_looked_for_though_another_of_its_computation_is_served() -> 
 def test_an_overloaded_shard_is_reported_to_again_when_it_asked_to() -> None:
     world, _ = reported_elsewhere()
     assert world.reporting.stream("x:1").ended(Failed("OVERLOADED", retry_after=5)) == 0.0
-    assert world.reporting.locating.first_pause == 11.0, "5.5 s, twice"
+    assert world.reporting.search.first_pause == 11.0, "5.5 s, twice"
     assert world.router.place("c") == "x:1", "it is where it was"
 
 

@@ -11,15 +11,15 @@ import grpc
 import pytest
 
 from lowwater import Settings, errors
-from lowwater._core.asking import Asking, ask
 from lowwater._core.backoff import CAP, FIRST, Backoff
 from lowwater._core.calls import Calls
 from lowwater._core.columns import Column
+from lowwater._core.exchange import Exchange, exchange_of
 from lowwater._core.fold import Fold
 from lowwater._core.lease import LeaseState
-from lowwater._core.locating import Locating
 from lowwater._core.reports import BEAT, ReporterState, ReporterStatistics, Reporting
 from lowwater._core.router import HOME, MOST_LEARNT, Router
+from lowwater._core.search import Search
 from lowwater._core.surroundings import Surroundings
 from lowwater._core.watches import Changes, Subscription, Waiting, WatchState, WatchStream
 from lowwater._pb.lowwater.v1 import cluster_pb2, errors_pb2, types_pb2, watermarks_pb2, workers_pb2
@@ -192,8 +192,8 @@ class World:
         self.calls = Calls(self.known, "")
         self.reporting = Reporting(self.settings, self.surroundings, self.router)
 
-    def ask(self, call: Any, timeout: float = 10.0) -> Asking[Any]:
-        return ask(call, self.calls, self.router, self.surroundings, timeout)
+    def ask(self, call: Any, timeout: float = 10.0) -> Exchange[Any]:
+        return exchange_of(call, self.calls, self.router, self.surroundings, timeout)
 
 
 def watermark(name: str, low: int = 0, epoch: int = 1) -> types_pb2.Watermark:
@@ -205,20 +205,20 @@ def located(*redirects: tuple[str, str, int]) -> cluster_pb2.LocateResponse:
     return cluster_pb2.LocateResponse(server_token="t", redirects=each)
 
 
-def asks(asking: Asking[Any]) -> tuple[str, str]:
-    attempt = asking.next()
+def asks(exchange: Exchange[Any]) -> tuple[str, str]:
+    attempt = exchange.next()
     return attempt.address, type(attempt.request).__name__.removesuffix("Request")
 
 
 def test_a_redirect_is_followed_at_once_and_the_third_waits() -> None:
     world = World()
-    asking = world.ask(world.calls.release("c", 1))
+    exchange = world.ask(world.calls.release("c", 1))
     trail, delays = [], []
     for address in ("x:1", "y:1", "x:1", "y:1"):
-        while asks(asking)[1] == "Locate":
-            asking.take(located(("c", world.router.address_of("c"), 1)))
-        trail.append(asks(asking)[0])
-        delays.append(asking.failed(moved("c", address, 1)))
+        while asks(exchange)[1] == "Locate":
+            exchange.take(located(("c", world.router.address_of("c"), 1)))
+        trail.append(asks(exchange)[0])
+        delays.append(exchange.failed(moved("c", address, 1)))
     assert trail == ["home:1", "x:1", "y:1", "x:1"]
     assert delays == [0.0, FIRST, 0.0, 2 * FIRST]
 
@@ -227,65 +227,65 @@ def test_a_redirect_is_followed_at_once_and_the_third_waits() -> None:
 def test_a_redirect_that_leads_nowhere_asks_home_with_the_number_seen(redirect: tuple[str, int]) -> None:
     world = World()
     world.router.redirected("c", "x:1", 4)
-    asking = world.ask(world.calls.claim(workers_pb2.ClaimRequest(computation="c"), lambda answer: answer.epoch))
-    assert asks(asking) == ("x:1", "Claim")
-    assert asking.failed(moved("c", *redirect)) == 0.0
-    request = asking.next().request
-    assert (asks(asking), list(request.computations)) == (("home:1", "Locate"), ["c"])
+    exchange = world.ask(world.calls.claim(workers_pb2.ClaimRequest(computation="c"), lambda answer: answer.epoch))
+    assert asks(exchange) == ("x:1", "Claim")
+    assert exchange.failed(moved("c", *redirect)) == 0.0
+    request = exchange.next().request
+    assert (asks(exchange), list(request.computations)) == (("home:1", "Locate"), ["c"])
     assert list(request.epochs) == [max(4, redirect[1])]
-    assert asking.take(located(("c", "y:1", 6))) == FIRST, "then the backoff"
-    assert asks(asking) == ("y:1", "Claim")
-    assert asking.take(workers_pb2.ClaimResponse(server_token="t", epoch=7)) is None
-    assert (asking.result, world.router.epoch_of("c")) == (7, 7)
+    assert exchange.take(located(("c", "y:1", 6))) == FIRST, "then the backoff"
+    assert asks(exchange) == ("y:1", "Claim")
+    assert exchange.take(workers_pb2.ClaimResponse(server_token="t", epoch=7)) is None
+    assert (exchange.result, world.router.epoch_of("c")) == (7, 7)
     world.now += 20
     with pytest.raises(errors.Unavailable, match=r"no shard answered for c in time.*refused"):
-        asking.failed(moved("c", "", 7))
+        exchange.failed(moved("c", "", 7))
 
 
 def test_a_call_that_ran_out_of_time_says_what_it_waited_for() -> None:
     world = World("a:1", "b:1")
-    asking = world.ask(world.calls.complete("c", 5))
-    asking.next()
-    asking.failed(moved("c", "", 7))
-    asking.next()
-    asking.take(located(("c", "", 7)))
+    exchange = world.ask(world.calls.complete("c", 5))
+    exchange.next()
+    exchange.failed(moved("c", "", 7))
+    exchange.next()
+    exchange.take(located(("c", "", 7)))
     world.now += 20
-    asking.next()
+    exchange.next()
     with pytest.raises(errors.Unavailable, match="no shard answered for c"):
-        asking.failed(TooLate())
+        exchange.failed(TooLate())
 
 
 def test_a_shard_that_fails_sends_its_callers_home_and_home_to_the_next() -> None:
     world = World("a:1", "b:1")
     world.router.redirected("c", "x:1", 1)
-    asking = world.ask(world.calls.complete("c", 5))
+    exchange = world.ask(world.calls.complete("c", 5))
     trail = []
     for _ in range(3):
-        trail.append(asks(asking)[0])
-        assert asking.failed(Failed()) > 0.0
-    assert [*trail, asks(asking)[0]] == ["x:1", "a:1", "b:1", "x:1"]
+        trail.append(asks(exchange)[0])
+        assert exchange.failed(Failed()) > 0.0
+    assert [*trail, asks(exchange)[0]] == ["x:1", "a:1", "b:1", "x:1"]
 
 
 def test_an_overloaded_shard_keeps_its_callers_for_later() -> None:
     world = World("a:1", "b:1")
     world.router.redirected("c", "x:1", 1)
-    asking = world.ask(world.calls.complete("c", 5))
-    assert asking.failed(Failed("OVERLOADED", retry_after=2)) == 5.0, "2.5 s, twice"
-    assert asks(asking)[0] == "x:1"
+    exchange = world.ask(world.calls.complete("c", 5))
+    assert exchange.failed(Failed("OVERLOADED", retry_after=2)) == 5.0, "2.5 s, twice"
+    assert asks(exchange)[0] == "x:1"
     with pytest.raises(errors.Overloaded) as refused:
-        asking.failed(Failed("OVERLOADED", retry_after=5))
+        exchange.failed(Failed("OVERLOADED", retry_after=5))
     assert refused.value.retry_after == 5.5
 
 
 def test_another_deployment_at_a_route_is_a_shard_that_is_gone() -> None:
     world = World()
     world.router.redirected("c", "x:1", 1)
-    asking = world.ask(world.calls.complete("c", 5))
-    assert asks(asking)[0] == "x:1"
-    asking.failed(Failed("SERVER_TOKEN_MISMATCH"))
-    assert asks(asking)[0] == "home:1"
+    exchange = world.ask(world.calls.complete("c", 5))
+    assert asks(exchange)[0] == "x:1"
+    exchange.failed(Failed("SERVER_TOKEN_MISMATCH"))
+    assert asks(exchange)[0] == "home:1"
     with pytest.raises(errors.ServerTokenMismatch):
-        asking.failed(Failed("SERVER_TOKEN_MISMATCH"))
+        exchange.failed(Failed("SERVER_TOKEN_MISMATCH"))
 
 
 def test_one_shard_costs_nothing_more() -> None:
@@ -302,19 +302,19 @@ def test_an_answer_of_a_shard_that_was_replaced_is_asked_again() -> None:
     world.known.admit("t", [])
     first = watermarks_pb2.GetWatermarksResponse(server_token="t", watermarks=[watermark("c", 5, epoch=3)])
     stale = watermarks_pb2.GetWatermarksResponse(server_token="t", watermarks=[watermark("c", 9, epoch=2)])
-    asking = world.ask(world.calls.get(["c"]))
-    asking.next()
-    assert asking.take(first) is None
-    asking = world.ask(world.calls.get(["c"]))
-    asking.next()
-    assert asking.take(stale) == 0.0
-    assert asks(asking) == ("home:1", "Locate")
-    assert list(asking.next().request.epochs) == [3]
-    assert asking.take(located(("c", "x:1", 4))) == FIRST
-    assert asks(asking) == ("x:1", "GetWatermarks")
+    exchange = world.ask(world.calls.get(["c"]))
+    exchange.next()
+    assert exchange.take(first) is None
+    exchange = world.ask(world.calls.get(["c"]))
+    exchange.next()
+    assert exchange.take(stale) == 0.0
+    assert asks(exchange) == ("home:1", "Locate")
+    assert list(exchange.next().request.epochs) == [3]
+    assert exchange.take(located(("c", "x:1", 4))) == FIRST
+    assert asks(exchange) == ("x:1", "GetWatermarks")
     world.now += 20
     with pytest.raises(errors.StaleEpoch):
-        asking.take(stale)
+        exchange.take(stale)
 
 
 # -- watching -----------------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def told(
 def tended(world: World) -> list[str]:
     """Who has to be driven now."""
     return [
-        type(each).__name__ + ":" + each.key for each in world.known.tend() if isinstance(each, WatchStream | Locating)
+        type(each).__name__ + ":" + each.key for each in world.known.tend() if isinstance(each, WatchStream | Search)
     ]
 
 
@@ -396,22 +396,22 @@ def test_a_redirect_to_a_lower_number_is_not_watched_and_asked_for() -> None:
     world.router.seen("c", 5)
     world.known.stream().take(told(redirects=[("c", "old:1", 4)]))
     assert world.known.at("c") is None
-    assert tended(world) == ["Locating:", "WatchStream:"]
-    locating = world.known.locating
-    assert locating.first_pause == FIRST
-    assert list(locating.open("home:1", "t").epochs) == [5]
-    locating.take(located(("c", "old:1", 4), ("d", "x:1", 1)))
-    assert locating.ended(None) == 2 * FIRST
-    locating.open("home:1", "t")
-    locating.take(located(("c", "x:1", 6)))
-    assert (world.known.at("c"), locating.wanted) == ("x:1", False)
+    assert tended(world) == ["Search:", "WatchStream:"]
+    search = world.known.search
+    assert search.first_pause == FIRST
+    assert list(search.open("home:1", "t").epochs) == [5]
+    search.take(located(("c", "old:1", 4), ("d", "x:1", 1)))
+    assert search.ended(None) == 2 * FIRST
+    search.open("home:1", "t")
+    search.take(located(("c", "x:1", 6)))
+    assert (world.known.at("c"), search.wanted) == ("x:1", False)
     assert "WatchStream:x:1" in tended(world)
 
 
 def test_streams_that_redirect_in_circles_back_off() -> None:
     world = World()
     watching(world, "c")
-    locating, delays, at = world.known.locating, [], "home:1"
+    search, delays, at = world.known.search, [], "home:1"
     for _ in range(4):
         while (key := world.known.at("c")) is not None:
             stream = world.known.stream(key)
@@ -419,19 +419,19 @@ def test_streams_that_redirect_in_circles_back_off() -> None:
             stream.open(at)
             stream.take(told(redirects=[("c", "y:1" if at == "x:1" else "x:1", 1)]))
             stream.ended(None)
-        delays.append(locating.first_pause)
-        locating.open("home:1", "t")
-        locating.take(located(("c", "x:1", 1)))
-        locating.ended(None)
+        delays.append(search.first_pause)
+        search.open("home:1", "t")
+        search.take(located(("c", "x:1", 1)))
+        search.ended(None)
     assert delays == sorted(delays)
     assert delays[-1] > 4 * delays[0]
     stream = world.known.stream("x:1")
     stream.open("x:1")
     stream.take(told([watermark("c")]))
-    assert locating.suspects, "it may fail again at once"
+    assert search.suspects, "it may fail again at once"
     world.now += 2 * CAP
     stream.take(told(now=world.now))
-    assert not locating.suspects
+    assert not search.suspects
 
 
 def test_a_shard_that_is_behind_in_one_computation_goes_on_with_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -447,7 +447,7 @@ def test_a_shard_that_is_behind_in_one_computation_goes_on_with_the_others(caplo
     assert (world.known.stale_for(["c"]), world.known.stale_for(["d"])) == (3.0, 0.0)
     assert "has been replaced" in caplog.text
     assert [record.levelname for record in caplog.records] == ["WARNING"], "an ordinary event of a take-over"
-    assert tended(world) == ["Locating:"]
+    assert tended(world) == ["Search:"]
 
 
 def world_of_before() -> list[WatermarkView]:
@@ -522,7 +522,7 @@ def test_what_a_shard_lost_before_it_was_confirmed_is_looked_for_and_shown_when_
     # A call hears of the next owner, and home tells of what it no longer owns.
     world.known.admit("t", [WatermarkView("b", registered=True, incarnation=1, epoch=3)])
     home.take(behind(world, [watermark("b", 8, epoch=2)]))
-    assert world.known.locating.lost("b")
+    assert world.known.search.lost("b")
     world.now += 1
     home.take(told([watermark("a", 6)], now=world.now))
     assert shown(changes, world, every) == ["a"]
@@ -568,13 +568,13 @@ def test_who_waits_for_what_nobody_serves_is_told_so() -> None:
 
 def renewals(world: World, seconds: float) -> int:
     """Streams to home within some time, which follow everything and are told of "b" where it is not served."""
-    home, locating, end, opened = world.known.stream(), world.known.locating, world.now + seconds, 0
+    home, search, end, opened = world.known.stream(), world.known.search, world.now + seconds, 0
     while world.now < end:
         if world.known.at("b") is None:
-            world.now += locating.first_pause
-            locating.open("home:1", "t")
-            locating.take(located(("b", "home:1", 1)))
-            locating.ended(None)
+            world.now += search.first_pause
+            search.open("home:1", "t")
+            search.take(located(("b", "home:1", 1)))
+            search.ended(None)
         if not home.open_now or home.interrupted:
             home.ended(None)
             home.open("home:1")
@@ -590,22 +590,22 @@ def test_a_computation_that_its_shard_cannot_serve_does_not_renew_a_stream_witho
     assert every.confirmed
     assert renewals(world, 60.0) <= 18, "six in the first seconds, then one in five seconds"
     world.known.stream().take(told([watermark("b", epoch=2)], now=world.now))
-    assert not world.known.locating.suspects
+    assert not world.known.search.suspects
     world.known.stream().take(told(redirects=[("b", "", 3)], now=world.now))
-    assert world.known.locating.first_pause <= 1.0, "it was served meanwhile"
+    assert world.known.search.first_pause <= 1.0, "it was served meanwhile"
 
 
 def test_computations_that_were_refused_as_often_are_one_question() -> None:
     world = World()
     watching(world)
     names = [f"c{number}" for number in range(20)]
-    home, locating = world.known.stream(), world.known.locating
-    locating._random = random.Random(7).random  # chances that differ
+    home, search = world.known.stream(), world.known.search
+    search._random = random.Random(7).random  # chances that differ
     for _ in range(5):
         home.take(told(redirects=[(name, "home:1", 1) for name in names], now=world.now))
-        world.now += locating.first_pause
-        assert list(locating.open("home:1", "t").computations) == names
-        locating.take(located(*((name, "home:1", 1) for name in names)))
+        world.now += search.first_pause
+        assert list(search.open("home:1", "t").computations) == names
+        search.take(located(*((name, "home:1", 1) for name in names)))
         home.ended(None)
         home.open("home:1")
 
@@ -636,7 +636,7 @@ def test_what_comes_to_another_shard_that_is_followed_without_names_is_looked_fo
     there.take(told([*(watermark(name) for name in names), watermark("e", epoch=2)]))
     assert world.known.at("e") == "x:1"
     there.ended(Failed())
-    assert all(map(world.known.locating.lost, [*names, "e"]))
+    assert all(map(world.known.search.lost, [*names, "e"]))
 
 
 def test_everything_is_followed_by_name_where_home_redirects_it() -> None:
@@ -656,7 +656,7 @@ def test_everything_is_followed_by_name_where_home_redirects_it() -> None:
     assert world.known.at("c") is None
     home.take(told([watermark("c", 5, epoch=2)]))
     assert world.known.at("c") == HOME
-    assert not world.known.locating.wanted
+    assert not world.known.search.wanted
     assert not there.wanted
     there.retire()
     assert list(world.known._streams) == [HOME]
@@ -668,9 +668,9 @@ def test_an_authority_that_cannot_be_asked_where_things_are_is_asked_for_them() 
     home = world.known.stream()
     home.take(told([watermark("c", 5, epoch=3)]))
     home.take(told([watermark("c", 5, epoch=2)]))
-    locating = world.known.locating
-    locating.open("home:1", "t")
-    locating.ended(errors.LowwaterError("Method not found!", reason="UNIMPLEMENTED"))
+    search = world.known.search
+    search.open("home:1", "t")
+    search.ended(errors.LowwaterError("Method not found!", reason="UNIMPLEMENTED"))
     assert world.known.at("c") == HOME
     assert home.interrupted
 
@@ -777,13 +777,13 @@ def test_a_shard_that_dies_has_its_leases_looked_for() -> None:
     assert "not known which shard" in str(world.reporting.too_late(state, 1.0))
     world.reporting.stream("x:1").retire()
     assert world.reporting.statistics() == ReporterStatistics(leases=1, waiting=1, streams=1, reports=1)
-    locating = world.reporting.locating
-    locating.open("home:1", "t")
-    locating.take(located(("c", "y:1", 2)))
+    search = world.reporting.search
+    search.open("home:1", "t")
+    search.take(located(("c", "y:1", 2)))
     stream = opened(world, "y:1")
     [group] = sent(world, "y:1", stream)
     assert list(group.watermarks_micros) == [5]
-    assert not locating.wanted
+    assert not search.wanted
 
 
 def test_a_lease_that_is_removed_is_not_looked_for() -> None:
@@ -793,10 +793,10 @@ def test_a_lease_that_is_removed_is_not_looked_for() -> None:
     world.reporting.add(state)
     opened(world, "x:1")
     world.reporting.stream("x:1").ended(Failed())
-    assert world.reporting.locating.lost("c")
+    assert world.reporting.search.lost("c")
     world.reporting.remove(state)
     assert world.reporting.statistics().leases == 0
-    assert not world.reporting.locating.wanted
+    assert not world.reporting.search.wanted
 
 
 @pytest.mark.parametrize("redirect", [("", 5), ("old:1", 3)], ids=["nowhere", "a lower number"])
@@ -810,7 +810,7 @@ def test_a_lease_is_not_sent_where_a_redirect_does_not_lead(redirect: tuple[str,
     assert sent(world, HOME, stream)
     assert acknowledge(world, HOME, 1, ("c", *redirect)), "nothing is left here"
     assert state.answered == 0
-    assert world.reporting.locating.wanted
+    assert world.reporting.search.wanted
     assert [each.key for each in world.reporting._streams.values()] == [HOME]
 
 
@@ -819,17 +819,17 @@ def test_leases_that_are_redirected_in_circles_back_off() -> None:
     state = lease()
     world.reporting.add(state)
     staged(world, state, 9, 5)
-    locating, delays = world.reporting.locating, []
+    search, delays = world.reporting.search, []
     for _ in range(4):
-        while not locating.wanted:
+        while not search.wanted:
             key = world.reporting._carriers["c", 1].key
             stream = opened(world, key)
             assert sent(world, key, stream)
             acknowledge(world, key, 1, ("c", "y:1" if key == "x:1" else "x:1", 1))
-        delays.append(locating.first_pause)
-        locating.open("home:1", "t")
-        locating.take(located(("c", "x:1", 1)))
-        locating.ended(None)
+        delays.append(search.first_pause)
+        search.open("home:1", "t")
+        search.take(located(("c", "x:1", 1)))
+        search.ended(None)
     assert delays == sorted(delays)
     assert delays[-1] > 4 * delays[0]
     assert state.answered == 0

@@ -15,12 +15,12 @@ import pytest
 from lowwater import Refusal, Settings, errors
 from lowwater._async.reporter import Reporter as AioReporter
 from lowwater._async.watcher import Watcher as AioWatcher
-from lowwater._core.asking import Asking, ask
 from lowwater._core.attempts import error_of_call
 from lowwater._core.backoff import CAP
 from lowwater._core.call import Call, Stubs
 from lowwater._core.calls import Calls
 from lowwater._core.columns import Column
+from lowwater._core.exchange import Exchange, exchange_of
 from lowwater._core.fold import Fold
 from lowwater._core.lease import LeaseState
 from lowwater._core.reports import BEAT, Due, Reporting
@@ -329,18 +329,18 @@ def test_a_bug_does_not_end_the_reporting(caplog: pytest.LogCaptureFixture) -> N
 # -- attempts -----------------------------------------------------------------------------------------------------
 
 
-def asking(clock: Clock, *, repeatable: bool) -> Asking[None]:
+def exchange(clock: Clock, *, repeatable: bool) -> Exchange[None]:
     settings = Settings("there:1")
     router = Router(settings.addresses, nullcontext())
     surroundings = Surroundings(clock, lambda: 1.0, bytes)
     calls = Calls(WatchState(settings, surroundings, router), "")
     call: Call[None] = Call(lambda stubs: stubs.workers.Release, None, lambda _: None, "c", repeatable)
-    return ask(call, calls, router, surroundings, 1.0)
+    return exchange_of(call, calls, router, surroundings, 1.0)
 
 
 def test_a_repeatable_call_is_repeated_within_its_deadline() -> None:
     clock = Clock()
-    attempts = asking(clock, repeatable=True)
+    attempts = exchange(clock, repeatable=True)
     assert attempts.next().options == {"timeout": 1.0, "wait_for_ready": False}
     delays = []
     for _ in range(3):
@@ -355,7 +355,7 @@ def test_a_repeatable_call_is_repeated_within_its_deadline() -> None:
 
 
 def test_a_call_that_may_not_be_repeated_waits_for_the_channel_instead() -> None:
-    attempts = asking(Clock(), repeatable=False)
+    attempts = exchange(Clock(), repeatable=False)
     assert attempts.next().options["wait_for_ready"]
     with pytest.raises(errors.Unavailable):
         attempts.failed(Unavailable())

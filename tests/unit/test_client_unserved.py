@@ -70,7 +70,7 @@ async def test_everything_is_followed_beside_what_cannot_be_served(served: Serve
         shown = {(await anext(changes)).computation for _ in held(served.one)}
         assert shown == held(served.one)
         known = lw._runtime().watcher.state
-        await eventually(lambda: known.locating._backoff._attempt >= 4)
+        await eventually(lambda: known.search._backoff._attempt >= 4)
         assert set(lw.statistics().watcher.unserved) == served.unserved
         assert lw.statistics().watcher.streams == 1
         served.one.faults.unreadable.clear()

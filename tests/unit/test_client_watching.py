@@ -463,7 +463,7 @@ def forbidden(name: str) -> errors.PermissionDenied:
 
 def test_rule11_one_forbidden_name_does_not_stop_the_others_of_its_stream(caplog: pytest.LogCaptureFixture) -> None:
     world = World(("c", "secret"))
-    asking = world.state.forbidden
+    denials = world.state.denials
     assert world.stream.ended(forbidden("secret")) == 0.1
     assert list(world.stream.open("there:1").computations) == ["c"]
     mine, its = world.state.subscribe(["c"]), world.state.subscribe(["secret"])
@@ -473,12 +473,12 @@ def test_rule11_one_forbidden_name_does_not_stop_the_others_of_its_stream(caplog
     assert world.state.denied([]) is None
 
     pauses = []
-    assert asking in world.state.tend()
-    asking.first_pause  # noqa: B018 - as the shells do
+    assert denials in world.state.tend()
+    denials.first_pause  # noqa: B018 - as the shells do
     for _ in range(8):
-        assert asking.wanted
-        assert list(asking.open(asking.address).computations) == ["secret"]
-        pauses.append(asking.ended(forbidden("secret")))
+        assert denials.wanted
+        assert list(denials.open(denials.address).computations) == ["secret"]
+        pauses.append(denials.ended(forbidden("secret")))
         denied = world.state.denied(["c", "secret"])
         assert denied is not None
         assert denied.metadata["computation"] == "secret"
@@ -486,14 +486,14 @@ def test_rule11_one_forbidden_name_does_not_stop_the_others_of_its_stream(caplog
     assert pauses == [20.0, 40.0, 60.0, 60.0, 60.0, 60.0, 60.0, 60.0]
     assert [record.levelno for record in caplog.records] == [logging.WARNING], "once in a while"
     world.now += 600.0
-    asking.open(asking.address)
-    asking.ended(forbidden("secret"))
+    denials.open(denials.address)
+    denials.ended(forbidden("secret"))
     assert len(caplog.records) == 2
 
-    asking.open(asking.address)
-    assert asking.take(world.sent(5, name="secret"))
-    asking.ended(None)
-    assert not asking.wanted
+    denials.open(denials.address)
+    assert denials.take(world.sent(5, name="secret"))
+    denials.ended(None)
+    assert not denials.wanted
     assert world.state.denied(["secret"]) is None
     assert world.stream.renewing, "the stream of its shard follows it from now on"
     assert list(world.stream.open("there:1").computations) == ["c", "secret"]
@@ -502,22 +502,22 @@ def test_rule11_one_forbidden_name_does_not_stop_the_others_of_its_stream(caplog
 def test_who_follows_what_was_forbidden_is_told_what_is_said_now() -> None:
     """And stops the others as little, however often."""
     world = World(("c", "secret"))
-    asking = world.state.forbidden
+    denials = world.state.denials
     world.stream.ended(forbidden("secret"))
     world.stream.open("there:1")
     world.hears(1)
-    assert asking.first_pause == 10.0
+    assert denials.first_pause == 10.0
     world.state.unsubscribe(world.subscription)
     world.state.subscribe(["c"])
-    assert (asking.wanted, asking.hurried) == (False, True), "nobody waits for it, so nobody drives it"
+    assert (denials.wanted, denials.hurried) == (False, True), "nobody waits for it, so nobody drives it"
     for _ in range(3):
         again = world.state.subscribe(["secret"])
         assert not world.stream.renewing
         assert world.state.denied(["secret"]) is None, "an old answer is none"
-        assert (asking.wanted, asking.hurried) == (True, True)
-        assert asking.first_pause == 0.5
-        asking.open(asking.address)
-        asking.ended(forbidden("secret"))
+        assert (denials.wanted, denials.hurried) == (True, True)
+        assert denials.first_pause == 0.5
+        denials.open(denials.address)
+        denials.ended(forbidden("secret"))
         assert world.state.denied(["secret"]) is not None
         world.state.unsubscribe(again)
 
@@ -527,11 +527,11 @@ def test_who_follows_what_was_forbidden_is_told_what_is_said_now() -> None:
 )
 def test_what_may_not_be_asked_stays_forbidden_and_is_asked_again(failure: Exception | None) -> None:
     world = World(("c", "secret"))
-    asking = world.state.forbidden
+    denials = world.state.denials
     world.stream.ended(forbidden("secret"))
-    asking.open(asking.address)
-    assert asking.ended(failure) == 10.0
-    assert asking.wanted
+    denials.open(denials.address)
+    assert denials.ended(failure) == 10.0
+    assert denials.wanted
     assert world.state.denied(["secret"]) is not None
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import lowwater.aio
 from lowwater._core.call import Stubs
-from lowwater._core.locating import TIMEOUT
+from lowwater._core.search import TIMEOUT
 from lowwater._pb.lowwater.v1 import cluster_pb2, cluster_pb2_grpc, watermarks_pb2, watermarks_pb2_grpc
 from lowwater_authority.engine.shard import TOGETHER_SECONDS
 from lowwater_authority.ops.observer import Observer

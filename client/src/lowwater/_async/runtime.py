@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from lowwater._async.reporter import Reporter
 from lowwater._async.watcher import Watcher
-from lowwater._core.asking import Asking, ask
 from lowwater._core.call import Call, Gather
 from lowwater._core.calls import Calls
+from lowwater._core.exchange import Exchange, exchange_of
 from lowwater._core.settings import Settings
 from lowwater._core.surroundings import REAL, Surroundings
 from lowwater._drive.tasks.connection import Connection, MakeChannel
@@ -47,14 +47,14 @@ class Runtime:
         """
         connection = self.connection
         timeout = min(within, connection.settings.timeout)
-        asking = ask(call, self.calls, connection.router, connection.surroundings, timeout)
-        return await connection.call(asking, partial(self._take, asking))
+        exchange = exchange_of(call, self.calls, connection.router, connection.surroundings, timeout)
+        return await connection.call(exchange, partial(self._take, exchange))
 
-    def _take(self, asking: Asking[Any], answer: object) -> float | None:
+    def _take(self, exchange: Exchange[Any], answer: object) -> float | None:
         with self.watcher.changed:
-            pause = asking.take(answer)
+            pause = exchange.take(answer)
             self.watcher.changed.notify_all()
-        if self.reporter.reporting.locating.wanted:
+        if self.reporter.reporting.search.wanted:
             with self.reporter.changed:
                 self.reporter.changed.notify_all()  # it may have been found on the way
         return pause

@@ -34,8 +34,8 @@ from lowwater._core.attempts import BUSY, DENIED, error_of_call, words_of
 from lowwater._core.backoff import CAP, Backoff
 from lowwater._core.columns import Handles
 from lowwater._core.lease import GroupState, LeaseState, Report
-from lowwater._core.locating import Locating
 from lowwater._core.router import HOME, MOST_HOPS, Router
+from lowwater._core.search import Search
 from lowwater._core.settings import Settings
 from lowwater._core.streams import Streamed
 from lowwater._core.surroundings import Surroundings
@@ -602,7 +602,7 @@ class Reporting:
         """Seconds between the reports of one claim, in the long run."""
         self.router: Router = router
         self.surroundings: Surroundings = surroundings
-        self.locating: Locating = Locating(router, surroundings, self._found)
+        self.search: Search = Search(router, surroundings, self._found)
         self._streams: dict[str, ReportStream] = {HOME: ReportStream(self, HOME)}
         self._untended: dict[Streamed, None] = {}
         self._carriers: dict[Key, ReportStream] = {}
@@ -626,7 +626,7 @@ class Reporting:
             if carrier.leave_idle():
                 self._untended[carrier] = None
         if self._homeless.pop(key, None) is not None and not self._lost(lease.computation):
-            self.locating.forget(lease.computation)
+            self.search.forget(lease.computation)
         self._logged.pop(key, None)
 
     def staged(self, lease: LeaseState) -> bool:
@@ -704,7 +704,7 @@ class Reporting:
     def heard(self, computation: str) -> None:
         """A shard has answered for a computation."""
         self._hops.pop(computation, None)
-        self.locating.heard(computation)
+        self.search.heard(computation)
 
     def redirected(self, stream: ReportStream, redirect: types_pb2.Redirect, leases: Sequence[LeaseState]) -> bool:
         """Take leases that a stream no longer carries where they are redirected to; returns whether that is the same shard."""
@@ -714,7 +714,7 @@ class Reporting:
         logger.info("%s is served at %s", computation, redirect.address or "no shard just now")
         place = self.router.place(computation)
         following = followed and self._hops[computation] <= MOST_HOPS
-        at_least = 0.0 if following else self.locating.refused(computation)
+        at_least = 0.0 if following else self.search.refused(computation)
         for lease in leases:
             if following:
                 self._put(lease, place)
@@ -743,8 +743,8 @@ class Reporting:
     def _lose(self, lease: LeaseState, at_least: float = 0.0) -> None:
         self._carriers.pop(_key(lease), None)
         self._homeless[_key(lease)] = lease
-        self.locating.lose(lease.computation, at_least)
-        self._untended[self.locating] = None
+        self.search.lose(lease.computation, at_least)
+        self._untended[self.search] = None
 
     def _lost(self, computation: str) -> list[LeaseState]:
         return [lease for lease in self._homeless.values() if lease.computation == computation]

@@ -24,11 +24,11 @@ from lowwater._core import checks, wire
 from lowwater._core.ages import BEAT, LATE, SLEW, Ages
 from lowwater._core.attempts import BUSY, DENIED, error_of_call, words_of
 from lowwater._core.backoff import CAP, FIRST, Backoff
+from lowwater._core.denials import Denials
 from lowwater._core.fold import Reading, fold_inputs
-from lowwater._core.forbidden import Forbidden
-from lowwater._core.locating import Locating
 from lowwater._core.ratchet import Ratchet
 from lowwater._core.router import HOME, MOST_HOPS, MOST_NAMES, Router
+from lowwater._core.search import Search
 from lowwater._core.settings import Settings
 from lowwater._core.streams import Streamed
 from lowwater._core.surroundings import Surroundings
@@ -333,8 +333,8 @@ class WatchState:
         """Why nothing will ever be heard again."""
         self.router: Router = router
         self.surroundings: Surroundings = surroundings
-        self.locating: Locating = Locating(router, surroundings, self._found)
-        self.forbidden: Forbidden = Forbidden(
+        self.search: Search = Search(router, surroundings, self._found)
+        self.denials: Denials = Denials(
             router, surroundings, self.ratchet, followed=self._is_followed, allowed=self._found
         )
         self._streams: dict[str, WatchStream] = {HOME: WatchStream(self, HOME)}
@@ -374,8 +374,8 @@ class WatchState:
             self._untended[home] = None
         for name in subscription.names or self._elsewhere:
             self._follow(name)
-        for name in filter(self.forbidden.__contains__, subscription.names):
-            self.forbidden.hurry(name)
+        for name in filter(self.denials.__contains__, subscription.names):
+            self.denials.hurry(name)
         self._unconfirmed[subscription] = None
         self.confirm()
         return subscription
@@ -388,7 +388,7 @@ class WatchState:
         self._everything -= not subscription.names
         for name in subscription.names or self._elsewhere:
             if not self._is_followed(name):
-                self.locating.forget(name)
+                self.search.forget(name)
         for key, stream in self._streams.items():
             if key != HOME and stream.open_now and not stream.wanted:
                 stream.renewing = True
@@ -508,12 +508,12 @@ class WatchState:
     @property
     def unserved(self) -> tuple[str, ...]:
         """What is followed and was looked for, but no shard tells of just now. O(names looked for)."""
-        return tuple(name for name in self.locating.suspects if self._teller(name) is None)
+        return tuple(name for name in self.search.suspects if self._teller(name) is None)
 
     def denied(self, names: Collection[str]) -> errors.LowwaterError | None:
         """Return why the authority tells nothing of names, of none: all, to whoever calls; None when it does, or does not say."""
         for name in names:
-            refusal = self.forbidden.error(name)
+            refusal = self.denials.error(name)
             if refusal is not None:
                 return refusal
         error = self.last_error
@@ -530,8 +530,8 @@ class WatchState:
         return self._everything > 0
 
     def at(self, name: str) -> str | None:
-        """Return whose stream a computation is placed at; None while it is looked for, or forbidden."""
-        return None if self.locating.lost(name) or name in self.forbidden else self._at.get(name, HOME)
+        """Return whose stream a computation is placed at; None while it is looked for, or denied."""
+        return None if self.search.lost(name) or name in self.denials else self._at.get(name, HOME)
 
     def placed(self, key: str) -> list[str]:
         """Return what somebody follows by name at a stream."""
@@ -561,9 +561,9 @@ class WatchState:
 
     def lasted(self, stream: WatchStream) -> None:
         """A stream has been open for a while: what it tells of was found for good."""
-        for name in self.locating.suspects:
+        for name in self.search.suspects:
             if self._teller(name) is stream:
-                self.locating.heard(name)
+                self.search.heard(name)
 
     def redirected(self, stream: WatchStream, name: str, address: str, epoch: int) -> None:
         """A stream tells of a computation no longer, and where it is."""
@@ -583,8 +583,8 @@ class WatchState:
         """A stream tells of a computation that was placed elsewhere; returns whether it is now placed there."""
         if not self.router.redirected(name, address, epoch):
             return False
-        self.locating.forget(name)
-        self.forbidden.forget(name)
+        self.search.forget(name)
+        self.denials.forget(name)
         teller = self._teller(name)
         if teller is not None:
             self._keep_age(teller, name)
@@ -602,7 +602,7 @@ class WatchState:
         """A shard does not serve a computation, and it is not known who does: look for it, the later the more often this happens."""
         self._part(stream, name)
         if self.at(name) == stream.key:
-            self.lose(stream, name, self.locating.refused(name))
+            self.lose(stream, name, self.search.refused(name))
 
     def lose(self, stream: WatchStream, name: str, at_least: float = 0.0) -> None:
         """A stream does not serve a computation: look for it, if it was placed there, in so many seconds at the earliest."""
@@ -611,15 +611,15 @@ class WatchState:
         self._keep_age(stream, name)
         self._at.pop(name, None)
         if self._is_followed(name):
-            self.locating.lose(name, at_least)
-            self._untended[self.locating] = None
+            self.search.lose(name, at_least)
+            self._untended[self.search] = None
 
     def forbid(self, stream: WatchStream, name: str, error: errors.LowwaterError) -> None:
         """A stream that has ended was refused for a computation: ask for it on its own, so that the next stream is not."""
         if self.at(name) == stream.key:
             self._at.pop(name, None)
-            self.forbidden.add(name, error)
-            self._untended[self.forbidden] = None
+            self.denials.add(name, error)
+            self._untended[self.denials] = None
 
     def lose_all(self, stream: WatchStream, at_least: float) -> None:
         """A stream serves nothing of what was placed there."""
@@ -664,11 +664,11 @@ class WatchState:
         self._place(name, key if name in self._at and key in self._streams else self.router.place(name))
 
     def _place(self, name: str, key: str) -> None:
-        if self.locating.lost(name):
-            self._untended[self.locating] = None
+        if self.search.lost(name):
+            self._untended[self.search] = None
             return
-        if name in self.forbidden:
-            self._untended[self.forbidden] = None
+        if name in self.denials:
+            self._untended[self.denials] = None
             return
         self._at[name] = key
         stream = self.stream(key)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lowwater._core.call import Stubs
-from lowwater._core.forbidden import Forbidden
+from lowwater._core.denials import Denials
 from lowwater._core.watches import Subscription, WatchState, WatchStream
 from lowwater._drive.threads.connection import Connection
 from lowwater._drive.threads.streams import Streams
@@ -51,7 +51,7 @@ class Watcher(Streams):
             self.changed.wait(left)
         return True
 
-    def _open(self, machine: WatchStream | Forbidden, address: str, stubs: Stubs) -> Any:
+    def _open(self, machine: WatchStream | Denials, address: str, stubs: Stubs) -> Any:
         return stubs.watermarks.Watch(machine.open(address), metadata=self._connection.settings.metadata)
 
     @property

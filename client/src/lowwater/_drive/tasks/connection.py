@@ -14,9 +14,9 @@ import grpc
 import grpc.aio
 
 from lowwater import errors
-from lowwater._core.asking import Asking
 from lowwater._core.attempts import cancelled_call, closed_client
 from lowwater._core.call import Stubs
+from lowwater._core.exchange import Exchange
 from lowwater._core.router import Router
 from lowwater._core.settings import OPTIONS, Settings
 from lowwater._core.surroundings import REAL, Surroundings
@@ -120,17 +120,17 @@ class Connection(fork.Forked):
         for each in closing:
             await each.channel.close()
 
-    async def call(self, asking: Asking[Result], take: Callable[[Any], float | None]) -> Result:
+    async def call(self, exchange: Exchange[Result], take: Callable[[Any], float | None]) -> Result:
         """Make the attempts of a unary call; ``take`` passes it an answer, under whatever guards what is known."""
         while True:
-            attempt = asking.next()
+            attempt = exchange.next()
             try:
                 with self.use(attempt.address) as stubs:
                     method = attempt.method(stubs)
                     answer = await method(attempt.request, metadata=self.settings.metadata, **attempt.options)
             except grpc.RpcError as failure:
                 self.check_open()
-                delay = asking.failed(failure)
+                delay = exchange.failed(failure)
                 await self.sweep()
             except grpc.aio.UsageError:
                 # gRPC's word for a channel that was closed in the meantime, for good. Else it is a mistake in the program, which a
@@ -142,13 +142,13 @@ class Connection(fork.Forked):
                 if being_cancelled():
                     raise
                 self.check_open()
-                delay = asking.failed(cancelled_call(attempt.address))
+                delay = exchange.failed(cancelled_call(attempt.address))
             else:
                 if self._outdated:
                     await self.sweep()
                 pause = take(answer)
                 if pause is None:
-                    return asking.result
+                    return exchange.result
                 delay = pause
             if delay:
                 await self._closing.wait(delay)

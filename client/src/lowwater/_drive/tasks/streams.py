@@ -8,7 +8,7 @@ from typing import Any
 from lowwater import errors
 from lowwater._core.attempts import cancelled_call
 from lowwater._core.call import Stubs
-from lowwater._core.locating import TIMEOUT, Locating
+from lowwater._core.search import TIMEOUT, Search
 from lowwater._core.streams import Many, Streamed
 from lowwater._drive.tasks.connection import Connection
 from lowwater._drive.tasks.signal import Signal, being_cancelled
@@ -99,7 +99,7 @@ class Streams:
         """Follow one stream to its end."""
         address = machine.address
         with self._connection.use(address) as stubs:
-            if isinstance(machine, Locating):
+            if isinstance(machine, Search):
                 call = self._locate(machine, address, stubs)
             else:
                 call = self._open(machine, address, stubs)
@@ -118,7 +118,7 @@ class Streams:
                 self._calls.pop(machine, None)
                 call.cancel()
 
-    def _locate(self, machine: Locating, address: str, stubs: Stubs) -> Any:
+    def _locate(self, machine: Search, address: str, stubs: Stubs) -> Any:
         request = machine.open(address, self._server_token)
         timeout = min(TIMEOUT, self._connection.settings.timeout)
         return _OneAnswer(stubs.cluster.Locate(request, timeout=timeout, metadata=self._connection.settings.metadata))

@@ -11,9 +11,9 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
-from lowwater._core.asking import Asking
 from lowwater._core.attempts import closed_client
 from lowwater._core.call import Stubs
+from lowwater._core.exchange import Exchange
 from lowwater._core.router import Router
 from lowwater._core.settings import OPTIONS, Settings
 from lowwater._core.surroundings import REAL, Surroundings
@@ -151,17 +151,17 @@ class Connection:
             self._forks -= 1
             self._changed.notify_all()
 
-    def call(self, asking: Asking[Result], take: Callable[[Any], float | None]) -> Result:
+    def call(self, exchange: Exchange[Result], take: Callable[[Any], float | None]) -> Result:
         """Make the attempts of a unary call; ``take`` passes it an answer, under whatever guards what is known."""
         while True:
-            attempt = asking.next()
+            attempt = exchange.next()
             pauses, delay = self.pauses, 0.0
             try:
                 with self.use(attempt.address, repeatable=attempt.repeatable) as stubs:
                     answer = attempt.method(stubs)(attempt.request, metadata=self.settings.metadata, **attempt.options)
             except grpc.RpcError as failure:
                 if not self.closed and (self.pauses == pauses or not attempt.repeatable):
-                    delay = asking.failed(failure)
+                    delay = exchange.failed(failure)
                     self.sweep()
             except ValueError:
                 # gRPC's word for a channel that was closed in the meantime: for a fork, or for good. Else it is a mistake in the
@@ -173,7 +173,7 @@ class Connection:
                     self.sweep()
                 pause = take(answer)
                 if pause is None:
-                    return asking.result
+                    return exchange.result
                 delay = pause
             if self.ended.wait(delay):
                 raise closed_client()

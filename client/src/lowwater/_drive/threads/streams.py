@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lowwater import errors
 from lowwater._core.call import Stubs
-from lowwater._core.locating import TIMEOUT, Locating
+from lowwater._core.search import TIMEOUT, Search
 from lowwater._core.streams import Many, Streamed
 from lowwater._drive.threads.connection import Connection
 from lowwater._drive.threads.signal import Signal
@@ -141,7 +141,7 @@ class Streams:
                 self._connection.check_open()
                 if not machine.wanted:
                     return
-                if isinstance(machine, Locating):
+                if isinstance(machine, Search):
                     call = self._locate(machine, address, stubs)
                 else:
                     call = self._open(machine, address, stubs)
@@ -155,7 +155,7 @@ class Streams:
                 with self.changed:
                     running.call = None
 
-    def _locate(self, machine: Locating, address: str, stubs: Stubs) -> Any:
+    def _locate(self, machine: Search, address: str, stubs: Stubs) -> Any:
         request = machine.open(address, self._server_token)
         timeout = min(TIMEOUT, self._connection.settings.timeout)
         return _OneAnswer(

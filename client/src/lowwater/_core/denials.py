@@ -17,7 +17,7 @@ from lowwater._core.router import HOME, MOST_NAMES, Router
 from lowwater._core.surroundings import Surroundings
 from lowwater._pb.lowwater.v1 import watermarks_pb2
 
-__all__ = ["Forbidden"]
+__all__ = ["Denials"]
 
 logger = logging.getLogger("lowwater")
 
@@ -43,7 +43,7 @@ class _Refusal:
     """How often it was refused."""
 
 
-class Forbidden:
+class Denials:
     """The computations that a stream was refused for, until they may be read.
 
     A stream is refused whole for one of its names, and repeating it would stop the news of all the others for as long as that one is
@@ -86,7 +86,7 @@ class Forbidden:
         return None if refusal is None else refusal.error
 
     def add(self, name: str, error: errors.LowwaterError) -> None:
-        """A stream was refused for a computation. O(1), but O(forbidden) when there are many that nobody follows."""
+        """A stream was refused for a computation. O(1), but O(denied) when there are many that nobody follows."""
         if len(self._refused) >= MOST_NAMES:
             self._refused = {each: kept for each, kept in self._refused.items() if self._followed(each)}
         self._refuse(name, error)
@@ -108,7 +108,7 @@ class Forbidden:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody follows what is forbidden. O(forbidden)."""
+        """Whether anybody follows what is forbidden. O(denied)."""
         return any(map(self._followed, self._refused))
 
     @property
@@ -123,7 +123,7 @@ class Forbidden:
 
     @property
     def hurried(self) -> bool:
-        """Whether something need not wait for as long as the pause lasts. O(forbidden)."""
+        """Whether something need not wait for as long as the pause lasts. O(denied)."""
         left = self._due - self._monotonic()
         return left > PATIENCE and self._wait() < left - PATIENCE
 
@@ -181,7 +181,7 @@ class Forbidden:
         return min(due, key=due.__getitem__, default="")
 
     def _pause(self) -> float:
-        # However many are forbidden, and whoever begins to follow one again and again: so many questions a second at most.
+        # However many are denied, and whoever begins to follow one again and again: so many questions a second at most.
         pause = max(PATIENCE / 4 * (1.0 + self._random()), self._wait())
         self._due = self._monotonic() + pause
         return pause

@@ -17,7 +17,7 @@ from lowwater._core.calls import Calls
 from lowwater._core.router import MOST_NAMES, Router
 from lowwater._core.surroundings import Surroundings
 
-__all__ = ["Asking", "Attempt", "ask"]
+__all__ = ["Attempt", "Exchange", "exchange_of"]
 
 Result = TypeVar("Result")
 
@@ -37,7 +37,7 @@ class Attempt:
     repeatable: bool
 
 
-class Asking(ABC, Generic[Result]):
+class Exchange(ABC, Generic[Result]):
     """The attempts of one call.
 
     A repeatable call is repeated while a shard is away or overloaded: at home when that shard has a route, at the next home when
@@ -158,7 +158,7 @@ class Asking(ABC, Generic[Result]):
         return 0.0 if where == self._address else self._hop(_unserved(", ".join(self._names()), None))
 
 
-class _One(Asking[Result]):
+class _One(Exchange[Result]):
     """A call about one computation, or about none."""
 
     def __init__(
@@ -181,7 +181,7 @@ class _One(Asking[Result]):
         return None
 
 
-class _Several(Asking[Result]):
+class _Several(Exchange[Result]):
     """A read of several computations, or of all, whose shards are asked in turn."""
 
     def __init__(
@@ -237,12 +237,12 @@ class _Several(Asking[Result]):
         return self._moved(why, lost, not lost)
 
 
-def ask(
+def exchange_of(
     call: Call[Result] | Gather[Result], calls: Calls, router: Router, surroundings: Surroundings, timeout: float
-) -> Asking[Result]:
+) -> Exchange[Result]:
     """Return the attempts of a call, within so many seconds from now."""
     kind: Any = _One if isinstance(call, Call) else _Several
-    made: Asking[Result] = kind(call, calls, router, surroundings, timeout)
+    made: Exchange[Result] = kind(call, calls, router, surroundings, timeout)
     return made
 
 

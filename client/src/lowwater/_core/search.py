@@ -16,7 +16,7 @@ from lowwater._core.router import HOME, MOST_NAMES, Router
 from lowwater._core.surroundings import Surroundings
 from lowwater._pb.lowwater.v1 import cluster_pb2
 
-__all__ = ["TIMEOUT", "Locating"]
+__all__ = ["TIMEOUT", "Search"]
 
 logger = logging.getLogger("lowwater")
 
@@ -37,7 +37,7 @@ class _Lost:
     """The ownership number seen when it was lost: a higher one says that another shard has taken it over since."""
 
 
-class Locating:
+class Search:
     """The computations whose stream failed, or was redirected to nowhere, until it is known where they are served.
 
     A shard is asked, whichever is home, with the ownership numbers seen: one that has been replaced, or whose store has lost a
