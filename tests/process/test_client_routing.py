@@ -269,7 +269,7 @@ def waits_for_a_busy_shard(lw: Any, shard: Shard) -> None:
     assert lw.wait("c", 0, timeout=20)
     shard.busy = 60
     watcher = (lw._real._runtimes.existing() if isinstance(lw, OnLoop) else lw._runtime()).watcher
-    eventually(lambda: watcher.state.search.lost("c"))
+    eventually(lambda: watcher.state.at("c") is None)
 
 
 def test_what_a_busy_shard_served_is_watched_at_once_where_a_call_has_found_it(

@@ -10,7 +10,7 @@ from lowwater import Settings, errors
 from lowwater._core.backoff import PATIENCE
 from lowwater._core.lease import LeaseState
 from lowwater._core.router import HOME
-from lowwater._core.search import Search
+from lowwater._core.search import Search, Sought
 from lowwater._drive.threads.connection import Connection
 from lowwater._sync.watcher import Watcher
 from tests.unit.test_client_routing import (
@@ -67,29 +67,29 @@ def test_a_read_of_one_never_asks_for_all(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_is_to_wait_is_not_asked_about_before() -> None:
-    world, found = World(), list[str]()
-    search = Search(world.router, world.surroundings, found.append)
-    search.lose("c", 5.0)
-    search.lose("d")
+    world, found = World(), list[Sought]()
+    search, lost, other = Search(world.router, world.surroundings, found.append), Sought("c"), Sought("d")
+    search.lose(lost, 5.0)
+    search.lose(other)
     assert search.first_pause < 1.0
     assert list(search.open("home:1", "t").computations) == ["d"]
     search.take(located(("d", "x:1", 1)))
-    assert (found, search.lost("c")) == (["d"], True)
+    assert (found, other.lost, lost.lost) == ([other], False, True)
     assert search.ended(None) == 5.0
     world.now += 5.0
     assert list(search.open("home:1", "t").computations) == ["c"]
 
 
-def hurried(search: Search) -> bool:
+def hurried(search: Search[Sought]) -> bool:
     """Asked anew: for a type checker, a property stays as it was."""
     return search.hurried
 
 
-def paused(world: World, seconds: float) -> Search:
+def paused(world: World, seconds: float) -> Search[Sought]:
     """One that waits until an overloaded shard may be asked about."""
     world.router.redirected("c", "busy:1", 1)
-    search = Search(world.router, world.surroundings, lambda _: None)
-    search.lose("c", seconds)
+    search = Search[Sought](world.router, world.surroundings, lambda _: None)
+    search.lose(Sought("c"), seconds)
     assert search.first_pause == seconds
     assert not hurried(search)
     return search
@@ -98,7 +98,7 @@ def paused(world: World, seconds: float) -> Search:
 def test_what_is_lost_meanwhile_does_not_wait_for_an_overloaded_shard() -> None:
     world = World()
     search = paused(world, 60.0)
-    search.lose("d")
+    search.lose(Sought("d"))
     assert hurried(search)
     assert search.first_pause <= 1.0, "all clients lose it at one moment, so they ask at different ones"
     assert not hurried(search)
@@ -119,11 +119,11 @@ def test_what_another_shard_serves_by_now_does_not_wait_for_the_overloaded_one()
 
 def test_an_overloaded_home_is_not_asked_before_and_another_one_is() -> None:
     world = World("home:1", "other:1")
-    search = Search(world.router, world.surroundings, lambda _: None)
-    search.lose("c")
+    search = Search[Sought](world.router, world.surroundings, lambda _: None)
+    search.lose(Sought("c"))
     search.open("home:1", "t")
     assert search.ended(Failed("OVERLOADED", retry_after=60)) == 121.0, "60.5 s, twice"
-    search.lose("d")
+    search.lose(Sought("d"))
     assert not hurried(search)
     assert search.first_pause == 121.0
     world.router.failed("home:1")

@@ -522,7 +522,7 @@ def test_what_a_shard_lost_before_it_was_confirmed_is_looked_for_and_shown_when_
     # A call hears of the next owner, and home tells of what it no longer owns.
     world.known.admit("t", [WatermarkView("b", registered=True, incarnation=1, epoch=3)])
     home.take(behind(world, [watermark("b", 8, epoch=2)]))
-    assert world.known.search.lost("b")
+    assert world.known.at("b") is None
     world.now += 1
     home.take(told([watermark("a", 6)], now=world.now))
     assert shown(changes, world, every) == ["a"]
@@ -636,7 +636,7 @@ def test_what_comes_to_another_shard_that_is_followed_without_names_is_looked_fo
     there.take(told([*(watermark(name) for name in names), watermark("e", epoch=2)]))
     assert world.known.at("e") == "x:1"
     there.ended(Failed())
-    assert all(map(world.known.search.lost, [*names, "e"]))
+    assert all(world.known.at(name) is None for name in [*names, "e"])
 
 
 def test_everything_is_followed_by_name_where_home_redirects_it() -> None:
@@ -793,7 +793,7 @@ def test_a_lease_that_is_removed_is_not_looked_for() -> None:
     world.reporting.add(state)
     opened(world, "x:1")
     world.reporting.stream("x:1").ended(Failed())
-    assert world.reporting.search.lost("c")
+    assert world.reporting._computations["c"].lost
     world.reporting.remove(state)
     assert world.reporting.statistics().leases == 0
     assert not world.reporting.search.wanted
@@ -822,7 +822,9 @@ def test_leases_that_are_redirected_in_circles_back_off() -> None:
     search, delays = world.reporting.search, []
     for _ in range(4):
         while not search.wanted:
-            key = world.reporting._carriers["c", 1].key
+            carrier = world.reporting._computations["c"].claims[1].carrier
+            assert carrier is not None
+            key = carrier.key
             stream = opened(world, key)
             assert sent(world, key, stream)
             acknowledge(world, key, 1, ("c", "y:1" if key == "x:1" else "x:1", 1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import grpc
@@ -12,6 +11,7 @@ import grpc
 from lowwater import errors
 from lowwater._core.attempts import AWAY, DENIED, error_of_call
 from lowwater._core.backoff import PATIENCE
+from lowwater._core.followed import Denial, Followed
 from lowwater._core.ratchet import Ratchet
 from lowwater._core.router import HOME, MOST_NAMES, Router
 from lowwater._core.surroundings import Surroundings
@@ -29,18 +29,6 @@ _LATE: Final = 60.0
 
 _QUIET_SECONDS: Final = 600.0
 """Between two lines in the log about one computation."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """What is known of a computation that was refused."""
-
-    error: errors.LowwaterError | None
-    """Why; None while somebody new waits to be told, who shall not get an old answer."""
-    earliest: float
-    """When it may be asked for."""
-    times: int
-    """How often it was refused."""
 
 
 class Denials:
@@ -61,8 +49,8 @@ class Denials:
         surroundings: Surroundings,
         ratchet: Ratchet,
         *,
-        followed: Callable[[str], bool],
-        allowed: Callable[[str], None],
+        followed: Callable[[Followed], bool],
+        allowed: Callable[[Followed], None],
     ) -> None:
         self._router = router
         self._monotonic = surroundings.monotonic
@@ -70,34 +58,27 @@ class Denials:
         self._ratchet = ratchet
         self._followed = followed
         self._allowed = allowed
-        self._refused: dict[str, _Refusal] = {}
-        self._told: dict[str, float] = {}
-        self._asked = ""
+        self._denied: dict[str, Followed] = {}
+        self._asked: Followed | None = None
         self._opened_at = ""
         self._due = 0.0  # when the pause before the next question is over
 
-    def __contains__(self, name: str) -> bool:
-        """Whether a computation is left out of the streams. O(1)."""
-        return name in self._refused
-
-    def error(self, name: str) -> errors.LowwaterError | None:
-        """Return why a computation may not be followed, as it was said last; None when that is not known."""
-        refusal = self._refused.get(name)
-        return None if refusal is None else refusal.error
-
-    def add(self, name: str, error: errors.LowwaterError) -> None:
+    def add(self, followed: Followed, error: errors.LowwaterError) -> None:
         """A stream was refused for a computation. O(1), but O(denied) when there are many that nobody follows."""
-        if len(self._refused) >= MOST_NAMES:
-            self._refused = {each: kept for each, kept in self._refused.items() if self._followed(each)}
-        self._refuse(name, error)
+        if len(self._denied) >= MOST_NAMES:
+            for each in [each for each in self._denied.values() if not self._followed(each)]:
+                self.forget(each)
+        self._refuse(followed, error)
 
-    def hurry(self, name: str) -> None:
-        """Somebody begins to follow a computation, and is told what the authority says now."""
-        self._refused[name] = _Refusal(None, self._monotonic(), self._refused[name].times)
+    def hurry(self, followed: Followed) -> None:
+        """Somebody begins to follow a computation that is denied, and is told what the authority says now."""
+        if followed.denial is not None:
+            followed.denial.error, followed.denial.earliest = None, self._monotonic()
 
-    def forget(self, name: str) -> None:
+    def forget(self, followed: Followed) -> None:
         """A computation is told of after all."""
-        self._refused.pop(name, None)
+        followed.denial = None
+        self._denied.pop(followed.name, None)
 
     # -- as a stream of one message -----------------------------------------------------------------------------------
 
@@ -109,12 +90,13 @@ class Denials:
     @property
     def wanted(self) -> bool:
         """Whether anybody follows what is forbidden. O(denied)."""
-        return any(map(self._followed, self._refused))
+        return any(map(self._followed, self._denied.values()))
 
     @property
     def address(self) -> str:
         """Who is asked next."""
-        return self._router.address_of(self._next())
+        following = self._next()
+        return self._router.home if following is None else self._router.address_of(following.name)
 
     @property
     def first_pause(self) -> float:
@@ -132,13 +114,15 @@ class Denials:
 
     def open(self, address: str) -> watermarks_pb2.WatchRequest:
         """Ask at an address; returns the request, which names one computation."""
-        self._asked, self._opened_at = self._next(), address
-        return watermarks_pb2.WatchRequest(server_token=self._ratchet.server_token, computations=[self._asked])
+        asked = self._next()
+        assert asked is not None  # it is wanted; and no name at all would ask for everything
+        self._asked, self._opened_at = asked, address
+        return watermarks_pb2.WatchRequest(server_token=self._ratchet.server_token, computations=[asked.name])
 
     def take(self, response: watermarks_pb2.WatchResponse) -> bool:
         """Take a message: any says that the computation may be followed. Raises ServerTokenMismatch."""
         self._ratchet.check_token(response.server_token)
-        if not response.HasField("go_away"):
+        if not response.HasField("go_away") and self._asked is not None:
             self.forget(self._asked)
             self._allowed(self._asked)
         return True
@@ -147,38 +131,39 @@ class Denials:
         """Take the end of a question, and what it failed of if it did; returns the seconds to wait before the next."""
         if isinstance(failure, grpc.RpcError):
             failure = error_of_call(failure, self._opened_at)
-        refusal = self._refused.get(self._asked)
         if isinstance(failure, AWAY):
             self._router.failed(self._opened_at)
-        if refusal is not None:  # else it was answered
+        asked = self._asked
+        if asked is not None and asked.denial is not None:  # else it was answered
             if isinstance(failure, DENIED):
-                self._refuse(self._asked, failure)
+                self._refuse(asked, failure)
             else:
-                self._refused[self._asked] = _Refusal(refusal.error, self._again(0), refusal.times)
-        if failure is not None and not isinstance(failure, DENIED):
-            logger.info("whether %s may be followed could not be asked: %s", self._asked, failure)
+                asked.denial.earliest = self._again(0)
+        if asked is not None and failure is not None and not isinstance(failure, DENIED):
+            logger.info("whether %s may be followed could not be asked: %s", asked.name, failure)
         return self._pause()
 
-    def _refuse(self, name: str, error: errors.LowwaterError) -> None:
-        refusal = self._refused.get(name)
-        times = 0 if refusal is None else refusal.times + 1
-        self._refused[name] = _Refusal(error, self._again(times), times)
+    def _refuse(self, followed: Followed, error: errors.LowwaterError) -> None:
+        times = 0 if followed.denial is None else followed.denial.times + 1
+        followed.denial = Denial(error, self._again(times), times)
+        self._denied[followed.name] = followed
         now = self._monotonic()
-        if now - self._told.get(name, float("-inf")) < _QUIET_SECONDS:
-            return
-        if len(self._told) >= MOST_NAMES:
-            self._told = {each: told for each, told in self._told.items() if now - told < _QUIET_SECONDS}
-        self._told[name] = now
-        logger.warning("%s is followed without the others, and asked for again: %s", name, error)
+        if now - followed.warned_at >= _QUIET_SECONDS:
+            followed.warned_at = now
+            logger.warning("%s is followed without the others, and asked for again: %s", followed.name, error)
 
     def _again(self, times: int) -> float:
         """Return when to ask again: half of the delay is random, for all clients hear of new rules at one moment."""
         bound = min(_LATE, _SOON * 2.0 ** min(times, 32))
         return self._monotonic() + bound * (1.0 + self._random()) / 2.0
 
-    def _next(self) -> str:
-        due = {name: refusal.earliest for name, refusal in self._refused.items() if self._followed(name)}
-        return min(due, key=due.__getitem__, default="")
+    def _waiting(self) -> list[tuple[float, Followed]]:
+        """Return when each that somebody follows may be asked for."""
+        followed = filter(self._followed, self._denied.values())
+        return [(each.denial.earliest, each) for each in followed if each.denial is not None]
+
+    def _next(self) -> Followed | None:
+        return min(self._waiting(), key=lambda each: each[0], default=(0.0, None))[1]
 
     def _pause(self) -> float:
         # However many are denied, and whoever begins to follow one again and again: so many questions a second at most.
@@ -188,5 +173,5 @@ class Denials:
 
     def _wait(self) -> float:
         """Return the seconds until anything may be asked for; 0 when nobody follows any, so that it is retired."""
-        earliest = min((each.earliest for name, each in self._refused.items() if self._followed(name)), default=0.0)
+        earliest = min((earliest for earliest, _ in self._waiting()), default=0.0)
         return max(0.0, earliest - self._monotonic())

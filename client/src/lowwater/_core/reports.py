@@ -35,7 +35,7 @@ from lowwater._core.backoff import CAP, Backoff
 from lowwater._core.columns import Handles
 from lowwater._core.lease import GroupState, LeaseState, Report
 from lowwater._core.router import HOME, MOST_HOPS, Router
-from lowwater._core.search import Search
+from lowwater._core.search import Search, Sought
 from lowwater._core.settings import Settings
 from lowwater._core.streams import Streamed
 from lowwater._core.surroundings import Surroundings
@@ -588,6 +588,35 @@ class ReportStream:
         self._reporting.retired(self)
 
 
+class _Claim:
+    """One claim that is reported: its lease, and who carries it."""
+
+    __slots__ = ("carrier", "lease", "logged")
+
+    def __init__(self, lease: LeaseState) -> None:
+        self.lease: LeaseState = lease
+        self.carrier: ReportStream | None = None
+        """The stream that it is reported over; None while its computation is looked for. Its newest state waits then."""
+        self.logged: set[str] = set()
+        """The reasons for which a report of it was refused, which the log has."""
+
+
+class Reported(Sought):
+    """One computation as the reports of a client have it, from its first claim on. See :mod:`lowwater._core.router`."""
+
+    __slots__ = ("claims",)
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.claims: dict[int, _Claim] = {}
+        """By sequencer."""
+
+    @property
+    def homeless(self) -> list[_Claim]:
+        """Those that no stream carries. O(claims)."""
+        return [claim for claim in self.claims.values() if claim.carrier is None]
+
+
 class Reporting:
     """All leases of a process, each reported over the stream of its computation's shard.
 
@@ -602,43 +631,45 @@ class Reporting:
         """Seconds between the reports of one claim, in the long run."""
         self.router: Router = router
         self.surroundings: Surroundings = surroundings
-        self.search: Search = Search(router, surroundings, self._found)
+        self.search: Search[Reported] = Search(router, surroundings, self._found)
+        self._computations: dict[str, Reported] = {}
         self._streams: dict[str, ReportStream] = {HOME: ReportStream(self, HOME)}
         self._untended: dict[Streamed, None] = {}
-        self._carriers: dict[Key, ReportStream] = {}
-        self._homeless: dict[Key, LeaseState] = {}
-        self._hops: dict[str, int] = {}
         self._past = ReporterStatistics()
-        self._logged: dict[Key, set[str]] = {}
 
     # -- for leases ---------------------------------------------------------------------------------------------------
 
     def add(self, lease: LeaseState) -> None:
         """Report a lease from now on. Ask :meth:`tend` afterwards."""
-        self._put(lease, self.router.place(lease.computation))
+        computation = self._computations.setdefault(lease.computation, Reported(lease.computation))
+        claim = computation.claims[lease.sequencer] = _Claim(lease)
+        self._put(claim, self.router.place(lease.computation))
 
     def remove(self, lease: LeaseState) -> None:
         """Report a lease no longer; its ranges hold what was reported last."""
-        key = _key(lease)
-        carrier = self._carriers.pop(key, None)
-        if carrier is not None:
-            carrier.state.remove(lease)
-            if carrier.leave_idle():
-                self._untended[carrier] = None
-        if self._homeless.pop(key, None) is not None and not self._lost(lease.computation):
-            self.search.forget(lease.computation)
-        self._logged.pop(key, None)
+        claim = self._claim(lease.computation, lease.sequencer)
+        if claim is None:
+            return
+        computation = self._computations[lease.computation]
+        del computation.claims[lease.sequencer]
+        if claim.carrier is None:
+            if all(each.carrier is not None for each in computation.claims.values()):
+                self.search.forget(computation)
+        else:
+            claim.carrier.state.remove(lease)
+            if claim.carrier.leave_idle():
+                self._untended[claim.carrier] = None
 
     def staged(self, lease: LeaseState) -> bool:
         """Note that a lease has a new state; returns whether the sender has to be woken for it."""
-        carrier = self._carriers.get(_key(lease))
-        return carrier is not None and carrier.state.staged(lease)
+        claim = self._claim(lease.computation, lease.sequencer)
+        return claim is not None and claim.carrier is not None and claim.carrier.state.staged(lease)
 
     def hurry(self, lease: LeaseState) -> None:
         """Let a lease's new state leave as soon as nothing is in flight, whatever the pace: somebody waits for it."""
-        carrier = self._carriers.get(_key(lease))
-        if carrier is not None:
-            carrier.state.hurry(lease)
+        claim = self._claim(lease.computation, lease.sequencer)
+        if claim is not None and claim.carrier is not None:
+            claim.carrier.state.hurry(lease)
 
     def check(self) -> None:
         """Raise what ended the reporting, if something did."""
@@ -659,10 +690,11 @@ class Reporting:
 
     def too_late(self, lease: LeaseState, timeout: float) -> errors.Timeout:
         """Return the error of a state that was not answered in time."""
-        carrier = self._carriers.get(_key(lease))
-        why = f": {words_of(carrier.last_error)}" if carrier is not None and carrier.last_error is not None else ""
-        if _key(lease) in self._homeless:
+        claim, why = self._claim(lease.computation, lease.sequencer), ""
+        if claim is not None and claim.carrier is None:
             why = ": it is not known which shard serves it now"
+        elif claim is not None and claim.carrier is not None and claim.carrier.last_error is not None:
+            why = f": {words_of(claim.carrier.last_error)}"
         msg = (
             f"the newest state of {lease.computation} was not acknowledged as durable within {timeout:g} s{why}. "
             "It stays staged and goes out as soon as the authority answers."
@@ -671,8 +703,9 @@ class Reporting:
 
     def statistics(self) -> ReporterStatistics:
         """Return what was done so far, on all streams together."""
-        waiting = sum(lease.version > lease.durable for lease in self._homeless.values())
-        homeless = ReporterStatistics(leases=len(self._homeless), waiting=waiting)
+        lost = [claim.lease for each in self._computations.values() for claim in each.homeless]
+        waiting = sum(lease.version > lease.durable for lease in lost)
+        homeless = ReporterStatistics(leases=len(lost), waiting=waiting)
         streams = [stream.state.statistics() for stream in self._streams.values()]
         return ReporterStatistics.total([self._past, homeless, *streams])
 
@@ -694,39 +727,41 @@ class Reporting:
     def log(self, refused: Sequence[tuple[str, int, Refusal]]) -> None:
         """Say each reason once a claim: a range that is too far ahead is refused with every report until it no longer is."""
         for computation, sequencer, refusal in refused:
-            if (computation, sequencer) not in self._carriers:
-                continue
-            logged = self._logged.setdefault((computation, sequencer), set())
-            if refusal.reason not in logged:
-                logged.add(refusal.reason)
+            claim = self._claim(computation, sequencer)
+            if claim is not None and claim.carrier is not None and refusal.reason not in claim.logged:
+                claim.logged.add(refusal.reason)
                 logger.warning("a report of %s was refused: %s (%s)", computation, refusal.message, refusal.reason)
 
-    def heard(self, computation: str) -> None:
+    def heard(self, name: str) -> None:
         """A shard has answered for a computation."""
-        self._hops.pop(computation, None)
-        self.search.heard(computation)
+        computation = self._computations.get(name)
+        if computation is not None:
+            computation.hops = 0
+            self.search.heard(computation)
 
     def redirected(self, stream: ReportStream, redirect: types_pb2.Redirect, leases: Sequence[LeaseState]) -> bool:
         """Take leases that a stream no longer carries where they are redirected to; returns whether that is the same shard."""
-        computation = leases[0].computation
-        followed = self.router.redirected(computation, redirect.address, redirect.epoch)
-        self._hops[computation] = self._hops.get(computation, 0) + 1
-        logger.info("%s is served at %s", computation, redirect.address or "no shard just now")
-        place = self.router.place(computation)
-        following = followed and self._hops[computation] <= MOST_HOPS
+        name = leases[0].computation
+        computation = self._computations[name]
+        followed = self.router.redirected(name, redirect.address, redirect.epoch)
+        computation.hops += 1
+        logger.info("%s is served at %s", name, redirect.address or "no shard just now")
+        place = self.router.place(name)
+        following = followed and computation.hops <= MOST_HOPS
         at_least = 0.0 if following else self.search.refused(computation)
-        for lease in leases:
+        claims = [computation.claims[lease.sequencer] for lease in leases]
+        for claim in claims:
             if following:
-                self._put(lease, place)
+                self._put(claim, place)
             else:
-                self._lose(lease, at_least)
-        return any(self._carriers.get(_key(lease)) is stream for lease in leases)
+                self._lose(claim, at_least)
+        return any(claim.carrier is stream for claim in claims)
 
     def lose(self, stream: ReportStream, at_least: float) -> None:
         """Look for what a stream carried, in so many seconds at the earliest."""
         for lease in stream.state.leases:
             stream.state.remove(lease)
-            self._lose(lease, at_least)
+            self._lose(self._computations[lease.computation].claims[lease.sequencer], at_least)
 
     def retired(self, stream: ReportStream) -> None:
         """Nobody drives a stream any more."""
@@ -734,26 +769,25 @@ class Reporting:
             del self._streams[stream.key]
             self._past = ReporterStatistics.total([self._past, stream.state.statistics()])
 
-    def _put(self, lease: LeaseState, place: str) -> None:
-        stream = self.stream(place)
-        self._carriers[_key(lease)] = stream
-        stream.state.add(lease)
+    def _claim(self, name: str, sequencer: int) -> _Claim | None:
+        """Return what is known of a claim that is reported."""
+        computation = self._computations.get(name)
+        return None if computation is None else computation.claims.get(sequencer)
+
+    def _put(self, claim: _Claim, place: str) -> None:
+        stream = claim.carrier = self.stream(place)
+        stream.state.add(claim.lease)
         self._untended[stream] = None
 
-    def _lose(self, lease: LeaseState, at_least: float = 0.0) -> None:
-        self._carriers.pop(_key(lease), None)
-        self._homeless[_key(lease)] = lease
-        self.search.lose(lease.computation, at_least)
+    def _lose(self, claim: _Claim, at_least: float = 0.0) -> None:
+        claim.carrier = None
+        self.search.lose(self._computations[claim.lease.computation], at_least)
         self._untended[self.search] = None
 
-    def _lost(self, computation: str) -> list[LeaseState]:
-        return [lease for lease in self._homeless.values() if lease.computation == computation]
-
-    def _found(self, computation: str) -> None:
-        self._hops.pop(computation, None)
-        for lease in self._lost(computation):
-            del self._homeless[_key(lease)]
-            self._put(lease, self.router.place(computation))
+    def _found(self, computation: Reported) -> None:
+        computation.hops = 0
+        for claim in computation.homeless:
+            self._put(claim, self.router.place(computation.name))
 
 
 def token_of(response: workers_pb2.ReportResponse | cluster_pb2.LocateResponse) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import grpc
 
@@ -16,7 +15,7 @@ from lowwater._core.router import HOME, MOST_NAMES, Router
 from lowwater._core.surroundings import Surroundings
 from lowwater._pb.lowwater.v1 import cluster_pb2
 
-__all__ = ["TIMEOUT", "Search"]
+__all__ = ["TIMEOUT", "Search", "Sought"]
 
 logger = logging.getLogger("lowwater")
 
@@ -27,17 +26,31 @@ _MOST_REFUSALS: Final = 6
 """Refusals of a computation, one after the other, after which it waits no longer for the next question: ``CAP``, by then."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Lost:
-    """What is known of a computation that is looked for."""
+class Sought:
+    """One computation as one side of the client has it: what reports for it, or follows it, and looks for it where it is not served."""
 
-    earliest: float
-    """When it may be asked about, unless it has turned up elsewhere."""
-    epoch: int
-    """The ownership number seen when it was lost: a higher one says that another shard has taken it over since."""
+    __slots__ = ("earliest", "hops", "lost", "lost_epoch", "name", "refusals", "suspect")
+
+    def __init__(self, name: str) -> None:
+        self.name: str = name
+        self.hops: int = 0
+        """Redirects followed, one after the other, since it was served or found."""
+        self.suspect: bool = False
+        """Whether it was lost, and has not been served for a while since."""
+        self.refusals: int = 0
+        """How often it was not where it was found, as long as it is suspect."""
+        self.lost: bool = False
+        """Whether it is looked for. It is suspect then."""
+        self.earliest: float = 0.0
+        """When it may be asked about, while it is lost, unless it has turned up elsewhere."""
+        self.lost_epoch: int = 0
+        """The ownership number seen when it was lost: a higher one says that another shard has taken it over since."""
 
 
-class Search:
+Record = TypeVar("Record", bound=Sought)
+
+
+class Search(Generic[Record]):
     """The computations whose stream failed, or was redirected to nowhere, until it is known where they are served.
 
     A shard is asked, whichever is home, with the ownership numbers seen: one that has been replaced, or whose store has lost a
@@ -52,57 +65,57 @@ class Search:
     failure: errors.LowwaterError | None = None
     interrupted: bool = False
 
-    def __init__(self, router: Router, surroundings: Surroundings, found: Callable[[str], None]) -> None:
+    def __init__(self, router: Router, surroundings: Surroundings, found: Callable[[Record], None]) -> None:
         self._router = router
         self._found = found
         self._backoff = Backoff(surroundings.random, PATIENCE)  # many questions are answered as one
         self._monotonic = surroundings.monotonic
         self._random = surroundings.random
-        self._lost: dict[str, _Lost] = {}
-        self._suspects: dict[str, int] = {}  # with how often they were not where they were found
+        self._lost: dict[str, Record] = {}  # in the order in which they are asked about
+        self._suspects: dict[str, Record] = {}
         self._again: dict[int, float] = {}  # when those that were refused so often are asked about
         self._asked = ""
         self._busy = "", 0.0  # who asked to be asked later, and when
         self._due = 0.0  # when the pause before the next question is over
 
-    def lose(self, name: str, at_least: float = 0.0) -> None:
+    def lose(self, sought: Record, at_least: float = 0.0) -> None:
         """Look for a computation, in so many seconds at the earliest."""
-        if name not in self._suspects:
-            self._suspects[name] = 0
+        name = sought.name
+        if not sought.suspect:
+            sought.suspect, sought.refusals = True, 0
+            self._suspects[name] = sought
             self._backoff.reset()
-        self._lost[name] = _Lost(self._monotonic() + at_least, self._router.epoch_of(name))
+        sought.lost = True
+        sought.earliest, sought.lost_epoch = self._monotonic() + at_least, self._router.epoch_of(name)
+        self._lost[name] = sought
 
-    def refused(self, name: str) -> float:
+    def refused(self, sought: Record) -> float:
         """A shard does not serve what it was to; returns in how many seconds to look for it: at once the first time."""
-        times = self._suspects.get(name)
-        if times is None:
+        if not sought.suspect:
             return 0.0
-        self._suspects[name] = times = min(times + 1, _MOST_REFUSALS)
+        times = sought.refusals = min(sought.refusals + 1, _MOST_REFUSALS)
         now = self._monotonic()
         if self._again.get(times, 0.0) <= now:
             self._again[times] = now + min(CAP, FIRST * 2.0**times) * self._random()
         return self._again[times] - now
 
-    def lost(self, name: str) -> bool:
-        """Whether a computation is looked for."""
-        return name in self._lost
-
     @property
-    def suspects(self) -> Sequence[str]:
+    def suspects(self) -> Sequence[Record]:
         """What was looked for and has not been served for a while since."""
-        return tuple(self._suspects)
+        return tuple(self._suspects.values())
 
-    def heard(self, name: str) -> None:
+    def heard(self, sought: Record) -> None:
         """A computation is served where it was found. O(1). It may be looked for still, for others who were elsewhere."""
-        if name in self._suspects and name not in self._lost:
-            self.forget(name)
+        if sought.suspect and not sought.lost:
+            self.forget(sought)
             if not self._suspects:
                 self._backoff.reset()
 
-    def forget(self, name: str) -> None:
+    def forget(self, sought: Record) -> None:
         """Look for a computation no longer."""
-        self._suspects.pop(name, None)
-        self._lost.pop(name, None)
+        sought.suspect = sought.lost = False
+        self._suspects.pop(sought.name, None)
+        self._lost.pop(sought.name, None)
 
     # -- as a stream of one message -----------------------------------------------------------------------------------
 
@@ -139,7 +152,7 @@ class Search:
         """Ask at an address; returns the question."""
         self._asked = address
         now = self._monotonic()
-        names = [name for name in self._lost if self._earliest(name) <= now][:MOST_NAMES]
+        names = [name for name, sought in self._lost.items() if self._earliest(sought) <= now][:MOST_NAMES]
         for name in names:  # those that are not found go behind the others
             self._lost[name] = self._lost.pop(name)
         epochs = [self._router.epoch_of(name) for name in names]
@@ -149,7 +162,9 @@ class Search:
         """Take the answer."""
         for each in response.redirects:
             if self._router.redirected(each.computation, each.address, each.epoch):
-                self._find(each.computation)
+                sought = self._lost.get(each.computation)
+                if sought is not None:
+                    self._find(sought)
         return True
 
     def ended(self, failure: Exception | None) -> float:
@@ -162,9 +177,9 @@ class Search:
         elif failure is not None:
             # It may be older than this question. Its streams will say the same, or serve what is lost.
             logger.warning("where %d computations are served could not be asked: %s", len(self._lost), failure)
-            for name in list(self._lost):
-                self._router.forget(name)
-                self._find(name)
+            for sought in list(self._lost.values()):
+                self._router.forget(sought.name)
+                self._find(sought)
         if isinstance(failure, errors.LowwaterError) and failure.retry_after:
             self._busy = self._asked, self._monotonic() + self._backoff.spread(failure.retry_after)
         return self._pause()
@@ -176,17 +191,17 @@ class Search:
 
     def _wait(self) -> float:
         """Return the seconds until anything may be asked about, and of whoever is asked."""
-        earliest = min(map(self._earliest, self._lost), default=0.0)
+        earliest = min(map(self._earliest, self._lost.values()), default=0.0)
         busy, until = self._busy
         if busy == self._router.home:
             earliest = max(earliest, until)
         return max(0.0, earliest - self._monotonic())
 
-    def _earliest(self, name: str) -> float:
-        lost = self._lost[name]
-        return 0.0 if self._router.epoch_of(name) > lost.epoch else lost.earliest
+    def _earliest(self, sought: Record) -> float:
+        return 0.0 if self._router.epoch_of(sought.name) > sought.lost_epoch else sought.earliest
 
-    def _find(self, name: str) -> None:
-        if name in self._lost:
-            del self._lost[name]
-            self._found(name)
+    def _find(self, sought: Record) -> None:
+        if sought.lost:
+            sought.lost = False
+            del self._lost[sought.name]
+            self._found(sought)

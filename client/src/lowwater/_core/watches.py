@@ -13,7 +13,6 @@ and ``_sync/watcher.py``, which is made of it) open the streams that :meth:`Watc
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ from lowwater._core.attempts import BUSY, DENIED, error_of_call, words_of
 from lowwater._core.backoff import CAP, FIRST, Backoff
 from lowwater._core.denials import Denials
 from lowwater._core.fold import Reading, fold_inputs
+from lowwater._core.followed import Followed
 from lowwater._core.ratchet import Ratchet
 from lowwater._core.router import HOME, MOST_HOPS, MOST_NAMES, Router
 from lowwater._core.search import Search
@@ -278,7 +278,7 @@ class WatchStream:
             known.failure = failure
             return 0.0
         if isinstance(failure, errors.PermissionDenied) and failure.metadata.get("computation") in covered:
-            known.forbid(self, failure.metadata["computation"], failure)
+            known.deny(self, failure.metadata["computation"], failure)
             return FIRST * known.surroundings.random()  # each refusal leaves out another, so there is an end to them
         self._log(failure)
         known.last_error = failure or known.last_error
@@ -333,21 +333,19 @@ class WatchState:
         """Why nothing will ever be heard again."""
         self.router: Router = router
         self.surroundings: Surroundings = surroundings
-        self.search: Search = Search(router, surroundings, self._found)
+        self.search: Search[Followed] = Search(router, surroundings, self._found)
         self.denials: Denials = Denials(
             router, surroundings, self.ratchet, followed=self._is_followed, allowed=self._found
         )
+        self._records: dict[str, Followed] = {}
+        self._named: dict[str, Followed] = {}  # those of them that somebody follows by name
+        self._elsewhere: dict[str, Followed] = {}  # those that home does not tell of to who follows all
         self._streams: dict[str, WatchStream] = {HOME: WatchStream(self, HOME)}
         self._untended: dict[Streamed, None] = {}
-        self._names: Counter[str] = Counter()
         self._everything = 0
-        self._elsewhere: dict[str, None] = {}  # what home does not tell of everything
-        self._at: dict[str, str] = {}  # whose stream each is placed at, unless it is looked for; by default home's
-        self._hops: dict[str, int] = {}
         self._unconfirmed: dict[Subscription, None] = {}
         self.last_error: Exception | None = None
         """Why a stream ended; None after an answer to any."""
-        self._heard: dict[str, float] = {}
         self._opened = 0
         self._messages = 0
 
@@ -360,22 +358,25 @@ class WatchState:
         """
         listed = tuple(checks.known_name("names", name) for name in checks.listed("names", names))
         subscription = Subscription(listed, self._opened)
-        followed = len(self._names.keys() | set(subscription.names))
+        followed = len(self._named.keys() | set(subscription.names))
         if subscription.names and followed > MOST_NAMES:
             msg = (
                 f"names: a client follows at most {MOST_NAMES} computations by name, not {followed}; name none, for all"
             )
             raise errors.InvalidArgument(msg, metadata={"field": "names", "fix": "name none, for all"})
-        self._names.update(subscription.names)
+        named = [self._record(name) for name in subscription.names]
+        for each in named:
+            each.readers += 1
+            self._named[each.name] = each
         if not subscription.names:
             self._everything += 1
             home = self._streams[HOME]
             home.renewing = home.renewing or (home.open_now and not home.covers_all)
             self._untended[home] = None
-        for name in subscription.names or self._elsewhere:
-            self._follow(name)
-        for name in filter(self.denials.__contains__, subscription.names):
-            self.denials.hurry(name)
+        for each in named or list(self._elsewhere.values()):
+            self._follow(each)
+        for each in named:
+            self.denials.hurry(each)
         self._unconfirmed[subscription] = None
         self.confirm()
         return subscription
@@ -383,12 +384,15 @@ class WatchState:
     def unsubscribe(self, subscription: Subscription) -> None:
         """Follow them no longer; once."""
         self._unconfirmed.pop(subscription, None)
-        self._names.subtract(subscription.names)
-        self._names = +self._names
+        named = [self._record(name) for name in subscription.names]
+        for each in named:
+            each.readers -= 1
+            if not each.readers:
+                del self._named[each.name]
         self._everything -= not subscription.names
-        for name in subscription.names or self._elsewhere:
-            if not self._is_followed(name):
-                self.search.forget(name)
+        for each in named or self._elsewhere.values():
+            if not self._is_followed(each):
+                self.search.forget(each)
         for key, stream in self._streams.items():
             if key != HOME and stream.open_now and not stream.wanted:
                 stream.renewing = True
@@ -431,8 +435,15 @@ class WatchState:
         # What nothing is known of cannot be misused: one shard that is out of reach does not keep all from being shown.
         return [name for name in self._elsewhere if name in self.ratchet.views]
 
-    def _is_followed(self, name: str) -> bool:
-        return name in self._names or (self.everything and name in self._elsewhere)
+    def _record(self, name: str) -> Followed:
+        """Return what is known of a computation beside its value."""
+        record = self._records.get(name)
+        if record is None:
+            record = self._records[name] = Followed(name)
+        return record
+
+    def _is_followed(self, followed: Followed) -> bool:
+        return followed.readers > 0 or (self.everything and followed.elsewhere)
 
     def _teller(self, name: str) -> WatchStream | None:
         """Return the stream that tells of a computation now, if one does."""
@@ -461,7 +472,10 @@ class WatchState:
     def _heard_of(self, name: str) -> float:
         stream = self._teller(name)
         heard_at = stream.heard_at if stream is not None else None
-        return heard_at if heard_at is not None else self._heard.get(name, float("-inf"))
+        if heard_at is not None:
+            return heard_at
+        record = self._records.get(name)
+        return float("-inf") if record is None else record.heard_at
 
     def holding(self, names: Sequence[str]) -> bool:
         """Whether values newer than those known of any of the names are about to come; no names means all."""
@@ -499,7 +513,7 @@ class WatchState:
 
     def statistics(self) -> WatcherStatistics:
         """Return what was done so far."""
-        followed = list(self.ratchet.views if self.everything else self._names)
+        followed = list(self.ratchet.views if self.everything else self._named)
         # Where nothing is registered yet, that is what home has said.
         heard_at = min(map(self._heard_of, followed), default=self._streams[HOME].heard_at)
         stale_for = float("inf") if heard_at is None else max(0.0, self.surroundings.monotonic() - heard_at)
@@ -508,14 +522,14 @@ class WatchState:
     @property
     def unserved(self) -> tuple[str, ...]:
         """What is followed and was looked for, but no shard tells of just now. O(names looked for)."""
-        return tuple(name for name in self.search.suspects if self._teller(name) is None)
+        return tuple(each.name for each in self.search.suspects if self._teller(each.name) is None)
 
     def denied(self, names: Collection[str]) -> errors.LowwaterError | None:
         """Return why the authority tells nothing of names, of none: all, to whoever calls; None when it does, or does not say."""
         for name in names:
-            refusal = self.denials.error(name)
-            if refusal is not None:
-                return refusal
+            record = self._records.get(name)
+            if record is not None and record.denial is not None and record.denial.error is not None:
+                return record.denial.error
         error = self.last_error
         if not isinstance(error, DENIED):
             return None
@@ -531,11 +545,12 @@ class WatchState:
 
     def at(self, name: str) -> str | None:
         """Return whose stream a computation is placed at; None while it is looked for, or denied."""
-        return None if self.search.lost(name) or name in self.denials else self._at.get(name, HOME)
+        record = self._records.get(name)
+        return HOME if record is None else record.at
 
     def placed(self, key: str) -> list[str]:
         """Return what somebody follows by name at a stream."""
-        followed = self._names.keys() | self._elsewhere.keys() if self.everything else self._names.keys()
+        followed = self._named.keys() | self._elsewhere.keys() if self.everything else self._named.keys()
         return [name for name in followed if self.at(name) == key]
 
     def wanted_at(self, key: str) -> bool:
@@ -556,26 +571,28 @@ class WatchState:
         """A stream told a value."""
         if epoch > self.router.epoch_of(name):
             self.router.seen(name, epoch)
-        if self.at(name) == stream.key:
-            self._hops.pop(name, None)
+        record = self._records.get(name)
+        if record is not None and record.at == stream.key:
+            record.hops = 0
 
     def lasted(self, stream: WatchStream) -> None:
         """A stream has been open for a while: what it tells of was found for good."""
-        for name in self.search.suspects:
-            if self._teller(name) is stream:
-                self.search.heard(name)
+        for each in self.search.suspects:
+            if self._teller(each.name) is stream:
+                self.search.heard(each)
 
     def redirected(self, stream: WatchStream, name: str, address: str, epoch: int) -> None:
         """A stream tells of a computation no longer, and where it is."""
         followed = self.router.redirected(name, address, epoch)
-        self._part(stream, name)
-        if self.at(name) != stream.key:
+        record = self._record(name)
+        self._part(stream, record)
+        if record.at != stream.key:
             return
-        self._keep_age(stream, name)
-        self._hops[name] = self._hops.get(name, 0) + 1
+        self._keep_age(stream, record)
+        record.hops += 1
         place = self.router.place(name)
-        if followed and self._hops[name] <= MOST_HOPS and place != stream.key:
-            self._place(name, place)
+        if followed and record.hops <= MOST_HOPS and place != stream.key:
+            self._place(record, place)
         else:
             self.refused(stream, name)
 
@@ -583,14 +600,16 @@ class WatchState:
         """A stream tells of a computation that was placed elsewhere; returns whether it is now placed there."""
         if not self.router.redirected(name, address, epoch):
             return False
-        self.search.forget(name)
-        self.denials.forget(name)
+        record = self._record(name)
+        self.search.forget(record)
+        self.denials.forget(record)
         teller = self._teller(name)
         if teller is not None:
-            self._keep_age(teller, name)
+            self._keep_age(teller, record)
         if stream.covers_all and stream.key == HOME:
+            record.elsewhere = False
             self._elsewhere.pop(name, None)
-        self._at[name] = stream.key
+        record.place = stream.key
         return True
 
     def dropped(self, view: WatermarkView) -> None:
@@ -600,31 +619,33 @@ class WatchState:
 
     def refused(self, stream: WatchStream, name: str) -> None:
         """A shard does not serve a computation, and it is not known who does: look for it, the later the more often this happens."""
-        self._part(stream, name)
-        if self.at(name) == stream.key:
-            self.lose(stream, name, self.search.refused(name))
+        record = self._record(name)
+        self._part(stream, record)
+        if record.at == stream.key:
+            self._lose(stream, record, self.search.refused(record))
 
-    def lose(self, stream: WatchStream, name: str, at_least: float = 0.0) -> None:
-        """A stream does not serve a computation: look for it, if it was placed there, in so many seconds at the earliest."""
-        if self.at(name) != stream.key:
-            return
-        self._keep_age(stream, name)
-        self._at.pop(name, None)
-        if self._is_followed(name):
-            self.search.lose(name, at_least)
-            self._untended[self.search] = None
-
-    def forbid(self, stream: WatchStream, name: str, error: errors.LowwaterError) -> None:
+    def deny(self, stream: WatchStream, name: str, error: errors.LowwaterError) -> None:
         """A stream that has ended was refused for a computation: ask for it on its own, so that the next stream is not."""
-        if self.at(name) == stream.key:
-            self._at.pop(name, None)
-            self.denials.add(name, error)
+        record = self._record(name)
+        if record.at == stream.key:
+            record.place = None
+            self.denials.add(record, error)
             self._untended[self.denials] = None
 
     def lose_all(self, stream: WatchStream, at_least: float) -> None:
-        """A stream serves nothing of what was placed there."""
-        for name in [name for name, key in self._at.items() if key == stream.key]:
-            self.lose(stream, name, at_least)
+        """A stream serves nothing of what was placed there: look for it, in so many seconds at the earliest. O(names)."""
+        for record in self._records.values():
+            if record.place == stream.key:
+                self._lose(stream, record, at_least)
+
+    def _lose(self, stream: WatchStream, record: Followed, at_least: float) -> None:
+        if record.at != stream.key:
+            return
+        self._keep_age(stream, record)
+        record.place = None
+        if self._is_followed(record):
+            self.search.lose(record, at_least)
+            self._untended[self.search] = None
 
     def retired(self, stream: WatchStream) -> None:
         """Nobody drives a stream any more."""
@@ -644,41 +665,43 @@ class WatchState:
 
     def keep_ages(self, names: Iterable[str], heard_at: float) -> None:
         """Note when the values of computations were confirmed last, by a stream that has ended."""
-        self._heard.update(dict.fromkeys(names, heard_at))
+        for name in names:
+            self._record(name).heard_at = heard_at
 
-    def _keep_age(self, stream: WatchStream, name: str) -> None:
+    def _keep_age(self, stream: WatchStream, record: Followed) -> None:
         # One that has come back to a stream is told of by the next only.
-        if stream.heard_at is not None and stream.follows(name):
-            self._heard[name] = stream.heard_at
+        if stream.heard_at is not None and stream.follows(record.name):
+            record.heard_at = stream.heard_at
 
-    def _part(self, stream: WatchStream, name: str) -> None:
+    def _part(self, stream: WatchStream, record: Followed) -> None:
         """A stream does not tell of a computation: if it follows all, that one has to be followed by name."""
-        if not stream.covers_all or name in self._elsewhere:
+        if not stream.covers_all or record.elsewhere:
             return
-        self._elsewhere[name] = None
-        if self.everything and self.at(name) != stream.key:
-            self._follow(name)  # whoever followed it by name where it is may have left since
+        record.elsewhere = True
+        self._elsewhere[record.name] = record
+        if self.everything and record.at != stream.key:
+            self._follow(record)  # whoever followed it by name where it is may have left since
 
-    def _follow(self, name: str) -> None:
-        key = self._at.get(name, HOME)
-        self._place(name, key if name in self._at and key in self._streams else self.router.place(name))
+    def _follow(self, record: Followed) -> None:
+        place = record.place
+        self._place(record, self.router.place(record.name) if place is None or place not in self._streams else place)
 
-    def _place(self, name: str, key: str) -> None:
-        if self.search.lost(name):
+    def _place(self, record: Followed, key: str) -> None:
+        if record.lost:
             self._untended[self.search] = None
             return
-        if name in self.denials:
+        if record.denial is not None:
             self._untended[self.denials] = None
             return
-        self._at[name] = key
+        record.place = key
         stream = self.stream(key)
-        stream.renewing = stream.renewing or (stream.open_now and not stream.follows(name))
+        stream.renewing = stream.renewing or (stream.open_now and not stream.follows(record.name))
         self._untended[stream] = None
 
-    def _found(self, name: str) -> None:
-        self._hops.pop(name, None)
-        if self._is_followed(name):
-            self._place(name, self.router.place(name))
+    def _found(self, record: Followed) -> None:
+        record.hops = 0
+        if self._is_followed(record):
+            self._place(record, self.router.place(record.name))
 
 
 class Waiting:

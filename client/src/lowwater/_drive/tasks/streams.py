@@ -118,7 +118,7 @@ class Streams:
                 self._calls.pop(machine, None)
                 call.cancel()
 
-    def _locate(self, machine: Search, address: str, stubs: Stubs) -> Any:
+    def _locate(self, machine: Search[Any], address: str, stubs: Stubs) -> Any:
         request = machine.open(address, self._server_token)
         timeout = min(TIMEOUT, self._connection.settings.timeout)
         return _OneAnswer(stubs.cluster.Locate(request, timeout=timeout, metadata=self._connection.settings.metadata))

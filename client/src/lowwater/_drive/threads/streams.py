@@ -155,7 +155,7 @@ class Streams:
                 with self.changed:
                     running.call = None
 
-    def _locate(self, machine: Search, address: str, stubs: Stubs) -> Any:
+    def _locate(self, machine: Search[Any], address: str, stubs: Stubs) -> Any:
         request = machine.open(address, self._server_token)
         timeout = min(TIMEOUT, self._connection.settings.timeout)
         return _OneAnswer(
