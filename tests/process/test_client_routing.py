@@ -322,7 +322,7 @@ def test_threads_and_tasks_end_with_the_shards_they_are_for(
     runtime = lw._real._runtimes.existing() if isinstance(lw, OnLoop) else lw._runtime()
     watcher, connection = runtime.watcher, runtime.connection
     running = watcher._tasks if isinstance(lw, OnLoop) else watcher._running
-    eventually(lambda: len(running) == len(connection._channels) == 3)
+    eventually(lambda: len(running) == len(connection._channels.by_address) == 3)
     for dying in shards[1:]:
         dying.kill()
         for name in ("b", "c"):
@@ -330,7 +330,7 @@ def test_threads_and_tasks_end_with_the_shards_they_are_for(
     for name in ("b", "c"):
         deployment.publish(name, 5)
         assert lw.wait(name, 5, timeout=30)
-    eventually(lambda: len(running) == len(connection._channels) == 1)
+    eventually(lambda: len(running) == len(connection._channels.by_address) == 1)
 
 
 # -- reporting ----------------------------------------------------------------------------------------------------
@@ -413,7 +413,7 @@ def advanced(low):
 
 advanced(1)
 connection = lw._runtime().connection
-before = dict(connection._channels)
+before = dict(connection._channels.by_address)
 assert len(before) == 3
 for number in range(2, 12):
     pid = os.fork()
@@ -430,7 +430,7 @@ for number in range(2, 12):
     assert os.waitpid(pid, 0)[1] == 0
     advanced(number)
     assert reader.read().stale_for < 10
-assert not {used.channel for used in before.values()} & {used.channel for used in connection._channels.values()}
+assert not {used.channel for used in before.values()} & {used.channel for used in connection._channels.by_address.values()}
 lw.close()
 print("done")
 """

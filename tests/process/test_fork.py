@@ -240,7 +240,7 @@ def test_a_fork_waits_for_a_channel_that_is_being_closed(server: Serving) -> Non
 
         for end in (connection.sweep, connection.close):
             with connection.use("localhost:1"):
-                used = connection._channels["localhost:1"]
+                used = connection._channels.by_address["localhost:1"]
                 used.channel = Slow(used.channel)
             ending = threading.Thread(target=end)
             ending.start()

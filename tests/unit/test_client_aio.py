@@ -176,7 +176,7 @@ async def test_a_call_that_grpc_cancels_by_itself_is_unavailable() -> None:
         for waiting in (lw.get(), lw.reset("c")):
             call = asyncio.ensure_future(waiting)
             await asyncio.sleep(0)
-            await connection._channels.pop("localhost:1").channel.close()
+            await connection._channels.by_address.pop("localhost:1").channel.close()
             with pytest.raises(lowwater.Unavailable, match="localhost:1"):
                 await call
 
@@ -186,7 +186,7 @@ async def test_a_call_that_grpc_cannot_make_is_not_repeated() -> None:
     async with lowwater.aio.connect("localhost:1", timeout=60.0) as lw:
         connection = lw._runtime().connection
         with connection.use("localhost:1"):
-            await connection._channels["localhost:1"].channel.close()
+            await connection._channels.by_address["localhost:1"].channel.close()
         for make in (lw.get, lambda: lw.reset("c")):
             with pytest.raises(grpc.aio.UsageError, match="closed"):
                 async with asyncio.timeout(30):

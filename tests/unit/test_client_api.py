@@ -102,7 +102,7 @@ def test_a_call_that_grpc_cannot_make_is_not_repeated() -> None:
     with futures.ThreadPoolExecutor(2) as threads, lowwater.connect("localhost:1", timeout=60.0) as lw:
         connection = lw._runtime().connection
         with connection.use("localhost:1"):
-            connection._channels["localhost:1"].channel.close()
+            connection._channels.by_address["localhost:1"].channel.close()
         made = [threads.submit(call) for call in (lw.get, lambda: lw.reset("c"))]
         failures = [type(each.exception(timeout=20)) for each in made]
     assert failures == [ValueError] * 2
@@ -151,7 +151,7 @@ def test_channels_behind_one_that_fails_to_close_are_closed_and_count_as_used_no
         with connection.use(address) as used:
             stubs.append(used)
     for address in ("a:1", "b:1"):
-        monkeypatch.setattr(connection._channels[address].channel, "close", interrupted)
+        monkeypatch.setattr(connection._channels.by_address[address].channel, "close", interrupted)
     with pytest.raises(KeyboardInterrupt):
         getattr(connection, end)()
     assert connection._users == 0
@@ -274,7 +274,7 @@ def test_a_client_that_is_first_used_while_another_thread_forks_begins_when_it_h
             call = threads.submit(lw.get)
             until(lambda: lw._runtimes.existing() is not None)
             assert lw._runtime().connection.pauses == 1
-            assert not lw._runtime().connection._channels
+            assert not lw._runtime().connection._channels.by_address
             fork._after_fork_in_parent()
             with pytest.raises(lowwater.Unavailable, match="localhost:1"):
                 call.result(30)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ import grpc.aio
 from lowwater import errors
 from lowwater._core.attempts import cancelled_call, closed_client
 from lowwater._core.call import Stubs
+from lowwater._core.channels import Channels
 from lowwater._core.exchange import Exchange
 from lowwater._core.router import Router
 from lowwater._core.settings import OPTIONS, Settings
@@ -39,17 +39,6 @@ def real_channel(settings: Settings, address: str) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(address, credentials, options=OPTIONS)
 
 
-@dataclass(slots=True)
-class _Channel:
-    """A channel and who uses it."""
-
-    channel: grpc.aio.Channel
-    stubs: Stubs
-    edition: object
-    """Of the credentials it was made with."""
-    users: int = 0
-
-
 class Connection(fork.Forked):
     """The channels of a client, one for each shard that is used. They belong to the process and event loop that made them.
 
@@ -67,9 +56,7 @@ class Connection(fork.Forked):
         self._pid = os.getpid()
         self._loop = asyncio.get_running_loop()
         self._make_channel: MakeChannel = make_channel or partial(real_channel, settings)
-        self._channels: dict[str, _Channel] = {}
-        self._outdated: list[_Channel] = []
-        """Channels with credentials that were renewed since; what uses them goes on."""
+        self._channels: Channels[grpc.aio.Channel] = Channels(self.router)
         fork.register(self)
 
     def after_fork_in_child(self) -> None:
@@ -97,15 +84,7 @@ class Connection(fork.Forked):
     def use(self, address: str) -> Generator[Stubs]:
         """Surround a call or stream; gives the stubs over the channel to an address. Raises Closed after :meth:`shut`."""
         self.check_open()
-        edition = self.settings.edition
-        used = self._channels.get(address)
-        if used is not None and used.edition != edition:
-            self._outdated.append(self._channels.pop(address))
-            used = None
-        if used is None:
-            channel = self._make_channel(address)
-            used = self._channels[address] = _Channel(channel, Stubs(channel), edition)
-        used.users += 1
+        used = self._channels.use(address, self.settings.edition, self._make_channel)
         try:
             yield used.stubs
         finally:
@@ -113,11 +92,7 @@ class Connection(fork.Forked):
 
     async def sweep(self) -> None:
         """Close the channels that nobody uses, to where nothing is asked for any more: shards come and go."""
-        over = [each for each, used in self._channels.items() if not used.users and not self.router.lead_to(each)]
-        closing = [self._channels.pop(address) for address in over]
-        closing += [each for each in self._outdated if not each.users]
-        self._outdated = [each for each in self._outdated if each.users]
-        for each in closing:
+        for each in self._channels.unused():
             await each.channel.close()
 
     async def call(self, exchange: Exchange[Result], take: Callable[[Any], float | None]) -> Result:
@@ -144,7 +119,7 @@ class Connection(fork.Forked):
                 self.check_open()
                 delay = exchange.failed(cancelled_call(attempt.address))
             else:
-                if self._outdated:
+                if self._channels.outdated:
                     await self.sweep()
                 pause = take(answer)
                 if pause is None:
@@ -162,5 +137,5 @@ class Connection(fork.Forked):
     async def close(self) -> None:
         """Close the channels; calls on them end."""
         self.shut()
-        for used in [*self._channels.values(), *self._outdated]:
+        for used in self._channels.every():
             await used.channel.close()

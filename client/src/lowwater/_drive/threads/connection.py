@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -13,6 +12,7 @@ import grpc
 
 from lowwater._core.attempts import closed_client
 from lowwater._core.call import Stubs
+from lowwater._core.channels import Channels, Used
 from lowwater._core.exchange import Exchange
 from lowwater._core.router import Router
 from lowwater._core.settings import OPTIONS, Settings
@@ -38,17 +38,6 @@ def real_channel(settings: Settings, address: str) -> grpc.Channel:
     return grpc.secure_channel(address, credentials, options=OPTIONS)
 
 
-@dataclass(slots=True)
-class _Channel:
-    """A channel and who uses it."""
-
-    channel: grpc.Channel
-    stubs: Stubs
-    edition: object
-    """Of the credentials it was made with."""
-    users: int = 0
-
-
 class Connection:
     """The channels of this process, one for each shard that is used, closed for every fork and then made anew. Safe for threads.
 
@@ -70,9 +59,7 @@ class Connection:
         self._forks = 0
         self._users = 0
         self._once = 0
-        self._channels: dict[str, _Channel] = {}
-        self._outdated: list[_Channel] = []
-        """Channels with credentials that were renewed since; what uses them goes on."""
+        self._channels: Channels[grpc.Channel] = Channels(self.router)
 
     @property
     def closed(self) -> bool:
@@ -96,16 +83,8 @@ class Connection:
         with self._changed:
             self._changed.wait_for(lambda: not self._forks or self.closed)
             self.check_open()
-            edition = self.settings.edition
-            used = self._channels.get(address)
-            if used is not None and used.edition != edition:
-                self._outdated.append(self._channels.pop(address))
-                used = None
-            if used is None:
-                fork.anchor()
-                channel = self._make_channel(address)
-                used = self._channels[address] = _Channel(channel, Stubs(channel), edition)
-            used.users += 1
+            fork.anchor()
+            used = self._channels.use(address, self.settings.edition, self._make_channel)
             self._users += 1
             self._once += not repeatable
         try:
@@ -120,10 +99,7 @@ class Connection:
     def sweep(self) -> None:
         """Close the channels that nobody uses, to where nothing is asked for any more: shards come and go."""
         with self._changed:
-            over = [each for each, used in self._channels.items() if not used.users and not self.router.lead_to(each)]
-            closing = [self._channels.pop(address) for address in over]
-            closing += [each for each in self._outdated if not each.users]
-            self._outdated = [each for each in self._outdated if each.users]
+            closing = self._channels.unused()
             self._users += len(closing)
         self._close(closing)
 
@@ -137,7 +113,7 @@ class Connection:
         """Wait for the calls that may not be repeated, at most for their timeouts, then end all others and close the channels."""
         with self._changed:
             self._changed.wait_for(lambda: not self._once)
-            closing, self._channels, self._outdated = [*self._channels.values(), *self._outdated], {}, []
+            closing = self._channels.clear()
             self._users += len(closing)
         try:
             self._close(closing)
@@ -169,7 +145,7 @@ class Connection:
                 if not self.closed and self.pauses == pauses:
                     raise
             else:
-                if self._outdated:
+                if self._channels.outdated:
                     self.sweep()
                 pause = take(answer)
                 if pause is None:
@@ -187,11 +163,11 @@ class Connection:
         with self._changed:
             self.shut()
             self._changed.notify_all()
-            closing = [*self._channels.values(), *self._outdated]
+            closing = self._channels.every()
             self._users += len(closing)
         self._close(closing)
 
-    def _close(self, closing: Sequence[_Channel]) -> None:
+    def _close(self, closing: Sequence[Used[grpc.Channel]]) -> None:
         """Close channels, each of which counts as used until it is closed: a child that is forked meanwhile would inherit a half of it.
 
         One that fails, or an interrupt, keeps none of the others from being closed; it is raised when all are.
@@ -200,7 +176,7 @@ class Connection:
             for used in reversed(closing):
                 all_of_them.callback(self._close_one, used)
 
-    def _close_one(self, used: _Channel) -> None:
+    def _close_one(self, used: Used[grpc.Channel]) -> None:
         try:
             used.channel.close()
         finally:
