@@ -21,6 +21,7 @@ from lowwater._async.runtime import Runtime as AioRuntime
 from lowwater._async.worker import Worker as AioWorker
 from lowwater._core.claims import Claimant, Grant
 from lowwater._core.columns import Column
+from lowwater._core.cover import Cover
 from lowwater._core.fold import Reading, injector_fold
 from lowwater._core.lease import LeaseState
 from lowwater._core.surroundings import REAL
@@ -207,25 +208,82 @@ def test_inputs_that_are_answered_behind_a_claim_leave_what_that_one_knows() -> 
     runtime.close()
 
 
-class Meeting(list[Lease]):
-    """The claims of a worker, each of which waits until as many others as the barrier has parties are in."""
+class Meeting(Granting):
+    """All claims are answered at one moment."""
 
-    def __init__(self, parties: int) -> None:
-        super().__init__()
-        self.barrier = threading.Barrier(parties)
+    def __init__(self, grants: Iterable[Grant]) -> None:
+        super().__init__(grants)
+        self.barrier = threading.Barrier(len(self.grants))
 
-    def append(self, lease: Lease) -> None:
-        super().append(lease)
+    def call(self, call: Any, within: float = math.inf) -> Any:
+        answer = self.grants.popleft()
         self.barrier.wait(30)
+        return answer
 
 
 def test_of_claims_that_are_answered_at_one_moment_the_older_yields() -> None:
-    runtime = Granting(grant([b"", b""], sequencer) for sequencer in (10, 11, 12, 13))
+    runtime = Meeting(grant([b"", b""], sequencer) for sequencer in (10, 11, 12, 13))
     with SyncWorker(Runtimes(lambda: runtime), CLAIMANT, REAL) as worker:
-        worker._leases = Meeting(4)
         with futures.ThreadPoolExecutor(4) as threads:
             made = [threads.submit(worker.claim) for _ in range(4)]
             leases = sorted((each.result(60) for each in made), key=lambda lease: lease.sequencer)
         assert [len(lease.lost) for lease in leases] == [1, 1, 1, 0]
         assert runtime.reporter.statistics().leases == 1
+    runtime.close()
+
+
+# -- many claims ---------------------------------------------------------------------------------------------------
+
+
+@given(
+    spans=st.lists(
+        st.tuples(st.sampled_from([b"", *KEYS[1:]]), st.sampled_from([*KEYS[1:], b""]), st.booleans()), max_size=40
+    )
+)
+def test_a_cover_meets_whatever_has_keys_in_common(spans: list[tuple[bytes, bytes, bool]]) -> None:
+    over, there = set[int](), dict[int, tuple[bytes, bytes]]()
+    cover = Cover[int](over.__contains__)
+    for number, (start, end, ends) in enumerate(spans):
+        if end and start >= end:
+            continue
+        met = cover.add(number, start, end)
+        common = {each for each, (low, high) in there.items() if (not end or low < end) and (not high or start < high)}
+        assert set(met) - over == common
+        assert len(set(met)) == len(met)
+        there[number] = start, end
+        if ends:  # of itself, of which the cover hears nothing
+            over.add(number)
+            del there[number]
+        elif met and number % 2:
+            cover.remove(met[0])
+            there.pop(met[0], None)
+    assert set(cover) - over == set(there)
+    for each in list(cover):
+        cover.remove(each)
+    assert (len(cover), cover._starts, cover._pieces) == (0, [b""], [()])
+
+
+def test_a_claim_is_compared_with_those_that_it_meets_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those that have ended by themselves do not stay."""
+    compared = 0
+    yield_to = Lease.yield_to
+
+    def counting(self: Lease, newer: Lease) -> None:
+        nonlocal compared
+        compared += 1
+        yield_to(self, newer)
+
+    monkeypatch.setattr(Lease, "yield_to", counting)
+    keys = [number.to_bytes(2, "big") for number in range(2001)]
+    runtime = Granting(grant([keys[number], keys[number + 1]], number + 1) for number in range(2000))
+    with SyncWorker(Runtimes(lambda: runtime), CLAIMANT, REAL) as worker:
+        for number in range(2000):
+            lease = worker.claim()
+            if number >= 100:
+                lease._state.lose(None, "another process claimed it")
+        assert compared == 0
+        assert len(worker._leases) <= 2 * 100 + 32
+        runtime.grants.append(grant([keys[50], keys[60]], 3000))
+        worker.claim()
+        assert compared == 2 * 10
     runtime.close()

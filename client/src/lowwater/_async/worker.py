@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -11,6 +10,7 @@ from lowwater._async.inputs import InputReader
 from lowwater._async.lease import Lease
 from lowwater._async.runtime import Runtime
 from lowwater._core.claims import Claimant, closed_worker, no_inputs
+from lowwater._core.cover import Cover
 from lowwater._core.fold import Reading
 from lowwater._core.granted import CLOSE_TIMEOUT
 from lowwater._core.surroundings import Surroundings
@@ -36,7 +36,8 @@ class Worker:
         self._runtimes = runtimes
         self._claimant = claimant
         self._surroundings = surroundings
-        self._leases: list[Lease] = []
+        self._owner: Runtime | None = None
+        self._leases = _leases()
         self._reading: Reading | None = None
         self._reader: InputReader | None = None
         self.closed: bool = False
@@ -75,14 +76,17 @@ class Worker:
         grant = await runtime.call(call)
         self._read_as(grant.reading)
         lease = Lease(runtime, grant)
-        # Answers may come in another order than claims were granted in: the older yields, whichever it is. Appended before the
-        # others are looked at, so that of two that are answered at one moment one sees the other.
-        self._leases.append(lease)
-        for other in tuple(self._leases):
+        with runtime.reporter.guard:
+            if self._owner is not runtime:  # those of the process that forked this one are its business
+                self._owner, self._leases = runtime, _leases()
+            met = self._leases.add(lease, lease.bounds[0], lease.bounds[-1])
+        # Answers may come in another order than claims were granted in: the older yields, whichever it is. Of two that are
+        # answered at one moment, the one that is added later meets the other.
+        for other in met:
             other.yield_to(lease)
             lease.yield_to(other)
-        for ended in [each for each in self._leases if each.over]:
-            with suppress(ValueError):  # another claim was quicker
+        with runtime.reporter.guard:
+            for ended in [each for each in (*met, lease) if each.over]:
                 self._leases.remove(ended)
         runtime.reporter.add(grant.state)
         # Looked at last: whoever claims or closes the worker meanwhile either sees the lease, or is seen here.
@@ -131,7 +135,7 @@ class Worker:
         self.closed = True
         for lease in tuple(self._leases):  # interrupted, it can be called again
             await lease.retire(deadline)
-        self._leases.clear()
+        self._leases = _leases()
         if self._reader is not None:
             self._reader.close()
 
@@ -142,3 +146,7 @@ class Worker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _leases() -> Cover[Lease]:
+    return Cover(lambda lease: lease.over)
