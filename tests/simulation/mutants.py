@@ -17,7 +17,6 @@ import pytest
 from lowwater import Inputs
 from lowwater._async.worker import Worker
 from lowwater._core.fold import Fold
-from lowwater._core.granted import Granted
 from lowwater._core.lease import LeaseState
 from lowwater._core.ratchet import Ratchet
 from lowwater._core.reports import ReporterState
@@ -119,14 +118,14 @@ def check_against_applied_state(planted: Planted) -> None:
 
 def fold_newer_inputs(planted: Planted) -> None:
     """The newest inputs take the place of the snapshot that the worker passed (rule 5)."""
-    claim, fold = Worker.claim, Granted._fold
+    claim, fold = Worker.claim, Lease._fold
 
     async def remembering(self: Worker, *arguments: Any, **more: Any) -> Lease:
         lease = await claim(self, *arguments, **more)
         lease.__dict__["worker"] = self
         return lease
 
-    def newest(self: Granted, seen: Inputs | None, frontier: Any) -> Fold:
+    def newest(self: Lease, seen: Inputs | None, frontier: Any) -> Fold:
         reader = self.__dict__["worker"]._reader
         if seen is not None:
             runtime, subscription = reader._ready()
@@ -134,7 +133,7 @@ def fold_newer_inputs(planted: Planted) -> None:
         return fold(self, seen, frontier)
 
     planted.setattr(Worker, "claim", remembering)
-    planted.setattr(Granted, "_fold", newest)
+    planted.setattr(Lease, "_fold", newest)
 
 
 def accept_an_older_claim(planted: Planted) -> None:

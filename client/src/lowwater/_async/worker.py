@@ -9,10 +9,9 @@ from typing import Self
 from lowwater._async.inputs import InputReader
 from lowwater._async.lease import Lease
 from lowwater._async.runtime import Runtime
-from lowwater._core.claims import Claimant, closed_worker, no_inputs
+from lowwater._core.claims import CLOSE_TIMEOUT, Claimant, closed_worker, no_inputs
 from lowwater._core.cover import Cover
 from lowwater._core.fold import Reading
-from lowwater._core.granted import CLOSE_TIMEOUT
 from lowwater._core.surroundings import Surroundings
 from lowwater._drive.tasks.runtimes import Runtimes
 from lowwater.views import Inputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 from lowwater import errors
 from lowwater._core import checks, wire
@@ -17,7 +17,10 @@ from lowwater._core.surroundings import Surroundings
 from lowwater._pb.lowwater.v1 import workers_pb2
 from lowwater.watermark import EventTime, Watermarks, to_micros
 
-__all__ = ["Claimant", "Grant", "closed_worker", "no_inputs"]
+__all__ = ["CLOSE_TIMEOUT", "Claimant", "Grant", "closed_worker", "no_inputs"]
+
+CLOSE_TIMEOUT: Final = 5.0
+"""Seconds that leaving a worker waits at most for its last states to be durable."""
 
 
 @dataclass(frozen=True, slots=True)

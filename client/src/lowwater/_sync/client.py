@@ -12,8 +12,7 @@ from typing import Any, Self
 
 from lowwater import errors
 from lowwater._core.calls import full_name
-from lowwater._core.claims import Claimant
-from lowwater._core.granted import CLOSE_TIMEOUT
+from lowwater._core.claims import CLOSE_TIMEOUT, Claimant
 from lowwater._core.settings import Settings
 from lowwater._core.statistics import ClientStatistics
 from lowwater._core.surroundings import REAL, Surroundings

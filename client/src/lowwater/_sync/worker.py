@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from lowwater._core.claims import Claimant, closed_worker, no_inputs
+from lowwater._core.claims import CLOSE_TIMEOUT, Claimant, closed_worker, no_inputs
 from lowwater._core.cover import Cover
 from lowwater._core.fold import Reading
-from lowwater._core.granted import CLOSE_TIMEOUT
 from lowwater._core.surroundings import Surroundings
 from lowwater._drive.threads.runtimes import Runtimes
 from lowwater._sync.inputs import InputReader
