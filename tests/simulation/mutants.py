@@ -205,9 +205,9 @@ def follow_a_redirect_to_a_lower_epoch(planted: Planted) -> None:
         return redirected(self, name, address, epoch)
 
     def forgetful(self: Ratchet, view: Any) -> bool:
-        known = self.views.get(view.computation)
-        if known is not None and view.epoch < known.epoch:
-            self.views[view.computation] = replace(known, epoch=0)
+        known = self.get(view.computation)
+        if view.epoch < known.epoch:
+            self._seen[view.computation].view = replace(known, epoch=0)
         return admit(self, view)
 
     planted.setattr(Router, "redirected", credulous)

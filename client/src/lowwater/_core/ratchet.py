@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 from dataclasses import replace
 
 from lowwater.errors import ServerTokenMismatch, StaleEpoch
@@ -10,6 +10,17 @@ from lowwater.views import WatermarkView
 from lowwater.watermark import Watermark
 
 __all__ = ["Ratchet"]
+
+
+class _Seen:
+    """What was seen of one computation."""
+
+    __slots__ = ("version", "view")
+
+    def __init__(self, view: WatermarkView, version: int) -> None:
+        self.view: WatermarkView = view
+        self.version: int = version
+        """The ratchet's, when the view changed last."""
 
 
 class Ratchet:
@@ -20,7 +31,7 @@ class Ratchet:
     All operations are O(shares).
     """
 
-    __slots__ = ("_versions", "_views", "held_back", "server_token", "version")
+    __slots__ = ("_seen", "held_back", "server_token", "version")
 
     def __init__(self, server_token: str = "") -> None:
         self.server_token: str = server_token
@@ -28,8 +39,7 @@ class Ratchet:
         """Grows with every change of any view."""
         self.held_back: int = 0
         """How often a value lower than one seen before came and was not shown."""
-        self._views: dict[str, WatermarkView] = {}
-        self._versions: dict[str, int] = {}
+        self._seen: dict[str, _Seen] = {}
 
     def check_token(self, server_token: str) -> None:
         """Accept the first deployment seen, or the one asked for, and no other. Raises ServerTokenMismatch."""
@@ -44,9 +54,9 @@ class Ratchet:
 
     def admit(self, view: WatermarkView) -> bool:
         """Take over what is new in a view; returns whether anything is. Raises StaleEpoch and takes nothing over."""
-        known = self._views.get(view.computation)
-        if known is None:
+        if view.computation not in self._seen:
             return self._store(view)
+        known = self._seen[view.computation].view
         if not view.registered:
             # Values of a name that was registered once stay: a promise is not taken back by forgetting it. Only to be dropped ends its life.
             if view.incarnation < known.incarnation:
@@ -97,26 +107,30 @@ class Ratchet:
         return view
 
     def _store(self, view: WatermarkView) -> bool:
-        if self._views.get(view.computation) == view:
+        seen = self._seen.get(view.computation)
+        if seen is not None and seen.view == view:
             return False
         self.version += 1
-        self._views[view.computation] = view
-        self._versions[view.computation] = self.version
+        if seen is None:
+            self._seen[view.computation] = _Seen(view, self.version)
+        else:
+            seen.view, seen.version = view, self.version
         return True
 
     @property
-    def views(self) -> dict[str, WatermarkView]:
-        """All that was seen, by name. Read only."""
-        return self._views
+    def names(self) -> KeysView[str]:
+        """Of what something was seen."""
+        return self._seen.keys()
 
     def get(self, name: str) -> WatermarkView:
         """Return what was seen of a computation, "not registered" when nothing was."""
-        return self._views.get(name) or WatermarkView(name)
+        seen = self._seen.get(name)
+        return WatermarkView(name) if seen is None else seen.view
 
     def version_of(self, names: Iterable[str]) -> int:
         """Return the version that the last change of any of the names made; 0 when nothing was seen of them. O(names)."""
-        return max((self._versions.get(name, 0) for name in names), default=0)
+        return max((self._seen[name].version for name in names if name in self._seen), default=0)
 
     def changed_since(self, version: int) -> list[WatermarkView]:
         """Return the views that changed after a version. O(names seen)."""
-        return [self._views[name] for name, changed in self._versions.items() if changed > version]
+        return [seen.view for seen in self._seen.values() if seen.version > version]

@@ -294,7 +294,7 @@ class WatchStream:
         return self._backoff.next(at_least)
 
     def _ever_told(self) -> Sequence[str]:
-        return list(self._known.ratchet.views if self.covers_all else self._covered)
+        return list(self._known.ratchet.names if self.covers_all else self._covered)
 
     def _log(self, failure: Exception | None) -> None:
         if isinstance(failure, errors.Unavailable | errors.ShuttingDown):
@@ -433,7 +433,7 @@ class WatchState:
 
     def _known_elsewhere(self) -> Iterable[str]:
         # What nothing is known of cannot be misused: one shard that is out of reach does not keep all from being shown.
-        return [name for name in self._elsewhere if name in self.ratchet.views]
+        return [name for name in self._elsewhere if name in self.ratchet.names]
 
     def _record(self, name: str) -> Followed:
         """Return what is known of a computation beside its value."""
@@ -513,7 +513,7 @@ class WatchState:
 
     def statistics(self) -> WatcherStatistics:
         """Return what was done so far."""
-        followed = list(self.ratchet.views if self.everything else self._named)
+        followed = list(self.ratchet.names if self.everything else self._named)
         # Where nothing is registered yet, that is what home has said.
         heard_at = min(map(self._heard_of, followed), default=self._streams[HOME].heard_at)
         stale_for = float("inf") if heard_at is None else max(0.0, self.surroundings.monotonic() - heard_at)
@@ -614,7 +614,7 @@ class WatchState:
 
     def dropped(self, view: WatermarkView) -> None:
         """A computation was dropped while no stream told of it; what was never heard of stays so."""
-        if view.computation in self.ratchet.views:
+        if view.computation in self.ratchet.names:
             self.ratchet.admit(view)
 
     def refused(self, stream: WatchStream, name: str) -> None:
