@@ -11,8 +11,7 @@ from lowwater import MAX, MIN, Histogram, Refusal
 from lowwater._core import wire
 from lowwater._core.columns import Column
 from lowwater._core.fold import Fold
-from lowwater._core.lease import GroupState, LeaseState, Report
-from lowwater._core.recent import RecentSlots
+from lowwater._core.lease import GroupState, LeaseState, RecentSlots, Report
 from lowwater._core.reports import MESSAGE_WORDS, ReporterState
 
 

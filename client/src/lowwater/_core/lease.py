@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import itertools
 from array import array
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from lowwater._core.columns import Column, Handles, everything_but
 from lowwater._core.fold import Fold
-from lowwater._core.recent import RecentSlots
 from lowwater.errors import FinishRequired, TooFarAhead
 from lowwater.histogram import MOST_RECORDS, Histogram
 from lowwater.views import Refusal
 from lowwater.watermark import MAX
 
-__all__ = ["GroupState", "LeaseState", "Mass", "Report"]
+__all__ = ["GroupState", "LeaseState", "Mass", "RecentSlots", "Report"]
 
 
 _OF_VALUES: Final = frozenset({TooFarAhead.reason, FinishRequired.reason})
 """Refusals of single values, which leave the mass in the same report alone."""
+
+_SLOT_SECONDS: Final = 60
+_SLOTS: Final = 10
+"""Of which size, and how many of them, tell how much a claim has finished lately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,44 @@ class Report:
 
     number: int
     groups: tuple[GroupState, ...]
+
+
+class RecentSlots:
+    """Records finished in the last ten one-minute slots that had any.
+
+    Only slots with work are kept, so that idleness changes nobody's weight. Time is any clock in seconds; when it goes
+    back, the newest slot takes the count. All operations are O(1).
+
+    >>> recent = RecentSlots()
+    >>> for minute in range(12):
+    ...     recent.add(1, now=minute * 60.0)
+    >>> recent.total
+    10
+    """
+
+    __slots__ = ("_newest", "_slots", "total")
+
+    def __init__(self) -> None:
+        self._slots: deque[int] = deque()
+        self._newest = 0
+        self.total = 0
+
+    def add(self, finished: int, now: float) -> None:
+        """Count records as finished at a time, in seconds. Raises ValueError when there are fewer than none."""
+        if finished < 0:
+            msg = f"finished={finished}: a number of records cannot be negative"
+            raise ValueError(msg)
+        if not finished:
+            return
+        slot = int(now // _SLOT_SECONDS)
+        self.total += finished
+        if self._slots and slot <= self._newest:
+            self._slots[-1] += finished
+            return
+        self._newest = slot
+        self._slots.append(finished)
+        if len(self._slots) > _SLOTS:
+            self.total -= self._slots.popleft()
 
 
 class LeaseState:
