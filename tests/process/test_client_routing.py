@@ -320,8 +320,7 @@ def test_threads_and_tasks_end_with_the_shards_they_are_for(
     reader = lw.inputs("a", "b", "c")
     reader.read()
     runtime = lw._real._runtimes.existing() if isinstance(lw, OnLoop) else lw._runtime()
-    watcher, connection = runtime.watcher, runtime.connection
-    running = watcher._tasks if isinstance(lw, OnLoop) else watcher._running
+    running, connection = runtime.watcher._running, runtime.connection
     eventually(lambda: len(running) == len(connection._channels.by_address) == 3)
     for dying in shards[1:]:
         dying.kill()

@@ -28,6 +28,7 @@ from lowwater._core.router import Router
 from lowwater._core.surroundings import Surroundings
 from lowwater._core.watches import WatchState
 from lowwater._drive.tasks.connection import Connection as AioConnection
+from lowwater._drive.tasks.streams import _Running as RunningTask
 from lowwater._drive.threads.connection import Connection
 from lowwater._drive.threads.streams import _Running
 from lowwater._pb.lowwater.v1 import types_pb2, workers_pb2
@@ -99,7 +100,7 @@ def on_asyncio(settings: Settings, streams: int) -> list[float]:
         delays = []
         for _ in range(streams):
             with pytest.raises(grpc.RpcError) as failure:
-                await reporter._stream(stream)
+                await reporter._stream(stream, RunningTask())
             delays.append(stream.ended(failure.value))
         await connection.close()
         return delays
@@ -170,16 +171,16 @@ async def test_a_stream_that_grpc_cancels_by_itself_is_one_that_failed(
         raise OverflowError
 
     monkeypatch.setattr(stream, "due", fail)
-    reasons = set()
+    reasons, running = set(), RunningTask()
     for _ in range(100):
         with pytest.raises((grpc.RpcError, errors.Unavailable)) as failure:
-            await reporter._stream(stream)
+            await reporter._stream(stream, running)
         assert stream.ended(failure.value) > 0.0
         reasons.add(type(failure.value))
         if errors.Unavailable in reasons:
             break
     assert errors.Unavailable in reasons
-    assert not reporter._calls
+    assert running.call is None
     await connection.close()
 
 

@@ -28,8 +28,7 @@ class Streams:
         self._connection = connection
         self._machines = machines
         self._name = name
-        self._tasks: dict[Streamed, asyncio.Task[None]] = {}
-        self._calls: dict[Streamed, Any] = {}
+        self._running: dict[Streamed, _Running] = {}
 
     def _open(self, machine: Any, address: str, stubs: Stubs) -> Any:
         """Open a stream; returns the call."""
@@ -50,27 +49,30 @@ class Streams:
     def tend(self) -> None:
         """Start tasks that are needed by now, and end streams that are to be renewed."""
         for machine in self._machines.tend():
-            if machine not in self._tasks:
+            running = self._running.get(machine)
+            if running is None:
                 if machine.wanted and not self._connection.closed:
-                    self._tasks[machine] = asyncio.create_task(self._run(machine), name=self._name)
-            elif machine.interrupted and machine in self._calls:
-                self._calls.pop(machine).cancel()
+                    running = self._running[machine] = _Running()
+                    running.task = asyncio.create_task(self._run(machine, running), name=self._name)
+            elif machine.interrupted and running.call is not None:
+                call, running.call = running.call, None
+                call.cancel()
 
     async def stop(self) -> None:
         """End the tasks, and wake all that wait."""
         self.changed.notify_all()
-        tasks = list(self._tasks.values())
+        tasks = [running.task for running in self._running.values() if running.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, machine: Streamed) -> None:
+    async def _run(self, machine: Streamed, running: _Running) -> None:
         delay = machine.first_pause
         while True:
             await self._pause(machine, delay)
             if machine.failure is not None or not machine.wanted:
                 machine.retire()
-                del self._tasks[machine]
+                del self._running[machine]
                 await self._connection.sweep()
                 break
             if machine.hurried:
@@ -78,7 +80,7 @@ class Streams:
                 continue
             failure: Exception | None = None
             try:
-                await self._stream(machine)
+                await self._stream(machine, running)
             except errors.Closed:
                 break
             except Exception as error:  # noqa: BLE001 - whatever it is, the state machine decides
@@ -95,7 +97,7 @@ class Streams:
         while not machine.hurried and (left := until - monotonic()) > 0:
             await self.changed.wait(left)
 
-    async def _stream(self, machine: Streamed) -> None:
+    async def _stream(self, machine: Streamed, running: _Running) -> None:
         """Follow one stream to its end."""
         address = machine.address
         with self._connection.use(address) as stubs:
@@ -103,7 +105,7 @@ class Streams:
                 call = self._locate(machine, address, stubs)
             else:
                 call = self._open(machine, address, stubs)
-            self._calls[machine] = call
+            running.call = call
             try:
                 async for response in call:
                     if self._take(machine, response):
@@ -111,17 +113,26 @@ class Streams:
             except asyncio.CancelledError:
                 if being_cancelled():
                     raise
-                if machine in self._calls:
+                if running.call is not None:
                     raise cancelled_call(address) from None
                 # Else it was ended here, to be renewed.
             finally:
-                self._calls.pop(machine, None)
+                running.call = None
                 call.cancel()
 
     def _locate(self, machine: Search[Any], address: str, stubs: Stubs) -> Any:
         request = machine.open(address, self._server_token)
         timeout = min(TIMEOUT, self._connection.settings.timeout)
         return _OneAnswer(stubs.cluster.Locate(request, timeout=timeout, metadata=self._connection.settings.metadata))
+
+
+class _Running:
+    """A task, and the stream that it has open."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.call: Any = None
+        """None as well when it was ended here, to be renewed."""
 
 
 class _OneAnswer:
