@@ -294,7 +294,7 @@ class WatchStream:
         return self._backoff.next(at_least)
 
     def _ever_told(self) -> Sequence[str]:
-        return list(self._known.ratchet.names if self.covers_all else self._covered)
+        return list(self._known.ratchet.names if self.covers_all else self._covered.keys())
 
     def _log(self, failure: Exception | None) -> None:
         if isinstance(failure, errors.Unavailable | errors.ShuttingDown):
@@ -513,7 +513,7 @@ class WatchState:
 
     def statistics(self) -> WatcherStatistics:
         """Return what was done so far."""
-        followed = list(self.ratchet.names if self.everything else self._named)
+        followed = list(self.ratchet.names if self.everything else self._named.keys())
         # Where nothing is registered yet, that is what home has said.
         heard_at = min(map(self._heard_of, followed), default=self._streams[HOME].heard_at)
         stale_for = float("inf") if heard_at is None else max(0.0, self.surroundings.monotonic() - heard_at)
