@@ -312,9 +312,10 @@ class WatchStream:
 class WatchState:
     """The newest watermarks of all that is followed, over one stream at a time to each shard that is needed.
 
-    Each computation is placed at one stream: of its shard where that is known, else at home, whose redirects tell. Those of a shard that
-    fails are looked for, and what a stream is refused for is asked for on its own. Who follows everything follows home without names, and by name what home redirects. What was
-    seen stays; it only gets stale.
+    Each computation has one record, :class:`~lowwater._core.followed.Followed`. It is placed at one stream: of its shard where that is
+    known, else at home, whose redirects tell. Those of a shard that fails are looked for, and what a stream is refused for is asked for
+    on its own. Who follows everything follows home without names, and by name what home redirects. What was seen stays; it only gets
+    stale.
 
     **The newest first.** While the newest message of a stream is late, newer ones stand right behind it. Its values pass the ratchet, but
     :meth:`holding` keeps those who show every change asleep, until a message is not late, the stream ends, or a beat has
