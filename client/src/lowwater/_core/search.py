@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeGuard, TypeVar
 
 import grpc
 
@@ -15,7 +15,7 @@ from lowwater._core.router import HOME, MOST_NAMES, Router
 from lowwater._core.surroundings import Surroundings
 from lowwater._pb.lowwater.v1 import cluster_pb2
 
-__all__ = ["TIMEOUT", "Search", "Sought"]
+__all__ = ["TIMEOUT", "Search", "Sought", "is_search"]
 
 logger = logging.getLogger("lowwater")
 
@@ -205,3 +205,8 @@ class Search(Generic[Record]):
             sought.lost = False
             del self._lost[sought.name]
             self._found(sought)
+
+
+def is_search(machine: object) -> TypeGuard[Search[Any]]:
+    """Whether what a shell drives is a search, whose question is a unary call."""
+    return isinstance(machine, Search)

@@ -8,7 +8,7 @@ from typing import Any
 from lowwater import errors
 from lowwater._core.attempts import cancelled_call
 from lowwater._core.call import Stubs
-from lowwater._core.search import TIMEOUT, Search
+from lowwater._core.search import TIMEOUT, Search, is_search
 from lowwater._core.streams import Many, Streamed
 from lowwater._drive.tasks.connection import Connection
 from lowwater._drive.tasks.signal import Signal, being_cancelled
@@ -101,7 +101,7 @@ class Streams:
         """Follow one stream to its end."""
         address = machine.address
         with self._connection.use(address) as stubs:
-            if isinstance(machine, Search):
+            if is_search(machine):
                 call = self._locate(machine, address, stubs)
             else:
                 call = self._open(machine, address, stubs)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lowwater import errors
 from lowwater._core.call import Stubs
-from lowwater._core.search import TIMEOUT, Search
+from lowwater._core.search import TIMEOUT, Search, is_search
 from lowwater._core.streams import Many, Streamed
 from lowwater._drive.threads.connection import Connection
 from lowwater._drive.threads.signal import Signal
@@ -141,7 +141,7 @@ class Streams:
                 self._connection.check_open()
                 if not machine.wanted:
                     return
-                if isinstance(machine, Search):
+                if is_search(machine):
                     call = self._locate(machine, address, stubs)
                 else:
                     call = self._open(machine, address, stubs)
