@@ -365,7 +365,7 @@ class Calls:
     # -- the shards ---------------------------------------------------------------------------------------------------
 
     def locate(self, names: Sequence[str]) -> Call[None]:
-        """Ask where computations, by their full names, are served, and learn the router."""
+        """Ask where computations, by their full names, are served, and learn the routes."""
         epochs = [self._router.epoch_of(name) for name in names]
         request = cluster_pb2.LocateRequest(server_token=self._known.server_token, computations=names, epochs=epochs)
 
