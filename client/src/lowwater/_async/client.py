@@ -113,8 +113,8 @@ class Client:
         """Take a computation out of the graph: its watermarks, metrics and alerts end, and nobody waits for it. Returns its last life.
 
         Its claims are revoked, and reports for it refused. The name may be registered again and goes on with the next life, never with
-        older values. Raises UnknownComputation, StillRead while another computation names it as an input, and OwnedRanges while a worker
-        owns part of it that is not finished and ``force`` is not set: whether that worker is still alive nobody knows for sure.
+        older values. Raises UnknownComputation, and StillRead while another computation names it as an input. Raises OwnedRanges while a
+        worker owns part of it that is not finished, unless ``force`` is set: nobody knows for sure whether that worker is still alive.
         """
         runtime = self._runtime()
         return await runtime.call(runtime.calls.drop(name, force=force))

@@ -150,8 +150,8 @@ class Lease:
     async def finish(self, handles: Iterable[int] | None = None) -> None:
         """Say that nothing will ever come in some ranges, or in all of them; durable when it returns.
 
-        It is the only way past them for good, and cannot be taken back but by a reset. Raises Timeout when it is not acknowledged
-        within the client's timeout (it stays staged), StaleSequencer.
+        Nothing else that a worker does lets readers past them for good, and only a reset takes it back. Raises StaleSequencer, and
+        Timeout when it was not acknowledged within the client's timeout: it stays staged then.
         Cancelled, it stays staged too.
         """
         self._stage_end(handles)
@@ -160,8 +160,8 @@ class Lease:
     async def release(self) -> None:
         """Give the ranges back; they hold their last value until somebody claims them. Durable when it returns.
 
-        Raises StaleSequencer when they were lost before; Timeout or Unavailable, after which it may have happened or not: the lease
-        stays as it is, and a repeat returns when the claim is at its end, by the first release or by whoever has claimed since.
+        Raises StaleSequencer when they were lost before. After Timeout or Unavailable nobody knows whether it has happened: the lease
+        stays as it is, and may be released again. That returns once the claim has ended, whether this lease or a later claim ended it.
         Cancelled, it may have happened or not as well, and may be repeated.
         """
         self._check_open()
