@@ -13,7 +13,7 @@ import pytest
 
 from lowwater_authority.journal import JournalCorrupt, JournalFailed, JournalPosition, JournalUnknown, JournalVersion
 from lowwater_authority.journal.redis import RedisJournal
-from lowwater_authority.journal.redis_exchange import RedisSettings
+from lowwater_authority.journal.redis_link import RedisSettings
 from tests.contract.journal_stores import RedisStore, entry
 from tests.contract.redis_server import READY, RedisServer, free_port
 

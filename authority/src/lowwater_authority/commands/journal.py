@@ -345,8 +345,7 @@ class Deployment(Place):
         return found.address if found else f"the shard {member}"
 
     async def _read(self, *command: str) -> Any:
-        from lowwater_authority.journal.redis_exchange import RedisExchange
-        from lowwater_authority.journal.redis_link import RedisLink
+        from lowwater_authority.journal.redis_link import RedisExchange, RedisLink
 
         link = RedisLink(self._address, self._keys.deployment, _REDIS_SECONDS)
         try:

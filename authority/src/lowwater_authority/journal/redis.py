@@ -62,8 +62,7 @@ from lowwater_authority.journal.contract import (
     refuse_lost,
 )
 from lowwater_authority.journal.frames import Kind, Run, checksum, decode, decode_records, encode, runs_of
-from lowwater_authority.journal.redis_exchange import RedisExchange
-from lowwater_authority.journal.redis_link import Address, Command, RedisLink
+from lowwater_authority.journal.redis_link import Address, Command, RedisExchange, RedisLink
 from lowwater_authority.journal.redis_scripts import (
     APPEND,
     CONFIRM,

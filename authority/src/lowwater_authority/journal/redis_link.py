@@ -1,9 +1,17 @@
-"""One connection to the Redis that holds the journal: which server, what was surely not sent, and no secret in any text."""
+"""The way to the Redis that holds the journal: the connection, what an answer means for the caller, and how long a strong write waits.
+
+It says which server that is, and what was surely not sent; no secret is in any text.
+What the server is set to says what of the journal it can lose. `docs/durability.md` has the whole table, with its tests.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -14,18 +22,24 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     BusyLoadingError,
     ClusterError,
     MovedError,
+    NoPermissionError,
     NoScriptError,
+    OutOfMemoryError,
     ReadOnlyError,
     RedisClusterException,
     RedisError,
     ResponseError,
+    TryAgainError,
 )
 
+from lowwater_authority.journal.contract import JournalFailed, JournalUnknown
 from lowwater_authority.journal.redis_scripts import Script
+from lowwater_authority.ops.events import event
 
 Command: TypeAlias = Sequence[str | bytes | int]
 
@@ -49,6 +63,23 @@ OPTIONS: Final = {
 """What may stand behind the question mark of a URL, as redis-py names it. The rest of its options the journal sets itself."""
 
 _PORTS: Final = {"redis+sentinel": 26379}
+
+_SETTINGS_SECONDS: Final = 10.0
+"""For how long a strong entry believes what the server said about its replicas."""
+
+_FIXES: Final[dict[type[Exception] | tuple[type[Exception], ...] | str, str]] = {
+    OutOfMemoryError: "its memory is full: raise maxmemory there, or free memory",
+    ReadOnlyError: "it is a replica: name the master in the URL, or let redis+sentinel:// or redis+cluster:// find it",
+    BusyLoadingError: "it is reading its files, wait until it is done",
+    NoPermissionError: "give its user the commands that docs/durability.md lists, see ACL SETUSER",
+    AuthenticationError: "put the user and the password into the URL, as redis://USER:PASSWORD@host",
+    (ClusterError, AskError, TryAgainError): "the slot is being moved, or has no node: see CLUSTER INFO there",
+    "NOREPLICAS": "it has fewer replicas than min-replicas-to-write: bring them back, or lower it",
+    "MISCONF": "it cannot write its file: free its disk, and see its log",
+    "BUSY": "a script of somebody else's runs there: SCRIPT KILL ends it",
+}
+
+_logger = logging.getLogger(__name__)
 
 
 class NotSent(Exception):
@@ -284,3 +315,254 @@ async def _answer(connection: AbstractConnection) -> Any:
         return await connection.read_response()
     except (ResponseError, BusyLoadingError, AuthenticationError) as error:
         return error
+
+
+class RedisExchange:
+    """Reads and writes over one link. Calls must not overlap. ``timeout`` is the link's, in seconds."""
+
+    def __init__(self, link: RedisLink, *, timeout: float) -> None:
+        self.link = link
+        self._milliseconds = int(timeout * 500)
+        self._settings: RedisSettings | None = None
+        self._settings_read = -math.inf
+        self._settings_over = 0
+
+    @property
+    def settings(self) -> RedisSettings | None:
+        """What the server is set to, as last read."""
+        return self._settings
+
+    async def read_settings(self) -> RedisSettings:
+        """Ask the server what it is set to; a change is logged. Raises JournalFailed while it reads its files.
+
+        Until then it says that it appends to no file, whatever it is set to. It serves nothing meanwhile either.
+        """
+        info = parse_info(await self.read("INFO"))
+        if info.get("loading", "0") != "0":
+            raise self._refused(BusyLoadingError("Redis is loading the dataset in memory"), "nothing was asked of it")
+        try:
+            config = parse_config(await self.read("CONFIG", "GET", "*append*sync*"))
+        except JournalFailed:
+            # Hosted servers refuse it. Should the connection be gone, the next command says so.
+            config = {}
+        settings = RedisSettings.read(info, config)
+        if self._settings is not None and settings != self._settings:
+            _logger.warning(
+                "the settings of %s have changed: %s",
+                self.link.address,
+                settings.describe(),
+                extra=event("store_settings_changed", store=self.link.address, durability=settings.describe()),
+            )
+        self._settings, self._settings_read, self._settings_over = settings, time.perf_counter(), self.link.dropped
+        return settings
+
+    async def read(self, *command: str | bytes | int) -> Any:
+        """The answer of a command that changes nothing. Raises JournalFailed."""
+        return await self._twice(lambda: self.link.run(command))
+
+    async def ask(self, script: Script, keys: Sequence[str], arguments: Command) -> list[Any]:
+        """What a script that changes nothing answers. Cost: one round trip. Raises JournalFailed."""
+        return list(await self._twice(lambda: self.link.call(script, keys, arguments)))
+
+    async def write(self, script: Script, keys: Sequence[str], arguments: Command, *, strong: bool) -> list[Any]:
+        """What a script answers; when it is ``strong``, as durable as the server can make it.
+
+        Raises JournalFailed or JournalUnknown.
+        """
+        settings = await self._current(strong=strong)
+        barrier = settings.barrier(self._milliseconds) if strong else []
+        try:
+            reply, *reached = await self.link.call(script, keys, arguments, *(command for _, command in barrier))
+        except NotSent as error:
+            raise JournalFailed(f"{error}; nothing was written") from error
+        except Lost as error:
+            raise JournalUnknown(f"{error}; it may be written, repeat the call") from error
+        if isinstance(reply, RedisError):
+            raise self._refused(reply, "nothing was written")
+        for (wanted, command), answer in zip(barrier, reached, strict=True):
+            got = answer[0] if isinstance(answer, list) else answer
+            if reply[0] == b"OK" and (isinstance(got, RedisError) or got < wanted):
+                # The next attempt asks first what there is by then.
+                self._settings_read = -math.inf
+                raise JournalUnknown(
+                    f"{self.link.address} has it, but {command[0]} for {wanted} was answered by {got}: a power cut or a "
+                    f"fail-over could lose it. Repeat the call; a replica that hangs counts until repl-timeout"
+                )
+        return list(reply)
+
+    async def _current(self, *, strong: bool) -> RedisSettings:
+        """What the server is set to that is written to: behind a new connection there may be another one.
+
+        Raises JournalFailed while that one may evict the journal; it is asked again each time, so that a change is seen at once.
+        """
+        settings = self._settings
+        old = strong and time.perf_counter() - self._settings_read > _SETTINGS_SECONDS
+        if settings is None or old or settings.evicts or self.link.dropped != self._settings_over:
+            settings = await self.read_settings()
+        settings.refuse_eviction(self.link.address)
+        return settings
+
+    async def _twice(self, send: Callable[[], Awaitable[list[Any]]]) -> Any:
+        """The first answer of what may be sent twice: a connection is found dead only when it is used."""
+        try:
+            try:
+                answers = await send()
+            except Late:
+                # Once more would double the time that the caller waits for a server that hangs.
+                raise
+            except Lost:
+                answers = await send()
+        except (NotSent, Lost) as error:
+            raise JournalFailed(f"{error}; nothing was read") from error
+        if isinstance(answers[0], RedisError):
+            raise self._refused(answers[0], "nothing was read")
+        return answers[0]
+
+    def _refused(self, error: Exception, outcome: str) -> JournalFailed:
+        """An error that Redis answered instead of executing anything."""
+        for kind, fix in _FIXES.items():
+            if str(error).startswith(kind) if isinstance(kind, str) else isinstance(error, kind):
+                return JournalFailed(f"{self.link.address}: {error}; {outcome}: {fix}")
+        return JournalFailed(f"{self.link.address}: {error}; {outcome}: see what Redis says")
+
+
+OLDEST: Final = (7, 0)
+"""The first Redis whose scripts are refused as a whole, see ``redis_scripts``."""
+
+_WAITAOF: Final = (7, 2)
+
+_POWER: Final = {
+    "always": "nothing",
+    "everysec": "up to 2 s",
+    "no": "what the kernel has not written yet, some 30 s",
+    "unknown": "perhaps up to 2 s (CONFIG GET is refused, so appendfsync is not known)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RedisSettings:
+    """What counts for durability, as the server said it."""
+
+    version: tuple[int, ...]
+    append_only: bool
+    sync: str
+    """``appendfsync``; ``unknown`` when CONFIG GET is refused, as some hosted servers do."""
+    sync_on_rewrite: bool
+    """False when ``no-appendfsync-on-rewrite`` is set, which turns ``always`` off while the file is rewritten."""
+    replicas: int
+    """Replicas that are connected and in step."""
+    role: str
+    eviction: str
+
+    @classmethod
+    def read(cls, info: Mapping[str, str], config: Mapping[str, str]) -> RedisSettings:
+        """From the fields of INFO, and of CONFIG GET as far as it is allowed."""
+        numbers = info.get("redis_version", "0").split(".")[:3]
+        return cls(
+            version=tuple(int(number) for number in numbers if number.isdecimal()),
+            append_only=info.get("aof_enabled") == "1",
+            sync=config.get("appendfsync", "unknown"),
+            sync_on_rewrite=config.get("no-appendfsync-on-rewrite", "no") == "no",
+            replicas=sum("state=online" in value for key, value in info.items() if _is_replica(key)),
+            role=info.get("role", "master"),
+            eviction=info.get("maxmemory_policy", config.get("maxmemory-policy", "noeviction")),
+        )
+
+    def refuse(self, address: object) -> None:
+        """Raise JournalFailed when the journal cannot be kept there at all."""
+        shown = ".".join(map(str, self.version))
+        if self.version < OLDEST:
+            raise JournalFailed(f"{address} is Redis {shown}: the journal needs {'.'.join(map(str, OLDEST))} or newer")
+        if self.role != "master":
+            raise JournalFailed(
+                f"{address} is a replica: name the master in the URL, or let redis+sentinel:// or redis+cluster:// find it"
+            )
+        self.refuse_eviction(address)
+
+    def refuse_eviction(self, address: object) -> None:
+        """Raise JournalFailed when the server may throw away what it has acknowledged."""
+        if self.evicts:
+            raise JournalFailed(
+                f"{address} may throw the journal away when its memory is full (maxmemory-policy {self.eviction}): "
+                f"CONFIG SET maxmemory-policy noeviction there, and in its redis.conf"
+            )
+
+    @property
+    def evicts(self) -> bool:
+        """Whether the server makes room by deleting keys."""
+        return self.eviction != "noeviction"
+
+    @property
+    def syncs_each(self) -> bool:
+        """Whether the server syncs its file before each answer."""
+        return self.append_only and self.sync == "always" and self.sync_on_rewrite
+
+    @property
+    def waits_for_sync(self) -> bool:
+        """Whether a strong entry can and must wait until the file is synced.
+
+        With ``appendfsync no`` Redis never says that it is, and would be waited for in vain.
+        """
+        if self.sync not in {"always", "everysec"}:
+            return False
+        return self.append_only and not self.syncs_each and self.version >= _WAITAOF
+
+    def barrier(self, milliseconds: int) -> list[tuple[int, tuple[str | int, ...]]]:
+        """Commands to send behind a strong entry, each with the count that its answer must reach."""
+        commands: list[tuple[int, tuple[str | int, ...]]] = []
+        if self.waits_for_sync:
+            commands.append((1, ("WAITAOF", 1, 0, milliseconds)))
+        if self.replicas:
+            commands.append((self.replicas, ("WAIT", self.replicas, milliseconds)))
+        return commands
+
+    def describe(self) -> str:
+        """One line: the settings, and what of an acknowledged advance and claim they can lose.
+
+        >>> print(RedisSettings((7, 0, 15), True, "always", True, 0, "master", "noeviction").describe())
+        Redis 7.0.15, appendonly yes, appendfsync always, replicas 0, ... A claim can lose: to a power cut nothing, ...
+        """
+        if not self.append_only:
+            file, power = "appendonly no", "everything since the last RDB file"
+        else:
+            file = f"appendonly yes, appendfsync {self.sync}"
+            power = _POWER.get(self.sync, _POWER["unknown"])
+            if self.sync == "always" and not self.sync_on_rewrite:
+                file += ", no-appendfsync-on-rewrite yes"
+                power = "what is written during a rewrite of the file"
+        claim_power = power
+        if self.waits_for_sync:
+            claim_power = "nothing (WAITAOF)"
+        elif self.append_only and not self.syncs_each:
+            claim_power += " (WAITAOF needs Redis 7.2 and appendfsync everysec or always)"
+        missing = "everything (no replica)"
+        fail_over = "what the replica has not got yet" if self.replicas else missing
+        claim_fail_over = "nothing that a connected replica can take over (WAIT)" if self.replicas else missing
+        return (
+            f"Redis {'.'.join(map(str, self.version))}, {file}, replicas {self.replicas}, "
+            f"maxmemory-policy {self.eviction}. "
+            f"An acknowledged advance can lose: to a power cut {power}, to a fail-over {fail_over}. "
+            f"A claim can lose: to a power cut {claim_power}, to a fail-over {claim_fail_over}"
+        )
+
+
+def parse_info(text: bytes) -> dict[str, str]:
+    r"""The fields of an INFO answer.
+
+    >>> parse_info(b"# Server\r\nredis_version:7.0.15\r\n")
+    {'redis_version': '7.0.15'}
+    """
+    lines = text.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
+
+
+def parse_config(answer: Any) -> dict[str, str]:
+    """The fields of a CONFIG GET answer; none when it is an error."""
+    if not isinstance(answer, list):
+        return {}
+    texts = [item.decode(errors="replace") for item in answer]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def _is_replica(key: str) -> bool:
+    return key.startswith("slave") and key[5:].isdecimal()
