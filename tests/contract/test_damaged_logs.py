@@ -184,7 +184,7 @@ async def test_a_damaged_log_is_dropped_however_often_the_store_refuses_that(
     monkeypatch.setattr(holdings, "RETRY_SECONDS", (0.0, 0.0))
     journal, shard, run = await started(store)
     await at_ten(shard, "x", "y")
-    sequencer = shard.held.computations["x"].last_sequencer
+    sequencer = shard.held.served["x"].computation.last_sequencer
     store.damage("x", 2)
     refusals = Refusals(journal, monkeypatch)
     await shard.drop("x", force=True)
@@ -207,7 +207,7 @@ async def test_a_log_that_was_not_shortened_is_by_the_next_process(
 ) -> None:
     journal, shard, run = await started(store)
     await at_ten(shard, "x", "y")
-    sequencer = shard.held.computations["x"].last_sequencer
+    sequencer = shard.held.served["x"].computation.last_sequencer
     if damaged:
         store.damage("x", 2)
     Refusals(journal, monkeypatch)
@@ -235,7 +235,7 @@ async def test_a_log_that_was_not_shortened_is_by_the_next_process(
 async def test_a_damaged_log_that_nobody_has_in_memory_is_dropped_by_force(store: Store, snapshot: bool) -> None:
     journal, shard, run = await started(store)
     await at_ten(shard, "x", "y")
-    sequencer = shard.held.computations["x"].last_sequencer
+    sequencer = shard.held.served["x"].computation.last_sequencer
     if snapshot:
         await journal.snapshot("x", 2, b"anything")
         store.damage_snapshot("x")

@@ -181,7 +181,7 @@ class World:
 
     def computation(self, name: str) -> Computation:
         """The staged state."""
-        return self.shard.held.computations[name]
+        return self.shard.held.served[name].computation
 
     # -- the whole state -------------------------------------------------------------------------------------------
 

@@ -253,7 +253,7 @@ class Durable:
 
     def _computation(self, who: str, log: str) -> Computation | None:
         found = self._authorities.get(who)
-        return found[1].shard.held.computations.get(log) if found is not None else None
+        return found[1].shard.held.computation(log) if found is not None else None
 
     # -- what is lost ----------------------------------------------------------------------------------------------
 

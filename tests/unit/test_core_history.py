@@ -277,7 +277,7 @@ class TellsWhatIsStaged(Shard):
     """Rule 2 switched off for the history."""
 
     async def history(self, name: str, *, since: int | None, limit: int) -> tuple[list[Completion], int]:
-        return self.held.computations[name].history.newest(since, limit)
+        return self.held.served[name].computation.history.newest(since, limit)
 
 
 async def test_rule2_no_completion_is_told_before_its_record_is_durable() -> None:

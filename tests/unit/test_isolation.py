@@ -122,7 +122,7 @@ async def test_a_neighbour_keeps_its_prepared_batch(deployment: Deployment) -> N
 async def test_nobody_waits_for_the_snapshot_of_another(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "big", "x", "y", "z")
     one.faults.held["snapshot"] = asyncio.Event()
-    one.shard.held.logs.snapshot("big", lambda: recovery.snapshot(one.shard.held.computations["big"]))
+    one.shard.held.logs.snapshot("big", lambda: recovery.snapshot(one.shard.held.served["big"].computation))
     await taken(deployment, "y")
     assert refusals(await asyncio.wait_for(report(one, grants, "y"), 60)) == [("y", "MOVED")]
     one.faults.ends["append"] = [Outcome.FAILED]
@@ -515,7 +515,7 @@ async def test_rule2_a_registration_writes_no_half_a_change(deployment: Deployme
 async def test_rule2_breaks_when_a_registration_looks_at_what_is_half_changed(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Shard, "_computation", lambda self, name: self.held.computations[name])
+    monkeypatch.setattr(Shard, "_computation", lambda self, name: self.held.served[name].computation)
     await registered_over_half_a_change(deployment)
 
 
@@ -563,7 +563,7 @@ async def test_what_was_healed_before_a_refusal_is_not_called_unchanged(deployme
     claimed, _ = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(claimed, errors.Unavailable), claimed
     again = await one.shard.claim("x", claim)
-    assert [group.sequencer for group in one.shard.held.computations["x"].map.run_groups()] == [again.sequencer]
+    assert [group.sequencer for group in one.shard.held.served["x"].computation.map.run_groups()] == [again.sequencer]
     assert await report(one, {"x": again}, "x") == []
     assert await report(one, grants, "y") == []
 
@@ -579,7 +579,7 @@ async def test_what_a_heal_has_put_back_before_it_failed_is_not_called_unchanged
     await turns()
     one.faults.held.pop("append").set()
     claimed, reported = await asyncio.gather(*tasks, return_exceptions=True)
-    assert asked.request_id in one.shard.held.computations["x"].granted
+    assert asked.request_id in one.shard.held.served["x"].computation.granted
     assert isinstance(claimed, errors.Unavailable), "it is granted: nobody may be told that nothing was changed"
     assert isinstance(reported, errors.Unavailable)
     assert refusals(await report(one, grants, "x")) == [("x", "STALE_SEQUENCER")]
@@ -670,13 +670,13 @@ async def test_a_roll_back_of_a_large_snapshot_lets_others_have_the_event_loop(d
     one, grants = await serving(deployment, "x", "y")
     bounds = [b"", *(place.to_bytes(4) for place in range(1, 100_000)), b""]
     grants["x"] = await one.shard.claim("x", ClaimRequest(bounds, request_id=b"l" * 16))
-    one.shard.held.logs.snapshot("x", lambda: recovery.snapshot(one.shard.held.computations["x"]))
+    one.shard.held.logs.snapshot("x", lambda: recovery.snapshot(one.shard.held.served["x"].computation))
     await one.shard.held.logs.settle()
     turns_had: list[int] = []
     assert isinstance(await rolled_back(one, grants, "x", meanwhile=turns_had.append), errors.JournalFailed)
     assert len(turns_had) > 15
     assert (one.low("x"), one.low("y")) == (11, 11)
-    assert len(one.shard.held.computations["x"].map) == 100_000
+    assert len(one.shard.held.served["x"].computation.map) == 100_000
 
 
 def stepped(steps: Generator[int, None, Computation], each: Callable[[int], None]) -> Computation:

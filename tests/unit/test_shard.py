@@ -675,7 +675,7 @@ async def test_an_error_that_should_never_happen_rolls_the_round_back(
 ) -> None:
     grant = await running.claim()
     await running.report(grant, 12)
-    computation = running.shard.held.computations["a"]
+    computation = running.shard.held.served["a"].computation
 
     def broken(*_: object, **__: object) -> None:
         computation.map.columns.set(slice(0, 1), 99 * HOUR)

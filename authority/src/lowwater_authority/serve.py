@@ -257,8 +257,8 @@ def _shared(
 
 
 def _tell_recovery(authority: Authority, seconds: float) -> None:
-    held = authority.shard.held.computations
-    ranges = sum(len(computation.map) for computation in held.values())
+    held = [holding.computation for holding in authority.shard.held.served.values()]
+    ranges = sum(len(computation.map) for computation in held)
     log.info(
         "recovered %s with %s in %.2f s",
         counted(len(held), "computation"),

@@ -22,6 +22,7 @@ from lowwater import errors
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Topology, WrongGraph
+from lowwater_authority.engine.holding import NOBODY, Holding
 from lowwater_authority.engine.logs import RETRY_SECONDS, Logs
 from lowwater_authority.journal import (
     GRAPH,
@@ -139,8 +140,10 @@ class Holdings:
         self.topology = Topology()
         self._read: ReadGraph | None = None
         """The log of the graph as it was read last."""
-        self.computations: dict[str, Computation] = {}
-        self.ownerships: dict[str, Ownership] = {}
+        self._known: dict[str, Holding] = {}
+        """All that this process has to do with, held or not."""
+        self.served: dict[str, Holding] = {}
+        """Those of them that are held, in the order in which they were taken."""
         self.logs = Logs(journal, observer, self._heal, may_heal)
         self._observer = observer
         self.view = 0
@@ -222,8 +225,29 @@ class Holdings:
             computation = self._recovered(spec, ownership, loaded)
         self.logs.loaded(spec.name, loaded)
         self._one_again(spec.name)
-        self.computations[spec.name] = computation
-        self.ownerships[spec.name] = ownership
+        holding = self.served[spec.name] = self._of(spec.name)
+        holding.held, holding.ownership = computation, ownership
+        return computation
+
+    def _of(self, name: str) -> Holding:
+        """Return what is known here of a computation, from now on."""
+        holding = self._known.get(name)
+        if holding is None:
+            holding = self._known[name] = Holding(name)
+        return holding
+
+    def computation(self, name: str) -> Computation | None:
+        """Return a computation that is held; None for others."""
+        holding = self.served.get(name)
+        return holding.computation if holding is not None else None
+
+    def _disown(self, name: str) -> Computation | None:
+        """Hold a computation no more; returns what was held."""
+        holding = self.served.pop(name, None)
+        if holding is None:
+            return None
+        computation, holding.held, holding.ownership = holding.computation, None, NOBODY
+        self._one_again(name)
         return computation
 
     def _recovered(self, spec: Spec, ownership: Ownership, loaded: LoadedLog) -> Computation:
@@ -257,15 +281,14 @@ class Holdings:
         """
         gone = [name for name, (mine, _) in owners.items() if 0 < self.epoch(name) <= mine]
         for name in gone:
-            epoch = self.ownerships[name].epoch
+            epoch = self.epoch(name)
             log.warning(
                 "another shard serves %s now (epoch %d is over)",
                 name,
                 epoch,
                 extra=event("computation_lost", computation=name, epoch=epoch),
             )
-            del self.computations[name], self.ownerships[name]
-            self._one_again(name)
+            self._disown(name)
             self.logs.forget(name)
             self.journal.release(name)
         self.let_gone += len(gone)
@@ -273,12 +296,9 @@ class Holdings:
 
     def drop(self, name: str) -> None:
         """Let go of a computation that was dropped, if it is held. Its log begins anew, for a next life, before another may take it."""
-        computation = self.computations.pop(name, None)
-        if computation is None:
-            return
-        del self.ownerships[name]
-        self._one_again(name)
-        self._begin_to_end(name, computation)
+        computation = self._disown(name)
+        if computation is not None:
+            self._begin_to_end(name, computation)
 
     def end(self, name: str) -> None:
         """Begin to make the log of a dropped computation short, unless it is known to be: its last owner may not have come to it."""
@@ -398,13 +418,13 @@ class Holdings:
     async def refuse_usurped(self, name: str) -> None:
         """Raise JournalFenced when another process has taken a held log, JournalFailed, ..."""
         owner = (await self.journal.owners([name]))[name]
-        if name in self.computations and is_usurped(self.ownerships[name], owner):
+        if name in self.served and is_usurped(self.served[name].ownership, owner):
             raise JournalFenced({name: (self.epoch(name), owner.epoch)})
 
     def epoch(self, name: str) -> int:
         """Return the number under which a computation is held; 0 when it is not."""
-        ownership = self.ownerships.get(name)
-        return ownership.epoch if ownership else 0
+        holding = self.served.get(name)
+        return holding.ownership.epoch if holding is not None else 0
 
     async def mend(self, name: str) -> None:
         """Write a held computation again from memory, as a heal does, when what the store has of it is damaged.
@@ -432,7 +452,7 @@ class Holdings:
         it was taken over.
         """
         wait = RETRY_SECONDS[0]
-        while name in self.computations:
+        while name in self.served:
             try:
                 return await self._reloaded(name)
             except JournalPosition:
@@ -451,7 +471,7 @@ class Holdings:
         return None, ()
 
     async def _reloaded(self, name: str) -> tuple[View | None, Collection[str]]:
-        before = self.computations[name]
+        before = self.served[name].computation
         try:
             loaded = await self.journal.load(name)
             # What the next owner has written there may be of a life that this process has not heard of.
@@ -462,13 +482,14 @@ class Holdings:
                 return await self._reloaded(name)
             if self.is_torn(name):
                 return None, ()
-            return (self.computations[name].publish() if name in self.computations else None), lost.logs
-        if name not in self.computations:
+            return (self.served[name].computation.publish() if name in self.served else None), lost.logs
+        if name not in self.served:
             return None, ()
         recovered = await self._recovered_in_pieces(self.topology.get(name), loaded)
-        if self.computations.get(name) is not before:  # let go meanwhile, and perhaps taken again
-            return (self.computations[name].published if name in self.computations else None), ()
-        return self.hold(self.topology.get(name), self.ownerships[name], loaded, recovered).published, ()
+        now = self.computation(name)
+        if now is not before:  # let go meanwhile, and perhaps taken again
+            return (now.published if now is not None else None), ()
+        return self.hold(self.topology.get(name), self.served[name].ownership, loaded, recovered).published, ()
 
     def is_torn(self, name: str) -> bool:
         """Whether half a change may be in memory, so that the store's copy counts alone."""
@@ -477,7 +498,7 @@ class Holdings:
 
     def restart(self, computation: Computation, spec: Spec) -> Computation:
         """Begin a new life of a held computation, which is whole whatever was half done in the one before."""
-        fresh = self.computations[spec.name] = recovery.restarted(computation, spec)
+        fresh = self.served[spec.name].held = recovery.restarted(computation, spec)
         unwritten = self.unwritten.get(spec.name)
         if unwritten is not None:
             unwritten.torn = False
@@ -503,7 +524,7 @@ class Holdings:
             await self.journal.confirm([name])
             if not self.is_torn(name):
                 return None
-            return self.hold(self.topology.get(name), self.ownerships[name], loaded).published
+            return self.hold(self.topology.get(name), self.served[name].ownership, loaded).published
 
     async def write_again(self, name: str) -> View | None:
         """Write an unwritten computation again from memory, once; returns what is published of it, None when it was done by others.
@@ -515,7 +536,7 @@ class Holdings:
                 return None
             await self._restore(name)
             written = self._one_again(name)
-            return self.computations[name].publish() if written else None
+            return self.served[name].computation.publish() if written else None
 
     # -- confirming and healing ----------------------------------------------------------------------------
 
@@ -524,7 +545,7 @@ class Holdings:
 
         Raises JournalFenced, JournalLost and JournalFailed, and errors.Unavailable when nobody can tell.
         """
-        held = [name for name in names if name in self.computations]
+        held = [name for name in names if name in self.served]
         self.refuse_doubted(held)
         return await self.journal.confirm(held)
 
@@ -539,11 +560,11 @@ class Holdings:
 
     def undoubted(self) -> list[str]:
         """Return the names of the computations of which it can be asked who owns them."""
-        return [name for name in self.computations if name not in self._in_doubt and not self.is_torn(name)]
+        return [name for name in self.served if name not in self._in_doubt and not self.is_torn(name)]
 
     async def rise(self, name: str, above: int) -> None:
         """Become the owner of a held computation once more, by a greater number. Raises JournalFailed, JournalFenced, ..."""
-        if name not in self.computations or self.is_torn(name):
+        if name not in self.served or self.is_torn(name):
             return
         take = partial(self.journal.take, name, view=self.view, address=self.address, above=above)
         try:
@@ -563,20 +584,21 @@ class Holdings:
     async def _heal(self, name: str) -> None:
         if name == GRAPH:
             await self._heal_graph()
-        elif name in self.computations:
+        elif name in self.served:
             async with self._writing[name]:
                 if self.is_torn(name):
                     # Neither copy is whole: what the store lacks is not to be replaced by what was never decided.
                     self.unwritten[name].reason = JournalCorrupt(name, None, "the store has lost records of it")
-                elif name in self.computations:
+                elif name in self.served:
                     await self._restore(name)
                     self._one_again(name)
 
     async def _restore(self, name: str) -> None:
         """Make memory all there is of a held log. Raises JournalFenced when another process has taken it, JournalFailed, ..."""
-        payload = recovery.snapshot(self.computations[name])
+        holding = self.served[name]
+        payload = recovery.snapshot(holding.computation)
         with self._doubting(name):
-            self._own(name, await self._replace(name, payload, self.ownerships[name]))
+            self._own(name, await self._replace(name, payload, holding.ownership))
 
     async def _replace(self, name: str, payload: bytes, mine: Ownership) -> Ownership:
         """Make a snapshot all there is of a log, under a greater number."""
@@ -603,9 +625,10 @@ class Holdings:
             self._in_doubt.discard(name)
 
     def _own(self, name: str, ownership: Ownership) -> None:
-        if name in self.computations:  # else it was let go meanwhile
-            self.ownerships[name] = ownership
-            self.computations[name].epoch_base = epoch_base(ownership)
+        holding = self.served.get(name)
+        if holding is not None:  # else it was let go meanwhile
+            holding.ownership = ownership
+            holding.computation.epoch_base = epoch_base(ownership)
 
     async def _heal_graph(self) -> None:
         """Whatever other shards have written on top of what is left stays; this process reads it afterwards."""

@@ -182,7 +182,7 @@ class Shard:
         await logs.settle()
         await self.held.settle()
         readable = True
-        for name, computation in list(self.held.computations.items()):
+        for name, computation in [(name, each.computation) for name, each in self.held.served.items()]:
             if self.held.is_torn(name):
                 continue
             if logs.behind(name) and name not in self.held.unwritten:
@@ -248,7 +248,7 @@ class Shard:
 
         def stage(round_: Round) -> Spec:
             graph = round_.topology or self.topology  # with what was staged in front of it
-            computation = self.held.computations.get(spec.name)
+            computation = self.held.computation(spec.name)
             unused = computation is not None and not computation.last_sequencer
             changed = graph.register(spec, unused=unused)
             if changed is not graph:
@@ -422,7 +422,7 @@ class Shard:
 
     def _low(self, name: str, away: Lows) -> int:
         """Return how far a computation is, whoever serves it. Raises GivenUp when that has to be asked anew."""
-        computation = self.held.computations.get(name)
+        computation = self.held.computation(name)
         if computation is not None:
             return computation.published.low
         spec = self.topology.computations.get(name)
@@ -590,11 +590,11 @@ class Shard:
 
     def stage_task(self, name: str, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart) -> None:
         """Keep a task's part, in memory only: it promises nothing until it is prepared and committed."""
-        computation, held = self._computation(name), self.held.computations.values()
+        computation, held = self._computation(name), self.held.served.values()
         before = computation.batches.bytes
         if self._parts + part_bytes(part) > ALL_PART_BYTES:
             self._parts = sum(
-                each.batches.bytes for each in held
+                each.computation.batches.bytes for each in held
             )  # without what was committed since it was counted last
         most = max(ALL_PART_BYTES - (self._parts - before), ALL_PART_BYTES // len(held))
         computation.stage_task(sequencer, batch, task, part, most=most)
@@ -617,22 +617,22 @@ class Shard:
 
     def view(self, name: str) -> View | None:
         """Return what is published of a computation; None when this shard does not serve it."""
-        computation = self.held.computations.get(name)
+        computation = self.held.computation(name)
         return computation.published if computation else None
 
     def names(self) -> list[str]:
         """Return the names of the computations that this shard serves, sorted."""
-        return sorted(self.held.computations)
+        return sorted(self.held.served)
 
     def granted(self, name: str, sequencer: int) -> int:
         """Return how many ranges a claim got, lost ones too; 0 when there is no such claim here. O(1)."""
-        computation = self.held.computations.get(name)
+        computation = self.held.computation(name)
         group = None if computation is None else computation.map.groups.get(sequencer)
         return 0 if group is None else group.granted
 
     def reference(self, name: str) -> int:
         """Return the event time that ages of a computation's histograms count from. Raises Moved."""
-        computation = self.held.computations.get(name)
+        computation = self.held.computation(name)
         if computation is None:
             raise moved(name)
         return computation.reference
@@ -646,7 +646,7 @@ class Shard:
         """
         held = self.held
         return await self._read(
-            lambda _: read({n: each for n, each in held.computations.items() if n not in held.unwritten})
+            lambda _: read({n: each.computation for n, each in held.served.items() if n not in held.unwritten})
         )
 
     async def ranges(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int]:
@@ -666,7 +666,7 @@ class Shard:
 
     def serves(self, name: str) -> bool:
         """Return whether this process serves a computation, as far as it knows."""
-        return name in self.held.computations
+        return name in self.held.served
 
     def epoch(self, name: str) -> int:
         """Return the ownership number of a computation that this shard serves; 0 for others."""
@@ -716,7 +716,7 @@ class Shard:
 
         def begin(round_: Round) -> None:
             for name in names:
-                computation = self.held.computations.get(name)
+                computation = self.held.computation(name)
                 if computation is not None and name not in self.held.unwritten and not self.held.is_torn(name):
                     self.held.logs.write_whole(name, partial(recovery.snapshot, computation), round_.now)
 
@@ -724,7 +724,7 @@ class Shard:
 
     def is_damaged(self, name: str) -> bool:
         """Whether a computation is not served here because its log cannot be read, and by nobody else as far as is known."""
-        return name not in self.held.computations and self._taking.is_damaged(name)
+        return name not in self.held.served and self._taking.is_damaged(name)
 
     def end_dropped(self) -> None:
         """Begin to make the logs of those that were dropped short, as far as they are this shard's and are not."""
@@ -806,7 +806,7 @@ class Shard:
                 raise self._unconfirmed(f"it cannot reach its store: {error}") from error
         if end > self.held.logs.position(GRAPH):
             await self.refresh()
-        if self.held.computations.keys() <= set(names):
+        if self.held.served.keys() <= set(names):
             self._confirmed = began
         return began
 
@@ -911,10 +911,10 @@ class Shard:
             await self._confirm_unchanged(round_, unchanged)
         if round_.topology is not None and not round_.read:
             records.append((GRAPH, self.held.graph_record(round_.topology, whole=round_.merged), True))
-        held = self.held.computations
-        apart = {GRAPH, *(name for name, computation in round_.touched.items() if held.get(name) is not computation)}
+        held = self.held
+        apart = {GRAPH, *(n for n, computation in round_.touched.items() if held.computation(n) is not computation)}
         drop = partial(self._drop, round_) if self._divisible(round_) else None
-        await self.held.logs.append(records, round_.now, apart=apart, drop=drop)
+        await held.logs.append(records, round_.now, apart=apart, drop=drop)
 
     def _divisible(self, round_: Round) -> bool:
         """Whether computations may leave a round: a change of the graph is one with what it changes."""
@@ -944,12 +944,13 @@ class Shard:
 
     def publish(self, round_: Round, requests: int) -> None:
         """Show what is durable now."""
-        held = self.held.computations
+        held = self.held.served
         # Not what another shard has taken over meanwhile: it says what there is of it.
         # Nor what has left the round, even if it is served here again.
         left = {*round_.dropped, *self.held.unwritten}
         kept = {n: computation for n, computation in round_.touched.items() if n in held and n not in left}
-        held.update(kept)
+        for name, computation in kept.items():
+            held[name].held = computation
         views = [computation.publish() for computation in kept.values()]
         if round_.topology is not None:
             views += self._use(round_.topology)
@@ -983,7 +984,7 @@ class Shard:
         self.held.topology = topology
         views = []
         for name in changed:
-            spec, computation = topology.computations.get(name), self.held.computations.get(name)
+            spec, computation = topology.computations.get(name), self.held.computation(name)
             if spec is None and name in before.computations:
                 self.held.drop(name)
                 self._taking.forget(name)
@@ -1006,7 +1007,7 @@ class Shard:
         held = self.held
         if self.shared and round_.topology is not None:
             held.logs.forget(GRAPH)  # it may have been read for this round
-        for name in round_.torn & held.computations.keys():
+        for name in round_.torn & held.served.keys():
             held.unwritten[name] = Unwritten(torn=True)
         kept: set[str] = set()
         for name in round_.touched:
@@ -1089,14 +1090,14 @@ class Shard:
         logs = self.held.logs
         for name in round_.touched:
             if self.serves(name) and logs.due(name, round_.now):
-                logs.snapshot(name, partial(recovery.snapshot, self.held.computations[name]), round_.now)
+                logs.snapshot(name, partial(recovery.snapshot, self.held.served[name].computation), round_.now)
         if round_.topology is not None and logs.due(GRAPH, round_.now):
             logs.snapshot(GRAPH, self.topology.encode, round_.now)
 
     def _fence_ended_lives(self, round_: Round) -> None:
         assert round_.topology is not None
         for name in round_.topology.changed(self.topology):
-            spec, computation = round_.topology.computations.get(name), self.held.computations.get(name)
+            spec, computation = round_.topology.computations.get(name), self.held.computation(name)
             if computation is not None and (spec is None or computation.incarnation < spec.incarnation):
                 reason = DROPPED if spec is None else f"{name} was reset"
                 round_.fenced += [Fenced(name, sequencer, None, reason) for sequencer in computation.map.groups]
@@ -1105,7 +1106,7 @@ class Shard:
 
     def _computation(self, name: str) -> Computation:
         self.topology.get(name)
-        computation = self.held.computations.get(name)
+        computation = self.held.computation(name)
         if computation is None:
             raise moved(name)
         if name in self.held.unwritten:
@@ -1118,7 +1119,7 @@ class Shard:
         return computation
 
     def _count(self) -> None:
-        self._observer.computations(len(self.held.computations))
+        self._observer.computations(len(self.held.served))
 
 
 def _ranges_with(held: IntervalMap, bounds: Sequence[bytes]) -> int:

@@ -123,7 +123,7 @@ class Taking:
 
     async def _take_whole(self, name: str) -> bool:
         held, journal = self._held, self._held.journal
-        if name in held.computations:
+        if name in held.served:
             return True
         recovered = await self._recover(name) if journal.shared else None
         known = recovered.loaded if recovered is not None else None

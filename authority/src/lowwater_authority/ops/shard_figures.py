@@ -171,7 +171,8 @@ class ShardCollector(Collector):
             yield family
 
     def _held(self) -> Metric:
-        served = list(self._shard.held.computations.values())
+        holdings = list(self._shard.held.served.values())  # at one go: this may be another thread
+        served = [holding.held for holding in holdings if holding.held is not None]
         family = HELD.family()
         for what, count in KINDS.items():
             family.add_metric([what], sum(map(count, served)))

@@ -67,15 +67,15 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         grant = await shard.claim(name, asked, adopt=request.adopt, permit=permit(name), room=room_for_ranges(name))
         self.services.observer.claimed()
         spec, required = shard.topology.get(name), shard.topology.required(name)
-        ownership = shard.held.ownerships.get(name)
-        if ownership is None:
+        holding = shard.held.served.get(name)
+        if holding is None:
             raise moved(name)  # granted, and taken over since: the repeat finds it there
         response = pb.ClaimResponse(
             server_token=self.services.token,
             sequencer=grant.sequencer,
             incarnation=spec.incarnation,
-            epoch=ownership.epoch,
-            epoch_nonce=ownership.nonce,
+            epoch=holding.ownership.epoch,
+            epoch_nonce=holding.ownership.nonce,
             input_version=required.input_version,
             inputs=spec.inputs,
             input_incarnations=required.input_incarnations,
