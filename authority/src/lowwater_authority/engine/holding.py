@@ -31,7 +31,8 @@ writes the store, and is the only one that changes a holding, but for how far a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from lowwater_authority.journal import Ownership
@@ -52,6 +53,10 @@ class Holding:
     """By which its log is this process's; epoch 0 when it is not held."""
     held: Computation | None = None
     """What is served; None when it is not."""
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One change of its ownership at a time: the position of a restore must be the next one when it is written."""
+    renewing: bool = False
+    """Whether its ownership is being renewed: an attempt may have made a newer owner than this process knows."""
 
     @property
     def computation(self) -> Computation:

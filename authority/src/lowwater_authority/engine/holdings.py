@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -155,10 +154,6 @@ class Holdings:
 
         Nothing of them is changed or shown until they are. What was published of them stays true.
         """
-        self._writing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """One change of an ownership at a time: the position of a restore must be the next one when it is written."""
-        self._in_doubt: set[str] = set()
-        """Computations whose ownership is being renewed."""
         self._ending: dict[str, Ending] = {}
         """What makes the logs of computations that were dropped short, and then lets go of them."""
         self._ended: dict[str, int] = {}
@@ -375,7 +370,7 @@ class Holdings:
         if computation is None and await self._is_short(tombstone):
             self._ended[name] = tombstone.incarnation
             return
-        async with self._writing[name]:
+        async with self._of(name).writing:
             self.journal.release(name)
             ownership = await self.logs.until_known(
                 partial(self.journal.take, name, view=self.view, address=self.address)
@@ -519,7 +514,7 @@ class Holdings:
         """
         if not self.is_torn(name):
             return await self.write_again(name)
-        async with self._writing[name]:
+        async with self._of(name).writing:
             loaded = await self.journal.load(name)
             await self.journal.confirm([name])
             if not self.is_torn(name):
@@ -531,7 +526,7 @@ class Holdings:
 
         Raises JournalFenced when another process has taken it, and else what ``Journal.restore`` raises.
         """
-        async with self._writing[name]:
+        async with self._of(name).writing:
             if name not in self.unwritten:
                 return None
             await self._restore(name)
@@ -552,7 +547,7 @@ class Holdings:
     def refuse_doubted(self, names: Iterable[str]) -> None:
         """Raise Unavailable where an attempt of this process's own may have made a newer owner than it knows."""
         names = list(names)
-        if not self._in_doubt.isdisjoint(names):
+        if any(self._is_renewing(name) for name in names):
             raise errors.Unavailable("what the store has lost is being put back; ask again in a moment")
         for name in names:
             if self.is_torn(name):
@@ -560,7 +555,7 @@ class Holdings:
 
     def undoubted(self) -> list[str]:
         """Return the names of the computations of which it can be asked who owns them."""
-        return [name for name in self.served if name not in self._in_doubt and not self.is_torn(name)]
+        return [name for name in self.served if not self._is_renewing(name) and not self.is_torn(name)]
 
     async def rise(self, name: str, above: int) -> None:
         """Become the owner of a held computation once more, by a greater number. Raises JournalFailed, JournalFenced, ..."""
@@ -568,8 +563,8 @@ class Holdings:
             return
         take = partial(self.journal.take, name, view=self.view, address=self.address, above=above)
         try:
-            async with self._writing[name]:
-                with self._doubting(name):
+            async with self._of(name).writing:
+                with self._renewing(name):
                     self._own(name, await self.logs.until_known(take))
         except JournalLost as lost:
             await self.heal(lost)
@@ -585,7 +580,7 @@ class Holdings:
         if name == GRAPH:
             await self._heal_graph()
         elif name in self.served:
-            async with self._writing[name]:
+            async with self._of(name).writing:
                 if self.is_torn(name):
                     # Neither copy is whole: what the store lacks is not to be replaced by what was never decided.
                     self.unwritten[name].reason = JournalCorrupt(name, None, "the store has lost records of it")
@@ -597,7 +592,7 @@ class Holdings:
         """Make memory all there is of a held log. Raises JournalFenced when another process has taken it, JournalFailed, ..."""
         holding = self.served[name]
         payload = recovery.snapshot(holding.computation)
-        with self._doubting(name):
+        with self._renewing(name):
             self._own(name, await self._replace(name, payload, holding.ownership))
 
     async def _replace(self, name: str, payload: bytes, mine: Ownership) -> Ownership:
@@ -617,12 +612,17 @@ class Holdings:
                 self.logs.reached(name, place.last)
 
     @contextmanager
-    def _doubting(self, name: str) -> Iterator[None]:
-        self._in_doubt.add(name)
+    def _renewing(self, name: str) -> Iterator[None]:
+        holding = self._of(name)
+        holding.renewing = True
         try:
             yield
         finally:
-            self._in_doubt.discard(name)
+            holding.renewing = False
+
+    def _is_renewing(self, name: str) -> bool:
+        holding = self._known.get(name)
+        return holding is not None and holding.renewing
 
     def _own(self, name: str, ownership: Ownership) -> None:
         holding = self.served.get(name)
