@@ -615,7 +615,7 @@ async def end_behind_the_next_life(
         other.faults.ends["restore"] += [Outcome.FAILED]
         with pytest.raises(errors.Unavailable):
             await other.report(name, first, 12)
-        assert name in other.shard.held.unwritten
+        assert other.shard.held.is_unwritten(name)
     await other.shard.drop(name, force=True)
     await turns()
     await one.cluster.change(lambda view: view.pinned(name, "one:1"))

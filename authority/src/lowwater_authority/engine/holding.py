@@ -33,15 +33,80 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from lowwater import errors
 from lowwater_authority.journal import Ownership
 
 if TYPE_CHECKING:
     from lowwater_authority.core.computation import Computation
+    from lowwater_authority.journal import JournalError
 
 NOBODY: Final = Ownership()
 """Of what this process does not own."""
+
+
+class Memory(Enum):
+    """What memory has of a held computation that is not there as the store has it. Nothing of it is changed or shown meanwhile.
+
+    torn -> unreadable -> only copy (by a new life); each ends when it is written, read again, or not held any more.
+    """
+
+    TORN = "torn"
+    """Half a change may be in it, and it is read back. Nothing of it is written."""
+    UNREADABLE = "unreadable"
+    """Half a change may be in it, and the store cannot be read back: it goes on when it can, or begins a new life."""
+    ONLY_COPY = "only copy"
+    """It is the only good copy: the store has refused the newest record, and cannot be read back. It is written again."""
+
+
+@dataclass(slots=True, eq=False)
+class Unwritten:
+    """That a held computation is not in memory as the store has it. It ends when it is written, read again, or not held any more."""
+
+    memory: Memory
+    reason: JournalError | None = None
+    """Why the store cannot be read back; None while it is torn."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it is over, or not torn any more."""
+
+    @property
+    def torn(self) -> bool:
+        """Whether half a change may be in memory, so that the store's copy counts alone."""
+        return self.memory is not Memory.ONLY_COPY
+
+    @property
+    def kept(self) -> bool:
+        """Whether memory counts, or nothing does, because the store cannot be read back."""
+        return self.memory is not Memory.TORN
+
+    def unreadable(self, reason: JournalError) -> None:
+        """The store cannot be read back."""
+        self.reason = reason
+        if self.memory is Memory.TORN:
+            self.memory = Memory.UNREADABLE
+
+    def restarted(self) -> None:
+        """A new life has begun, which is whole whatever was half done in the one before, and which only memory has."""
+        self.memory = Memory.ONLY_COPY
+        self.changed.set()
+
+    def refusal(self, name: str) -> errors.Unavailable:
+        """Return why nothing is said or changed of the computation."""
+        if self.memory is Memory.TORN:
+            msg = f"a request to {name} failed half way, and {name} is read back from the store first: try again in a moment"
+        elif self.memory is Memory.UNREADABLE:
+            msg = (
+                f"a request to {name} failed half way, and what the store has of it cannot be read back: {name} goes on when it can, so "
+                "restore a copy; or reset it, or drop it by force"
+            )
+        else:
+            msg = (
+                f"{name} is written again from memory first, because what the store has of it is damaged and it refused the newest: try "
+                "again in a moment"
+            )
+        return errors.Unavailable(msg, metadata={"computation": name})
 
 
 @dataclass(slots=True, eq=False)
@@ -57,9 +122,28 @@ class Holding:
     """One change of its ownership at a time: the position of a restore must be the next one when it is written."""
     renewing: bool = False
     """Whether its ownership is being renewed: an attempt may have made a newer owner than this process knows."""
+    unwritten: Unwritten | None = None
+    """Set while memory and store may differ. What was published of it stays true."""
 
     @property
     def computation(self) -> Computation:
         """What is served. Only of one that is."""
         assert self.held is not None, f"{self.name} is not held"
         return self.held
+
+    @property
+    def torn(self) -> bool:
+        """Whether half a change may be in memory, so that the store's copy counts alone."""
+        return self.unwritten is not None and self.unwritten.torn
+
+    @property
+    def kept(self) -> bool:
+        """Whether memory counts, or nothing does, because the store cannot be read back."""
+        return self.unwritten is not None and self.unwritten.kept
+
+    def one_again(self) -> bool:
+        """It is in memory as the store has it, or not held any more. Returns whether that is news."""
+        before, self.unwritten = self.unwritten, None
+        if before is not None:
+            before.changed.set()
+        return before is not None

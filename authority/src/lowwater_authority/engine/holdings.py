@@ -21,7 +21,7 @@ from lowwater import errors
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Topology, WrongGraph
-from lowwater_authority.engine.holding import NOBODY, Holding
+from lowwater_authority.engine.holding import NOBODY, Holding, Memory, Unwritten
 from lowwater_authority.engine.logs import RETRY_SECONDS, Logs
 from lowwater_authority.journal import (
     GRAPH,
@@ -81,21 +81,6 @@ def epoch_base(ownership: Ownership) -> int:
 
 
 @dataclass(slots=True)
-class Unwritten:
-    """A held computation that is not in memory as the store has it. It ends when it is written, read again, or not held any more."""
-
-    torn: bool
-    """Whether half a change may be in memory: nothing of it is written, and it goes on when it can be read, or begins a new life.
-
-    Else memory is the only good copy: the store refused the newest record, and cannot be read back.
-    """
-    reason: JournalError | None = None
-    """Why the store cannot be read back; None: that is under way."""
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it is over, or not torn any more."""
-
-
-@dataclass(slots=True)
 class Ending:
     """The log of a dropped computation that is being made short. Until then nobody takes it."""
 
@@ -149,11 +134,6 @@ class Holdings:
         """The version of the membership by which logs are taken; 0 with one process."""
         self.address = ""
         """Where this process is reached."""
-        self.unwritten: dict[str, Unwritten] = {}
-        """Computations that are not in memory as the store has them.
-
-        Nothing of them is changed or shown until they are. What was published of them stays true.
-        """
         self._ending: dict[str, Ending] = {}
         """What makes the logs of computations that were dropped short, and then lets go of them."""
         self._ended: dict[str, int] = {}
@@ -219,8 +199,8 @@ class Holdings:
         if computation is None:
             computation = self._recovered(spec, ownership, loaded)
         self.logs.loaded(spec.name, loaded)
-        self._one_again(spec.name)
         holding = self.served[spec.name] = self._of(spec.name)
+        holding.one_again()
         holding.held, holding.ownership = computation, ownership
         return computation
 
@@ -242,7 +222,7 @@ class Holdings:
         if holding is None:
             return None
         computation, holding.held, holding.ownership = holding.computation, None, NOBODY
-        self._one_again(name)
+        holding.one_again()
         return computation
 
     def _recovered(self, spec: Spec, ownership: Ownership, loaded: LoadedLog) -> Computation:
@@ -432,7 +412,7 @@ class Holdings:
             log.error(
                 "%s; it is written again from memory", damage, extra=event("damaged_log_mended", computation=name)
             )
-            if name in self.unwritten:
+            if self.is_unwritten(name):
                 await self.write_again(name)
             else:
                 await self._heal(name)
@@ -488,24 +468,43 @@ class Holdings:
 
     def is_torn(self, name: str) -> bool:
         """Whether half a change may be in memory, so that the store's copy counts alone."""
-        unwritten = self.unwritten.get(name)
-        return unwritten is not None and unwritten.torn
+        holding = self.served.get(name)
+        return holding is not None and holding.torn
+
+    def unwritten(self, name: str) -> Unwritten | None:
+        """Return why a held computation is not in memory as the store has it; None when it is, and for others."""
+        holding = self.served.get(name)
+        return holding.unwritten if holding is not None else None
+
+    def is_unwritten(self, name: str) -> bool:
+        """Whether a held computation is not in memory as the store has it."""
+        return self.unwritten(name) is not None
+
+    def is_kept(self, name: str) -> bool:
+        """Whether memory counts, or nothing does, because the store cannot be read back."""
+        holding = self.served.get(name)
+        return holding is not None and holding.kept
+
+    def tear(self, name: str) -> None:
+        """Half a change may be in memory of a held computation: it is to be read back."""
+        self.served[name].unwritten = Unwritten(Memory.TORN)
+
+    def keep(self, name: str, reason: JournalError) -> None:
+        """What the store has of a computation cannot be read back. Nothing is to be kept of what was let go meanwhile."""
+        holding = self.served.get(name)
+        if holding is None:
+            return
+        if holding.unwritten is None:
+            holding.unwritten = Unwritten(Memory.ONLY_COPY)
+        holding.unwritten.unreadable(reason)
 
     def restart(self, computation: Computation, spec: Spec) -> Computation:
         """Begin a new life of a held computation, which is whole whatever was half done in the one before."""
-        fresh = self.served[spec.name].held = recovery.restarted(computation, spec)
-        unwritten = self.unwritten.get(spec.name)
-        if unwritten is not None:
-            unwritten.torn = False
-            unwritten.changed.set()
+        holding = self.served[spec.name]
+        fresh = holding.held = recovery.restarted(computation, spec)
+        if holding.unwritten is not None:
+            holding.unwritten.restarted()
         return fresh
-
-    def _one_again(self, name: str) -> bool:
-        """A computation is in memory as the store has it, or not held any more. Returns whether that is news."""
-        unwritten = self.unwritten.pop(name, None)
-        if unwritten is not None:
-            unwritten.changed.set()
-        return unwritten is not None
 
     async def put_right(self, name: str) -> View | None:
         """Make memory and store one again: write an unwritten computation, or read it when half a change may be in memory. Once.
@@ -527,10 +526,10 @@ class Holdings:
         Raises JournalFenced when another process has taken it, and else what ``Journal.restore`` raises.
         """
         async with self._of(name).writing:
-            if name not in self.unwritten:
+            if not self.is_unwritten(name):
                 return None
             await self._restore(name)
-            written = self._one_again(name)
+            written = self._of(name).one_again()
             return self.served[name].computation.publish() if written else None
 
     # -- confirming and healing ----------------------------------------------------------------------------
@@ -550,8 +549,9 @@ class Holdings:
         if any(self._is_renewing(name) for name in names):
             raise errors.Unavailable("what the store has lost is being put back; ask again in a moment")
         for name in names:
-            if self.is_torn(name):
-                raise refusal(name, self.unwritten[name])
+            unwritten = self.unwritten(name)
+            if unwritten is not None and self.is_torn(name):
+                raise unwritten.refusal(name)
 
     def undoubted(self) -> list[str]:
         """Return the names of the computations of which it can be asked who owns them."""
@@ -583,10 +583,10 @@ class Holdings:
             async with self._of(name).writing:
                 if self.is_torn(name):
                     # Neither copy is whole: what the store lacks is not to be replaced by what was never decided.
-                    self.unwritten[name].reason = JournalCorrupt(name, None, "the store has lost records of it")
+                    self.keep(name, JournalCorrupt(name, None, "the store has lost records of it"))
                 elif name in self.served:
                     await self._restore(name)
-                    self._one_again(name)
+                    self._of(name).one_again()
 
     async def _restore(self, name: str) -> None:
         """Make memory all there is of a held log. Raises JournalFenced when another process has taken it, JournalFailed, ..."""
@@ -658,25 +658,6 @@ class Holdings:
             # What is staged was staged against another graph.
             self.logs.forget(GRAPH)
             raise JournalPosition(GRAPH, position=0, last=0, reason="other shards have changed it meanwhile")
-
-
-def refusal(name: str, unwritten: Unwritten) -> errors.Unavailable:
-    """Return why nothing is said or changed of a computation that is not in memory as the store has it."""
-    if unwritten.torn and unwritten.reason is None:
-        msg = (
-            f"a request to {name} failed half way, and {name} is read back from the store first: try again in a moment"
-        )
-    elif unwritten.torn:
-        msg = (
-            f"a request to {name} failed half way, and what the store has of it cannot be read back: {name} goes on when it can, so "
-            "restore a copy; or reset it, or drop it by force"
-        )
-    else:
-        msg = (
-            f"{name} is written again from memory first, because what the store has of it is damaged and it refused the newest: try "
-            "again in a moment"
-        )
-    return errors.Unavailable(msg, metadata={"computation": name})
 
 
 def replayed(loaded: LoadedLog, known: ReadGraph | None = None) -> ReadGraph:

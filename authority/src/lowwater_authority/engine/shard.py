@@ -24,7 +24,7 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.batches import ALL_PART_BYTES, part_bytes
 from lowwater_authority.core.requests import Fenced, Refused
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.engine.holdings import BrokenGraph, Holdings, Unwritten, refusal
+from lowwater_authority.engine.holdings import BrokenGraph, Holdings
 from lowwater_authority.engine.hub import Hub
 from lowwater_authority.engine.placement import Alone, moved
 from lowwater_authority.engine.processing_time import ProcessingTime
@@ -185,7 +185,7 @@ class Shard:
         for name, computation in [(name, each.computation) for name, each in self.held.served.items()]:
             if self.held.is_torn(name):
                 continue
-            if logs.behind(name) and name not in self.held.unwritten:
+            if logs.behind(name) and not self.held.is_unwritten(name):
                 logs.snapshot(name, partial(recovery.snapshot, computation))
                 await logs.settle()
             elif readable:
@@ -555,7 +555,7 @@ class Shard:
         return dropped
 
     def _is_unread(self, name: str) -> bool:
-        return self.is_damaged(name) or name in self.held.unwritten
+        return self.is_damaged(name) or self.held.is_unwritten(name)
 
     async def _refuse_unread(self, name: str, *, force: bool) -> None:
         """Raises Moved while another shard serves it, OwnedRanges unless forced, and Unavailable."""
@@ -640,13 +640,13 @@ class Shard:
     async def look(self, read: Callable[[Mapping[str, Computation]], T]) -> T:
         """Return what ``read`` says of all that is served here, called once, on the event loop, as of the last durable round.
 
-        But for what has to be written again first, see Holdings.unwritten.
+        But for what has to be written again first, see Holding.unwritten.
 
         Raises ShuttingDown, and Unavailable when there is no such moment within ``WAIT_SECONDS``.
         """
         held = self.held
         return await self._read(
-            lambda _: read({n: each.computation for n, each in held.served.items() if n not in held.unwritten})
+            lambda _: read({n: each.computation for n, each in held.served.items() if each.unwritten is None})
         )
 
     async def ranges(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int]:
@@ -947,8 +947,11 @@ class Shard:
         held = self.held.served
         # Not what another shard has taken over meanwhile: it says what there is of it.
         # Nor what has left the round, even if it is served here again.
-        left = {*round_.dropped, *self.held.unwritten}
-        kept = {n: computation for n, computation in round_.touched.items() if n in held and n not in left}
+        kept = {
+            n: computation
+            for n, computation in round_.touched.items()
+            if n in held and n not in round_.dropped and held[n].unwritten is None
+        }
         for name, computation in kept.items():
             held[name].held = computation
         views = [computation.publish() for computation in kept.values()]
@@ -1008,10 +1011,10 @@ class Shard:
         if self.shared and round_.topology is not None:
             held.logs.forget(GRAPH)  # it may have been read for this round
         for name in round_.torn & held.served.keys():
-            held.unwritten[name] = Unwritten(torn=True)
+            held.tear(name)
         kept: set[str] = set()
         for name in round_.touched:
-            while self.serves(name) and not self._is_kept(name):
+            while self.serves(name) and not held.is_kept(name):
                 try:
                     view, healed = await held.reload(name)
                 except JournalFenced as error:
@@ -1019,28 +1022,24 @@ class Shard:
                     if name in error.owners:
                         break
                 except (JournalCorrupt, JournalVersion) as damage:
-                    held.unwritten.setdefault(name, Unwritten(torn=False)).reason = damage
+                    held.keep(name, damage)
                 else:
                     kept.update(healed)
                     if view is not None:
                         self.hub.publish([view])
                     break
-            if self._is_kept(name):
+            if held.is_kept(name):
                 self._keep(name)
                 kept.add(name)
         # Half a change counts nowhere: who asked for it hears what the others of the round hear.
         return {name for name in kept if not held.is_torn(name)}
 
-    def _is_kept(self, name: str) -> bool:
-        """Whether memory counts, or nothing does, because the store cannot be read back."""
-        unwritten = self.held.unwritten.get(name)
-        return unwritten is not None and unwritten.reason is not None
-
     def _keep(self, name: str) -> None:
         """Begin to put right what the store cannot be read back of, beside the rounds: memory may be the only good copy."""
         if name in self._putting_right:
             return
-        unwritten = self.held.unwritten[name]
+        unwritten = self.held.served[name].unwritten
+        assert unwritten is not None
         log.error(
             "%s; %s",
             unwritten.reason,
@@ -1055,7 +1054,7 @@ class Shard:
     async def _put_right(self, name: str) -> None:
         """Write what is in memory of a computation until the store has it, or read it until that is whole: nobody else waits for that."""
         wait = WRITE_AGAIN_SECONDS[0]
-        while (unwritten := self.held.unwritten.get(name)) is not None:
+        while (unwritten := self.held.unwritten(name)) is not None:
             try:
                 view = await self.held.put_right(name)
             except JournalFenced as error:
@@ -1082,7 +1081,7 @@ class Shard:
             else:
                 if view is not None:
                     self.hub.publish([view])
-                if self.serves(name) and name not in self.held.unwritten:
+                if self.serves(name) and not self.held.is_unwritten(name):
                     log.info("%s is whole again, and goes on", name, extra=event("log_whole_again", computation=name))
 
     def tidy(self, round_: Round) -> None:
@@ -1109,8 +1108,9 @@ class Shard:
         computation = self.held.computation(name)
         if computation is None:
             raise moved(name)
-        if name in self.held.unwritten:
-            raise refusal(name, self.held.unwritten[name])
+        unwritten = self.held.unwritten(name)
+        if unwritten is not None:
+            raise unwritten.refusal(name)
         return computation
 
     def _touch(self, round_: Round, name: str) -> Computation:
