@@ -219,8 +219,7 @@ def forget_the_tombstone(planted: Planted) -> None:
     planted.setattr(topology, "_tombstone", lambda known: Spec(known.name, incarnation=0, input_version=0))
 
     async def leave(self: holdings.Holdings, name: str, *_: Any) -> None:
-        self.journal.release(name)
-        self._ending.pop(name).fenced.set()
+        self._over(name)
 
     planted.setattr(holdings.Holdings, "_end", leave)
     planted.setattr(holdings.Holdings, "end", lambda self, name: None)
@@ -244,8 +243,7 @@ def leave_the_log_of_what_is_dropped(planted: Planted) -> None:
     """A dropped log stays as it was: should it be damaged, nobody can ever read the next life of it."""
 
     async def leave(self: holdings.Holdings, name: str, *_: Any) -> None:
-        self.journal.release(name)
-        self._ending.pop(name).fenced.set()
+        self._over(name)
 
     planted.setattr(holdings.Holdings, "_end", leave)
 

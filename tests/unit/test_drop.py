@@ -291,7 +291,7 @@ async def test_rule7_nobody_waits_for_the_logs_of_all_that_was_dropped(disk: Mem
     one = await Running(disk, plan).start()
     shard = one.shard
     await turns()
-    assert len(shard.held._ending) == 1, "one at a time"
+    assert len(shard.held.gone) == 1, "one at a time"
     await shard.register(Spec("gone-0999"))
     assert shard.topology.get("gone-0999").incarnation == 2
     grant = await one.claim("beside")
@@ -327,7 +327,7 @@ async def test_all_that_was_dropped_is_looked_after_in_the_end(disk: MemoryDisk)
     await walk
     assert len(one.shard.held._ended) == 101
     assert not disk.logs["a"].records
-    assert not one.shard.held._ending
+    assert not one.shard.held.gone
     await one.stop()
 
 

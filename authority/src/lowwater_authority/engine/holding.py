@@ -110,6 +110,15 @@ class Unwritten:
 
 
 @dataclass(slots=True, eq=False)
+class Ending:
+    """The log of a dropped computation that is being made short. Until then nobody takes it."""
+
+    task: asyncio.Task[None]
+    fenced: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when whoever has owned the log cannot write to it any more."""
+
+
+@dataclass(slots=True, eq=False)
 class Holding:
     """One computation on this shard. See the top of this module for its states."""
 
@@ -124,6 +133,8 @@ class Holding:
     """Whether its ownership is being renewed: an attempt may have made a newer owner than this process knows."""
     unwritten: Unwritten | None = None
     """Set while memory and store may differ. What was published of it stays true."""
+    ending: Ending | None = None
+    """What makes its log short since it was dropped, and then lets go of it."""
 
     @property
     def computation(self) -> Computation:

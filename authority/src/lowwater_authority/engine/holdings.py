@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -21,7 +21,7 @@ from lowwater import errors
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Topology, WrongGraph
-from lowwater_authority.engine.holding import NOBODY, Holding, Memory, Unwritten
+from lowwater_authority.engine.holding import NOBODY, Ending, Holding, Memory, Unwritten
 from lowwater_authority.engine.logs import RETRY_SECONDS, Logs
 from lowwater_authority.journal import (
     GRAPH,
@@ -80,15 +80,6 @@ def epoch_base(ownership: Ownership) -> int:
     return ownership.epoch << 40 | (ownership.nonce & NONCE_BITS) << 28
 
 
-@dataclass(slots=True)
-class Ending:
-    """The log of a dropped computation that is being made short. Until then nobody takes it."""
-
-    task: asyncio.Task[None]
-    fenced: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when whoever has owned the log cannot write to it any more."""
-
-
 class Recovered(NamedTuple):
     """A computation as its log had it before it was taken."""
 
@@ -134,8 +125,8 @@ class Holdings:
         """The version of the membership by which logs are taken; 0 with one process."""
         self.address = ""
         """Where this process is reached."""
-        self._ending: dict[str, Ending] = {}
-        """What makes the logs of computations that were dropped short, and then lets go of them."""
+        self.gone: dict[str, Holding] = {}
+        """Those that were dropped, and whose logs are being made short."""
         self._ended: dict[str, int] = {}
         """The last life of those that were dropped and whose log is known to be short."""
         self._walk: asyncio.Task[None] | None = None
@@ -182,8 +173,8 @@ class Holdings:
 
         Raises JournalOutvoted, JournalFailed, JournalUnknown, JournalCorrupt, ...
         """
-        if name in self._ending:
-            await asyncio.wait([self._ending[name].task])
+        if (ending := self._ending(name)) is not None:
+            await asyncio.wait([ending.task])
         ownership = await self.journal.take(name, view=self.view, address=self.address)
         try:
             return ownership, await self.journal.load(name, known=known)
@@ -278,7 +269,7 @@ class Holdings:
     def end(self, name: str) -> None:
         """Begin to make the log of a dropped computation short, unless it is known to be: its last owner may not have come to it."""
         tombstone = self.topology.dropped.get(name)
-        if tombstone is None or name in self._ending or self._ended.get(name, 0) >= tombstone.incarnation:
+        if tombstone is None or name in self.gone or self._ended.get(name, 0) >= tombstone.incarnation:
             return
         self._begin_to_end(name)
 
@@ -299,23 +290,38 @@ class Holdings:
                 if not mine(name):
                     continue
                 self.end(name)
-                if name in self._ending:
-                    await asyncio.wait([self._ending[name].task], timeout=WALK_SECONDS)
+                if (ending := self._ending(name)) is not None:
+                    await asyncio.wait([ending.task], timeout=WALK_SECONDS)
 
     async def ended(self, name: str) -> None:
         """Return when the log of a dropped computation is short, or another process's: what is registered again begins with a whole log."""
         self.end(name)
-        if name in self._ending:
-            await asyncio.wait([self._ending[name].task])
+        if (ending := self._ending(name)) is not None:
+            await asyncio.wait([ending.task])
 
     async def fenced(self, name: str) -> None:
         """Return when nobody who has owned the log of a dropped computation can write to it; making it short goes on."""
         self.end(name)
-        if name in self._ending:
-            await self._ending[name].fenced.wait()
+        if (ending := self._ending(name)) is not None:
+            await ending.fenced.wait()
+
+    def _ending(self, name: str) -> Ending | None:
+        """Return what makes the log of a dropped computation short; None when nothing does."""
+        holding = self.gone.get(name)
+        return holding.ending if holding is not None else None
 
     def _begin_to_end(self, name: str, computation: Computation | None = None) -> None:
-        self._ending[name] = Ending(asyncio.create_task(self._end(name, computation)))
+        holding = self.gone[name] = self._of(name)
+        holding.ending = Ending(asyncio.create_task(self._end(name, computation)))
+
+    def _over(self, name: str) -> None:
+        """The log of a dropped computation is short, or another process's: who waits for it may take it."""
+        self.logs.forget(name)
+        self.journal.release(name)
+        holding = self.gone.pop(name)
+        ending, holding.ending = holding.ending, None
+        assert ending is not None
+        ending.fenced.set()
 
     async def _end(self, name: str, computation: Computation | None) -> None:
         """Leave as little of a log as its next life needs, however often the store refuses it. Until then nobody takes it."""
@@ -338,9 +344,7 @@ class Holdings:
                         await self._settling.wait()
                 wait = min(2 * wait, RETRY_SECONDS[1])
         finally:
-            self.logs.forget(name)
-            self.journal.release(name)
-            self._ending.pop(name).fenced.set()
+            self._over(name)
 
     async def _end_once(self, name: str, computation: Computation | None) -> None:
         """End a log: from memory where this process has held it, for the store's copy may be damaged, or the older one."""
@@ -355,7 +359,8 @@ class Holdings:
             ownership = await self.logs.until_known(
                 partial(self.journal.take, name, view=self.view, address=self.address)
             )
-            self._ending[name].fenced.set()
+            if (ending := self._ending(name)) is not None:
+                ending.fenced.set()
             # Read behind the take: who registers it from here on takes the log from this process, which then writes nothing any more.
             tombstone = (await self.read_graph()).topology.dropped.get(name)
             if tombstone is None:
@@ -386,8 +391,8 @@ class Holdings:
         self._settling.set()
         if self._walk is not None:
             await asyncio.wait([self._walk])
-        while self._ending:
-            await asyncio.wait([ending.task for ending in self._ending.values()])
+        while self.gone:
+            await asyncio.wait([holding.ending.task for holding in self.gone.values() if holding.ending is not None])
         self._settling.clear()
 
     async def refuse_usurped(self, name: str) -> None:
