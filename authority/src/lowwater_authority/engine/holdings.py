@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -21,6 +21,7 @@ from lowwater import errors
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Topology, WrongGraph
+from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.holding import NOBODY, Ending, Holding, Memory, Unwritten
 from lowwater_authority.engine.logs import RETRY_SECONDS, Logs
 from lowwater_authority.journal import (
@@ -325,7 +326,7 @@ class Holdings:
 
     async def _end(self, name: str, computation: Computation | None) -> None:
         """Leave as little of a log as its next life needs, however often the store refuses it. Until then nobody takes it."""
-        wait, told = RETRY_SECONDS[0], logging.WARNING
+        backoff = Backoff(*RETRY_SECONDS)
         try:
             while True:
                 try:
@@ -333,16 +334,13 @@ class Holdings:
                         await self._end_once(name, computation)
                 except JournalError as error:
                     facts = event("snapshot_failed", computation=name, reason=str(error))
+                    told = logging.WARNING if backoff.first else logging.DEBUG
                     log.log(told, "the log of %s, which was dropped, is not shortened: %s", name, error, extra=facts)
                     if isinstance(error, OVER) or self._settling.is_set():
                         return
                 else:
                     return
-                told = logging.DEBUG
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(wait):
-                        await self._settling.wait()
-                wait = min(2 * wait, RETRY_SECONDS[1])
+                await backoff.wait(self._settling)
         finally:
             self._over(name)
 
@@ -431,7 +429,7 @@ class Holdings:
         were shown, memory is what counts, with all that is staged: what owners said is true whether or not they were told that
         it was taken over.
         """
-        wait = RETRY_SECONDS[0]
+        backoff = Backoff(*RETRY_SECONDS)
         while name in self.served:
             try:
                 return await self._reloaded(name)
@@ -442,12 +440,11 @@ class Holdings:
                     raise
                 log.warning(
                     "the journal cannot be read, trying again in %.2f s: %s",
-                    wait,
+                    backoff.seconds,
                     error,
                     extra=event("store_unreadable", computation=name, reason=str(error)),
                 )
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, RETRY_SECONDS[1])
+            await backoff.wait()
         return None, ()
 
     async def _reloaded(self, name: str) -> tuple[View | None, Collection[str]]:

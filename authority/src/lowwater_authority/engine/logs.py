@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.rounds import InDoubt
 from lowwater_authority.journal import (
     GRAPH,
@@ -251,7 +252,7 @@ class Logs:
 
         Until it is known whether it happened, nothing may be shown and nothing else written.
         """
-        wait, waited = RETRY_SECONDS[0], 0.0
+        backoff = Backoff(*RETRY_SECONDS)
         while True:
             try:
                 written = await write()
@@ -259,17 +260,15 @@ class Logs:
                 if self.stopping:
                     raise
                 log.log(
-                    logging.DEBUG if waited else logging.WARNING,
+                    logging.WARNING if backoff.first else logging.DEBUG,
                     "write of unknown outcome, trying again as is in %.2f s: %s",
-                    wait,
+                    backoff.seconds,
                     error,
                     extra=event("store_away", reason=str(error)),
                 )
-                waited += wait
-                await asyncio.sleep(wait)
-                wait = min(2 * wait, RETRY_SECONDS[1])
+                await backoff.wait()
             else:
-                if waited:
+                if not backoff.first:
                     log.info("the store answers again", extra=event("store_back"))
                 return written
 

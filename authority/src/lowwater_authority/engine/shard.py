@@ -24,6 +24,7 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.batches import ALL_PART_BYTES, part_bytes
 from lowwater_authority.core.requests import Fenced, Refused
 from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.holdings import BrokenGraph, Holdings
 from lowwater_authority.engine.hub import Hub
 from lowwater_authority.engine.placement import Alone, moved
@@ -1053,7 +1054,7 @@ class Shard:
 
     async def _put_right(self, name: str) -> None:
         """Write what is in memory of a computation until the store has it, or read it until that is whole: nobody else waits for that."""
-        wait = WRITE_AGAIN_SECONDS[0]
+        backoff = Backoff(*WRITE_AGAIN_SECONDS)
         while (unwritten := self.held.unwritten(name)) is not None:
             try:
                 view = await self.held.put_right(name)
@@ -1064,20 +1065,18 @@ class Shard:
                 if self.held.logs.stopping:
                     return
                 log.log(
-                    logging.WARNING if wait == WRITE_AGAIN_SECONDS[0] else logging.DEBUG,
+                    logging.WARNING if backoff.first else logging.DEBUG,
                     "%s cannot be %s yet, trying again in %.2f s: %s",
                     name,
                     "read" if unwritten.torn else "written again",
-                    wait,
+                    backoff.seconds,
                     error,
                     extra=event("not_written_again", computation=name, reason=str(error)),
                 )
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(wait):
-                        await unwritten.changed.wait()
-                changed = unwritten.changed.is_set()
+                await backoff.wait(unwritten.changed)
+                if unwritten.changed.is_set():
+                    backoff.restart()
                 unwritten.changed.clear()
-                wait = WRITE_AGAIN_SECONDS[0] if changed else min(2 * wait, WRITE_AGAIN_SECONDS[1])
             else:
                 if view is not None:
                     self.hub.publish([view])

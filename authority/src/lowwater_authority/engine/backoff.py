@@ -1,0 +1,35 @@
+"""How long is waited before something is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+
+class Backoff:
+    """Waits ``least`` seconds, then twice as long each time, ``most`` seconds in the end."""
+
+    def __init__(self, least: float, most: float) -> None:
+        self._least = least
+        self._most = most
+        self.seconds = least
+        """How long the next wait is."""
+
+    @property
+    def first(self) -> bool:
+        """Whether nothing was waited for yet: later attempts are told less loudly."""
+        return self.seconds == self._least
+
+    async def wait(self, early: asyncio.Event | None = None) -> None:
+        """Wait for so long, or until ``early`` is set."""
+        if early is None:
+            await asyncio.sleep(self.seconds)
+        else:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.seconds):
+                    await early.wait()
+        self.seconds = min(2 * self.seconds, self._most)
+
+    def restart(self) -> None:
+        """Begin anew: what is tried is not what it was."""
+        self.seconds = self._least
