@@ -32,7 +32,7 @@ from lowwater_authority.core.requests import GroupReport, Refused
 from lowwater_authority.core.times import MAX
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import holdings, rounds
-from lowwater_authority.engine.logs import Logs
+from lowwater_authority.engine.logs import Log, Logs
 from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, JournalCorrupt, Ownership, contract, frames
@@ -267,8 +267,9 @@ def lose_a_change_by_compaction(planted: Planted) -> None:
         self.logs.__dict__["older"] = self.topology
         return record(self, graph, whole=whole)
 
-    def older(self: Logs, name: str, take: Callable[[], bytes], now: int = 0) -> None:
-        snapshot(self, name, self.__dict__["older"].encode if name == GRAPH and "older" in self.__dict__ else take, now)
+    def older(self: Logs, log: Log, take: Callable[[], bytes], now: int = 0) -> None:
+        known = log.name == GRAPH and "older" in self.__dict__
+        snapshot(self, log, self.__dict__["older"].encode if known else take, now)
 
     planted.setattr(holdings.Holdings, "graph_record", remembering)
     planted.setattr(Logs, "snapshot", older)

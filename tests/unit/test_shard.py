@@ -513,7 +513,7 @@ async def test_a_snapshot_that_the_store_refuses_is_made_again_ever_more_rarely(
     assert made["b"] >= 8
     refusing.clear()
     await rounds(61, 200)
-    assert shard.held.logs.behind("a") < 40_000
+    assert shard.held.of("a").log.behind < 40_000
     made.clear()
     await rounds(200, 260)
     assert made["a"] == made["b"], "as if nothing had been"

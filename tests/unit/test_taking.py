@@ -121,7 +121,9 @@ async def test_a_snapshot_of_its_owner_makes_a_damaged_log_whole(deployment: Dep
     await one.cluster.change(lambda view: view.pinned(name, "other:1"))
     await deployment.settle(one, other)
     assert name in held(one)
-    one.shard.held.logs.snapshot(name, lambda: recovery.snapshot(one.shard.held.served[name].computation))
+    one.shard.held.logs.snapshot(
+        one.shard.held.of(name).log, lambda: recovery.snapshot(one.shard.held.served[name].computation)
+    )
     await one.shard.held.logs.settle()
     await deployment.settle(one, other, seconds=1.5)
     assert name in held(other)
@@ -148,7 +150,9 @@ async def test_its_owner_writes_a_damaged_log_whole_when_nobody_takes_it(deploym
 async def test_what_nobody_takes_is_written_whole_once_and_when_it_has_changed(deployment: Deployment) -> None:
     one, other, name = await moving(deployment)
     stored = deployment.disk.logs[name]
-    one.shard.held.logs.snapshot(name, lambda: recovery.snapshot(one.shard.held.served[name].computation))
+    one.shard.held.logs.snapshot(
+        one.shard.held.of(name).log, lambda: recovery.snapshot(one.shard.held.served[name].computation)
+    )
     await one.shard.held.logs.settle()
     assert stored.snapshot is not None
     stored.snapshot = flipped(stored.snapshot)
@@ -210,7 +214,9 @@ async def test_a_damaged_log_is_looked_at_at_once_when_its_owner_is_gone(
 ) -> None:
     """The owner has left a snapshot, which replaces what was damaged; nobody waits for the rest of a minute."""
     one, other, name = await moving(deployment)
-    one.shard.held.logs.snapshot(name, lambda: recovery.snapshot(one.shard.held.served[name].computation))
+    one.shard.held.logs.snapshot(
+        one.shard.held.of(name).log, lambda: recovery.snapshot(one.shard.held.served[name].computation)
+    )
     await one.shard.held.logs.settle()
     stored = deployment.disk.logs[name]
     assert stored.snapshot is not None
@@ -230,7 +236,9 @@ async def test_what_nobody_serves_is_looked_at_at_once_only_when_that_is_new(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, name = await moving(deployment)
-    one.shard.held.logs.snapshot(name, lambda: recovery.snapshot(one.shard.held.served[name].computation))
+    one.shard.held.logs.snapshot(
+        one.shard.held.of(name).log, lambda: recovery.snapshot(one.shard.held.served[name].computation)
+    )
     await one.shard.held.logs.settle()
     stored = deployment.disk.logs[name]
     assert stored.snapshot is not None
@@ -260,7 +268,9 @@ async def test_a_shard_that_ends_writes_again_what_it_alone_has_whole(
 ) -> None:
     """The only snapshot is damaged, or missing, in the store; so nobody takes it over, and the memory of its owner is about to end."""
     one, other, name = await moving(deployment)
-    one.shard.held.logs.snapshot(name, lambda: recovery.snapshot(one.shard.held.served[name].computation))
+    one.shard.held.logs.snapshot(
+        one.shard.held.of(name).log, lambda: recovery.snapshot(one.shard.held.served[name].computation)
+    )
     await one.shard.held.logs.settle()
     claim = await one.claim(name) if behind else None
     stored = deployment.disk.logs[name]
@@ -282,7 +292,9 @@ async def test_a_shard_that_ends_writes_nothing_of_what_is_whole(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, name = await moving(deployment)
-    one.shard.held.logs.snapshot(name, lambda: recovery.snapshot(one.shard.held.served[name].computation))
+    one.shard.held.logs.snapshot(
+        one.shard.held.of(name).log, lambda: recovery.snapshot(one.shard.held.served[name].computation)
+    )
     await one.shard.held.logs.settle()
     before, owner = deployment.disk.logs[name].copy(), deployment.disk.owners[name]
     await ended(one, monkeypatch)
@@ -299,14 +311,16 @@ async def test_rule4_a_shard_that_ends_writes_nothing_of_what_another_serves(
     one, other, name = await moving(deployment)
     await deployment.settle(other, seconds=2.1)
     assert name in held(other)
-    other.shard.held.logs.snapshot(name, lambda: recovery.snapshot(other.shard.held.served[name].computation))
+    other.shard.held.logs.snapshot(
+        other.shard.held.of(name).log, lambda: recovery.snapshot(other.shard.held.served[name].computation)
+    )
     await other.shard.held.logs.settle()
     stored, owner = deployment.disk.logs[name], deployment.disk.owners[name]
     assert stored.snapshot is not None
     stored.snapshot = flipped(stored.snapshot)
     before = stored.copy()
     assert name in held(one)
-    one.shard.held.logs.loaded(name, LoadedLog(stored.last, b"", []))  # nothing behind a snapshot, so that it looks
+    one.shard.held.of(name).log.read(LoadedLog(stored.last, b"", []))  # nothing behind a snapshot, so that it looks
     one.shard.stop()
     await one.rounds
     one.ended = True

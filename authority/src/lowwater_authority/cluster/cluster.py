@@ -328,7 +328,7 @@ class Cluster:
         state = self.view.version, shard.topology.version, shard.held.let_gone
         names = self._kept if state == self._kept_at else shard.names()
         kept = {name for name in names if shard.serves(name) and not self.mine(name)}
-        late = sorted(name for name in kept & self._kept - self._written_whole if shard.held.logs.behind(name))[
+        late = sorted(name for name in kept & self._kept - self._written_whole if shard.held.served[name].log.behind)[
             :WHOLE_AT_ONCE
         ]  # of others there is nothing to write
         self._kept, self._kept_at = kept, state

@@ -41,6 +41,7 @@ from lowwater_authority.journal import Ownership
 
 if TYPE_CHECKING:
     from lowwater_authority.core.computation import Computation
+    from lowwater_authority.engine.logs import Log
     from lowwater_authority.journal import JournalError
 
 NOBODY: Final = Ownership()
@@ -122,7 +123,7 @@ class Ending:
 class Holding:
     """One computation on this shard. See the top of this module for its states."""
 
-    name: str
+    log: Log
     ownership: Ownership = NOBODY
     """By which its log is this process's; epoch 0 when it is not held."""
     held: Computation | None = None
@@ -135,6 +136,11 @@ class Holding:
     """Set while memory and store may differ. What was published of it stays true."""
     ending: Ending | None = None
     """What makes its log short since it was dropped, and then lets go of it."""
+
+    @property
+    def name(self) -> str:
+        """The computation's name, which is also its log's."""
+        return self.log.name
 
     @property
     def computation(self) -> Computation:

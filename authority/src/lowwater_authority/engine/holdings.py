@@ -23,7 +23,7 @@ from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Topology, WrongGraph
 from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.holding import NOBODY, Ending, Holding, Memory, Unwritten
-from lowwater_authority.engine.logs import RETRY_SECONDS, Logs
+from lowwater_authority.engine.logs import RETRY_SECONDS, Log, Logs
 from lowwater_authority.journal import (
     GRAPH,
     JournalClosed,
@@ -114,6 +114,7 @@ class Holdings:
     def __init__(self, journal: Journal, observer: Observer, may_heal: Callable[[], bool]) -> None:
         self.journal = journal
         self.topology = Topology()
+        self.graph = Log(GRAPH)
         self._read: ReadGraph | None = None
         """The log of the graph as it was read last."""
         self._known: dict[str, Holding] = {}
@@ -153,14 +154,14 @@ class Holdings:
 
     def newer(self, read: ReadGraph) -> Topology | None:
         """Return the graph that was read, unless this process knows it already, or a later one."""
-        if read.loaded.last <= self.logs.position(GRAPH):
+        if read.loaded.last <= self.graph.position:
             return None
-        self.logs.loaded(GRAPH, read.loaded)
+        self.graph.read(read.loaded)
         return read.topology
 
     def graph_record(self, topology: Topology, *, whole: bool) -> bytes:
         """Return what to append for another graph: what changes, unless the log may end with another graph than this process knows."""
-        known = self.logs.position(GRAPH) > 0 and not whole
+        known = self.graph.position > 0 and not whole
         return topology.encode(self.topology if known else None)
 
     # -- taking over and letting go ----------------------------------------------------------------------
@@ -190,17 +191,17 @@ class Holdings:
         computation = _resumed(spec, ownership, loaded, recovered) if recovered is not None else None
         if computation is None:
             computation = self._recovered(spec, ownership, loaded)
-        self.logs.loaded(spec.name, loaded)
-        holding = self.served[spec.name] = self._of(spec.name)
+        holding = self.served[spec.name] = self.of(spec.name)
+        holding.log.read(loaded)
         holding.one_again()
         holding.held, holding.ownership = computation, ownership
         return computation
 
-    def _of(self, name: str) -> Holding:
+    def of(self, name: str) -> Holding:
         """Return what is known here of a computation, from now on."""
         holding = self._known.get(name)
         if holding is None:
-            holding = self._known[name] = Holding(name)
+            holding = self._known[name] = Holding(Log(name))
         return holding
 
     def computation(self, name: str) -> Computation | None:
@@ -256,7 +257,7 @@ class Holdings:
                 extra=event("computation_lost", computation=name, epoch=epoch),
             )
             self._disown(name)
-            self.logs.forget(name)
+            self.of(name).log.forget()
             self.journal.release(name)
         self.let_gone += len(gone)
         return gone
@@ -312,14 +313,15 @@ class Holdings:
         return holding.ending if holding is not None else None
 
     def _begin_to_end(self, name: str, computation: Computation | None = None) -> None:
-        holding = self.gone[name] = self._of(name)
+        holding = self.gone[name] = self.of(name)
         holding.ending = Ending(asyncio.create_task(self._end(name, computation)))
 
     def _over(self, name: str) -> None:
         """The log of a dropped computation is short, or another process's: who waits for it may take it."""
-        self.logs.forget(name)
+        holding = self.of(name)
+        holding.log.forget()
         self.journal.release(name)
-        holding = self.gone.pop(name)
+        del self.gone[name]
         ending, holding.ending = holding.ending, None
         assert ending is not None
         ending.fenced.set()
@@ -352,7 +354,7 @@ class Holdings:
         if computation is None and await self._is_short(tombstone):
             self._ended[name] = tombstone.incarnation
             return
-        async with self._of(name).writing:
+        async with self.of(name).writing:
             self.journal.release(name)
             ownership = await self.logs.until_known(
                 partial(self.journal.take, name, view=self.view, address=self.address)
@@ -367,7 +369,7 @@ class Holdings:
                 payload = _end_of(computation, computation.incarnation)
             else:
                 loaded = await self._left(name)
-                self.logs.loaded(name, loaded or LoadedLog(0, None, []))
+                self.of(name).log.read(loaded or LoadedLog(0, None, []))
                 payload = _end_of_stored(tombstone, ownership, loaded)
             await self._replace(name, payload, ownership)
         self._ended[name] = tombstone.incarnation
@@ -515,7 +517,7 @@ class Holdings:
         """
         if not self.is_torn(name):
             return await self.write_again(name)
-        async with self._of(name).writing:
+        async with self.of(name).writing:
             loaded = await self.journal.load(name)
             await self.journal.confirm([name])
             if not self.is_torn(name):
@@ -527,11 +529,11 @@ class Holdings:
 
         Raises JournalFenced when another process has taken it, and else what ``Journal.restore`` raises.
         """
-        async with self._of(name).writing:
+        async with self.of(name).writing:
             if not self.is_unwritten(name):
                 return None
             await self._restore(name)
-            written = self._of(name).one_again()
+            written = self.of(name).one_again()
             return self.served[name].computation.publish() if written else None
 
     # -- confirming and healing ----------------------------------------------------------------------------
@@ -565,7 +567,7 @@ class Holdings:
             return
         take = partial(self.journal.take, name, view=self.view, address=self.address, above=above)
         try:
-            async with self._of(name).writing:
+            async with self.of(name).writing:
                 with self._renewing(name):
                     self._own(name, await self.logs.until_known(take))
         except JournalLost as lost:
@@ -582,13 +584,13 @@ class Holdings:
         if name == GRAPH:
             await self._heal_graph()
         elif name in self.served:
-            async with self._of(name).writing:
+            async with self.of(name).writing:
                 if self.is_torn(name):
                     # Neither copy is whole: what the store lacks is not to be replaced by what was never decided.
                     self.keep(name, JournalCorrupt(name, None, "the store has lost records of it"))
                 elif name in self.served:
                     await self._restore(name)
-                    self._of(name).one_again()
+                    self.of(name).one_again()
 
     async def _restore(self, name: str) -> None:
         """Make memory all there is of a held log. Raises JournalFenced when another process has taken it, JournalFailed, ..."""
@@ -602,7 +604,7 @@ class Holdings:
         while True:
             try:
                 # By the view that made this process the owner: who was chosen by a newer one keeps what it has.
-                return await self.logs.restore(name, payload, view=mine.view, address=self.address)
+                return await self.logs.restore(self.of(name).log, payload, view=mine.view, address=self.address)
             except JournalOutvoted as error:
                 raise JournalFenced({name: (mine.epoch, 0)}) from error
             except JournalPosition as place:
@@ -611,11 +613,11 @@ class Holdings:
                 found = (await self.journal.owners([name]))[name]
                 if (found.epoch, found.nonce) != (mine.epoch, mine.nonce):
                     raise JournalFenced({name: (mine.epoch, 0)}) from place
-                self.logs.reached(name, place.last)
+                self.of(name).log.reached(place.last)
 
     @contextmanager
     def _renewing(self, name: str) -> Iterator[None]:
-        holding = self._of(name)
+        holding = self.of(name)
         holding.renewing = True
         try:
             yield
@@ -644,21 +646,21 @@ class Holdings:
                 except BrokenGraph:
                     left = Topology.gathered(_payloads(loaded))
                     # What is put in its place is to be behind all of it.
-                    self.logs.reached(GRAPH, loaded.last)
+                    self.graph.reached(loaded.last)
             except JournalLost:
                 log.warning("nothing is left of the graph", extra=event("graph_lost"))
             merged = self.topology.merged(left)
-            await self.logs.restore(GRAPH, merged.encode(), view=self.view, address=self.address)
+            await self.logs.restore(self.graph, merged.encode(), view=self.view, address=self.address)
         except JournalPosition:
             log.info("another shard has put the graph back", extra=event("graph_restored"))
-            self.logs.forget(GRAPH)
+            self.graph.forget()
             merged = left
         except BaseException:
-            self.logs.forget(GRAPH)  # so that it is read, and what it lacks is written, at the next look
+            self.graph.forget()  # so that it is read, and what it lacks is written, at the next look
             raise
         if merged != self.topology:
             # What is staged was staged against another graph.
-            self.logs.forget(GRAPH)
+            self.graph.forget()
             raise JournalPosition(GRAPH, position=0, last=0, reason="other shards have changed it meanwhile")
 
 

@@ -1,4 +1,4 @@
-"""The logs of a shard: how far each is written, appends that are retried until their outcome is known, snapshots."""
+"""A log of a shard: how far it is written; appends that are retried until their outcome is known, and snapshots."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.rounds import InDoubt
@@ -23,7 +23,7 @@ from lowwater_authority.journal import (
 from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Container, Sequence
 
     from lowwater_authority.journal import Journal, LoadedLog, Ownership
     from lowwater_authority.ops.observer import Observer
@@ -43,12 +43,18 @@ SNAPSHOT_AGAIN: Final = 600_000_000
 RETRY_SECONDS: Final = (0.05, 2.0)
 """First and longest wait before an append of unknown outcome is tried again."""
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Log:
+@dataclass(slots=True, eq=False)
+class Log:
+    """The log of a computation, or of the graph: how far it is known to be written, and when a snapshot of it was tried."""
+
+    name: str
+    reading: int = 0
+    """Grows when it is read, or forgotten: what was staged before is not written any more."""
     position: int = 0
+    """How far it is known to be written."""
     behind: int = 0
     """Bytes of records behind the snapshot."""
     snapshot_bytes: int = 0
@@ -58,31 +64,126 @@ class _Log:
     """When the last of these was made: ``behind``, and its bytes."""
     tried_at: int = 0
     """And the processing time."""
+    snapshotting: asyncio.Task[None] | None = None
+    """What writes a snapshot of it."""
+
+    def read(self, loaded: LoadedLog) -> None:
+        """It was read: remember where it ends. Read once more, after a roll-back, its snapshots are as often refused as before."""
+        self.reading += 1
+        self.position = loaded.last
+        self.behind = sum(len(payload) for _, payload in loaded.records)
+        self.snapshot_bytes = len(loaded.snapshot or b"")
+        self.tried = min(self.tried[0], self.behind), self.tried[1]
+
+    def reached(self, last: int) -> None:
+        """It ends there, or before it: what is written next is behind."""
+        self.position = max(self.position, last)
+
+    def forget(self) -> None:
+        """It is another process's, or is to be read again."""
+        self.reading += 1
+        self.position = self.behind = self.snapshot_bytes = self.refused = self.tried_at = 0
+        self.tried = 0, 0
+
+    def due(self, now: int) -> bool:
+        """Whether a snapshot would bound the replay, and none is being written.
+
+        After one that was refused so many bytes have to come as make one due, and after each further one twice as many: making
+        it costs all of the computation, whether or not the store takes it. But ``SNAPSHOT_AGAIN`` is long enough for any.
+        """
+        least = max(GRAPH_BYTES if self.name == GRAPH else SNAPSHOT_BYTES, 2 * self.snapshot_bytes)
+        if self.snapshotting is not None or self.behind <= least:
+            return False
+        behind, tried = self.tried
+        more = max(least, 2 * tried) << min(max(0, self.refused - 1), MOST_DOUBLINGS)
+        return self.behind > behind + more or bool(self.refused and now - self.tried_at >= SNAPSHOT_AGAIN)
+
+    def snapshot_refused(self, behind: int, size: int, now: int) -> None:
+        """The store did not take a snapshot of so many bytes, which would have covered ``behind``; or there is none."""
+        self.refused, self.tried, self.tried_at = self.refused + 1, (behind, size), now
+
+    def snapshot_taken(self, behind: int, size: int) -> None:
+        """The store has a snapshot of so many bytes, which covers ``behind``."""
+        self.behind, self.snapshot_bytes = max(0, self.behind - behind), size
+        self.refused, self.tried = 0, (0, 0)
+
+
+class Record(NamedTuple):
+    """What a round appends to one log."""
+
+    log: Log
+    payload: bytes
+    strong: bool
+    """Whether losing it breaks a promise; see Entry."""
 
 
 T = TypeVar("T")
 
 
-class _Attempts:
-    """The attempts of one append. Raises InDoubt where a part of it may be written by now and this attempt surely was not."""
+class _Append:
+    """One append to several logs, and what of it may be written by now."""
 
-    def __init__(self) -> None:
+    def __init__(self, records: Sequence[Record], apart: Container[str]) -> None:
+        self.records = list(records)
+        """What is still to be written."""
         self.doubt = False
+        """Whether a part of it may be written: an attempt was of unknown outcome, or a heal has put it back."""
+        self._apart = apart
+        # As they are now: what is let go while this waits, and perhaps taken again, must not get what was staged before.
+        self._readings = {log: log.reading for log, *_ in records if log.name != GRAPH}
+        self._graph = 0
+        self._ends: dict[Log, int] = {}
 
-    async def run(self, write: Callable[[], Awaitable[None]]) -> None:
+    def entries(self) -> list[Entry]:
+        """Return what to write next."""
+        self._ends = {log: log.position for log in self._readings}
+        self._graph = next((log.reading for log, *_ in self.records if log.name == GRAPH), 0)
+        return [Entry(log.name, log.position + 1, payload, strong) for log, payload, strong in self.records]
+
+    async def attempt(self, journal: Journal, entries: Sequence[Entry]) -> None:
+        """Write once, unless a log was let go meanwhile."""
+        gone = {log.name: (0, 0) for log, reading in self._readings.items() if log.reading != reading}
+        if gone:
+            raise JournalFenced(gone)
         try:
-            await write()
+            await journal.append(entries)
         except JournalUnknown:
             self.doubt = True
             raise
-        except (JournalFailed, JournalFenced, JournalPosition) as error:
-            if self.doubt:
-                raise InDoubt(error) from error
-            raise
+
+    def written(self, entries: Sequence[Entry]) -> None:
+        """All that was left is written."""
+        for (log, payload, _), entry in zip(self.records, entries, strict=True):
+            if log.reading == self._readings.get(log, self._graph):
+                log.position = entry.position
+                log.behind += len(payload)
+
+    def healed(self) -> set[str]:
+        """Return what was put back since: the memory that a log is healed from has its record of the round already."""
+        return {
+            log.name
+            for log, reading in self._readings.items()
+            if log.reading == reading and log.position > self._ends[log] and log.name not in self._apart
+        }
+
+    def leave(self, names: Container[str]) -> None:
+        """Go on without logs that other processes own."""
+        self.records = [record for record in self.records if record.log.name not in names]
+        self._readings = {log: reading for log, reading in self._readings.items() if log.name not in names}
+
+    def go_on_behind(self, healed: set[str]) -> None:
+        """Go on with what a heal has not put back."""
+        self.doubt = self.doubt or bool(healed)
+        self.records = [record for record in self.records if record.log.name not in healed]
+
+    def refuse_if_doubted(self, error: JournalError) -> None:
+        """No more attempt is made. Raises InDoubt where a part may be written, and the last attempt surely was not."""
+        if self.doubt:
+            raise InDoubt(error) from error
 
 
 class Logs:
-    """Positions of all logs, over one journal.
+    """Writes to logs, over one journal: a round to all of its logs in one step, and snapshots of each by itself.
 
     ``heal`` puts what the store has lost of a log back, from memory; called when an append finds it, if ``may_heal``.
     """
@@ -98,44 +199,21 @@ class Logs:
         self._observer = observer
         self._heal = heal
         self._may_heal = may_heal
-        self._logs: dict[str, _Log] = {}
-        self._snapshots: dict[str, asyncio.Task[None]] = {}
+        self._snapshots: set[asyncio.Task[None]] = set()
         self.stopping = False
         """Whether an append of unknown outcome is given up instead of tried again."""
         self.unconfirmed_since: int | None = None
         """Processing time at which an append began whose outcome is not known yet."""
 
-    def position(self, name: str) -> int:
-        """Return how far a log is known to be written."""
-        return self._log(name).position
-
-    def loaded(self, name: str, loaded: LoadedLog) -> None:
-        """A log was read: remember where it ends. Read once more, after a roll-back, its snapshots are as often refused as before."""
-        behind = sum(len(payload) for _, payload in loaded.records)
-        before = self._logs.get(name, _Log())
-        tried = min(before.tried[0], behind), before.tried[1]
-        self._logs[name] = _Log(
-            loaded.last, behind, len(loaded.snapshot or b""), before.refused, tried, before.tried_at
-        )
-
-    def reached(self, name: str, last: int) -> None:
-        """A log ends there, or before it: what is written next is behind."""
-        state = self._log(name)
-        state.position = max(state.position, last)
-
-    def forget(self, name: str) -> None:
-        """A log is another process's."""
-        self._logs.pop(name, None)
-
     async def append(
         self,
-        records: Sequence[tuple[str, bytes, bool]],
+        records: Sequence[Record],
         now: int,
         *,
         apart: Container[str] = (),
         drop: Callable[[JournalFenced, bool], None] | None = None,
     ) -> None:
-        """Append (log, payload, strong) in one step; returns when durable. Raises JournalFailed, JournalFenced, ...
+        """Append records in one step; returns when durable. Raises JournalFailed, JournalFenced, ...
 
         ``apart``: logs whose memory does not have the record yet, so that it is still to be written when they were healed.
         ``drop`` is told which logs other processes own now, and whether their records may be written all the same; the others are
@@ -144,65 +222,37 @@ class Logs:
         if not records:
             return
         self.unconfirmed_since = now
-        with self._observer.append(sum(len(payload) for _, payload, _ in records)):
+        with self._observer.append(sum(len(record.payload) for record in records)):
             try:
-                entries = await self._append(records, apart, drop)
+                await self._append(_Append(records, apart), drop)
             except (JournalFailed, JournalFenced, JournalPosition, InDoubt):
                 self.unconfirmed_since = None
                 raise
         self.unconfirmed_since = None
-        for state, entry in entries:
-            state.position = entry.position
-            state.behind += len(entry.payload)
 
-    async def _append(
-        self,
-        records: Sequence[tuple[str, bytes, bool]],
-        apart: Container[str],
-        drop: Callable[[JournalFenced, bool], None] | None,
-    ) -> list[tuple[_Log, Entry]]:
-        # As they are now: what is let go while this waits, and perhaps taken again, must not get what was staged before.
-        states = {name: self._log(name) for name, _, _ in records if name != GRAPH}
-        attempts = _Attempts()
-
-        def healed(states: Mapping[str, _Log], reached: Mapping[str, int]) -> set[str]:
-            # The memory that a log is healed from has its record of the round already.
-            return {name for name, state in states.items() if state.position > reached[name] and name not in apart}
-
-        while records:
-            places = {**states, GRAPH: self._log(GRAPH)}
-            entries = [Entry(name, places[name].position + 1, payload, strong) for name, payload, strong in records]
-            reached = {name: state.position for name, state in states.items()}
+    async def _append(self, appending: _Append, drop: Callable[[JournalFenced, bool], None] | None) -> None:
+        while appending.records:
+            entries = appending.entries()
             try:
                 try:
-                    await self.until_known(partial(attempts.run, partial(self._write, entries, states)))
+                    await self.until_known(partial(appending.attempt, self.journal, entries))
                 except JournalLost as error:
                     await self.heal(error)
                 else:
-                    return [(places[entry.log], entry) for entry in entries]
+                    appending.written(entries)
+                    return
             except (JournalFailed, JournalPosition) as error:
-                # A heal that could not be finished: what it has put back, and what was tried before it, may count.
-                if attempts.doubt or healed(states, reached):
-                    raise InDoubt(error) from error
+                # A heal that could not be finished: what it has put back may count.
+                appending.doubt = appending.doubt or bool(appending.healed())
+                appending.refuse_if_doubted(error)
                 raise
-            except (JournalFenced, InDoubt) as error:
-                fenced = error.after if isinstance(error, InDoubt) else error
-                if drop is None or not isinstance(fenced, JournalFenced):
+            except JournalFenced as error:
+                if drop is None:
+                    appending.refuse_if_doubted(error)
                     raise
-                drop(fenced, attempts.doubt)
-                records = [record for record in records if record[0] not in fenced.owners]
-                states = {name: state for name, state in states.items() if name not in fenced.owners}
-            back = healed(states, reached)
-            attempts.doubt = attempts.doubt or bool(back)
-            records = [record for record in records if record[0] not in back]
-        return []
-
-    async def _write(self, entries: Sequence[Entry], states: Mapping[str, _Log]) -> None:
-        """One attempt, unless a log was let go meanwhile."""
-        gone = {name: (0, 0) for name, state in states.items() if self._logs.get(name) is not state}
-        if gone:
-            raise JournalFenced(gone)
-        await self.journal.append(entries)
+                drop(error, appending.doubt)
+                appending.leave(error.owners)
+            appending.go_on_behind(appending.healed())
 
     async def heal(self, error: JournalLost) -> None:
         """Put back what the store has lost: the graph first, which the lives of all others stand on.
@@ -213,7 +263,7 @@ class Logs:
         if not self._may_heal():
             msg = f"{error}. This process was out of touch with it: another one may own them, and goes first; try again"
             raise JournalFailed(msg)
-        log.error("%s; putting it back from memory", error, extra=event("store_lost_records", reason=str(error)))
+        _logger.error("%s; putting it back from memory", error, extra=event("store_lost_records", reason=str(error)))
         names = set(error.logs)
         try:
             await self.journal.confirm(())
@@ -233,18 +283,17 @@ class Logs:
         if fenced:
             raise JournalFenced(fenced)
 
-    async def restore(self, name: str, payload: bytes, *, view: int, address: str) -> Ownership:
+    async def restore(self, log: Log, payload: bytes, *, view: int, address: str) -> Ownership:
         """Make a snapshot all there is of a log, which the store has lost a part of. Raises JournalFenced, JournalPosition, ...
 
         An older snapshot that is still being written does not matter: it is of an owner, and of a place, that are over.
         """
-        state = self._log(name)
-        position = state.position + 1
+        reading, position = log.reading, log.position + 1
         restoring = await self.until_known(
-            lambda: self.journal.restore(name, position, payload, view=view, address=address)
+            lambda: self.journal.restore(log.name, position, payload, view=view, address=address)
         )
-        if self._logs.get(name) is state:  # else it was let go meanwhile
-            state.position, state.behind, state.snapshot_bytes = position, 0, len(payload)
+        if log.reading == reading:  # else it was let go meanwhile
+            log.position, log.behind, log.snapshot_bytes = position, 0, len(payload)
         return restoring
 
     async def until_known(self, write: Callable[[], Awaitable[T]]) -> T:
@@ -259,7 +308,7 @@ class Logs:
             except JournalUnknown as error:
                 if self.stopping:
                     raise
-                log.log(
+                _logger.log(
                     logging.WARNING if backoff.first else logging.DEBUG,
                     "write of unknown outcome, trying again as is in %.2f s: %s",
                     backoff.seconds,
@@ -269,69 +318,48 @@ class Logs:
                 await backoff.wait()
             else:
                 if not backoff.first:
-                    log.info("the store answers again", extra=event("store_back"))
+                    _logger.info("the store answers again", extra=event("store_back"))
                 return written
 
-    def due(self, name: str, now: int) -> bool:
-        """Whether a snapshot of a log would bound the replay, and none is being written.
-
-        After one that was refused so many bytes have to come as make one due, and after each further one twice as many: making
-        it costs all of the computation, whether or not the store takes it. But ``SNAPSHOT_AGAIN`` is long enough for any.
-        """
-        state = self._log(name)
-        least = max(GRAPH_BYTES if name == GRAPH else SNAPSHOT_BYTES, 2 * state.snapshot_bytes)
-        if name in self._snapshots or state.behind <= least:
-            return False
-        behind, tried = state.tried
-        more = max(least, 2 * tried) << min(max(0, state.refused - 1), MOST_DOUBLINGS)
-        return state.behind > behind + more or bool(state.refused and now - state.tried_at >= SNAPSHOT_AGAIN)
-
-    def behind(self, name: str) -> int:
-        """Return how many bytes of records are behind the snapshot of a log."""
-        return self._log(name).behind
-
-    def snapshot(self, name: str, take: Callable[[], bytes], now: int = 0) -> None:
+    def snapshot(self, log: Log, take: Callable[[], bytes], now: int = 0) -> None:
         """Begin to replace a log's records by a snapshot of what is durable now; appends go on meanwhile.
 
         A failure is logged: a snapshot only shortens the replay.
         """
-        state = self._log(name)
         try:
             payload = take()
         except Exception:
-            state.refused, state.tried, state.tried_at = state.refused + 1, (state.behind, 0), now
-            log.exception("no snapshot of %r can be taken", name, extra=event("snapshot_failed", computation=name))
+            log.snapshot_refused(log.behind, 0, now)
+            _logger.exception(
+                "no snapshot of %r can be taken", log.name, extra=event("snapshot_failed", computation=log.name)
+            )
             return
-        self._snapshots[name] = asyncio.create_task(self._snapshot(name, state.position, state.behind, payload, now))
+        log.snapshotting = task = asyncio.create_task(self._snapshot(log, log.position, log.behind, payload, now))
+        self._snapshots.add(task)
+        task.add_done_callback(self._snapshots.discard)
 
-    def write_whole(self, name: str, take: Callable[[], bytes], now: int) -> None:
+    def write_whole(self, log: Log, take: Callable[[], bytes], now: int) -> None:
         """Begin a snapshot of a log that has records behind its last one, however few, unless one is being written."""
-        if self.behind(name) and name not in self._snapshots:
-            self.snapshot(name, take, now)
+        if log.behind and log.snapshotting is None:
+            self.snapshot(log, take, now)
 
-    async def _snapshot(self, name: str, position: int, covered: int, payload: bytes, now: int) -> None:
+    async def _snapshot(self, log: Log, position: int, covered: int, payload: bytes, now: int) -> None:
         try:
-            await self.journal.snapshot(name, position, payload)
+            await self.journal.snapshot(log.name, position, payload)
         except JournalError as error:
-            state = self._log(name)
-            state.refused, state.tried, state.tried_at = state.refused + 1, (covered, len(payload)), now
-            log.warning(
+            log.snapshot_refused(covered, len(payload), now)
+            _logger.warning(
                 "no snapshot of %r: %s",
-                name,
+                log.name,
                 error,
-                extra=event("snapshot_failed", computation=name, reason=str(error)),
+                extra=event("snapshot_failed", computation=log.name, reason=str(error)),
             )
         else:
-            state = self._log(name)
-            state.behind, state.snapshot_bytes = max(0, state.behind - covered), len(payload)
-            state.refused, state.tried = 0, (0, 0)
+            log.snapshot_taken(covered, len(payload))
         finally:
-            del self._snapshots[name]
+            log.snapshotting = None
 
     async def settle(self) -> None:
         """Wait for the snapshots that were begun."""
         while self._snapshots:
-            await asyncio.wait(self._snapshots.values())
-
-    def _log(self, name: str) -> _Log:
-        return self._logs.setdefault(name, _Log())
+            await asyncio.wait(self._snapshots)

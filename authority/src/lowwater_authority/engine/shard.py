@@ -27,6 +27,7 @@ from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.holdings import BrokenGraph, Holdings
 from lowwater_authority.engine.hub import Hub
+from lowwater_authority.engine.logs import Record
 from lowwater_authority.engine.placement import Alone, moved
 from lowwater_authority.engine.processing_time import ProcessingTime
 from lowwater_authority.engine.rounds import CommitLoop, GivenUp, GraphMoved, Round
@@ -128,7 +129,7 @@ class Shard:
         held = self.held
         await self.journal.open()
         held.topology = held.newer(await held.read_graph()) or held.topology
-        if not held.logs.position(GRAPH) and await self.journal.logs():
+        if not held.graph.position and await self.journal.logs():
             msg = (
                 "there are logs but no graph: a copy that was not finished. Repeat `lowwater journal copy`, or remove what there is; "
                 "if shards are putting back what their store has lost, start again in a moment"
@@ -186,8 +187,9 @@ class Shard:
         for name, computation in [(name, each.computation) for name, each in self.held.served.items()]:
             if self.held.is_torn(name):
                 continue
-            if logs.behind(name) and not self.held.is_unwritten(name):
-                logs.snapshot(name, partial(recovery.snapshot, computation))
+            its = self.held.of(name).log
+            if its.behind and not self.held.is_unwritten(name):
+                logs.snapshot(its, partial(recovery.snapshot, computation))
                 await logs.settle()
             elif readable:
                 readable = await self._mend(name)
@@ -717,9 +719,9 @@ class Shard:
 
         def begin(round_: Round) -> None:
             for name in names:
-                computation = self.held.computation(name)
-                if computation is not None and name not in self.held.unwritten and not self.held.is_torn(name):
-                    self.held.logs.write_whole(name, partial(recovery.snapshot, computation), round_.now)
+                holding = self.held.served.get(name)
+                if holding is not None and holding.unwritten is None:
+                    self.held.logs.write_whole(holding.log, partial(recovery.snapshot, holding.computation), round_.now)
 
         self._loop.read(begin).add_done_callback(lambda done: done.cancelled() or done.exception())
 
@@ -751,7 +753,7 @@ class Shard:
                 await self._loop.write(await self._what_is_read(), alone=True)
             except GivenUp:
                 continue  # others have written meanwhile
-            return self.held.logs.position(GRAPH)
+            return self.held.graph.position
 
     async def _what_is_read(self) -> Callable[[Round], None]:
         """Return what a round does with the graph as it is stored now. Raises Unavailable."""
@@ -760,7 +762,7 @@ class Shard:
         except JournalLost as lost:
             return partial(_stage_lost, lost)
         except BrokenGraph as broken:
-            return partial(_stage_lost, JournalLost({GRAPH: (self.held.logs.position(GRAPH), broken.last)}))
+            return partial(_stage_lost, JournalLost({GRAPH: (self.held.graph.position, broken.last)}))
         except JournalError as error:
             msg = f"this shard cannot read the graph from its store: {error}"
             raise errors.Unavailable(msg) from error
@@ -805,7 +807,7 @@ class Shard:
                 await self._heal(lost)
             except JournalFailed as error:
                 raise self._unconfirmed(f"it cannot reach its store: {error}") from error
-        if end > self.held.logs.position(GRAPH):
+        if end > self.held.graph.position:
             await self.refresh()
         if self.held.served.keys() <= set(names):
             self._confirmed = began
@@ -905,13 +907,14 @@ class Shard:
         for name, computation in round_.touched.items():
             record = computation.take_record(round_.now)
             if record is not None:
-                records.append((name, *record))
-        changed = {name for name, *_ in records}
+                records.append(Record(self.held.of(name).log, *record))
+        changed = {record.log.name for record in records}
         unchanged = [name for name in round_.touched if name not in changed]
         if self.shared and unchanged:
             await self._confirm_unchanged(round_, unchanged)
         if round_.topology is not None and not round_.read:
-            records.append((GRAPH, self.held.graph_record(round_.topology, whole=round_.merged), True))
+            graph = self.held.graph_record(round_.topology, whole=round_.merged)
+            records.append(Record(self.held.graph, graph, strong=True))
         held = self.held
         apart = {GRAPH, *(n for n, computation in round_.touched.items() if held.computation(n) is not computation)}
         drop = partial(self._drop, round_) if self._divisible(round_) else None
@@ -1010,7 +1013,7 @@ class Shard:
         """
         held = self.held
         if self.shared and round_.topology is not None:
-            held.logs.forget(GRAPH)  # it may have been read for this round
+            held.graph.forget()  # it may have been read for this round
         for name in round_.torn & held.served.keys():
             held.tear(name)
         kept: set[str] = set()
@@ -1085,12 +1088,13 @@ class Shard:
 
     def tidy(self, round_: Round) -> None:
         """Do what may wait until the callers have their answers. All that is staged is durable here, so it can be snapshotted."""
-        logs = self.held.logs
+        held = self.held
         for name in round_.touched:
-            if self.serves(name) and logs.due(name, round_.now):
-                logs.snapshot(name, partial(recovery.snapshot, self.held.served[name].computation), round_.now)
-        if round_.topology is not None and logs.due(GRAPH, round_.now):
-            logs.snapshot(GRAPH, self.topology.encode, round_.now)
+            holding = held.served.get(name)
+            if holding is not None and holding.log.due(round_.now):
+                held.logs.snapshot(holding.log, partial(recovery.snapshot, holding.computation), round_.now)
+        if round_.topology is not None and held.graph.due(round_.now):
+            held.logs.snapshot(held.graph, self.topology.encode, round_.now)
 
     def _fence_ended_lives(self, round_: Round) -> None:
         assert round_.topology is not None
