@@ -85,7 +85,7 @@ async def test_what_the_store_has_damaged_is_written_again_from_memory(
     assert view is not None
     assert view.low in {12, 13}
     assert await say("y", 14) == []
-    await asyncio.gather(*shard._putting_right.values())
+    await asyncio.gather(*shard.held.mending())
     assert await say("x", 14) == []
     assert not run.done()
     await journal.load("x")

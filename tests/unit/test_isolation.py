@@ -235,7 +235,7 @@ async def kept_in_memory(deployment: Deployment, one: One, grants: dict[str, Gra
 
 async def written_again(one: One) -> None:
     one.faults.held.pop("restore").set()
-    await asyncio.gather(*one.shard._putting_right.values())
+    await asyncio.gather(*one.shard.held.mending())
 
 
 async def test_nobody_waits_for_what_is_written_again(deployment: Deployment) -> None:
@@ -308,7 +308,7 @@ async def test_an_own_record_of_unknown_outcome_is_no_other_owner(deployment: De
     one.faults.ends["append"] = [Outcome.WRITTEN, Outcome.FAILED]
     with pytest.raises(errors.Unavailable):
         await report(one, grants, "x")
-    await asyncio.gather(*one.shard._putting_right.values())
+    await asyncio.gather(*one.shard.held.mending())
     assert held(one) == {"x"}
     assert one.low("x") == 12
     assert await report(one, grants, "x", hour=13) == []
@@ -419,7 +419,7 @@ async def test_rule2_half_a_change_is_not_written_by_a_heal(deployment: Deployme
     await one.shard.confirm()
     assert deployment.disk.logs["x"] == stored
     give_back()
-    await asyncio.gather(*one.shard._putting_right.values())
+    await asyncio.gather(*one.shard.held.mending())
     assert one.low("x") == 12
     assert await report(one, grants, "x", hour=14) == []
 
@@ -435,7 +435,7 @@ async def test_rule2_breaks_when_a_heal_writes_whatever_is_in_memory(
 async def test_half_a_change_ends_with_a_new_life(deployment: Deployment) -> None:
     one, grants, _ = await torn_in_a_store_that_lost_its_end(deployment)
     await one.shard.reset("x")
-    await asyncio.gather(*one.shard._putting_right.values())
+    await asyncio.gather(*one.shard.held.mending())
     assert one.low("x") == MIN
     grant = await one.claim("x")
     assert grant.sequencer > grants["x"].sequencer
@@ -471,7 +471,7 @@ async def test_a_new_life_is_called_whole_when_it_is_written(
     assert one.shard.held.is_unwritten("x")
     assert "x is whole again" not in caplog.text
     one.faults.held.pop("restore").set()
-    await asyncio.gather(*one.shard._putting_right.values())
+    await asyncio.gather(*one.shard.held.mending())
     assert caplog.text.count("x is whole again") == 1
 
 
@@ -531,7 +531,7 @@ async def test_half_a_change_ends_when_the_store_can_be_read_again(deployment: D
     with pytest.raises(errors.Unavailable, match="a request to x failed half way"):
         await one.claim("x")
     deployment.disk.logs["x"] = whole
-    await asyncio.gather(*one.shard._putting_right.values())
+    await asyncio.gather(*one.shard.held.mending())
     assert one.low("x") == 11, "what failed half way has left nothing"
     assert await report(one, grants, "x", "y") == []
 

@@ -40,12 +40,29 @@ from lowwater import errors
 from lowwater_authority.journal import Ownership
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.engine.logs import Log
     from lowwater_authority.journal import JournalError
 
 NOBODY: Final = Ownership()
 """Of what this process does not own."""
+
+
+ORPHAN_SECONDS: Final = 5.0
+"""The longest until a damaged log is looked at again while nobody serves the computation."""
+
+
+class State(Enum):
+    """See the top of this module."""
+
+    ABSENT = "absent"
+    READING = "reading"
+    TAKING = "taking"
+    SERVING = "serving"
+    IN_DOUBT = "in doubt"
+    GONE = "gone"
 
 
 class Memory(Enum):
@@ -111,6 +128,55 @@ class Unwritten:
 
 
 @dataclass(slots=True, eq=False)
+class Damage:
+    """That a log was found damaged, or written by a newer release. It is not looked at for a while. Times are processing times."""
+
+    reason: JournalError
+    until: float
+    """Until when it is left alone; microseconds."""
+    seconds: float
+    """For how long that was in the beginning."""
+    orphaned: bool = False
+    """Whether nobody was found to serve it since the look."""
+
+    def kept(self) -> None:
+        """Another shard serves the computation."""
+        self.orphaned = False
+
+    def orphan(self, now: int) -> bool:
+        """Nobody serves the computation. Returns whether that is news since the last look."""
+        if self.orphaned:
+            return False
+        self.orphaned = True
+        self.until = min(self.until, now + ORPHAN_SECONDS * 1e6)
+        return True
+
+
+class Once:
+    """Work that is done once at a time, for all who ask for it. Whoever asked may be gone when it ends."""
+
+    __slots__ = ("task",)
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[bool] | None = None
+        """What is under way."""
+
+    def begin(self, work: Callable[[], Coroutine[None, None, bool]], ended: Callable[[], None]) -> asyncio.Task[bool]:
+        """Return what is under way, begun if nothing is; ``ended`` is called behind it."""
+
+        def over(task: asyncio.Task[bool]) -> None:
+            self.task = None
+            if not task.cancelled():
+                task.exception()
+            ended()
+
+        if self.task is None:
+            self.task = asyncio.create_task(work())
+            self.task.add_done_callback(over)
+        return self.task
+
+
+@dataclass(slots=True, eq=False)
 class Ending:
     """The log of a dropped computation that is being made short. Until then nobody takes it."""
 
@@ -134,6 +200,16 @@ class Holding:
     """Whether its ownership is being renewed: an attempt may have made a newer owner than this process knows."""
     unwritten: Unwritten | None = None
     """Set while memory and store may differ. What was published of it stays true."""
+    take: Once = field(default_factory=Once)
+    """What takes it over."""
+    turn: Once = field(default_factory=Once)
+    """What does so as soon as it has its turn."""
+    coming: State = State.ABSENT
+    """How far that has come: absent, reading or taking."""
+    damage: Damage | None = None
+    """What the last look at its log has found."""
+    mending: asyncio.Task[None] | None = None
+    """What writes what only memory has, or reads what memory has half of."""
     ending: Ending | None = None
     """What makes its log short since it was dropped, and then lets go of it."""
 
@@ -147,6 +223,22 @@ class Holding:
         """What is served. Only of one that is."""
         assert self.held is not None, f"{self.name} is not held"
         return self.held
+
+    @property
+    def state(self) -> State:
+        """Say how this shard stands to the computation."""
+        if self.ending is not None:
+            return State.GONE
+        if self.held is None:
+            return self.coming
+        return State.SERVING if self.unwritten is None and not self.renewing else State.IN_DOUBT
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to remember of it."""
+        under_way = (self.take.task, self.turn.task, self.mending, self.log.snapshotting)
+        waiting = self.renewing or self.writing.locked() or any(task is not None for task in under_way)
+        return self.state is State.ABSENT and self.damage is None and not waiting
 
     @property
     def torn(self) -> bool:

@@ -22,7 +22,7 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Topology, WrongGraph
 from lowwater_authority.engine.backoff import Backoff
-from lowwater_authority.engine.holding import NOBODY, Ending, Holding, Memory, Unwritten
+from lowwater_authority.engine.holding import NOBODY, Ending, Holding, Memory, State, Unwritten
 from lowwater_authority.engine.logs import RETRY_SECONDS, Log, Logs
 from lowwater_authority.journal import (
     GRAPH,
@@ -177,12 +177,25 @@ class Holdings:
         """
         if (ending := self._ending(name)) is not None:
             await asyncio.wait([ending.task])
-        ownership = await self.journal.take(name, view=self.view, address=self.address)
+        holding = self.of(name)
+        holding.coming = State.TAKING
         try:
-            return ownership, await self.journal.load(name, known=known)
+            ownership = await self.journal.take(name, view=self.view, address=self.address)
+            try:
+                return ownership, await self.journal.load(name, known=known)
+            except BaseException:
+                self.journal.release(name)
+                raise
         except BaseException:
-            self.journal.release(name)
+            holding.coming = State.ABSENT
             raise
+
+    def give_up(self, name: str) -> None:
+        """Do not hold what was taken."""
+        self.journal.release(name)
+        holding = self.of(name)
+        holding.coming = State.ABSENT
+        self.discard(holding)
 
     def hold(
         self, spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered | None = None
@@ -194,7 +207,7 @@ class Holdings:
         holding = self.served[spec.name] = self.of(spec.name)
         holding.log.read(loaded)
         holding.one_again()
-        holding.held, holding.ownership = computation, ownership
+        holding.held, holding.ownership, holding.coming = computation, ownership, State.ABSENT
         return computation
 
     def of(self, name: str) -> Holding:
@@ -203,6 +216,19 @@ class Holdings:
         if holding is None:
             holding = self._known[name] = Holding(Log(name))
         return holding
+
+    def known(self, name: str) -> Holding | None:
+        """Return what is known here of a computation; None when nothing is."""
+        return self._known.get(name)
+
+    def discard(self, holding: Holding) -> None:
+        """Forget a computation of which there is nothing to remember: anybody may ask for any name."""
+        if holding.idle and self._known.get(holding.name) is holding:
+            del self._known[holding.name]
+
+    def mending(self) -> list[asyncio.Task[None]]:
+        """Return what is under way to make memory and store one again."""
+        return [holding.mending for holding in self._known.values() if holding.mending is not None]
 
     def computation(self, name: str) -> Computation | None:
         """Return a computation that is held; None for others."""
@@ -256,9 +282,11 @@ class Holdings:
                 epoch,
                 extra=event("computation_lost", computation=name, epoch=epoch),
             )
+            holding = self.served[name]
             self._disown(name)
-            self.of(name).log.forget()
+            holding.log.forget()
             self.journal.release(name)
+            self.discard(holding)
         self.let_gone += len(gone)
         return gone
 
@@ -325,6 +353,7 @@ class Holdings:
         ending, holding.ending = holding.ending, None
         assert ending is not None
         ending.fenced.set()
+        self.discard(holding)
 
     async def _end(self, name: str, computation: Computation | None) -> None:
         """Leave as little of a log as its next life needs, however often the store refuses it. Until then nobody takes it."""

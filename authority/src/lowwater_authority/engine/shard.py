@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from lowwater_authority.core.interval_map import IntervalMap, Range
     from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
     from lowwater_authority.core.topology import Spec, Topology
+    from lowwater_authority.engine.holding import Holding
     from lowwater_authority.engine.placement import Lows, Placement
     from lowwater_authority.journal import Journal
     from lowwater_authority.ops.observer import Observer
@@ -116,8 +117,6 @@ class Shard:
         self._taking = Taking(
             self.held, self.placement, now=self._tick, refresh=self.refresh, serve=self._begin_to_serve
         )
-        self._putting_right: dict[str, asyncio.Task[None]] = {}
-        """What writes what only memory has, or reads what memory has half of."""
         self._confirmed = 0
         self._parts = 0
         """Bytes of the task parts of all computations, at most: what was committed since they were counted is still in it."""
@@ -148,12 +147,12 @@ class Shard:
         held.topology = held.newer(await held.read_graph()) or held.topology
         for name, (ownership, loaded) in taken.items():
             if name not in held.topology.computations:
-                held.journal.release(name)  # it was dropped meanwhile
+                held.give_up(name)  # it was dropped meanwhile
                 continue
             try:
                 held.hold(held.topology.get(name), ownership, loaded)
             except JournalCorrupt as damage:
-                held.journal.release(name)
+                held.give_up(name)
                 self._taking.damaged(name, damage)
         self._count()
         if not self.shared:
@@ -178,9 +177,10 @@ class Shard:
         copy of it, in memory.
         """
         logs = self.held.logs
-        for task in self._putting_right.values():
+        mending = self.held.mending()
+        for task in mending:
             task.cancel()
-        await asyncio.gather(*self._putting_right.values(), return_exceptions=True)
+        await asyncio.gather(*mending, return_exceptions=True)
         await logs.settle()
         await self.held.settle()
         readable = True
@@ -1040,10 +1040,10 @@ class Shard:
 
     def _keep(self, name: str) -> None:
         """Begin to put right what the store cannot be read back of, beside the rounds: memory may be the only good copy."""
-        if name in self._putting_right:
+        holding = self.held.served[name]
+        unwritten = holding.unwritten
+        if holding.mending is not None or unwritten is None:
             return
-        unwritten = self.held.served[name].unwritten
-        assert unwritten is not None
         log.error(
             "%s; %s",
             unwritten.reason,
@@ -1052,8 +1052,12 @@ class Shard:
             else "it is written again from memory",
             extra=event("damaged_log_kept", computation=name, reason=str(unwritten.reason)),
         )
-        self._putting_right[name] = task = asyncio.create_task(self._put_right(name))
-        task.add_done_callback(lambda _: self._putting_right.pop(name))
+        holding.mending = task = asyncio.create_task(self._put_right(name))
+        task.add_done_callback(partial(self._is_mended, holding))
+
+    def _is_mended(self, holding: Holding, _: asyncio.Task[None]) -> None:
+        holding.mending = None
+        self.held.discard(holding)
 
     async def _put_right(self, name: str) -> None:
         """Write what is in memory of a computation until the store has it, or read it until that is whole: nobody else waits for that."""

@@ -10,27 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
 from lowwater._core.text import counted
+from lowwater_authority.engine.holding import Damage, State
 from lowwater_authority.journal import JournalCorrupt, JournalError, JournalOutvoted, JournalVersion
 from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
 
     from lowwater_authority.core.computation import Computation
+    from lowwater_authority.engine.holding import Holding
     from lowwater_authority.engine.holdings import Holdings, Recovered
     from lowwater_authority.engine.placement import Placement
     from lowwater_authority.journal import LoadedLog, Ownership
 
 REST_SECONDS: Final = (1.0, 60.0)
 """First and longest time until a damaged log is looked at again: a snapshot of its owner may have replaced what was damaged."""
-
-ORPHAN_SECONDS: Final = 5.0
-"""The longest while nobody serves the computation."""
 
 TAKEN_AT_ONCE: Final = 4
 """Computations that are taken side by side by those who can wait: each is all in memory meanwhile, and stands in line for the store."""
@@ -61,48 +60,84 @@ class Taking:
         self._now = now
         self._refresh = refresh
         self._serve = serve
-        self._under_way: dict[str, asyncio.Task[bool]] = {}
-        self._in_turn: dict[str, asyncio.Task[bool]] = {}
         self._places = asyncio.Semaphore(TAKEN_AT_ONCE)
-        self._damaged = _Damaged()
 
     async def take(self, name: str) -> bool:
         """Take a computation over, at once, and once for all who ask; False when another shard is to serve it, or goes on serving it.
 
         Raises UnknownComputation, and Unavailable when the store does not answer, or nobody has what is damaged there.
         """
-        damage = self._damaged.resting(name, self._now()) if name not in self._under_way else None
+        damage = self._resting(name)
         if damage is not None:
             if await self._placement.lives_elsewhere(name):
-                self._damaged.kept(name)
+                if (found := self._damage(name)) is not None:
+                    found.kept()
                 return False
-            if name not in self._under_way and not self._damaged.orphaned(name, self._now()):
-                raise _not_taken(name, damage) from damage
+            if not self._under_way(name) and not self._orphaned(name):
+                raise _not_taken(name, damage.reason) from damage.reason
         try:
-            return await asyncio.shield(_begun(self._under_way, name, self._take))
+            holding = self._held.of(name)
+            return await asyncio.shield(holding.take.begin(partial(self._take, holding), self._ended(holding)))
         except (JournalCorrupt, JournalVersion) as error:
             if await self._placement.lives_elsewhere(name):
                 return False
-            self._damaged.orphaned(name, self._now())
+            self._orphaned(name)
             raise _not_taken(name, error) from error
         except JournalError as error:
             raise _not_taken(name, error) from error
 
+    def _ended(self, holding: Holding) -> Callable[[], None]:
+        return partial(self._held.discard, holding)
+
+    def _under_way(self, name: str) -> bool:
+        holding = self._held.known(name)
+        return holding is not None and holding.take.task is not None
+
+    def _damage(self, name: str) -> Damage | None:
+        """Return what the last look at a log has found; None: nothing is wrong, or nobody has looked."""
+        holding = self._held.known(name)
+        return holding.damage if holding is not None else None
+
+    def _resting(self, name: str) -> Damage | None:
+        """Return why a log is not to be looked at yet; None: look, or somebody does."""
+        damage = self._damage(name)
+        return damage if damage is not None and not self._under_way(name) and self._now() < damage.until else None
+
+    def _orphaned(self, name: str) -> bool:
+        """Nobody serves the computation. Returns whether that is news since the last look: its owner may have left a whole log."""
+        damage = self._damage(name)
+        return damage is None or damage.orphan(self._now())
+
     def damaged(self, name: str, reason: JournalError) -> None:
-        """A log was found damaged."""
-        self._damaged.found(name, reason, self._now())
+        """A look has found a log damaged, or written by a newer release. Each reason is logged once."""
+        holding = self._held.of(name)
+        before = holding.damage
+        if before is None or str(before.reason) != str(reason):
+            log.error(
+                "%s is not taken over, its owner keeps it as long as it lives: %s",
+                name,
+                reason,
+                extra=event("damaged_log", computation=name, reason=str(reason)),
+            )
+        seconds = REST_SECONDS[0] if before is None else min(2 * before.seconds, REST_SECONDS[1])
+        holding.damage = Damage(reason, self._now() + seconds * 1e6, seconds)
 
     def forget(self, name: str) -> None:
         """A computation was dropped: what was found of its log is over."""
-        self._damaged.forget(name)
+        holding = self._held.known(name)
+        if holding is not None:
+            holding.damage = None
+            self._held.discard(holding)
 
     def is_damaged(self, name: str) -> bool:
         """Whether the last look has found a log damaged."""
-        return isinstance(self._damaged.reason(name), JournalCorrupt)
+        damage = self._damage(name)
+        return damage is not None and isinstance(damage.reason, JournalCorrupt)
 
     def begin(self, name: str) -> asyncio.Task[bool]:
         """Begin to take a computation over as soon as it has its turn, once for all who ask; not to be cancelled."""
-        return _begun(self._in_turn, name, self._take_in_turn)
+        holding = self._held.of(name)
+        return holding.turn.begin(partial(self._take_in_turn, name), self._ended(holding))
 
     async def _take_in_turn(self, name: str) -> bool:
         async with self._places:
@@ -112,13 +147,20 @@ class Taking:
             await asyncio.wait([task], timeout=SLOW_SECONDS)
         return await task
 
-    async def _take(self, name: str) -> bool:
+    async def _take(self, holding: Holding) -> bool:
+        name = holding.name
         try:
             taken = await self._take_whole(name)
         except (JournalCorrupt, JournalVersion) as error:
             self.damaged(name, error)
             raise
-        self._damaged.whole(name)
+        finally:
+            holding.coming = State.ABSENT
+        if holding.damage is not None:
+            holding.damage = None
+            log.info(
+                "%s can be taken over: its log is whole again", name, extra=event("log_whole_again", computation=name)
+            )
         return taken
 
     async def _take_whole(self, name: str) -> bool:
@@ -160,6 +202,7 @@ class Taking:
     async def _recover(self, name: str) -> Recovered:
         """Recover a computation from its log, whoever owns that. Raises JournalCorrupt, JournalVersion, JournalFailed, ..."""
         held = self._held
+        held.of(name).coming = State.READING
         loaded = await held.journal.load(name)
         try:
             return held.recover(held.topology.get(name), loaded)
@@ -167,89 +210,6 @@ class Taking:
             # It may be of a life that this process has not heard of yet.
             await self._refresh()
             return held.recover(held.topology.get(name), loaded)
-
-
-@dataclass(slots=True)
-class _Rest:
-    reason: JournalError
-    until: float
-    """Processing time, microseconds."""
-    seconds: float
-    orphaned: bool = False
-    """Whether nobody was found to serve it since the look."""
-
-
-class _Damaged:
-    """What was found of damaged logs. Times are processing times in microseconds."""
-
-    def __init__(self) -> None:
-        self._rests: dict[str, _Rest] = {}
-
-    def found(self, name: str, reason: JournalError, now: int) -> None:
-        """A look has found a log damaged, or written by a newer release. Each reason is logged once."""
-        before = self._rests.get(name)
-        if before is None or str(before.reason) != str(reason):
-            log.error(
-                "%s is not taken over, its owner keeps it as long as it lives: %s",
-                name,
-                reason,
-                extra=event("damaged_log", computation=name, reason=str(reason)),
-            )
-        seconds = REST_SECONDS[0] if before is None else min(2 * before.seconds, REST_SECONDS[1])
-        self._rests[name] = _Rest(reason, now + seconds * 1e6, seconds)
-
-    def orphaned(self, name: str, now: int) -> bool:
-        """Nobody serves the computation. Returns whether that is news since the last look: its owner may have left a whole log."""
-        rest = self._rests.get(name)
-        if rest is None or rest.orphaned:
-            return rest is None
-        rest.orphaned = True
-        rest.until = min(rest.until, now + ORPHAN_SECONDS * 1e6)
-        return True
-
-    def kept(self, name: str) -> None:
-        """Another shard serves the computation."""
-        rest = self._rests.get(name)
-        if rest is not None:
-            rest.orphaned = False
-
-    def whole(self, name: str) -> None:
-        """A log is found whole."""
-        if self._rests.pop(name, None) is not None:
-            log.info(
-                "%s can be taken over: its log is whole again", name, extra=event("log_whole_again", computation=name)
-            )
-
-    def forget(self, name: str) -> None:
-        """Nobody is to take it over any more."""
-        self._rests.pop(name, None)
-
-    def reason(self, name: str) -> JournalError | None:
-        """Return what the last look has found; None: nothing is wrong, or nobody has looked."""
-        rest = self._rests.get(name)
-        return rest.reason if rest is not None else None
-
-    def resting(self, name: str, now: int) -> JournalError | None:
-        """Return why a log is not to be looked at yet; None: look."""
-        rest = self._rests.get(name)
-        return rest.reason if rest is not None and now < rest.until else None
-
-
-def _begun(
-    tasks: dict[str, asyncio.Task[bool]], name: str, work: Callable[[str], Coroutine[None, None, bool]]
-) -> asyncio.Task[bool]:
-    """Return the task that works on a computation, begun if there is none. Whoever asked for it may be gone when it ends."""
-
-    def ended(task: asyncio.Task[bool]) -> None:
-        del tasks[name]
-        if not task.cancelled():
-            task.exception()
-
-    task = tasks.get(name)
-    if task is None:
-        task = tasks[name] = asyncio.create_task(work(name))
-        task.add_done_callback(ended)
-    return task
 
 
 def _not_taken(name: str, error: JournalError) -> errors.Unavailable:
