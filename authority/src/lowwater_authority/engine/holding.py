@@ -1,32 +1,33 @@
-"""One computation on a shard, from the take-over until it is let go or dropped: what was thirteen maps by its name are fields of one object.
+"""One computation on a shard, from the first look at its log until it is let go or dropped. All that is known of it is in one object.
 
     absent --read--> reading --take--> taking --replay--> serving <---> in doubt
        ^                |                 |                  |              |
        +---- failed ----+---- failed -----+---- let go ------+--------------+
-       +<-- its log is short, or is another's -- gone <-- dropped -- (any of them)
+       +<-- its log is short, or is another's -- gone <-- dropped, from any of them
 
-========  =========================================  =============================================  ==================================
-state     what it means                              who brings it about                            what may be done
-========  =========================================  =============================================  ==================================
-absent    nobody asks for it here, or its log is     nobody has taken it; ``Holdings.let_go``       a take-over may begin
-          damaged and left alone for a while
-reading   its log is read and replayed, its owner    ``Taking``, in a shared store                  nothing: clients are sent to the owner
-          goes on
-taking    the log is taken, and what has come since  ``Taking``, ``Shard.start``                    nothing is known of it yet
-          is replayed
-serving   the computation is in memory as the store  ``Holdings.hold``                              all
+========  ============================================  ========================================  ===================================
+state     what it means                                 who brings it about                       what may be done
+========  ============================================  ========================================  ===================================
+absent    nobody asks for it here, or its log is        ``Holdings.let_go``, a failed take-over   a take-over may begin
+          damaged and is left alone for a while
+reading   its log is read and replayed, its owner goes  ``Taking``, in a shared store             nothing: clients are sent to the
+          on                                                                                      owner
+taking    the log is taken, and what has come since is  ``Holdings.take``                         nothing is known of it yet
+          replayed
+serving   the computation is in memory as the store     ``Holdings.hold``                         all
           has it
-in doubt  memory and store may differ, or who owns   a roll-back, a heal, ``Holdings.rise``         what was published stays; see ``Memory``
-          the log is being settled                                                                  for the rest
-gone      it was dropped, and its log is made short  a graph without it                             nobody takes it until that is over
-========  =========================================  =============================================  ==================================
+in doubt  memory and store may differ (``Memory``), or  a roll-back; a heal and                   what was published stays; the rest
+          its ownership is being renewed                ``Holdings.rise``                         waits, or is refused
+gone      it was dropped, and its log is made short     a graph without it                        nobody takes it until that is over
+========  ============================================  ========================================  ===================================
 
-A process that another one has replaced learns it from the journal alone (JournalFenced), and never from a clock: so a holding ends by
-``let_go`` or by a drop, and by nothing else. Whoever has waited for the store looks at the state again before it goes on: it may be absent
-by then, or taken anew.
+That another process has replaced this one it learns from the journal alone (JournalFenced), and never from a clock: so what is served ends by
+``Holdings.let_go`` or by a drop, and by nothing else. Whoever has waited for the store looks at the state again before it goes on: the computation may
+be absent by then, or taken anew. What was staged for a log is known by the log's ``reading``, which grows each time.
 
-What is pure: ``State``, ``Memory`` and what a holding says of itself. It does nothing by itself and waits for nothing. ``Holdings`` reads and
-writes the store, and is the only one that changes a holding, but for how far a take-over has come.
+The state is said by the fields and stored nowhere else, so that they cannot contradict each other. What is pure: everything here but ``Once``. A
+holding reads and writes no store. ``Holdings`` does, and changes what is served; ``Taking`` says how far a take-over has come and what was found
+damaged; the shard begins to mend. A holding of which nothing is to be remembered is discarded (``Holdings.discard``), for anybody may ask for any name.
 """
 
 from __future__ import annotations

@@ -1,0 +1,157 @@
+"""What a shard has of one computation: its states, those of a memory that is not as the store has it, its log, and what is done once at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine.backoff import Backoff
+from lowwater_authority.engine.holding import (
+    NOBODY,
+    ORPHAN_SECONDS,
+    Damage,
+    Ending,
+    Holding,
+    Memory,
+    Once,
+    State,
+    Unwritten,
+)
+from lowwater_authority.engine.logs import SNAPSHOT_AGAIN, SNAPSHOT_BYTES, Log
+from lowwater_authority.journal import GRAPH, JournalFailed, LoadedLog, Ownership
+from tests.unit.sharded_memory import Deployment, turns
+
+REASON = JournalFailed("it cannot be read")
+
+
+@pytest.fixture
+async def deployment() -> AsyncIterator[Deployment]:
+    made = Deployment()
+    yield made
+    for one in made.shards:
+        await one.stop()
+
+
+def serving() -> Holding:
+    """One that is served."""
+    return Holding(Log("x"), Ownership(3), Computation(Spec("x"), epoch_base=0))
+
+
+async def test_the_states_of_a_holding() -> None:
+    holding = Holding(Log("x"))
+    assert (holding.state, holding.idle, holding.ownership) == (State.ABSENT, True, NOBODY)
+    for coming in (State.READING, State.TAKING):
+        holding.coming = coming
+        assert (holding.state, holding.idle) == (coming, False)
+    holding = serving()
+    assert (holding.state, holding.idle) == (State.SERVING, False)
+    holding.renewing = True
+    assert holding.state is State.IN_DOUBT
+    holding.renewing = False
+    holding.unwritten = Unwritten(Memory.ONLY_COPY, REASON)
+    assert holding.state is State.IN_DOUBT
+    assert holding.one_again()
+    assert not holding.one_again(), "that is no news"
+    assert holding.state is State.SERVING
+    holding.held, holding.ownership = None, NOBODY
+    ended = asyncio.create_task(asyncio.sleep(0))
+    holding.ending = Ending(ended)
+    assert (holding.state, holding.idle) == (State.GONE, False)
+    holding.ending = None
+    assert (holding.state, holding.idle) == (State.ABSENT, True)
+    await ended
+
+
+def test_what_is_damaged_is_not_forgotten() -> None:
+    holding = Holding(Log("x"))
+    holding.damage = Damage(REASON, until=60e6, seconds=60)
+    assert (holding.state, holding.idle) == (State.ABSENT, False)
+    assert holding.damage.orphan(1_000_000), "nobody serves it, which is news"
+    assert holding.damage.until == 1_000_000 + ORPHAN_SECONDS * 1e6
+    assert not holding.damage.orphan(2_000_000)
+    holding.damage.kept()
+    assert holding.damage.orphan(3_000_000)
+
+
+def test_the_states_of_a_memory_that_is_not_as_the_store_has_it() -> None:
+    unwritten = Unwritten(Memory.TORN)
+    assert (unwritten.torn, unwritten.kept) == (True, False)
+    assert "is read back from the store first" in unwritten.refusal("x").message
+    unwritten.unreadable(REASON)
+    assert (unwritten.memory, unwritten.torn, unwritten.kept) == (Memory.UNREADABLE, True, True)
+    assert "cannot be read back" in unwritten.refusal("x").message
+    assert not unwritten.changed.is_set()
+    unwritten.restarted()
+    assert (unwritten.memory, unwritten.torn, unwritten.kept) == (Memory.ONLY_COPY, False, True)
+    assert unwritten.changed.is_set()
+    assert "is written again from memory first" in unwritten.refusal("x").message
+    unwritten.unreadable(JournalFailed("once more"))
+    assert (unwritten.memory, str(unwritten.reason)) == (Memory.ONLY_COPY, "once more")
+
+
+def test_a_log_that_is_read_anew_or_forgotten_is_another_reading() -> None:
+    log = Log("x")
+    log.read(LoadedLog(3, b"abc", [(4, b"four"), (5, b"fives")]))
+    assert (log.position, log.behind, log.snapshot_bytes) == (5, 9, 3)
+    log.snapshot_refused(9, 100, now=7)
+    before = log.reading
+    log.read(LoadedLog(3, b"abc", [(4, b"four")]))
+    assert log.reading > before
+    assert (log.refused, log.tried, log.tried_at) == (1, (4, 100), 7), "its snapshots are as often refused as before"
+    before = log.reading
+    log.forget()
+    assert log.reading > before
+    assert (log.position, log.behind, log.snapshot_bytes, log.refused, log.tried) == (0, 0, 0, 0, (0, 0))
+
+
+@pytest.mark.parametrize("name", ["x", GRAPH])
+def test_a_snapshot_that_was_refused_is_tried_again_later(name: str) -> None:
+    log = Log(name)
+    log.behind = SNAPSHOT_BYTES + 1
+    assert log.due(0)
+    log.snapshot_refused(log.behind, SNAPSHOT_BYTES, now=0)
+    assert not log.due(SNAPSHOT_AGAIN - 1)
+    assert log.due(SNAPSHOT_AGAIN)
+    log.snapshot_taken(log.behind, 10)
+    assert (log.behind, log.refused, log.due(SNAPSHOT_AGAIN)) == (0, 0, False)
+
+
+async def test_work_is_done_once_for_all_who_ask() -> None:
+    once, go, ended = Once(), asyncio.Event(), []
+
+    async def work() -> bool:
+        await go.wait()
+        return True
+
+    first = once.begin(work, lambda: ended.append("first"))
+    assert once.begin(work, lambda: ended.append("second")) is first
+    go.set()
+    assert await first
+    await turns()
+    assert (once.task, ended) == (None, ["first"])
+
+
+async def test_a_wait_doubles_until_something_changes() -> None:
+    backoff, changed = Backoff(0.5, 1.5), asyncio.Event()
+    changed.set()
+    assert backoff.first
+    seen = []
+    for _ in range(3):
+        seen.append(backoff.seconds)
+        await backoff.wait(changed)
+    assert (seen, backoff.seconds, backoff.first) == ([0.5, 1.0, 1.5], 1.5, False)
+    backoff.restart()
+    assert (backoff.seconds, backoff.first) == (0.5, True)
+
+
+async def test_rule7_nothing_is_remembered_of_names_that_nobody_has_registered(deployment: Deployment) -> None:
+    one = await deployment.start("one:1")
+    for number in range(10):
+        await one.shard.serve_those([f"nobody-{number}", "nor-me"])
+    await turns()
+    assert one.shard.held.known("nobody-0") is None
+    assert one.shard.held.known("nor-me") is None
