@@ -31,7 +31,7 @@ from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import GroupReport, Refused
 from lowwater_authority.core.times import MAX
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.engine import holdings, rounds
+from lowwater_authority.engine import holding, holdings, rounds
 from lowwater_authority.engine.logs import Log, Logs
 from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
@@ -159,7 +159,8 @@ def restart_counters_after_a_lost_epoch(planted: Planted) -> None:
         found.last_sequencer = max(found.map.groups, default=0)
         return found
 
-    planted.setattr(holdings, "epoch_base", base)
+    for module in (holding, holdings):
+        planted.setattr(module, "epoch_base", base)
     planted.setattr(recovery, "recover", restarting)
 
 

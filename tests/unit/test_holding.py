@@ -21,8 +21,11 @@ from lowwater_authority.engine.holding import (
     State,
     Unwritten,
 )
+from lowwater_authority.engine.holdings import Holdings
 from lowwater_authority.engine.logs import SNAPSHOT_AGAIN, SNAPSHOT_BYTES, Log
 from lowwater_authority.journal import GRAPH, JournalFailed, LoadedLog, Ownership
+from lowwater_authority.ops.observer import Observer
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.unit.sharded_memory import Deployment, turns
 
 REASON = JournalFailed("it cannot be read")
@@ -36,13 +39,18 @@ async def deployment() -> AsyncIterator[Deployment]:
         await one.stop()
 
 
+def none_yet() -> Holdings:
+    """What a shard holds in the beginning."""
+    return Holdings(MemoryJournal(MemoryDisk(), shared=True), Observer(), lambda: True)
+
+
 def serving() -> Holding:
     """One that is served."""
-    return Holding(Log("x"), Ownership(3), Computation(Spec("x"), epoch_base=0))
+    return Holding(none_yet(), Log("x"), Ownership(3), Computation(Spec("x"), epoch_base=0))
 
 
 async def test_the_states_of_a_holding() -> None:
-    holding = Holding(Log("x"))
+    holding = Holding(none_yet(), Log("x"))
     assert (holding.state, holding.idle, holding.ownership) == (State.ABSENT, True, NOBODY)
     for coming in (State.READING, State.TAKING):
         holding.coming = coming
@@ -67,7 +75,7 @@ async def test_the_states_of_a_holding() -> None:
 
 
 def test_what_is_damaged_is_not_forgotten() -> None:
-    holding = Holding(Log("x"))
+    holding = Holding(none_yet(), Log("x"))
     holding.damage = Damage(REASON, until=60e6, seconds=60)
     assert (holding.state, holding.idle) == (State.ABSENT, False)
     assert holding.damage.orphan(1_000_000), "nobody serves it, which is news"

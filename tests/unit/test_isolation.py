@@ -18,7 +18,7 @@ from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, Group
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard as shard_module
-from lowwater_authority.engine.holdings import Holdings
+from lowwater_authority.engine.holding import Holding
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import JournalReplaced
 from tests.contract.journal_stores import flipped
@@ -428,7 +428,7 @@ async def test_rule2_half_a_change_is_not_written_by_a_heal(deployment: Deployme
 async def test_rule2_breaks_when_a_heal_writes_whatever_is_in_memory(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Holdings, "is_torn", lambda self, name: False)
+    monkeypatch.setattr(Holding, "torn", property(lambda self: False))
     await test_rule2_half_a_change_is_not_written_by_a_heal(deployment)
 
 

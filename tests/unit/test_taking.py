@@ -17,8 +17,8 @@ from lowwater_authority.cluster.membership import View
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine.holding import ORPHAN_SECONDS
-from lowwater_authority.engine.holdings import _resumed, epoch_base
+from lowwater_authority.engine.holding import ORPHAN_SECONDS, epoch_base
+from lowwater_authority.engine.holdings import _resumed
 from lowwater_authority.engine.takeover import TAKEN_AT_ONCE
 from lowwater_authority.journal import LoadedLog, Ownership, frames
 from lowwater_authority.journal.frames import decode, encode

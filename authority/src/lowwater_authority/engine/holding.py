@@ -17,7 +17,7 @@ taking    the log is taken, and what has come since is  ``Holdings.take``       
 serving   the computation is in memory as the store     ``Holdings.hold``                         all
           has it
 in doubt  memory and store may differ (``Memory``), or  a roll-back; a heal and                   what was published stays; the rest
-          its ownership is being renewed                ``Holdings.rise``                         waits, or is refused
+          its ownership is being renewed                ``Holding.rise``                          waits, or is refused
 gone      it was dropped, and its log is made short     a graph without it                        nobody takes it until that is over
 ========  ============================================  ========================================  ===================================
 
@@ -25,27 +25,49 @@ That another process has replaced this one it learns from the journal alone (Jou
 ``Holdings.let_go`` or by a drop, and by nothing else. Whoever has waited for the store looks at the state again before it goes on: the computation may
 be absent by then, or taken anew. What was staged for a log is known by the log's ``reading``, which grows each time.
 
-The state is said by the fields and stored nowhere else, so that they cannot contradict each other. What is pure: everything here but ``Once``. A
-holding reads and writes no store. ``Holdings`` does, and changes what is served; ``Taking`` says how far a take-over has come and what was found
-damaged; the shard begins to mend. A holding of which nothing is to be remembered is discarded (``Holdings.discard``), for anybody may ask for any name.
+The state is said by the fields and stored nowhere else, so that they cannot contradict each other. Pure are ``State``, ``Memory``, ``Unwritten`` and
+``Damage``. What goes to the store is behind "with the store" below, and each caller goes on with what it raises: a round rolls back by ``reload`` and rises;
+``Logs.heal`` heals what the store has lost; the shard puts right beside the rounds what a roll-back has kept; a stop mends. ``Taking`` says how far a
+take-over has come and what was found damaged. ``Holdings`` begins and ends what is served, makes the logs of what was dropped short, and keeps the graph.
+A holding of which nothing is to be remembered is discarded (``Holdings.discard``), for anybody may ask for any name.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
-from lowwater_authority.journal import Ownership
+from lowwater_authority.core import recovery
+from lowwater_authority.engine.backoff import Backoff
+from lowwater_authority.engine.logs import RETRY_SECONDS
+from lowwater_authority.journal import (
+    JournalCorrupt,
+    JournalFailed,
+    JournalFenced,
+    JournalLost,
+    JournalOutvoted,
+    JournalPosition,
+    JournalVersion,
+    Ownership,
+)
+from lowwater_authority.journal.contract import is_usurped
+from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Collection, Coroutine, Iterator
 
-    from lowwater_authority.core.computation import Computation
+    from lowwater_authority.core.computation import Computation, View
+    from lowwater_authority.engine.holdings import Holdings
     from lowwater_authority.engine.logs import Log
     from lowwater_authority.journal import JournalError
+
+_logger = logging.getLogger(__name__)
 
 NOBODY: Final = Ownership()
 """Of what this process does not own."""
@@ -53,6 +75,17 @@ NOBODY: Final = Ownership()
 
 ORPHAN_SECONDS: Final = 5.0
 """The longest until a damaged log is looked at again while nobody serves the computation."""
+
+
+NONCE_BITS: Final = 0xFFF
+
+
+def epoch_base(ownership: Ownership) -> int:
+    """Return what a computation's sequencers are counted from: epoch and nonce above a counter of 28 bits.
+
+    They grow even past a lost journal tail; the nonce keeps two owners apart that a store, having lost an epoch, gave one.
+    """
+    return ownership.epoch << 40 | (ownership.nonce & NONCE_BITS) << 28
 
 
 class State(Enum):
@@ -190,6 +223,8 @@ class Ending:
 class Holding:
     """One computation on this shard. See the top of this module for its states."""
 
+    among: Holdings
+    """All that this shard holds, with the store and the graph."""
     log: Log
     ownership: Ownership = NOBODY
     """By which its log is this process's; epoch 0 when it is not held."""
@@ -257,3 +292,175 @@ class Holding:
         if before is not None:
             before.changed.set()
         return before is not None
+
+    # -- with the store ------------------------------------------------------------------------------------
+
+    async def refuse_usurped(self) -> None:
+        """Raise JournalFenced when another process has taken a held log, JournalFailed, ..."""
+        owner = (await self.among.journal.owners([self.name]))[self.name]
+        if self.held is not None and is_usurped(self.ownership, owner):
+            raise JournalFenced({self.name: (self.ownership.epoch, owner.epoch)})
+
+    async def mend(self) -> None:
+        """Write a held computation again from memory, as a heal does, when what the store has of it is damaged.
+
+        Reads all of it. Raises JournalFenced when another process has taken it, JournalLost, JournalFailed and JournalUnknown.
+        """
+        among = self.among
+        try:
+            among.recover(among.topology.get(self.name), await among.journal.load(self.name))
+        except (JournalCorrupt, JournalVersion) as damage:
+            told = event("damaged_log_mended", computation=self.name)
+            _logger.error("%s; it is written again from memory", damage, extra=told)
+            if self.unwritten is not None:
+                await self.write_again()
+            else:
+                await self.heal()
+
+    async def reload(self) -> tuple[View | None, Collection[str]]:
+        """Go back to what the journal has of a computation.
+
+        Returns what is published of it, None when it is not held any more, and of which computations what was staged counts all the same.
+        Waits for as long as the journal cannot be read, or put right; raises JournalFenced, and JournalCorrupt or JournalVersion
+        when memory is all that is left, see :meth:`write_again`. Where the store has lost records that
+        were shown, memory is what counts, with all that is staged: what owners said is true whether or not they were told that
+        it was taken over.
+        """
+        backoff = Backoff(*RETRY_SECONDS)
+        while self.held is not None:
+            try:
+                return await self._reloaded()
+            except JournalPosition:
+                _logger.info("other shards have changed the graph, which was lost too", extra=event("graph_changed"))
+            except JournalFailed as error:
+                if self.among.logs.stopping:
+                    raise
+                _logger.warning(
+                    "the journal cannot be read, trying again in %.2f s: %s",
+                    backoff.seconds,
+                    error,
+                    extra=event("store_unreadable", computation=self.name, reason=str(error)),
+                )
+            await backoff.wait()
+        return None, ()
+
+    async def _reloaded(self) -> tuple[View | None, Collection[str]]:
+        among, name, before = self.among, self.name, self.computation
+        try:
+            loaded = await among.journal.load(name)
+            # What the next owner has written there may be of a life that this process has not heard of.
+            await among.journal.confirm([name])
+        except JournalLost as lost:
+            await among.heal(lost)
+            if name not in lost.logs:
+                return await self._reloaded()
+            if self.torn:
+                return None, ()
+            return (self.held.publish() if self.held is not None else None), lost.logs
+        if self.held is None:
+            return None, ()
+        recovered = await among.recovered_in_pieces(among.topology.get(name), loaded)
+        if self.held is not before:  # let go meanwhile, and perhaps taken again
+            return (self.held.published if self.held is not None else None), ()
+        return among.hold(among.topology.get(name), self.ownership, loaded, recovered).published, ()
+
+    def tear(self) -> None:
+        """Half a change may be in memory: it is to be read back."""
+        self.unwritten = Unwritten(Memory.TORN)
+
+    def keep(self, reason: JournalError) -> None:
+        """What the store has cannot be read back. Nothing is to be kept of what was let go meanwhile."""
+        if self.held is None:
+            return
+        if self.unwritten is None:
+            self.unwritten = Unwritten(Memory.ONLY_COPY)
+        self.unwritten.unreadable(reason)
+
+    async def put_right(self) -> View | None:
+        """Make memory and store one again: write an unwritten computation, or read it when half a change may be in memory. Once.
+
+        Returns what is published of it, None when it was done by others. Raises as :meth:`write_again`, and as ``Journal.load`` does.
+        """
+        if not self.torn:
+            return await self.write_again()
+        async with self.writing:
+            loaded = await self.among.journal.load(self.name)
+            await self.among.journal.confirm([self.name])
+            if not self.torn:
+                return None
+            return self.among.hold(self.among.topology.get(self.name), self.ownership, loaded).published
+
+    async def write_again(self) -> View | None:
+        """Write an unwritten computation again from memory, once; returns what is published of it, None when it was done by others.
+
+        Raises JournalFenced when another process has taken it, and else what ``Journal.restore`` raises.
+        """
+        async with self.writing:
+            if self.unwritten is None:
+                return None
+            await self._restore()
+            return self.computation.publish() if self.one_again() else None
+
+    async def rise(self, above: int) -> None:
+        """Become the owner of a held computation once more, by a greater number. Raises JournalFailed, JournalFenced, ..."""
+        if self.held is None or self.torn:
+            return
+        among = self.among
+        take = partial(among.journal.take, self.name, view=among.view, address=among.address, above=above)
+        try:
+            async with self.writing:
+                with self._renewing():
+                    self._own(await among.logs.until_known(take))
+        except JournalLost as lost:
+            await among.heal(lost)
+            await self.rise(above)
+        except JournalOutvoted as error:
+            raise JournalFenced({self.name: (self.ownership.epoch, 0)}) from error
+
+    async def heal(self) -> None:
+        """Put back what the store has lost of it. Raises JournalFenced when another process has taken it, JournalFailed, ..."""
+        if self.held is None:
+            return
+        async with self.writing:
+            if self.torn:
+                # Neither copy is whole: what the store lacks is not to be replaced by what was never decided.
+                self.keep(JournalCorrupt(self.name, None, "the store has lost records of it"))
+            elif self.held is not None:
+                await self._restore()
+                self.one_again()
+
+    async def _restore(self) -> None:
+        """Make memory all there is of a held log. Raises JournalFenced when another process has taken it, JournalFailed, ..."""
+        payload = recovery.snapshot(self.computation)
+        with self._renewing():
+            self._own(await self.replace(payload, self.ownership))
+
+    async def replace(self, payload: bytes, mine: Ownership) -> Ownership:
+        """Make a snapshot all there is of its log, under a greater number."""
+        among, name = self.among, self.name
+        while True:
+            try:
+                # By the view that made this process the owner: who was chosen by a newer one keeps what it has.
+                return await among.logs.restore(self.log, payload, view=mine.view, address=among.address)
+            except JournalOutvoted as error:
+                raise JournalFenced({name: (mine.epoch, 0)}) from error
+            except JournalPosition as place:
+                # Another process's records, in a store that has lost who owns it; or own ones, of unknown outcome or too damaged
+                # to be read: nobody else writes under this number.
+                found = (await among.journal.owners([name]))[name]
+                if (found.epoch, found.nonce) != (mine.epoch, mine.nonce):
+                    raise JournalFenced({name: (mine.epoch, 0)}) from place
+                self.log.reached(place.last)
+
+    @contextmanager
+    def _renewing(self) -> Iterator[None]:
+        self.renewing = True
+        try:
+            yield
+        finally:
+            self.renewing = False
+
+    def _own(self, ownership: Ownership) -> None:
+        if self.held is not None:  # else it was let go meanwhile
+            self.ownership = ownership
+            self.held.epoch_base = epoch_base(ownership)

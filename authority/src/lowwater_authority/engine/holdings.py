@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -22,14 +21,13 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Topology, WrongGraph
 from lowwater_authority.engine.backoff import Backoff
-from lowwater_authority.engine.holding import NOBODY, Ending, Holding, Memory, State, Unwritten
+from lowwater_authority.engine.holding import NOBODY, Ending, Holding, State, Unwritten, epoch_base
 from lowwater_authority.engine.logs import RETRY_SECONDS, Log, Logs
 from lowwater_authority.journal import (
     GRAPH,
     JournalClosed,
     JournalCorrupt,
     JournalError,
-    JournalFailed,
     JournalFenced,
     JournalLost,
     JournalOutvoted,
@@ -39,18 +37,14 @@ from lowwater_authority.journal import (
     LoadedLog,
     Ownership,
 )
-from lowwater_authority.journal.contract import is_usurped
 from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from lowwater_authority.core.computation import View
     from lowwater_authority.core.topology import Spec
     from lowwater_authority.journal import Journal
     from lowwater_authority.ops.observer import Observer
-
-NONCE_BITS: Final = 0xFFF
 
 PIECE_BYTES: Final = 128 << 10
 """Bytes of a log that are replayed at once: some five milliseconds, in which nobody else has the event loop."""
@@ -71,14 +65,6 @@ OVER: Final = (JournalFenced, JournalOutvoted, JournalVersion, JournalReplaced, 
 """Why a log is not this process's to make short, and will not be."""
 
 log = logging.getLogger(__name__)
-
-
-def epoch_base(ownership: Ownership) -> int:
-    """Return what a computation's sequencers are counted from: epoch and nonce above a counter of 28 bits.
-
-    They grow even past a lost journal tail; the nonce keeps two owners apart that a store, having lost an epoch, gave one.
-    """
-    return ownership.epoch << 40 | (ownership.nonce & NONCE_BITS) << 28
 
 
 class Recovered(NamedTuple):
@@ -214,7 +200,7 @@ class Holdings:
         """Return what is known here of a computation, from now on."""
         holding = self._known.get(name)
         if holding is None:
-            holding = self._known[name] = Holding(Log(name))
+            holding = self._known[name] = Holding(self, Log(name))
         return holding
 
     def known(self, name: str) -> Holding | None:
@@ -250,7 +236,7 @@ class Holdings:
         self._observer.replayed(perf_counter() - began)
         return computation
 
-    async def _recovered_in_pieces(self, spec: Spec, loaded: LoadedLog) -> Recovered:
+    async def recovered_in_pieces(self, spec: Spec, loaded: LoadedLog) -> Recovered:
         """Recover a computation as :meth:`recover` does, and let others have the event loop in between. Raises JournalCorrupt."""
         records = [payload for _, payload in loaded.records]
         steps = recovery.steps(spec, loaded.snapshot, records, epoch_base=0)
@@ -286,7 +272,6 @@ class Holdings:
             self._disown(name)
             holding.log.forget()
             self.journal.release(name)
-            self.discard(holding)
         self.let_gone += len(gone)
         return gone
 
@@ -400,7 +385,7 @@ class Holdings:
                 loaded = await self._left(name)
                 self.of(name).log.read(loaded or LoadedLog(0, None, []))
                 payload = _end_of_stored(tombstone, ownership, loaded)
-            await self._replace(name, payload, ownership)
+            await self.of(name).replace(payload, ownership)
         self._ended[name] = tombstone.incarnation
 
     async def _is_short(self, tombstone: Spec) -> bool:
@@ -424,80 +409,10 @@ class Holdings:
             await asyncio.wait([holding.ending.task for holding in self.gone.values() if holding.ending is not None])
         self._settling.clear()
 
-    async def refuse_usurped(self, name: str) -> None:
-        """Raise JournalFenced when another process has taken a held log, JournalFailed, ..."""
-        owner = (await self.journal.owners([name]))[name]
-        if name in self.served and is_usurped(self.served[name].ownership, owner):
-            raise JournalFenced({name: (self.epoch(name), owner.epoch)})
-
     def epoch(self, name: str) -> int:
         """Return the number under which a computation is held; 0 when it is not."""
         holding = self.served.get(name)
         return holding.ownership.epoch if holding is not None else 0
-
-    async def mend(self, name: str) -> None:
-        """Write a held computation again from memory, as a heal does, when what the store has of it is damaged.
-
-        Reads all of it. Raises JournalFenced when another process has taken it, JournalLost, JournalFailed and JournalUnknown.
-        """
-        try:
-            self.recover(self.topology.get(name), await self.journal.load(name))
-        except (JournalCorrupt, JournalVersion) as damage:
-            log.error(
-                "%s; it is written again from memory", damage, extra=event("damaged_log_mended", computation=name)
-            )
-            if self.is_unwritten(name):
-                await self.write_again(name)
-            else:
-                await self._heal(name)
-
-    async def reload(self, name: str) -> tuple[View | None, Collection[str]]:
-        """Go back to what the journal has of a computation.
-
-        Returns what is published of it, None when it is not held any more, and of which computations what was staged counts all the same.
-        Waits for as long as the journal cannot be read, or put right; raises JournalFenced, and JournalCorrupt or JournalVersion
-        when memory is all that is left, see :meth:`write_again`. Where the store has lost records that
-        were shown, memory is what counts, with all that is staged: what owners said is true whether or not they were told that
-        it was taken over.
-        """
-        backoff = Backoff(*RETRY_SECONDS)
-        while name in self.served:
-            try:
-                return await self._reloaded(name)
-            except JournalPosition:
-                log.info("other shards have changed the graph, which was lost too", extra=event("graph_changed"))
-            except JournalFailed as error:
-                if self.logs.stopping:
-                    raise
-                log.warning(
-                    "the journal cannot be read, trying again in %.2f s: %s",
-                    backoff.seconds,
-                    error,
-                    extra=event("store_unreadable", computation=name, reason=str(error)),
-                )
-            await backoff.wait()
-        return None, ()
-
-    async def _reloaded(self, name: str) -> tuple[View | None, Collection[str]]:
-        before = self.served[name].computation
-        try:
-            loaded = await self.journal.load(name)
-            # What the next owner has written there may be of a life that this process has not heard of.
-            await self.journal.confirm([name])
-        except JournalLost as lost:
-            await self.heal(lost)
-            if name not in lost.logs:
-                return await self._reloaded(name)
-            if self.is_torn(name):
-                return None, ()
-            return (self.served[name].computation.publish() if name in self.served else None), lost.logs
-        if name not in self.served:
-            return None, ()
-        recovered = await self._recovered_in_pieces(self.topology.get(name), loaded)
-        now = self.computation(name)
-        if now is not before:  # let go meanwhile, and perhaps taken again
-            return (now.published if now is not None else None), ()
-        return self.hold(self.topology.get(name), self.served[name].ownership, loaded, recovered).published, ()
 
     def is_torn(self, name: str) -> bool:
         """Whether half a change may be in memory, so that the store's copy counts alone."""
@@ -518,19 +433,6 @@ class Holdings:
         holding = self.served.get(name)
         return holding is not None and holding.kept
 
-    def tear(self, name: str) -> None:
-        """Half a change may be in memory of a held computation: it is to be read back."""
-        self.served[name].unwritten = Unwritten(Memory.TORN)
-
-    def keep(self, name: str, reason: JournalError) -> None:
-        """What the store has of a computation cannot be read back. Nothing is to be kept of what was let go meanwhile."""
-        holding = self.served.get(name)
-        if holding is None:
-            return
-        if holding.unwritten is None:
-            holding.unwritten = Unwritten(Memory.ONLY_COPY)
-        holding.unwritten.unreadable(reason)
-
     def restart(self, computation: Computation, spec: Spec) -> Computation:
         """Begin a new life of a held computation, which is whole whatever was half done in the one before."""
         holding = self.served[spec.name]
@@ -538,32 +440,6 @@ class Holdings:
         if holding.unwritten is not None:
             holding.unwritten.restarted()
         return fresh
-
-    async def put_right(self, name: str) -> View | None:
-        """Make memory and store one again: write an unwritten computation, or read it when half a change may be in memory. Once.
-
-        Returns what is published of it, None when it was done by others. Raises as :meth:`write_again`, and as ``Journal.load`` does.
-        """
-        if not self.is_torn(name):
-            return await self.write_again(name)
-        async with self.of(name).writing:
-            loaded = await self.journal.load(name)
-            await self.journal.confirm([name])
-            if not self.is_torn(name):
-                return None
-            return self.hold(self.topology.get(name), self.served[name].ownership, loaded).published
-
-    async def write_again(self, name: str) -> View | None:
-        """Write an unwritten computation again from memory, once; returns what is published of it, None when it was done by others.
-
-        Raises JournalFenced when another process has taken it, and else what ``Journal.restore`` raises.
-        """
-        async with self.of(name).writing:
-            if not self.is_unwritten(name):
-                return None
-            await self._restore(name)
-            written = self.of(name).one_again()
-            return self.served[name].computation.publish() if written else None
 
     # -- confirming and healing ----------------------------------------------------------------------------
 
@@ -590,21 +466,6 @@ class Holdings:
         """Return the names of the computations of which it can be asked who owns them."""
         return [name for name in self.served if not self._is_renewing(name) and not self.is_torn(name)]
 
-    async def rise(self, name: str, above: int) -> None:
-        """Become the owner of a held computation once more, by a greater number. Raises JournalFailed, JournalFenced, ..."""
-        if name not in self.served or self.is_torn(name):
-            return
-        take = partial(self.journal.take, name, view=self.view, address=self.address, above=above)
-        try:
-            async with self.of(name).writing:
-                with self._renewing(name):
-                    self._own(name, await self.logs.until_known(take))
-        except JournalLost as lost:
-            await self.heal(lost)
-            await self.rise(name, above)
-        except JournalOutvoted as error:
-            raise JournalFenced({name: (self.epoch(name), 0)}) from error
-
     async def heal(self, error: JournalLost) -> None:
         """Put back what the store has lost. All that is staged must be durable, or be meant to be."""
         await self.logs.heal(error)
@@ -613,55 +474,11 @@ class Holdings:
         if name == GRAPH:
             await self._heal_graph()
         elif name in self.served:
-            async with self.of(name).writing:
-                if self.is_torn(name):
-                    # Neither copy is whole: what the store lacks is not to be replaced by what was never decided.
-                    self.keep(name, JournalCorrupt(name, None, "the store has lost records of it"))
-                elif name in self.served:
-                    await self._restore(name)
-                    self.of(name).one_again()
-
-    async def _restore(self, name: str) -> None:
-        """Make memory all there is of a held log. Raises JournalFenced when another process has taken it, JournalFailed, ..."""
-        holding = self.served[name]
-        payload = recovery.snapshot(holding.computation)
-        with self._renewing(name):
-            self._own(name, await self._replace(name, payload, holding.ownership))
-
-    async def _replace(self, name: str, payload: bytes, mine: Ownership) -> Ownership:
-        """Make a snapshot all there is of a log, under a greater number."""
-        while True:
-            try:
-                # By the view that made this process the owner: who was chosen by a newer one keeps what it has.
-                return await self.logs.restore(self.of(name).log, payload, view=mine.view, address=self.address)
-            except JournalOutvoted as error:
-                raise JournalFenced({name: (mine.epoch, 0)}) from error
-            except JournalPosition as place:
-                # Another process's records, in a store that has lost who owns it; or own ones, of unknown outcome or too damaged
-                # to be read: nobody else writes under this number.
-                found = (await self.journal.owners([name]))[name]
-                if (found.epoch, found.nonce) != (mine.epoch, mine.nonce):
-                    raise JournalFenced({name: (mine.epoch, 0)}) from place
-                self.of(name).log.reached(place.last)
-
-    @contextmanager
-    def _renewing(self, name: str) -> Iterator[None]:
-        holding = self.of(name)
-        holding.renewing = True
-        try:
-            yield
-        finally:
-            holding.renewing = False
+            await self.served[name].heal()
 
     def _is_renewing(self, name: str) -> bool:
         holding = self._known.get(name)
         return holding is not None and holding.renewing
-
-    def _own(self, name: str, ownership: Ownership) -> None:
-        holding = self.served.get(name)
-        if holding is not None:  # else it was let go meanwhile
-            holding.ownership = ownership
-            holding.computation.epoch_base = epoch_base(ownership)
 
     async def _heal_graph(self) -> None:
         """Whatever other shards have written on top of what is left stays; this process reads it afterwards."""

@@ -198,7 +198,7 @@ class Shard:
     async def _mend(self, name: str) -> bool:
         """Put right what the store has of a computation; False when the store is away, and would be so for the others."""
         try:
-            await self.held.mend(name)
+            await self.held.of(name).mend()
         except (JournalFenced, JournalLost) as error:
             log.warning(
                 "what the store has of %s is not checked: %s",
@@ -575,7 +575,7 @@ class Shard:
         if not held:
             return
         try:
-            await self.held.refuse_usurped(name)
+            await self.held.of(name).refuse_usurped()
         except JournalFenced as error:
             self.replaced(error.owners)
             raise moved(name) from error
@@ -902,7 +902,7 @@ class Shard:
         if round_.lost is not None:
             await self.held.heal(round_.lost)
         for name, seen in round_.above.items():
-            await self.held.rise(name, seen)
+            await self.held.of(name).rise(seen)
         records = []
         for name, computation in round_.touched.items():
             record = computation.take_record(round_.now)
@@ -1015,18 +1015,18 @@ class Shard:
         if self.shared and round_.topology is not None:
             held.graph.forget()  # it may have been read for this round
         for name in round_.torn & held.served.keys():
-            held.tear(name)
+            held.served[name].tear()
         kept: set[str] = set()
         for name in round_.touched:
             while self.serves(name) and not held.is_kept(name):
                 try:
-                    view, healed = await held.reload(name)
+                    view, healed = await held.served[name].reload()
                 except JournalFenced as error:
                     self.replaced(error.owners)
                     if name in error.owners:
                         break
                 except (JournalCorrupt, JournalVersion) as damage:
-                    held.keep(name, damage)
+                    held.of(name).keep(damage)
                 else:
                     kept.update(healed)
                     if view is not None:
@@ -1064,7 +1064,7 @@ class Shard:
         backoff = Backoff(*WRITE_AGAIN_SECONDS)
         while (unwritten := self.held.unwritten(name)) is not None:
             try:
-                view = await self.held.put_right(name)
+                view = await self.held.of(name).put_right()
             except JournalFenced as error:
                 self.replaced(error.owners)
                 return
