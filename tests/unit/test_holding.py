@@ -49,35 +49,41 @@ def serving() -> Holding:
     return Holding(none_yet(), Log("x"), Ownership(3), Computation(Spec("x"), epoch_base=0))
 
 
+def said(holding: Holding) -> tuple[State, bool]:
+    """Its state, and whether there is nothing to remember of it."""
+    return holding.state, holding.idle
+
+
 async def test_the_states_of_a_holding() -> None:
     holding = Holding(none_yet(), Log("x"))
-    assert (holding.state, holding.idle, holding.ownership) == (State.ABSENT, True, NOBODY)
+    assert said(holding) == (State.ABSENT, True)
+    assert holding.ownership == NOBODY
     for coming in (State.READING, State.TAKING):
         holding.coming = coming
-        assert (holding.state, holding.idle) == (coming, False)
+        assert said(holding) == (coming, False)
     holding = serving()
-    assert (holding.state, holding.idle) == (State.SERVING, False)
+    assert said(holding) == (State.SERVING, False)
     holding.renewing = True
-    assert holding.state is State.IN_DOUBT
+    assert said(holding) == (State.IN_DOUBT, False)
     holding.renewing = False
     holding.unwritten = Unwritten(Memory.ONLY_COPY, REASON)
-    assert holding.state is State.IN_DOUBT
+    assert said(holding) == (State.IN_DOUBT, False)
     assert holding.one_again()
     assert not holding.one_again(), "that is no news"
-    assert holding.state is State.SERVING
+    assert said(holding) == (State.SERVING, False)
     holding.held, holding.ownership = None, NOBODY
-    ended = asyncio.create_task(asyncio.sleep(0))
-    holding.ending = Ending(ended)
-    assert (holding.state, holding.idle) == (State.GONE, False)
+    task = asyncio.create_task(asyncio.sleep(0))
+    holding.ending = Ending(task)
+    assert said(holding) == (State.GONE, False)
     holding.ending = None
-    assert (holding.state, holding.idle) == (State.ABSENT, True)
-    await ended
+    assert said(holding) == (State.ABSENT, True)
+    await task
 
 
 def test_what_is_damaged_is_not_forgotten() -> None:
     holding = Holding(none_yet(), Log("x"))
     holding.damage = Damage(REASON, until=60e6, seconds=60)
-    assert (holding.state, holding.idle) == (State.ABSENT, False)
+    assert said(holding) == (State.ABSENT, False)
     assert holding.damage.orphan(1_000_000), "nobody serves it, which is news"
     assert holding.damage.until == 1_000_000 + ORPHAN_SECONDS * 1e6
     assert not holding.damage.orphan(2_000_000)
@@ -129,7 +135,8 @@ def test_a_snapshot_that_was_refused_is_tried_again_later(name: str) -> None:
 
 
 async def test_work_is_done_once_for_all_who_ask() -> None:
-    once, go, ended = Once(), asyncio.Event(), []
+    once, go = Once(), asyncio.Event()
+    ended: list[str] = []
 
     async def work() -> bool:
         await go.wait()
@@ -146,7 +153,7 @@ async def test_work_is_done_once_for_all_who_ask() -> None:
 async def test_a_wait_doubles_until_something_changes() -> None:
     backoff, changed = Backoff(0.5, 1.5), asyncio.Event()
     changed.set()
-    assert backoff.first
+    assert (backoff.seconds, backoff.first) == (0.5, True)
     seen = []
     for _ in range(3):
         seen.append(backoff.seconds)

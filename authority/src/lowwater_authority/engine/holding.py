@@ -260,6 +260,10 @@ class Holding:
         assert self.held is not None, f"{self.name} is not held"
         return self.held
 
+    def is_held(self) -> bool:
+        """Whether it is served; to be asked again behind each wait for the store."""
+        return self.held is not None
+
     @property
     def state(self) -> State:
         """Say how this shard stands to the computation."""
@@ -276,13 +280,11 @@ class Holding:
         waiting = self.renewing or self.writing.locked() or any(task is not None for task in under_way)
         return self.state is State.ABSENT and self.damage is None and not waiting
 
-    @property
-    def torn(self) -> bool:
+    def is_torn(self) -> bool:
         """Whether half a change may be in memory, so that the store's copy counts alone."""
         return self.unwritten is not None and self.unwritten.torn
 
-    @property
-    def kept(self) -> bool:
+    def is_kept(self) -> bool:
         """Whether memory counts, or nothing does, because the store cannot be read back."""
         return self.unwritten is not None and self.unwritten.kept
 
@@ -354,10 +356,10 @@ class Holding:
             await among.heal(lost)
             if name not in lost.logs:
                 return await self._reloaded()
-            if self.torn:
+            if self.is_torn():
                 return None, ()
             return (self.held.publish() if self.held is not None else None), lost.logs
-        if self.held is None:
+        if not self.is_held():
             return None, ()
         recovered = await among.recovered_in_pieces(among.topology.get(name), loaded)
         if self.held is not before:  # let go meanwhile, and perhaps taken again
@@ -381,12 +383,12 @@ class Holding:
 
         Returns what is published of it, None when it was done by others. Raises as :meth:`write_again`, and as ``Journal.load`` does.
         """
-        if not self.torn:
+        if not self.is_torn():
             return await self.write_again()
         async with self.writing:
             loaded = await self.among.journal.load(self.name)
             await self.among.journal.confirm([self.name])
-            if not self.torn:
+            if not self.is_torn():
                 return None
             return self.among.hold(self.among.topology.get(self.name), self.ownership, loaded).published
 
@@ -403,7 +405,7 @@ class Holding:
 
     async def rise(self, above: int) -> None:
         """Become the owner of a held computation once more, by a greater number. Raises JournalFailed, JournalFenced, ..."""
-        if self.held is None or self.torn:
+        if self.held is None or self.is_torn():
             return
         among = self.among
         take = partial(among.journal.take, self.name, view=among.view, address=among.address, above=above)
@@ -419,13 +421,13 @@ class Holding:
 
     async def heal(self) -> None:
         """Put back what the store has lost of it. Raises JournalFenced when another process has taken it, JournalFailed, ..."""
-        if self.held is None:
+        if not self.is_held():
             return
         async with self.writing:
-            if self.torn:
+            if self.is_torn():
                 # Neither copy is whole: what the store lacks is not to be replaced by what was never decided.
                 self.keep(JournalCorrupt(self.name, None, "the store has lost records of it"))
-            elif self.held is not None:
+            elif self.is_held():
                 await self._restore()
                 self.one_again()
 

@@ -417,7 +417,7 @@ class Holdings:
     def is_torn(self, name: str) -> bool:
         """Whether half a change may be in memory, so that the store's copy counts alone."""
         holding = self.served.get(name)
-        return holding is not None and holding.torn
+        return holding is not None and holding.is_torn()
 
     def unwritten(self, name: str) -> Unwritten | None:
         """Return why a held computation is not in memory as the store has it; None when it is, and for others."""
@@ -431,7 +431,7 @@ class Holdings:
     def is_kept(self, name: str) -> bool:
         """Whether memory counts, or nothing does, because the store cannot be read back."""
         holding = self.served.get(name)
-        return holding is not None and holding.kept
+        return holding is not None and holding.is_kept()
 
     def restart(self, computation: Computation, spec: Spec) -> Computation:
         """Begin a new life of a held computation, which is whole whatever was half done in the one before."""
