@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, Refused
+from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, Grant, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.journal import GRAPH
 from tests.kit.faults import Outcome
 from tests.kit.memory_journal import StoredLog
 from tests.unit.sharded_memory import HOUR, NAMES, Deployment, One, held, numbers, turns, two
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -125,6 +128,102 @@ async def test_a_forced_retire_of_unknown_outcome_is_not_done_twice(deployment: 
     with pytest.raises(errors.Unavailable, match="not known"):
         await retiring
     assert await other.report(name, grant, 14) == []
+
+
+async def fenced_while_it_heals(
+    deployment: Deployment, one: One, other: One, name: str, change: Coroutine[Any, Any, T], *, heard: bool
+) -> asyncio.Task[T]:
+    """Begin a change of the graph that is written and lost again before this shard hears of it; its repeat finds the loss.
+
+    ``heard``: another shard has read it in between, and puts it back. Anyhow that one takes the log by a newer view, so that what heals
+    the log here is fenced. Returns the change, when that has happened.
+    """
+    before = deployment.disk.owners[name]
+    await one.shard.rise(name, one.shard.epoch(name) + 5)
+    one.faults.ends["append"] = [Outcome.WRITTEN]
+    asked = asyncio.create_task(change)
+    await turns()
+    one.faults.held["append"] = asyncio.Event()
+    if heard:
+        await other.shard.refresh()
+    while deployment.disk.owners[name] != before:
+        deployment.disk.lose(1)
+    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await other.beat()
+    await turns()
+    owner = deployment.disk.owners[name]
+    assert (owner.address, owner.epoch < one.shard.epoch(name)) == ("other:1", True), "which looks like a loss first"
+    one.faults.held.pop("append").set()
+    return asked
+
+
+@pytest.mark.parametrize("heard", [False, True])
+async def test_inputs_that_may_be_changed_are_not_changed_once_more_in_silence(
+    deployment: Deployment, heard: bool
+) -> None:
+    """Else the client is sent on, asks the new owner for the same, and so revokes what was claimed there since."""
+    one, other = await two(deployment)
+    name, beside, new = sorted(held(one))[:3]
+    grant = await one.claim(beside)
+    changing = one.shard.set_inputs(name, [new])
+    asked = await fenced_while_it_heals(deployment, one, other, name, changing, heard=heard)
+    claimed = await other.claim(name)
+    with pytest.raises(errors.Unavailable, match="not known whether the write took effect"):
+        await asked
+    assert alive(one)
+    assert name not in held(one)
+    assert other.shard.topology.get(name).inputs == ((new,) if heard else ())
+    assert await one.report(beside, grant, 14) == []
+    assert one.low(beside) == 14
+    fold = Fold(2, (1,)) if heard else NO_FOLD
+    assert await other.report(name, claimed, 14, fold) == [], "it keeps its claim"
+    if not heard:  # who looks sees that, and repeats it
+        with pytest.raises(errors.WouldRegress):
+            await other.shard.set_inputs(name, [new])
+        assert await one.report(new, await one.claim(new), 15) == []
+        await other.shard.set_inputs(name, [new])
+    changed = other.shard.topology.get(name)
+    assert (changed.inputs, changed.input_version) == ((new,), 2)
+    assert await one.report(beside, grant, 16) == []
+
+
+@pytest.mark.parametrize("heard", [False, True])
+async def test_a_drop_that_may_have_happened_is_told_so_and_repeated(deployment: Deployment, heard: bool) -> None:
+    one, other = await two(deployment)
+    name, beside = sorted(held(one))[:2]
+    grant = await one.claim(beside)
+    await one.claim(name)
+    dropping = one.shard.drop(name, force=True)
+    asked = await fenced_while_it_heals(deployment, one, other, name, dropping, heard=heard)
+    with pytest.raises(errors.Unavailable, match="not known whether the write took effect"):
+        await asked
+    if heard:
+        with pytest.raises(errors.UnknownComputation):
+            await other.shard.drop(name, force=True)
+    else:
+        await other.shard.drop(name, force=True)
+    assert name not in held(one) | held(other)
+    assert (await other.shard.register(Spec(name))).incarnation == 2
+    assert await one.report(beside, grant, 14) == []
+    assert one.low(beside) == 14
+
+
+@pytest.mark.parametrize("heard", [False, True])
+async def test_a_claim_that_may_have_adopted_is_repeated_and_adopts_once(deployment: Deployment, heard: bool) -> None:
+    one, other = await two(deployment)
+    name, beside = sorted(held(one))[:2]
+    grant = await one.claim(beside)
+    await one.shard.claim(name, ClaimRequest([b"", b""], identity="before", request_id=b"before".ljust(16)))
+    asked = ClaimRequest([b"", b""], identity="after", request_id=b"after".ljust(16))
+    adopting = one.shard.claim(name, asked, adopt=True)
+    adopted = await fenced_while_it_heals(deployment, one, other, name, adopting, heard=heard)
+    with pytest.raises(errors.Unavailable, match="not known whether the write took effect"):
+        await adopted
+    again = await other.shard.claim(name, asked, adopt=True)  # as clients do by themselves
+    assert other.shard.topology.get(name).incarnation == 2
+    assert await other.report(name, again, 14) == []
+    assert await one.report(beside, grant, 14) == []
+    assert one.low(beside) == 14
 
 
 async def test_c7b_a_heal_yields_to_whom_a_newer_view_has_chosen(deployment: Deployment) -> None:

@@ -177,8 +177,8 @@ class _Append:
         self.records = [record for record in self.records if record.log.name not in healed]
 
     def refuse_if_doubted(self, error: JournalError) -> None:
-        """No more attempt is made. Raises InDoubt where a part may be written, and the last attempt surely was not."""
-        if self.doubt:
+        """No more attempt is made. Raises InDoubt where a part may be written: by an earlier attempt, or by a heal that was not finished."""
+        if self.doubt or self.healed():
             raise InDoubt(error) from error
 
 
@@ -242,8 +242,6 @@ class Logs:
                     appending.written(entries)
                     return
             except (JournalFailed, JournalPosition) as error:
-                # A heal that could not be finished: what it has put back may count.
-                appending.doubt = appending.doubt or bool(appending.healed())
                 appending.refuse_if_doubted(error)
                 raise
             except JournalFenced as error:

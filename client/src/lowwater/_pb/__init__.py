@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 03f3f088cb8201d089d1d3f9a2c7c89c6dd1e2c6c42da9e6385ae03a69b8f976
+Made from: sha256 cd48486031f55befd50a4cc7fdece58d047e1701a24d3e27c10b5088ff1c7b41
 """

@@ -84,14 +84,16 @@ class ErrorInfo(google.protobuf.message.Message):
     """UPPER_SNAKE; equal to the name of the client's exception class. Take a
     reason that is not listed here for one that is not to be repeated.
 
-    Later is better: the same call may succeed, nothing was changed. Wait as
-    RetryInfo says, else back off. A call that is repeated after an unknown
-    outcome (DEADLINE_EXCEEDED, or UNAVAILABLE without an ErrorInfo) must be
-    one that may be: not SetInputs, Reset, Release or a forced Retire.
+    Later is better: the same call may succeed. Wait as RetryInfo says, else
+    back off. Nothing was changed, but for an unknown outcome: that is
+    DEADLINE_EXCEEDED, or UNAVAILABLE, with or without an ErrorInfo. What is
+    repeated after one must be a call that may be: not SetInputs, Reset, Drop,
+    Release or a forced Retire.
       JOURNAL_FAILED         the store refused the write
       OVERLOADED             too much waits, or a limit of the access file
       SHUTTING_DOWN          the server is stopping
-      UNAVAILABLE            no shard serves the computation just now
+      UNAVAILABLE            no shard serves the computation just now, or it is
+                             not known whether a write took effect
 
     Elsewhere, or anew:
       MOVED                  another shard serves the computation: metadata has
