@@ -203,6 +203,24 @@ def test_two_outputs_of_one_query_have_their_own_ranges_and_state(
             flow.run(flow.plain, *also)
 
 
+@pytest.mark.parametrize("later_reads", ["the same", "the first"])
+def test_all_stages_follow_an_input_that_is_registered_after_them(
+    later_reads: str, flow: Pair, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    inputs = ("source", "later")
+    first = flow.declare("enriched", *inputs)
+    same = later_reads == "the same"
+    also = flow.declare("rejected", *inputs, stamp=HOUR) if same else flow.declare("hourly", "enriched", stamp=HOUR)
+    flow.feed.put([row("a", 9), row("bad", 9, 30)])
+    upstream.at(11)
+    write = flow.both if same else flow.chain
+    query = first.foreach_batch(flow.read(), write, checkpoint=flow.folder / "ck", also=[also])
+    flow.queries.append(query)
+    Upstream(lw, "later").at(10)
+    until(lambda: [low(lw, name) for name in query.stages] == [mark(10)] * 2, "both know both inputs")
+    assert {key for _, key, _ in flow.closed()} == ({"bad"} if same else {"a", "bad"})
+
+
 def test_a_checkpoint_of_one_stage_goes_on_and_takes_no_second(
     flow: Pair, lw: lowwater.Client, upstream: Upstream
 ) -> None:

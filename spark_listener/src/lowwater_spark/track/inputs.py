@@ -11,7 +11,7 @@ import lowwater
 from lowwater import errors
 from lowwater.watermark import MAX, MIN
 
-__all__ = ["UNREAD", "Reading", "floor_stamp", "fold", "still_counts"]
+__all__ = ["UNREAD", "Reading", "floor_stamp", "fold", "same_lives", "still_counts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,18 @@ class Reading:
 
 UNREAD = Reading(MIN)
 """Nothing is known of the inputs."""
+
+
+def same_lives(reading: Reading, registered: Sequence[int]) -> bool:
+    """Return whether a reading is of the inputs' lives as they were when their reader was registered.
+
+    One that was not registered then, of life 0, may have been since: it begins a life, and not another one.
+
+    >>> same_lives(Reading(9, {}, 1, (1, 3)), (1, 0)), same_lives(Reading(9, {}, 1, (1, 3)), (1, 2)), same_lives(Reading(9, {}, 1, (1, 0)), (1, 2))
+    (True, False, False)
+    """
+    lives = reading.input_incarnations
+    return len(lives) == len(registered) and all(then in (0, now) for then, now in zip(registered, lives, strict=True))
 
 
 def still_counts(reading: Reading, batch: int, registered: lowwater.Computation) -> Reading:

@@ -21,7 +21,7 @@ from typing import Final
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.sources.head import Candidates
 from lowwater_spark.sources.source_log import NOTHING, File, SourceLog
-from lowwater_spark.track.inputs import UNREAD, Reading, floor_stamp
+from lowwater_spark.track.inputs import UNREAD, Reading, floor_stamp, same_lives
 
 __all__ = ["RELIST", "Committed", "Progress", "bound_of", "passed_on", "stamped"]
 
@@ -114,7 +114,7 @@ class Progress:
         version, incarnations = self.inputs
         if reading.input_version != version:
             return reading.input_version < version
-        return tuple(reading.input_incarnations) != tuple(incarnations)
+        return not same_lives(reading, incarnations)
 
     def renew(self) -> Reading:
         """Return the newest reading that counts now."""

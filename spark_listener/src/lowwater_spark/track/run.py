@@ -32,7 +32,7 @@ from lowwater_spark.sources.roots import Roots
 from lowwater_spark.sources.source_log import NOTHING, SourceLog
 from lowwater_spark.sources.ticks import Ticks, tick_directory
 from lowwater_spark.track.batch import Batch, Keyed, Outcome
-from lowwater_spark.track.inputs import UNREAD, Reading, fold, still_counts
+from lowwater_spark.track.inputs import UNREAD, Reading, fold, same_lives, still_counts
 from lowwater_spark.track.plan import Checked
 from lowwater_spark.track.progress import Committed, Progress, bound_of, passed_on, stamped
 from lowwater_spark.track.removal import Removal
@@ -539,9 +539,9 @@ class Part:
             return reading
         if theirs is None or mine is None or tuple(theirs.inputs) != tuple(mine.inputs):
             return UNREAD
-        if tuple(reading.input_incarnations) != tuple(mine.input_incarnations):
+        if reading.input_version != theirs.input_version or not same_lives(reading, mine.input_incarnations):
             return UNREAD
-        return self.own(reading) if reading.input_version == theirs.input_version else UNREAD
+        return dataclasses.replace(reading, input_version=mine.input_version)
 
     def promised(self, outer: int) -> int:
         """Return what no row of the next batch should be below, if the inputs have promised ``outer``, microseconds."""
