@@ -663,6 +663,39 @@ def test_forked_children_use_the_client_anew_and_inherited(server: Serving) -> N
     assert run(FORKING, server.address) == "done\n"
 
 
+def test_a_program_ends_though_a_thread_of_the_client_went_away_with_a_lock(server: Serving) -> None:
+    """At the end of a program threads cease to exist wherever they are, and what was begun is ended: a watch, for one."""
+    program = """
+        import sys, threading, lowwater
+        lw = lowwater.connect(sys.argv[1])
+        lw.register("flights")
+        changes = lw.watch("flights")
+        next(changes)
+        gone = threading.Thread(target=lw._runtime().watcher.changed.acquire)
+        gone.start()
+        gone.join()
+        print("done")
+    """
+    assert run(program, server.address) == "done\n"
+
+
+def test_streams_that_have_ended_leave_nothing_to_the_collector(server: Serving) -> None:
+    """Calls of gRPC wait for a lock when they are freed: at the end of a program perhaps for one of a thread that is gone."""
+    program = """
+        import gc, sys, lowwater
+        gc.disable()
+        lw = lowwater.connect(sys.argv[1])
+        lw.register("flights")
+        changes = lw.watch("flights")
+        next(changes)
+        with lw.worker("flights") as worker:
+            worker.claim().advance(None, oldest=None, frontier=5)
+        lw.close()
+        print([each for each in gc.get_objects() if type(each).__name__.endswith("Rendezvous")])
+    """
+    assert run(program, server.address) == "[]\n"
+
+
 def test_a_program_that_just_ends_ends_at_once_and_quietly(server: Serving) -> None:
     program = """
         import sys, lowwater

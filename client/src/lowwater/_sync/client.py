@@ -153,7 +153,7 @@ class Client:
         except errors.Closed:
             return
         finally:
-            # In a child the watcher is the parent's, and its lock may be held for ever.
+            # In a child the watcher is the parent's, and its lock may be held for ever; likewise at the end of the program.
             if self._runtimes.existing() is runtime:
                 watcher.unsubscribe(subscription)
 

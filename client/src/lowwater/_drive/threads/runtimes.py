@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
@@ -64,7 +65,9 @@ class Runtimes(fork.Forked, Generic[Runtime]):
         return runtime
 
     def existing(self) -> Runtime | None:
-        """Return this process's runtime if it was made."""
+        """Return this process's runtime if it was made, and the program is not at its end: the threads that hold its locks are gone then."""
+        if sys.is_finalizing():
+            return None
         runtime = self._runtime
         return runtime if runtime is not None and runtime.pid == os.getpid() else None
 

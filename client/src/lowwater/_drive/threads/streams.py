@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
+import grpc
+
 from lowwater import errors
 from lowwater._core.call import Stubs
 from lowwater._core.search import TIMEOUT, Search, is_search
@@ -119,6 +121,10 @@ class Streams:
                 break
             except Exception as error:  # noqa: BLE001 - whatever it is, the state machine decides
                 failure = error
+                if isinstance(error, grpc.RpcError):
+                    # gRPC raises the call itself, which its traceback would keep until a collection, perhaps that at the end of the
+                    # program. The call then waits for a lock that a thread may hold which is gone.
+                    error.__traceback__ = None
             if ended.is_set():
                 break
             with self.changed:
