@@ -25,8 +25,9 @@ ROOT = Path(__file__).parents[2]
 STEPS = 300
 """Moves of chaos that are made each time; a long run makes more."""
 
-BROKEN = [9103]
-"""Seeds of worlds that a fault was found in: a process took its address back, behind an outage of the store, from the one started there since."""
+BROKEN = [9103, 70003]
+"""Seeds of worlds that a fault was found in: a process took its address back, behind an outage of the store, from the one started there since;
+and a shard wrote to a log that it had lost since, and was about to take back."""
 
 
 def command(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProcess[str]:

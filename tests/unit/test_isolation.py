@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,13 @@ from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard as shard_module
 from lowwater_authority.engine.holding import Holding
+from lowwater_authority.engine.logs import Logs, Record
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import JournalReplaced
 from tests.contract.journal_stores import flipped
 from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryJournal
-from tests.unit.sharded_memory import HOUR, Deployment, One, held, ids, numbers, turns
+from tests.unit.sharded_memory import HOUR, Deployment, One, held, ids, numbers, turns, two
 
 NOTHING = np.zeros(0, dtype=np.int64)
 TASK = TaskAttempt(0, 0, 0)
@@ -167,6 +168,69 @@ async def test_what_changes_nothing_is_answered_beside_a_computation_that_is_gon
     await taken(deployment, "y")
     answers = await in_one_round(one, report(one, stale, "x"), report(one, stale, "y"))
     assert [refusals(answer) for answer in answers] == [[("x", "STALE_SEQUENCER")], [("y", "MOVED")]]
+
+
+async def staged_before_a_loss(deployment: Deployment) -> None:
+    """A round is about to be written; meanwhile another shard takes one of its computations, grants it anew, and gives it back."""
+    one, other = await two(deployment)
+    name, neighbour = sorted(held(one))[:2]
+    grants = {each: await one.claim(each) for each in (name, neighbour)}
+    for each, grant in grants.items():
+        assert await one.report(each, grant, 10) == []
+    grants[neighbour] = Grant(grants[neighbour].sequencer + 7, NOTHING, 0)
+    confirm, gate = one.shard.journal.confirm, asyncio.Event()
+
+    async def late(names: Iterable[str]) -> int:
+        names = list(names)
+        if names == [neighbour]:  # of which the round has a refusal, and nothing to write
+            await gate.wait()
+        return await confirm(names)
+
+    one.shard.journal.confirm = late  # type: ignore[method-assign]
+    answer = asyncio.ensure_future(report(one, grants, name, neighbour))
+    await turns()
+    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
+    assert await other.shard.serve(name)
+    newer = await other.claim(name)
+    assert await other.report(name, newer, 11) == []
+    await other.cluster.change(lambda view: view.pinned(name, "one:1"))
+    back = asyncio.ensure_future(
+        deployment.settle(one)
+    )  # it lets go, and takes it again, for which it waits for the round
+    await turns()
+    assert name not in held(one)
+    gate.set()
+    try:
+        assert sorted(refusals(await answer)) == [(name, "MOVED"), (neighbour, "STALE_SEQUENCER")]
+        await back
+    finally:
+        back.cancel()
+        if one.rounds.done() and one.rounds.exception() is not None:  # it has ended by itself
+            deployment.shards.remove(one)
+    assert one.low(name) == 11
+    assert await one.report(name, newer, 13) == []
+    assert one.low(name) == 13
+
+
+async def test_rule4_what_was_staged_before_a_loss_is_not_written_when_it_is_served_here_again(
+    deployment: Deployment,
+) -> None:
+    await staged_before_a_loss(deployment)
+
+
+@pytest.mark.xfail(
+    strict=True, raises=errors.ShuttingDown, reason="breaks when the log is looked at as the append begins"
+)
+async def test_rule4_breaks_when_the_log_is_looked_at_as_the_append_begins(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Logs.append
+
+    async def as_it_is(self: Logs, records: Sequence[Record], now: int, **more: Any) -> None:
+        await append(self, records, now, **{**more, "readings": {each.log: each.log.reading for each in records}})
+
+    monkeypatch.setattr(Logs, "append", as_it_is)
+    await staged_before_a_loss(deployment)
 
 
 async def test_an_append_of_unknown_outcome_is_told_as_such_to_the_one_that_is_gone(deployment: Deployment) -> None:

@@ -23,7 +23,7 @@ from lowwater_authority.journal import (
 from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Sequence
+    from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 
     from lowwater_authority.journal import Journal, LoadedLog, Ownership
     from lowwater_authority.ops.observer import Observer
@@ -123,14 +123,13 @@ T = TypeVar("T")
 class _Append:
     """One append to several logs, and what of it may be written by now."""
 
-    def __init__(self, records: Sequence[Record], apart: Container[str]) -> None:
+    def __init__(self, records: Sequence[Record], readings: Mapping[Log, int], apart: Container[str]) -> None:
         self.records = list(records)
         """What is still to be written."""
         self.doubt = False
         """Whether a part of it may be written: an attempt was of unknown outcome, or a heal has put it back."""
         self._apart = apart
-        # As they are now: what is let go while this waits, and perhaps taken again, must not get what was staged before.
-        self._readings = {log: log.reading for log, *_ in records if log.name != GRAPH}
+        self._readings = {log: readings[log] for log, *_ in records if log.name != GRAPH}
         self._graph = 0
         self._ends: dict[Log, int] = {}
 
@@ -210,11 +209,14 @@ class Logs:
         records: Sequence[Record],
         now: int,
         *,
+        readings: Mapping[Log, int],
         apart: Container[str] = (),
         drop: Callable[[JournalFenced, bool], None] | None = None,
     ) -> None:
         """Append records in one step; returns when durable. Raises JournalFailed, JournalFenced, ...
 
+        ``readings`` are those of the logs, but for the graph's, when what is appended was staged: what was let go since, and perhaps taken
+        again, must not get it, and is fenced.
         ``apart``: logs whose memory does not have the record yet, so that it is still to be written when they were healed.
         ``drop`` is told which logs other processes own now, and whether their records may be written all the same; the others are
         written without them. Without it, such a log is refused with all others.
@@ -224,7 +226,7 @@ class Logs:
         self.unconfirmed_since = now
         with self._observer.append(sum(len(record.payload) for record in records)):
             try:
-                await self._append(_Append(records, apart), drop)
+                await self._append(_Append(records, readings, apart), drop)
             except (JournalFailed, JournalFenced, JournalPosition, InDoubt):
                 self.unconfirmed_since = None
                 raise

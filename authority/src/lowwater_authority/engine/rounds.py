@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.core.requests import Fenced
     from lowwater_authority.core.topology import Topology
+    from lowwater_authority.engine.logs import Log
     from lowwater_authority.engine.shard import Shard
     from lowwater_authority.journal import JournalLost
 
@@ -86,6 +87,8 @@ class Round:
     """Computations of which perhaps half a change is staged, by a request that failed in a way it never should."""
     asked: set[str] = field(default_factory=set)
     """What the request that is being staged has touched so far."""
+    readings: dict[Log, int] = field(default_factory=dict)
+    """The readings of the logs of what was touched, as the memory is that it was staged on."""
 
     def touch(self, name: str, computation: Computation) -> None:
         """A request looks at a computation, or changes it: its answer stands or falls with that one."""

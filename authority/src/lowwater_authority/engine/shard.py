@@ -899,6 +899,8 @@ class Shard:
 
         JournalFailed, JournalFenced, JournalPosition: it surely is not. Whatever else it raises, this process must stop.
         """
+        logs = {name: self.held.of(name).log for name in round_.touched}
+        round_.readings = {log: log.reading for log in logs.values()}
         if round_.lost is not None:
             await self.held.heal(round_.lost)
         for name, seen in round_.above.items():
@@ -907,7 +909,7 @@ class Shard:
         for name, computation in round_.touched.items():
             record = computation.take_record(round_.now)
             if record is not None:
-                records.append(Record(self.held.of(name).log, *record))
+                records.append(Record(logs[name], *record))
         changed = {record.log.name for record in records}
         unchanged = [name for name in round_.touched if name not in changed]
         if self.shared and unchanged:
@@ -918,7 +920,7 @@ class Shard:
         held = self.held
         apart = {GRAPH, *(n for n, computation in round_.touched.items() if held.computation(n) is not computation)}
         drop = partial(self._drop, round_) if self._divisible(round_) else None
-        await held.logs.append(records, round_.now, apart=apart, drop=drop)
+        await held.logs.append(records, round_.now, readings=round_.readings, apart=apart, drop=drop)
 
     def _divisible(self, round_: Round) -> bool:
         """Whether computations may leave a round: a change of the graph is one with what it changes."""
@@ -954,7 +956,11 @@ class Shard:
         kept = {
             n: computation
             for n, computation in round_.touched.items()
-            if n in held and n not in round_.dropped and held[n].unwritten is None
+            if n in held
+            and n not in round_.dropped
+            and held[n].unwritten is None
+            # Nor what was let go meanwhile and is served here again: its memory is a newer one.
+            and round_.readings.get(held[n].log) == held[n].log.reading
         }
         for name, computation in kept.items():
             held[name].held = computation
