@@ -180,8 +180,8 @@ async def staged_before_a_loss(deployment: Deployment) -> None:
     grants[neighbour] = Grant(grants[neighbour].sequencer + 7, NOTHING, 0)
     confirm, gate = one.shard.journal.confirm, asyncio.Event()
 
-    async def late(names: Iterable[str]) -> int:
-        names = list(names)
+    async def late(logs: Iterable[str]) -> int:
+        names = list(logs)
         if names == [neighbour]:  # of which the round has a refusal, and nothing to write
             await gate.wait()
         return await confirm(names)
