@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,11 @@ def test_a_paused_executor_is_named_across_shards(tmp_path: Path, capsys: pytest
             "sys.stdin.read()"
         )
         command = [sys.executable, "-c", program, there.addresses, str(MICROS)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as paused:
+        with (
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as paused,
+            ExitStack() as after,
+        ):
+            after.callback(paused.kill)  # also when something fails: one that is stopped is waited for without end
             assert paused.stdout is not None
             assert paused.stdout.readline() == "ready\n"
             paused.send_signal(signal.SIGSTOP)
@@ -83,7 +88,6 @@ def test_a_paused_executor_is_named_across_shards(tmp_path: Path, capsys: pytest
             eventually(lambda: record()["root"]["cause"] == "silent")
             found = lw.why("hourly")
             [holder] = record()["root"]["holders"]
-            paused.kill()
         assert (record()["root"]["computation"], record()["root"]["holding"]) == ("enriched", 1)
         assert (holder["worker"], holder["start"], holder["end"]) == ("exec-7", b"m".hex(), b"s".hex())
         assert found.sentence.startswith("hourly is at 2013-01-09 07:00 UTC, ")
