@@ -76,4 +76,6 @@ async def test_everything_is_followed_beside_what_cannot_be_served(served: Serve
         served.one.faults.unreadable.clear()
         assert {(await anext(changes)).computation for _ in served.unserved} == served.unserved
         assert lw.statistics().watcher.unserved == ()
-        assert lw.statistics().watcher.streams <= 2, "the search opens another where it finds it before the stream brings it"
+        assert lw.statistics().watcher.streams <= 2, (
+            "the search opens another where it finds it before the stream brings it"
+        )
