@@ -742,7 +742,7 @@ def test_the_command(server: Serving, lw: lowwater.Client, capsys: pytest.Captur
         0,
         "retired 1 key range of enriched\n",
     )
-    assert command("reset", "enriched", "--yes") == (0, "enriched is in life 2\n")
+    assert command("reset", "enriched", "--yes") == (0, "enriched is in incarnation 2\n")
     server.kill()
     assert command("complete", "enriched", "--until", "2013-01-09T14:00Z", "--answer-within", "200ms")[0] == 3
     assert command("wait", "enriched", "--until", "2013-01-09T14:00Z", "--timeout", "200ms")[0] == 3

@@ -157,7 +157,7 @@ def test_the_command_drops_and_says_what_is_in_the_way(
     assert code == 2
     assert "a is an input of b" in said
     assert "set-inputs" in said
-    assert run("drop", "b") == (0, "dropped b, in its life 1\n")
+    assert run("drop", "b") == (0, "dropped b, in incarnation 1\n")
     code, said = run("drop", "a", "--json")
     assert (code, json.loads(said)) == (0, {"computation": "a", "dropped": True, "incarnation": 1})
     code, said = run("drop", "a")

@@ -176,4 +176,4 @@ def test_the_command(server: Serving, lw: lowwater.Client, capsys: pytest.Captur
     assert out.startswith("no step that ends after 2013-01-09T18:00:00Z of flights is complete yet")
     lw.reset("flights")
     code, out = command("flights")
-    assert [line.split("  ")[0] for line in out.splitlines()[1:]] == ["LIFE", "1, ended", "1, ended", "1, ended"]
+    assert [line.split("  ")[0] for line in out.splitlines()[1:]] == ["INCARNATION", "1, ended", "1, ended", "1, ended"]

@@ -180,7 +180,7 @@ def test_rule_9_a_reset_input_ends_the_query_and_keeps_it_from_starting(
     with pytest.raises((errors.IncarnationChanged, errors.StaleSequencer)):
         query.await_termination(60)
     assert driven.watermark() == millis(at(9))
-    with pytest.raises(errors.IncarnationChanged, match="earlier life"):
+    with pytest.raises(errors.IncarnationChanged, match="earlier incarnation"):
         driven.start(driven.hourly(driven.drive()), stamp=HOUR)
     # A stage of another name, that nobody has reset, over the same checkpoint's offsets: the drive's own check.
     Upstream(lw)

@@ -309,7 +309,7 @@ def test_an_input_that_was_reset_ends_the_checkpoint(flow: Flow, lw: lowwater.Cl
     until(lambda: low(lw, "stage") == mark(10), "the first batch")
     query.stop()
     lw.reset("source")
-    with pytest.raises(errors.IncarnationChanged, match="earlier life"):
+    with pytest.raises(errors.IncarnationChanged, match="earlier incarnation"):
         flow.start()
 
 

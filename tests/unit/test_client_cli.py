@@ -325,12 +325,12 @@ def test_a_history_of_several_lives_marks_those_that_ended() -> None:
     )
     assert history_table(found, 2).splitlines() == [
         "hourly, in steps of 1 h, UTC",
-        "LIFE      STEPS                                 COMPLETE AT           AFTER END",
-        "1, ended  up to 2013-01-09 09:00                2013-01-09T10:00:00Z  1 h                   #####",
-        "1, ended  2013-01-09 09:00 to the end           2013-01-09T14:00:00Z",
-        "2         up to 2013-01-09 22:00                2013-01-09T22:00:00Z  0 ms",
-        "2         2013-01-09 22:00 to 2013-01-10 01:00  2013-01-10T01:30:00Z  30 min to 2 h 30 min  ############",
-        "2         2013-01-10 01:00 to 02:00             2013-01-10T01:55:00Z  -5 min",
+        "INCARNATION  STEPS                                 COMPLETE AT           AFTER END",
+        "1, ended     up to 2013-01-09 09:00                2013-01-09T10:00:00Z  1 h                   #####",
+        "1, ended     2013-01-09 09:00 to the end           2013-01-09T14:00:00Z",
+        "2            up to 2013-01-09 22:00                2013-01-09T22:00:00Z  0 ms",
+        "2            2013-01-09 22:00 to 2013-01-10 01:00  2013-01-10T01:30:00Z  30 min to 2 h 30 min  ############",
+        "2            2013-01-10 01:00 to 02:00             2013-01-10T01:55:00Z  -5 min",
         "and 29 before them; --last shows more",
     ]
     assert "3, ended" in history_table(hours(completion(1, 2, 0, life=3)), 4)
@@ -462,7 +462,7 @@ def test_serve_belongs_to_the_other_package(
     monkeypatch.delitem(sys.modules, "lowwater_authority.commands.serve")
     monkeypatch.delitem(sys.modules, "lowwater_authority.commands")
     assert main(["serve"]) == 2
-    assert "pip install lowwater-authority" in capsys.readouterr().err
+    assert "pip install wheels/*.whl" in capsys.readouterr().err
 
 
 def test_the_outcomes_without_an_authority(capsys: pytest.CaptureFixture[str]) -> None:

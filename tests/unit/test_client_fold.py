@@ -74,7 +74,7 @@ def test_an_input_in_another_life_is_told_apart() -> None:
     view = WatermarkView("flights", registered=True, incarnation=3, low=Watermark(5))
     seen = fold_inputs(("flights",), {"flights": view}, Reading("c", ("flights",), 1, (2,), ()), 0.0)
     assert seen.low.unknown
-    assert seen.held_by == "flights (in life 3, which this claim does not read)"
+    assert seen.held_by == "flights (in incarnation 3, which this claim does not read)"
     assert seen.incarnations == (3,)
 
 

@@ -120,7 +120,7 @@ def test_rule9_records_of_lives_are_never_mixed() -> None:
     d.reset()
     d.claim(b"", b"")
     second = d.records[len(first) :]
-    with pytest.raises(recovery.ReplayError, match="life 1 follows its life 2"):
+    with pytest.raises(recovery.ReplayError, match="incarnation 1 follows its incarnation 2"):
         recovery.recover(d.spec, None, [*first, *second, *first], epoch_base=0)
     with pytest.raises(recovery.ReplayError, match="knows only 1"):
         recovery.recover(Spec("c"), None, [*first, *second], epoch_base=0)

@@ -230,7 +230,7 @@ def _shared(
         from lowwater_authority.cluster.directory import RedisDirectory
         from lowwater_authority.journal.redis import RedisJournal
     except ModuleNotFoundError as error:
-        msg = "--store needs the Redis client: pip install 'lowwater-authority[redis]'"
+        msg = "--store needs the Redis client: pip install 'redis[hiredis]>=6'"
         raise CannotServe(msg) from error
     if certificates is not None:
         certificates.check_as_client()

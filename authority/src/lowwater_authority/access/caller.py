@@ -95,8 +95,8 @@ class Caller:
         if forbidden:
             known = next((f", such as {each}" for each in forbidden if self.may_any(each)), "")
             msg = (
-                f"{self.principal.name} may not operate on all that reads {name}, directly or not{known}, and a new life of it is one of them "
-                "all; somebody who may has to do it"
+                f"{self.principal.name} may not operate on all that reads {name}, directly or not{known}, and a new incarnation of it "
+                "begins one of each of them too; somebody who may operate on all of them has to do it"
             )
             facts = {"principal": self.principal.name, "permission": Action.OPERATE.value, "computation": name}
             raise errors.PermissionDenied(msg, metadata=facts)

@@ -289,7 +289,7 @@ class Deployment(Place):
             from lowwater_authority.journal.redis import Keys, RedisJournal
             from lowwater_authority.journal.redis_link import Address
         except ModuleNotFoundError as error:
-            msg = "a store URL needs the Redis client: pip install 'lowwater-authority[redis]'"
+            msg = "a store URL needs the Redis client: pip install 'redis[hiredis]>=6'"
             raise CopyRefused(msg) from error
         self._url = url
         self._name = name

@@ -183,7 +183,7 @@ class Computation:
         if self.identity is not None and request.identity != self.identity:
             msg = (
                 f"{self.spec.name} is bound to the identity {self.identity!r}, not {request.identity!r}: two owners of one "
-                "name would fence each other. Use another name, or claim with adopt to start a new life of it."
+                "name would fence each other. Use another name, or claim with adopt to start a new incarnation of it."
             )
             raise errors.IdentityMismatch(msg, metadata=self._about(identity=request.identity, bound_to=self.identity))
         order = (request.generation, request.ordinal)
@@ -198,7 +198,7 @@ class Computation:
             if not (request.generation == batch and request.batch_digest and request.batch_digest == digest):
                 msg = (
                     f"batch {batch} of {self.spec.name} is committed, but this run starts at batch {request.generation}: its "
-                    "checkpoint is older than what was published. Restore the newer checkpoint, or start a new life with "
+                    "checkpoint is older than what was published. Restore the newer checkpoint, or start a new incarnation with "
                     f"'lowwater reset {self.spec.name}'."
                 )
                 raise errors.Rewound(msg, metadata=self._about(generation=request.generation, committed=batch))
@@ -416,7 +416,7 @@ class Computation:
         if report.fold.input_incarnations != required.input_incarnations:
             values = np.full(len(values), MIN, dtype=np.int64)
             mass = mass and replace(mass, frontiers=dict.fromkeys(mass.frontiers, MIN))
-            msg = "the report folds another life of an input than the one in force, so it counts as unknown; fold anew"
+            msg = "the report folds another incarnation of an input than the one in force, so it counts as unknown; fold anew"
             refused.append(Refused(group.sequencer, errors.IncarnationChanged.reason, msg, report.handles))
         elif 0 in report.fold.input_incarnations and (beyond := _beyond_unknown(values, mass)):
             values = np.full(len(values), MIN, dtype=np.int64)

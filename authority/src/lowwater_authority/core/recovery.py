@@ -101,14 +101,14 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
     for payload in records:
         record = pb.Record.FromString(payload)
         if record.incarnation < computation.incarnation:
-            msg = f"a record of {spec.name}'s life {record.incarnation} follows its life {computation.incarnation}"
+            msg = f"a record of {spec.name}'s incarnation {record.incarnation} follows its incarnation {computation.incarnation}"
             raise ReplayError(msg)
         if record.incarnation > computation.incarnation:
             computation = restarted(computation, spec)
             computation.incarnation = record.incarnation
         yield from _replay(computation, record, len(payload))
     if computation.incarnation > spec.incarnation:
-        msg = f"{spec.name} has records of its life {computation.incarnation}, but the graph knows only {spec.incarnation}"
+        msg = f"{spec.name} has records of its incarnation {computation.incarnation}, but the graph knows only {spec.incarnation}"
         raise ReplayError(msg)
     if computation.incarnation < spec.incarnation:
         computation = restarted(computation, spec)

@@ -104,7 +104,7 @@ class Topology:
         if spec is None:
             msg = f"there is no computation {name!r}; register it first, or check the spelling and the namespace"
             if name in self.dropped:
-                msg = f"{name} was dropped; register it again to begin a new life of it"
+                msg = f"{name} was dropped; register it again to begin a new incarnation of it"
             raise errors.UnknownComputation(msg, metadata={"computation": name})
         return spec
 

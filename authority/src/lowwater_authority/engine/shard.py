@@ -337,7 +337,7 @@ class Shard:
         fresh = await self._write(stage, alone=True)
         for spec in fresh:
             told = event("reset", computation=spec.name, incarnation=spec.incarnation, asked=name)
-            log.warning("%s was reset: its life %d begins", spec.name, spec.incarnation, extra=told)
+            log.warning("%s was reset: its incarnation %d begins", spec.name, spec.incarnation, extra=told)
         return fresh
 
     # -- owners ----------------------------------------------------------------------------------------------
@@ -552,7 +552,7 @@ class Shard:
 
         dropped = await self._write(stage, alone=True)
         told = event("dropped", computation=name, incarnation=dropped.incarnation, force=force)
-        log.warning("%s was dropped, in its life %d", name, dropped.incarnation, extra=told)
+        log.warning("%s was dropped, in incarnation %d", name, dropped.incarnation, extra=told)
         if orphaned:
             await self._fence_dropped(name)
         return dropped

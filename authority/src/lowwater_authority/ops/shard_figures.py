@@ -51,9 +51,9 @@ PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
     _gauge("registered_computations", "Computations of the deployment, as far as this process has read."): (
         lambda shard, _: len(shard.topology.computations)
     ),
-    _gauge("tombstone_bytes", "Bytes of the names, lives and versions that are remembered of dropped computations."): (
-        lambda shard, _: shard.topology.tombstone_bytes
-    ),
+    _gauge(
+        "tombstone_bytes", "Bytes of the names, incarnations and versions that are remembered of dropped computations."
+    ): (lambda shard, _: shard.topology.tombstone_bytes),
     _gauge("subscribers", "Watch streams that follow something here."): lambda shard, _: len(shard.hub),
     _gauge("report_streams", "Open report streams."): lambda _, streams: len(streams),
     _gauge(

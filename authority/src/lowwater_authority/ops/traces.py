@@ -26,6 +26,10 @@ EXPORTERS: Final = ("otlp", "console")
 STREAMS: Final = ("Report", "Watch", "ServerReflectionInfo")
 """Methods that are no unary calls, of the services that a server has."""
 
+_INSTALL: Final = (
+    "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc opentelemetry-instrumentation-grpc"
+)
+
 CLOSE_SECONDS: Final = 3.0
 """How long a stop waits for the last spans to be sent."""
 
@@ -75,7 +79,7 @@ def begin(version: str) -> Traces:
     try:
         return _traces(exporter, version)
     except ModuleNotFoundError as error:
-        reason = f"{error.name} is missing: pip install 'lowwater-authority[otel]'"
+        reason = f"{error.name} is missing: {_INSTALL}"
     except Exception as error:  # noqa: BLE001 - the SDK raises what it likes for what it finds in the environment
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
     log.warning("no traces are sent: %s", reason, extra=event("traces_off", reason=reason))

@@ -126,7 +126,7 @@ def describe_holder(view: WatermarkView, counted: bool = True) -> str:
     if not view.registered:
         return f"{view.computation} (not registered)"
     if not counted:
-        return f"{view.computation} (in life {view.incarnation}, which this claim does not read)"
+        return f"{view.computation} (in incarnation {view.incarnation}, which this claim does not read)"
     if view.holder is None:
         return view.computation
     return f"{view.computation} {describe_range(view.holder.start, view.holder.end)}, {describe_owner(view.holder)}"

@@ -737,7 +737,7 @@ class Waiting:
             self._life = self._life or view.incarnation
         elif self._life:
             msg = (
-                f"{self.name} was dropped while it was waited for: its life {self._life} ended, and nobody reports for it any more. Wait "
+                f"{self.name} was dropped while it was waited for: its incarnation {self._life} ended, and nobody reports for it any more. Wait "
                 "anew when it is registered again."
             )
             metadata = {"computation": self.name, "waited_for": str(self._life), "incarnation": "0"}
@@ -746,7 +746,7 @@ class Waiting:
             msg = f"there is no computation {self.name!r}; check the spelling and the namespace"
             raise errors.UnknownComputation(msg, metadata={"computation": self.name})
         if view.registered and view.incarnation != self._life:
-            msg = f"{self.name} was reset while it was waited for: life {self._life} ended, {view.incarnation} began. Wait anew."
+            msg = f"{self.name} was reset while it was waited for: incarnation {self._life} ended, {view.incarnation} began. Wait anew."
             metadata = {
                 "computation": self.name,
                 "waited_for": str(self._life),

@@ -78,7 +78,9 @@ def _delegate(command: str, arguments: list[str]) -> int:
         if error.name is None or not error.name.startswith("lowwater_authority"):
             raise
         print(
-            f"lowwater {command}: the server is a package of its own: pip install lowwater-authority", file=sys.stderr
+            f"lowwater {command}: this needs lowwater-authority: in a checkout of lowwater, run 'uv build --all-packages --wheel --out-dir "
+            "wheels' and 'pip install wheels/*.whl'",
+            file=sys.stderr,
         )
         return 2
     run: Callable[[Sequence[str]], int] = module.main

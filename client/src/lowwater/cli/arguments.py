@@ -194,7 +194,7 @@ def parser() -> CommandParser:
         "--last", type=parse_count, default=20, metavar="N", help="the newest so many lines (default: %(default)s)"
     )
 
-    reset = _command(commands, "reset", "start a new life of a computation and of all that reads it")
+    reset = _command(commands, "reset", "start a new incarnation of a computation and of all that reads it")
     _name(reset)
     reset.add_argument("--yes", action="store_true", help="do not ask")
 

@@ -324,7 +324,7 @@ def history(lw: Client, args: argparse.Namespace) -> int:
 
 
 def reset(lw: Client, args: argparse.Namespace) -> int:
-    """Start a new life."""
+    """Start a new incarnation."""
     if not args.yes:
         question = f"{args.name} and all that reads it start anew, and their workers must claim again."
         if args.json or not sys.stdin.isatty():
@@ -340,7 +340,7 @@ def reset(lw: Client, args: argparse.Namespace) -> int:
     if args.json:
         print(to_json({"reset": [{"computation": each.name, "incarnation": each.incarnation} for each in begun]}))
     else:
-        print("\n".join(f"{each.name} is in life {each.incarnation}" for each in begun))
+        print("\n".join(f"{each.name} is in incarnation {each.incarnation}" for each in begun))
     return 0
 
 
@@ -363,9 +363,9 @@ def set_inputs(lw: Client, args: argparse.Namespace) -> int:
 
 def drop(lw: Client, args: argparse.Namespace) -> int:
     """Take a computation out of the graph."""
-    life = lw.drop(args.name, args.force)
-    record = {"computation": args.name, "dropped": True, "incarnation": life}
-    print(to_json(record) if args.json else f"dropped {args.name}, in its life {life}")
+    incarnation = lw.drop(args.name, args.force)
+    record = {"computation": args.name, "dropped": True, "incarnation": incarnation}
+    print(to_json(record) if args.json else f"dropped {args.name}, in incarnation {incarnation}")
     return 0
 
 

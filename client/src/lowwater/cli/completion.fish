@@ -184,7 +184,7 @@ complete -c lowwater -n '_shtab_lowwater_using history' -l key -xka "(__fish_com
 complete -c lowwater -n '_shtab_lowwater_using history' -l since -x -d 'only steps that end after an event time, like 2013-01-09T14:00Z'
 complete -c lowwater -n '_shtab_lowwater_using history' -l last -x -d 'the newest so many lines (default: 20)'
 complete -c lowwater -n '_shtab_lowwater_using history; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
-complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a reset -d 'Start a new life of a computation and of all that reads it.'
+complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a reset -d 'Start a new incarnation of a computation and of all that reads it.'
 complete -c lowwater -n '_shtab_lowwater_using reset' -s h -l help -d 'show this help message and exit'
 complete -c lowwater -n '_shtab_lowwater_using reset' -l json -d 'answer in JSON, for programs; see docs/cli.md for the fields'
 complete -c lowwater -n '_shtab_lowwater_using reset' -l address -x -d 'where it listens, at port 7420 if none is named; of many shards one or more (default: LOWWATER_ADDRESS or localhost:7420)'

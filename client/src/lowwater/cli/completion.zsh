@@ -19,7 +19,7 @@ _shtab_lowwater_commands() {
     journal:'Copy a journal to another store, or list what is in one.'
     pin:'Have a shard serve a computation whenever it lives.'
     ranges:'Key ranges of a computation, furthest behind first.'
-    reset:'Start a new life of a computation and of all that reads it.'
+    reset:'Start a new incarnation of a computation and of all that reads it.'
     retire:'Take a key range out of a computation: nobody waits for it any more.'
     serve:'Serve low watermarks: take reports over gRPC, journal them, broadcast what is complete.'
     set-inputs:'Change what a computation reads; its workers have to claim again.'

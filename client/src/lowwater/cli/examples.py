@@ -104,8 +104,8 @@ Each hour counts as complete from the moment at which the authority published
 a low watermark at its end or later; AFTER END is how long that was after its
 end, for several hours at once of the newest and of the oldest of them. The
 bar is as long as the oldest was late. The newest 10,000 lines are kept, also
-those of lives that a reset has ended. The step is chosen at the registration,
-with history_step.
+those of incarnations that a reset has ended. The step is chosen at the
+registration, with history_step.
 """
 
 _RESET: Final = """\
@@ -113,8 +113,8 @@ examples:
   lowwater reset hourly
   lowwater reset hourly --yes --json
 
-A new life starts at unknown. All workers of it, and of all that reads it, must
-claim again, and whoever waits for it is told.
+A new incarnation starts at unknown. All workers of it, and of all that reads
+it, must claim again, and whoever waits for it is told.
 """
 
 _RETIRE: Final = """\
@@ -143,7 +143,8 @@ For a job that is gone for good: its watermarks, metrics and alerts end. It is
 refused while another computation reads it, which is named; change its inputs
 or drop it first. A worker that was killed owns its key ranges still, and only
 you know that it is gone: that takes --force, and should it report once more
-it is refused. The name may be registered again: that begins the next life.
+it is refused. The name may be registered again: that begins the next
+incarnation.
 """
 
 _SHARDS: Final = """\

@@ -21,16 +21,16 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 def history_table(history: History, incarnation: int) -> str:
     """Return completions as a table, a line each, with a bar as long as the oldest step of the line was late.
 
-    ``incarnation`` is the life the computation is in: completions of other lives are marked.
+    ``incarnation`` is the one that the computation is in: completions of others are marked.
     """
-    lives = any(each.incarnation != incarnation for each in history)
+    several = any(each.incarnation != incarnation for each in history)
     most = max((_longest(each, history.step) for each in history), default=timedelta())
-    rows = [(*(("LIFE",) if lives else ()), "STEPS", "COMPLETE AT", "AFTER END", "")]
+    rows = [(*(("INCARNATION",) if several else ()), "STEPS", "COMPLETE AT", "AFTER END", "")]
     for each in history:
-        life = f"{each.incarnation}" if each.incarnation == incarnation else f"{each.incarnation}, ended"
+        which = f"{each.incarnation}" if each.incarnation == incarnation else f"{each.incarnation}, ended"
         rows.append(
             (
-                *((life,) if lives else ()),
+                *((which,) if several else ()),
                 _steps(each, history.step),
                 moment(each.time_micros),
                 _late(each, history.step),

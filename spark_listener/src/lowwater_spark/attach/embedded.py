@@ -122,7 +122,8 @@ def acquire(data: Path | None) -> Embedded:
     if importlib.util.find_spec("lowwater_authority") is None:
         msg = (
             "attach() without an address starts an authority of its own, and lowwater-authority is not installed: "
-            "pip install 'lowwater-spark[embedded]', or pass the address of one."
+            "in a checkout of lowwater, run 'uv build --all-packages --wheel --out-dir wheels' and 'pip install wheels/*.whl'. Or pass the "
+            "address of an authority."
         )
         raise ModuleNotFoundError(msg, name="lowwater_authority")
     with _lock:

@@ -275,7 +275,7 @@ class Driving:
         for name, life in lives.items():
             if self._lives.setdefault(name, life) != life:
                 msg = (
-                    f"{name} was reset: what this query has read and holds belongs to an earlier life of it. Start from a new checkpoint, "
+                    f"{name} was reset: what this query has read and holds belongs to an earlier incarnation of it. Start from a new checkpoint, "
                     "with adopt=True."
                 )
                 raise errors.IncarnationChanged(msg, metadata={"computation": name})

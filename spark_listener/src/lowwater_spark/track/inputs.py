@@ -77,7 +77,7 @@ def still_counts(reading: Reading, batch: int, registered: lowwater.Computation)
     if any(old != new for old, new in lives):
         msg = (
             f"an input of {registered.name} was reset since batch {batch}: what this checkpoint has "
-            "read belongs to an earlier life of it. Start from a new checkpoint, with adopt=True."
+            "read belongs to an earlier incarnation of it. Start from a new checkpoint, with adopt=True."
         )
         raise errors.IncarnationChanged(msg, metadata={"computation": registered.name})
     return reading
