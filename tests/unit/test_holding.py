@@ -170,3 +170,10 @@ async def test_rule7_nothing_is_remembered_of_names_that_nobody_has_registered(d
     await turns()
     assert one.shard.held.known("nobody-0") is None
     assert one.shard.held.known("nor-me") is None
+
+
+async def test_another_thread_may_ask_for_what_is_let_go_meanwhile() -> None:
+    """Who scrapes the metrics has found it in the table, and then it is not held any more."""
+    held = none_yet()
+    held.served["x"] = Holding(held, Log("x"))
+    assert held.computation("x") is None

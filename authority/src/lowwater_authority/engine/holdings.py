@@ -217,9 +217,9 @@ class Holdings:
         return [holding.mending for holding in self._known.values() if holding.mending is not None]
 
     def computation(self, name: str) -> Computation | None:
-        """Return a computation that is held; None for others."""
+        """Return a computation that is held; None for others. Also another thread may ask: it may be let go meanwhile."""
         holding = self.served.get(name)
-        return holding.computation if holding is not None else None
+        return holding.held if holding is not None else None
 
     def _disown(self, name: str) -> Computation | None:
         """Hold a computation no more; returns what was held."""

@@ -172,7 +172,7 @@ class ShardCollector(Collector):
 
     def _held(self) -> Metric:
         holdings = list(self._shard.held.served.values())  # at one go: this may be another thread
-        served = [holding.held for holding in holdings if holding.held is not None]
+        served = [computation for holding in holdings if (computation := holding.held) is not None]
         family = HELD.family()
         for what, count in KINDS.items():
             family.add_metric([what], sum(map(count, served)))
