@@ -263,6 +263,15 @@ def test_a_cover_meets_whatever_has_keys_in_common(spans: list[tuple[bytes, byte
     assert (len(cover), cover._starts, cover._pieces) == (0, [b""], [()])
 
 
+def test_who_goes_over_a_cover_goes_over_what_was_there_when_he_began() -> None:
+    """A worker is closed by one thread while another claims."""
+    cover = Cover[int](lambda _: False)
+    cover.add(1, b"", b"m")
+    there = iter(cover)
+    cover.add(2, b"m", b"")
+    assert list(there) == [1]
+
+
 def test_a_claim_is_compared_with_those_that_it_meets_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """And those that have ended by themselves do not stay."""
     compared = 0

@@ -35,8 +35,8 @@ class Cover(Generic[Item]):
         return len(self._spans)
 
     def __iter__(self) -> Iterator[Item]:
-        """Go over the items, those added first in front."""
-        return iter(self._spans)
+        """Go over the items that there are now, those added first in front, whatever another thread adds or removes meanwhile."""
+        return iter(list(self._spans))
 
     def add(self, item: Item, start: bytes, end: bytes) -> list[Item]:
         """Add an item that is not there; returns the others that have keys in common with it."""
