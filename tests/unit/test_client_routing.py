@@ -851,3 +851,17 @@ def test_a_redirect_to_the_same_shard_begins_a_new_stream_with_everything() -> N
     assert len(sent(world, "x:1", stream)) == 1
     acknowledge(world, "x:1", 1)
     assert state.durable == 1
+
+
+def test_rule7_nothing_is_kept_of_a_computation_that_is_not_reported_any_more() -> None:
+    world = World()
+    for number, lost in enumerate((False, True), 1):
+        state = lease(f"c{number}", number)
+        world.reporting.add(state)
+        if lost:
+            world.reporting.lose(world.reporting.stream(), 0.0)
+            assert world.reporting.search.wanted
+        world.reporting.remove(state)
+    assert not world.reporting.search.wanted
+    assert not world.reporting.search.suspects
+    assert not world.reporting._computations

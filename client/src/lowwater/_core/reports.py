@@ -602,7 +602,7 @@ class _Claim:
 
 
 class Reported(Sought):
-    """One computation as the reports of a client have it, from its first claim on. See :mod:`lowwater._core.router`."""
+    """One computation as the reports of a client have it, while there is a claim on it. See :mod:`lowwater._core.router`."""
 
     __slots__ = ("claims",)
 
@@ -652,10 +652,13 @@ class Reporting:
             return
         computation = self._computations[lease.computation]
         del computation.claims[lease.sequencer]
-        if claim.carrier is None:
-            if all(each.carrier is not None for each in computation.claims.values()):
-                self.search.forget(computation)
-        else:
+        if not computation.claims:
+            # Nothing is kept of it: a process may claim computations of other names for weeks.
+            self.search.forget(computation)
+            del self._computations[lease.computation]
+        elif claim.carrier is None and not any(each.carrier is None for each in computation.claims.values()):
+            self.search.forget(computation)
+        if claim.carrier is not None:
             claim.carrier.state.remove(lease)
             if claim.carrier.leave_idle():
                 self._untended[claim.carrier] = None
