@@ -23,6 +23,7 @@ from lowwater_authority.engine.takeover import TAKEN_AT_ONCE
 from lowwater_authority.journal import LoadedLog, Ownership, frames
 from lowwater_authority.journal.frames import decode, encode
 from tests.contract.journal_stores import flipped
+from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryJournal, StoredLog
 from tests.unit.sharded_memory import DEAD_AFTER, SECOND, Deployment, One, held, turns, two
 
@@ -146,6 +147,21 @@ async def test_its_owner_writes_a_damaged_log_whole_when_nobody_takes_it(deploym
     assert one.shard.journal.statistics().snapshots == 1
     assert neighbour in held(one)
     assert deployment.disk.logs[neighbour].snapshot is None
+
+
+async def test_what_the_store_has_refused_to_take_whole_is_written_again(deployment: Deployment) -> None:
+    one, other, name = await moving(deployment)
+    flip_a_bit(name, deployment.disk.logs[name])
+    one.faults.ends["snapshot"] = [Outcome.FAILED] * 2
+    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await deployment.settle(one, other, seconds=3 * KEPT_SECONDS)
+    assert name in held(one)
+    assert one.shard.held.of(name).log.refused == 1, (
+        "not each time that it is looked at: making it costs all of the computation"
+    )
+    await deployment.settle(one, other, seconds=16 * KEPT_SECONDS)
+    assert name in held(other)
+    assert other.low(name) == 11
 
 
 async def test_what_nobody_takes_is_written_whole_once_and_when_it_has_changed(deployment: Deployment) -> None:

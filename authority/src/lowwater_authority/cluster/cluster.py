@@ -105,7 +105,7 @@ class Cluster:
         self._kept_at: tuple[int, int, int] = (0, 0, 0)
         self._look_at_kept = float("-inf")
         self._written_whole: set[str] = set()
-        """Of that: once is enough."""
+        """Of that: once is enough, if the store takes it."""
         self._said: dict[str, str] = {}
         """By computation that could not be taken: why, as it was logged."""
         self._leaving = asyncio.Event()
@@ -328,11 +328,13 @@ class Cluster:
         state = self.view.version, shard.topology.version, shard.held.let_gone
         names = self._kept if state == self._kept_at else shard.names()
         kept = {name for name in names if shard.serves(name) and not self.mine(name)}
-        late = sorted(name for name in kept & self._kept - self._written_whole if shard.held.served[name].log.behind)[
-            :WHOLE_AT_ONCE
-        ]  # of others there is nothing to write
+        logs = {name: shard.held.served[name].log for name in kept}
+        written = {name for name in self._written_whole & kept if not logs[name].refused}
+        # Of those with nothing behind their snapshot there is nothing to write.
+        late = [name for name in kept & self._kept - written if logs[name].behind]
+        late = sorted(late, key=lambda name: (logs[name].refused, name))[:WHOLE_AT_ONCE]
         self._kept, self._kept_at = kept, state
-        self._written_whole = self._written_whole & kept | set(late)
+        self._written_whole = written | set(late)
         if late:
             shard.write_whole(late)
 

@@ -98,6 +98,11 @@ class Log:
         more = max(least, 2 * tried) << min(max(0, self.refused - 1), MOST_DOUBLINGS)
         return self.behind > behind + more or bool(self.refused and now - self.tried_at >= SNAPSHOT_AGAIN)
 
+    def rests(self, now: int) -> bool:
+        """Whether a snapshot was refused so lately that another attempt has to wait: half a minute, and twice as long each time."""
+        again = SNAPSHOT_AGAIN >> max(0, MOST_DOUBLINGS + 1 - self.refused)
+        return bool(self.refused) and now - self.tried_at < again
+
     def snapshot_refused(self, behind: int, size: int, now: int) -> None:
         """The store did not take a snapshot of so many bytes, which would have covered ``behind``; or there is none."""
         self.refused, self.tried, self.tried_at = self.refused + 1, (behind, size), now
@@ -339,8 +344,8 @@ class Logs:
         task.add_done_callback(self._snapshots.discard)
 
     def write_whole(self, log: Log, take: Callable[[], bytes], now: int) -> None:
-        """Begin a snapshot of a log that has records behind its last one, however few, unless one is being written."""
-        if log.behind and log.snapshotting is None:
+        """Begin a snapshot of a log that has records behind its last one, however few, unless one is being written, or was just refused."""
+        if log.behind and log.snapshotting is None and not log.rests(now):
             self.snapshot(log, take, now)
 
     async def _snapshot(self, log: Log, position: int, covered: int, payload: bytes, now: int) -> None:
