@@ -160,7 +160,7 @@ async def at_ten(shard: Shard, *names: str) -> Say:
 
 
 async def lives_again(store: Store, shard: Shard, run: asyncio.Task[None], sequencer: int) -> None:
-    """X is registered in its next life, above all of the last one, and can be read after a restart; y has not noticed."""
+    """X is registered in its next incarnation, above all of the last one, and can be read after a restart; y has not noticed."""
     spec = await shard.register(Spec("x"))
     assert spec.incarnation == 2
     grant = await shard.claim("x", ClaimRequest([b"", b""], request_id=b"again".ljust(16)))

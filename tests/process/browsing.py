@@ -75,7 +75,7 @@ class Viewer:
     shown: dict[str, Json] = field(default_factory=dict)
     """The computations by name."""
     lows: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """(life, low) of each computation as they came, while it was a time."""
+    """(incarnation, low) of each computation as they came, while it was a time."""
     ends: int = 0
     """How often the stream has ended."""
 

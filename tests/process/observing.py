@@ -48,7 +48,7 @@ class Board:
     """What all subscribers were shown, checked against each other and against what the workers had said.
 
     ``inputs`` are those of each computation. A value is wrong when it is below one that somebody had seen before it was asked for
-    (within a life), of a lower epoch, or above what the workers of the computation, or of anything it reads, had said.
+    (within an incarnation), of a lower epoch, or above what the workers of the computation, or of anything it reads, had said.
     """
 
     def __init__(self, inputs: Mapping[str, Sequence[str]], truths: Mapping[str, Truth]) -> None:

@@ -378,7 +378,7 @@ def test_a_range_too_far_ahead_is_refused_and_named(lw: lowwater.Client) -> None
 
 
 def in_a_life(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when somebody who waits knows in which life of the computation."""
+    """Set when somebody who waits knows in which incarnation of the computation."""
     known, reached = threading.Event(), Waiting.reached
 
     def noting(self: Waiting, state: WatchState, subscription: Subscription) -> bool:
@@ -442,7 +442,7 @@ def test_a_wait_after_a_reset_never_sees_the_old_life(server: Serving, lw: lowwa
     with lowwater.connect(server.address) as somebody:
         somebody.reset("flights")
     for _ in range(2):
-        # Its claim is gone with its life, so nobody reports.
+        # Its claim is gone with its incarnation, so nobody reports.
         with pytest.raises(lowwater.Timeout):
             lw.wait("flights", at(14), timeout=0.3)
     with lw.inputs("flights") as reader:

@@ -94,7 +94,7 @@ def test_the_same_history_after_kills_stops_and_resets(server: Serving, lw: loww
     server.start()
     assert lw.history("flights") == found
     assert [each.incarnation for each in found] == [1] * 5 + [2] * 3 + [3] * 3 + [4] * 3
-    assert [each.after.unknown for each in found].count(True) == 4, "each life starts with nothing"
+    assert [each.after.unknown for each in found].count(True) == 4, "each incarnation starts with nothing"
     assert lw.history("counted").total == 0
 
 

@@ -197,7 +197,7 @@ class Driver:
         return None if taken is None else taken[1]
 
     def reset(self) -> None:
-        """Start a new life, as one topology record does."""
+        """Start a new incarnation, as one topology record does."""
         self.spec = replace(self.spec, incarnation=self.core.incarnation + 1)
         self.core = recovery.restarted(self.core, self.spec)
         self.core.publish()

@@ -26,7 +26,7 @@ STEP = 7
 
 
 class Pair(RuleBasedStateMachine):
-    """The core and its oracle; the rules here are those of rounds, crashes and lives."""
+    """The core and its oracle; the rules here are those of rounds, crashes and incarnations."""
 
     made: type[Computation] = Computation
     steps: ClassVar[Counter[str]] = Counter()
@@ -110,7 +110,7 @@ class Pair(RuleBasedStateMachine):
         known = live if live and pick < 4 else self.sequencers
         return known[-1 - pick % len(known)]
 
-    # -- rounds, crashes, lives ----------------------------------------------------------------------------
+    # -- rounds, crashes, incarnations -------------------------------------------------------------------
 
     @precondition(lambda self: self.flying is None)
     @rule(later=st.sampled_from([0, 1, SECOND, 70 * SECOND]))
@@ -132,7 +132,9 @@ class Pair(RuleBasedStateMachine):
             self.coming = (self.oracle.low, dict(self.oracle.heuristics))
         self.steps["low moved"] += self.oracle.low != low
         self.steps["steps completed"] += len(self.oracle.history) - known
-        self.steps["steps completed in a later life"] += self.oracle.life > 1 and len(self.oracle.history) > known
+        self.steps["steps completed in a later incarnation"] += (
+            self.oracle.life > 1 and len(self.oracle.history) > known
+        )
         self.steps["high moved"] += (
             self.oracle.heuristics != high and max(self.oracle.heuristics.values()) > self.oracle.low
         )

@@ -26,7 +26,7 @@ class Oracle:
         self.restart()
 
     def restart(self) -> None:
-        """Reset: a new life, in which nothing is known and every sequencer is stale; none is ever granted twice."""
+        """Reset: a new incarnation, in which nothing is known and every sequencer is stale; none is ever granted twice."""
         self.life += 1
         self.cells = [Cell() for _ in range(CELLS)]
         self.claims: dict[int, Claim] = {}

@@ -225,7 +225,7 @@ class ClaimsNotRepeatable(Computation):
 
 
 class AnyLife(Computation):
-    """A fold over any life of the inputs counts."""
+    """A fold over any incarnation of the inputs counts."""
 
     def report(self, report: GroupReport, **more: Any) -> list[Refused]:
         return super().report(replace(report, fold=more["required"]), **more)

@@ -51,7 +51,7 @@ MOMENTS = (
     "low moved",
     "high moved",
     "steps completed",
-    "steps completed in a later life",
+    "steps completed in a later incarnation",
     "stand-ins",
     "batch committed",
     "batch committed by a claim",

@@ -130,7 +130,7 @@ def test_a_cycle_that_a_heal_has_made_can_be_reset_read_and_undone() -> None:
 
 
 def test_a_merge_leaves_a_newer_life_as_it_was_registered() -> None:
-    """A guess that was dropped and registered again as exact stays exact, whoever has not heard of it; within a life a guess stays one."""
+    """A guess that was dropped and registered again as exact stays exact, whoever has not heard of it; in one incarnation a guess stays one."""
     guessed = Topology().register(Spec("a", estimated=True))
     exact = guessed.drop("a").register(Spec("a")).register(Spec("reader", ("a",)))
     exact = Topology.decode(exact.encode())
@@ -154,7 +154,9 @@ def test_registering_again_changes_nothing_or_is_refused() -> None:
     found = graph(("a", ()), ("b", ("a",)))
     assert found.register(Spec("b", ("a",))) is found
     later, _ = found.set_inputs("b", ("a",)).reset("b")
-    assert later.register(Spec("b", ("a",))) is later, "its life and its input version are not the caller's to name"
+    assert later.register(Spec("b", ("a",))) is later, (
+        "its incarnation and its input version are not the caller's to name"
+    )
     for other in (Spec("b"), Spec("b", ("a",), (1,)), Spec("b", ("a",), key_hash="h"), Spec("b", ("a",), max_skew=1)):
         with pytest.raises(errors.RegistrationConflict):
             found.register(other)

@@ -70,9 +70,9 @@ class Durable:
         """What was published of a computation when a new owner came to do old work again: that is not taken back."""
         self._reported = Reported()
         self._dropped: dict[str, int] = {}
-        """The lives in which somebody was told that computations were dropped."""
+        """The incarnations in which somebody was told that computations were dropped."""
         self.damaged: set[str] = set()
-        """Computations whose log was damaged in the store: it may be written again, from memory or for a life after a drop."""
+        """Computations whose log was damaged in the store: it may be written again, from memory or for an incarnation after a drop."""
         self._bereft: set[str] = set()
         """Computations of which something that was acknowledged, and is not just an advance, is lost for good."""
 
@@ -258,7 +258,7 @@ class Durable:
     # -- what is lost ----------------------------------------------------------------------------------------------
 
     def restore(self, name: str, cells: Iterable[int], time: int) -> None:
-        """An owner, which has said so, does work from a time on once more. What was published in any life is not taken back."""
+        """An owner, which has said so, does work from a time on once more. What was published in any incarnation is not taken back."""
         shown = [low for (known, _), low in self._highest.items() if known == name]
         self._excused[name] = max([self._excused.get(name, MIN), *shown])
         self._pipeline.restore(name, cells, time)
@@ -290,13 +290,13 @@ class Durable:
         return any(set(inputs) <= set(each) for each in known)
 
     def lost_lives(self) -> list[str]:
-        """Return the computations of which the store has forgotten a reset, or a drop: who was told of it waits for a later life."""
+        """Return the computations of which the store has forgotten a reset, or a drop: who was told of it waits for a later incarnation."""
         lives = self._ledger.book(GRAPH).lives
         newest = {name: max((life for known, life in self._highest if known == name), default=0) for name in lives}
         return [name for name, life in lives.items() if life < newest[name] or name in self.undropped()]
 
     def undropped(self) -> list[str]:
-        """Return the computations that the store has in a life that somebody was told to be over."""
+        """Return the computations that the store has in an incarnation that somebody was told to be over."""
         book = self._ledger.book(GRAPH)
         return [
             name

@@ -21,19 +21,19 @@ class Book:
     """Up to where it was read."""
     incarnation: int = 0
     order: tuple[int, int] = (0, 0)
-    """The greatest generation and ordinal that claimed, in this life."""
+    """The greatest generation and ordinal that claimed, in this incarnation."""
     batch: int = 0
-    """The last micro-batch that was committed, in this life."""
+    """The last micro-batch that was committed, in this incarnation."""
     requests: Mapping[bytes, int] = field(default_factory=dict)
-    """What each claim was granted, in all lives."""
+    """What each claim was granted, in all incarnations."""
     lows: Mapping[int, int] = field(default_factory=dict)
-    """The newest low watermark of each life."""
+    """The newest low watermark of each incarnation."""
     strong: frozenset[int] = frozenset()
     """The numbers of the strong records in it, whether or not a snapshot has them by now."""
     inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Of the graph: what each computation reads."""
     lives: Mapping[str, int] = field(default_factory=dict)
-    """Of the graph: the life of each computation, the last one of what was dropped."""
+    """Of the graph: the incarnation of each computation, the last one of what was dropped."""
     dropped: frozenset[str] = frozenset()
     """Of the graph: what was dropped, and is not registered since."""
 

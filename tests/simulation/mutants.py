@@ -216,7 +216,7 @@ def follow_a_redirect_to_a_lower_epoch(planted: Planted) -> None:
 
 
 def forget_the_tombstone(planted: Planted) -> None:
-    """What is dropped leaves nothing behind, and its log stays as it was: its next registration begins with life 1 (rule 3)."""
+    """What is dropped leaves nothing behind, and its log stays as it was: its next registration begins with incarnation 1 (rule 3)."""
     planted.setattr(topology, "_tombstone", lambda known: Spec(known.name, incarnation=0, input_version=0))
 
     async def leave(self: holdings.Holdings, name: str, *_: Any) -> None:
@@ -241,7 +241,7 @@ def take_what_is_damaged_for_the_end(planted: Planted) -> None:
 
 
 def leave_the_log_of_what_is_dropped(planted: Planted) -> None:
-    """A dropped log stays as it was: should it be damaged, nobody can ever read the next life of it."""
+    """A dropped log stays as it was: should it be damaged, nobody can ever read the next incarnation of it."""
 
     async def leave(self: holdings.Holdings, name: str, *_: Any) -> None:
         self._over(name)

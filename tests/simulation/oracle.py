@@ -45,7 +45,7 @@ class Oracle(Durable):
         self._publishers: dict[tuple[str, int], str] = {}
         """Who published a computation by an ownership number."""
         self._lives: dict[str, dict[int, float]] = {}
-        """When each life of a computation was first published."""
+        """When each incarnation of a computation was first published."""
         self._listing: dict[int, watermarks_pb2.ListRangesRequest] = {}
         self._before: dict[int, dict[str, Seen]] = {}
         """What had been published when a call was made; of a stream, what it was sent last."""
@@ -60,9 +60,9 @@ class Oracle(Durable):
         self._released: set[tuple[str, int]] = set()
         self._histories: dict[tuple[str, int], dict[int, int]] = {}
         self._dropping: dict[int, int] = {}
-        """The life that somebody had been told of when a drop was asked for."""
+        """The incarnation that somebody had been told of when a drop was asked for."""
         self._registered: dict[str, int] = {}
-        """The lives that somebody was told of."""
+        """The incarnations that somebody was told of."""
 
     # -- what is sent ----------------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class Oracle(Durable):
                 before = self._dropping[tap.call]
                 self._expect(
                     told.incarnation >= before or self._weak,
-                    f"{told.name} is dropped in its life {told.incarnation}, after its life {before}",
+                    f"{told.name} is dropped in its incarnation {told.incarnation}, after its incarnation {before}",
                 )
                 self._dropped[told.name] = max(told.incarnation, self._dropped.get(told.name, 0))
                 self.keeps_the_graph()
@@ -137,11 +137,12 @@ class Oracle(Durable):
         """Look whether every registration, every reset and every drop is there that somebody was told of."""
         lives = self._ledger.book(GRAPH).lives
         for name in () if self._weak else self.undropped():
-            self.fail(f"{name} was told to be dropped in its life {self._dropped[name]}, but the store has it")
+            self.fail(f"{name} was told to be dropped in its incarnation {self._dropped[name]}, but the store has it")
         for name, life in self._registered.items():
             known = lives.get(name, 0)
             self._expect(
-                known >= life or self._weak, f"{name} was told to be in its life {life}, but the store knows {known}"
+                known >= life or self._weak,
+                f"{name} was told to be in its incarnation {life}, but the store knows {known}",
             )
 
     def _publishes(self, tap: Tap, message: types_pb2.Watermark) -> None:
@@ -173,7 +174,7 @@ class Oracle(Durable):
             self._expect(low <= durable, f"{where}, but only {durable} is durable")
 
     def _not_behind(self, old: Seen, new: Seen, where: str) -> None:
-        self._expect(new.incarnation >= old.incarnation, f"{where} after its life {old.incarnation}")
+        self._expect(new.incarnation >= old.incarnation, f"{where} after its incarnation {old.incarnation}")
         if new.incarnation == old.incarnation:
             self._expect(new.low >= old.low, f"{where} after {old.low}")
             for share, micros in new.shares.items():
@@ -298,7 +299,7 @@ class Oracle(Durable):
             self.viewed(process, view)
 
     def life(self, name: str) -> int:
-        """Return the newest life that everybody who is connected must know of: it was first published some seconds ago."""
+        """Return the newest incarnation that everybody who is connected must know of: it was first published some seconds ago."""
         known = max((life for life, at in self._lives.get(name, {}).items() if at < self._sim.now - 5), default=0)
         return min(known, self._ledger.book(GRAPH).lives.get(name, known)) if self._weak else known
 

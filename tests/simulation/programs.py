@@ -319,7 +319,9 @@ async def _question(place: Place, process: Process, lw: Client, name: str, rando
             view = await lw.wait(name, until, timeout=random.uniform(0.1, 20))
             oracle.viewed(process, view)
             if view.incarnation < life:
-                oracle.fail(f"{process.name} waits for {name} and is answered from life {view.incarnation}, not {life}")
+                oracle.fail(
+                    f"{process.name} waits for {name} and is answered from incarnation {view.incarnation}, not {life}"
+                )
             oracle.reached(process, name, until, complete=view.low.micros >= until)
         case 4:
             oracle.remembered(name, await lw.history(name, limit=10_000))

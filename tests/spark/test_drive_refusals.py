@@ -204,7 +204,7 @@ def test_a_checkpoint_from_before_the_query_was_driven(driven: Driven, upstream:
     ):
         driven.start(driven.hourly(driven.drive()), stamp=HOUR)
     spark_says(driven)
-    # The way on: a new checkpoint, and another life of the computation.
+    # The way on: a new checkpoint, and another incarnation of the computation.
     driven.out.clear()
     driven.start(driven.hourly(driven.drive()), stamp=HOUR, checkpoint="new", adopt=True)
     driven.await_watermark(at(10), "new")

@@ -182,7 +182,7 @@ def test_only_an_approximate_frame_follows_a_guess(
 def test_a_refusal_comes_before_the_claim(
     what: str, lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]
 ) -> None:
-    """With adopt the claim begins a new life, which a query that never starts must not do."""
+    """With adopt the claim begins a new incarnation, which a query that never starts must not do."""
     upstream.at(12)
     options = {"share": 0.9, "late": str(tmp_path / "late")} if what == "late rows" else {}
     first = Query(tmp_path, lw, "source", name="one", **options)

@@ -527,7 +527,7 @@ def test_a_replay_does_not_bring_back_the_w_of_inputs_that_were_changed() -> Non
     progress.settle(Committed(0, [0], old), "")
     assert (progress.reading, progress.committed.reading, progress.renew()) == (UNREAD,) * 3
     progress.settle(Committed(1, [0], Reading(11, {}, 2, (1, 9))), "")
-    assert progress.reading == UNREAD, "another life of an input"
+    assert progress.reading == UNREAD, "another incarnation of an input"
     for batch, reading in enumerate((Reading(12, {}, 2, (1, 1)), Reading(13, {}, 3, (1, 1, 1))), start=2):
         progress.settle(Committed(batch, [0], reading), "")
         assert progress.reading == reading

@@ -214,7 +214,7 @@ def test_two_queries_of_one_name(flow: Flow, lw: lowwater.Client, upstream: Upst
     with pytest.raises(lowwater.StaleSequencer):
         first.await_termination(30)
     assert not alive(first)
-    until(lambda: low(lw, "stage") == mark(9), "the second runs, in a new life")
+    until(lambda: low(lw, "stage") == mark(9), "the second runs, in a new incarnation")
     assert lw.get("stage")["stage"].incarnation == 2
     assert alive(second)
 
@@ -316,7 +316,7 @@ def test_c5_a_reset_of_an_input_stops_the_query_and_its_checkpoint(
     upstream.at(9)
     flow.feed.put([row("a", 9)])
     query = flow.start(flow.plain)
-    until(lambda: low(lw, "stage") == mark(9), "the first life")
+    until(lambda: low(lw, "stage") == mark(9), "the first incarnation")
     lw.reset("source")
     with pytest.raises(lowwater.StaleSequencer):
         query.await_termination(30)

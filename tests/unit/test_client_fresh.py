@@ -41,7 +41,7 @@ def test_a_wait_that_begins_on_old_news_is_answered_by_fresh_news_only(reset_at:
             assert not world.stream.take(older)
         wait = Waiting("c", 4000, 10.0)
         subscription = world.state.subscribe(["c"])
-        assert not wait.reached(world.state, subscription), "life 1 has ended"
+        assert not wait.reached(world.state, subscription), "incarnation 1 has ended"
         assert not world.stream.renewing, "what is newer stands in the buffer"
         world.state.unsubscribe(subscription)
     wait, subscription = Waiting("c", 4000, 10.0), world.state.subscribe(["c"])

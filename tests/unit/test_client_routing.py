@@ -475,7 +475,7 @@ def shown(changes: Changes, world: World, subscription: Subscription) -> list[st
 
 @pytest.mark.parametrize("followed", [(), ("a", "b")], ids=["everything", "by name"])
 def test_what_nobody_serves_does_not_keep_the_others_from_being_shown(followed: tuple[str, ...]) -> None:
-    """What is known of it may be of a life that has ended (rule 3): it is not shown before somebody serves it."""
+    """What is known of it may be of an incarnation that has ended (rule 3): it is not shown before somebody serves it."""
     world = World()
     world.known.admit("t", world_of_before())
     subscription = watching(world, *followed)
@@ -645,7 +645,7 @@ def test_everything_is_followed_by_name_where_home_redirects_it() -> None:
     every = watching(world)
     home = world.known.stream()
     assert not home.take(told([watermark("a")], [("b", "x:1", 1), ("c", "x:1", 1)]))
-    assert not every.confirmed, "what is known of b may be of a life that has ended"
+    assert not every.confirmed, "what is known of b may be of an incarnation that has ended"
     there = world.known.stream("x:1")
     assert list(there.open("x:1").computations) == ["b", "c"]
     there.take(told([watermark("b"), watermark("c")]))

@@ -52,7 +52,7 @@ def test_a_window_that_is_not_due_may_be_missing() -> None:
         ("a row lost", "is written with 1 rows, and has 2"),
         ("a window of nothing", "is written with 1 rows, and has 0"),
         ("gone back", "was published after"),
-        ("an earlier life", "was published after"),
+        ("an earlier incarnation", "was published after"),
     ],
 )
 def test_rule3_and_rule6_each_kind_of_wrong_is_found(bug: str, found: str) -> None:
@@ -72,7 +72,7 @@ def test_rule3_and_rule6_each_kind_of_wrong_is_found(bug: str, found: str) -> No
             history.emitted.append(Emitted("c", 0, 1, 3.0))
         case "gone back":
             history.seen.insert(3, Seen(3.2, 1, HOUR - 1))
-        case "an earlier life":
+        case "an earlier incarnation":
             history.seen[:2] = [Seen(0.5, 2, MIN), Seen(2.0, 2, 0)]
     assert found in "\n".join(history.judged())
 

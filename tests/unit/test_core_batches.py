@@ -205,7 +205,7 @@ def test_a_batch_of_another_fold_is_refused() -> None:
 
 
 def test_an_input_that_is_registered_while_a_batch_runs_was_not_reset() -> None:
-    """It was folded as unknown, so nothing above MIN is in the batch, whatever life the input is in now."""
+    """It was folded as unknown, so nothing above MIN is in the batch, whatever incarnation the input is in now."""
     d = Driver(Spec("c", ("a", "b")))
     run = d.claim(b"", b"").sequencer
     with pytest.raises(errors.InvalidArgument, match="must be"):

@@ -32,7 +32,7 @@ SPEC = Spec("c", max_skew=DAY, history_step=STEP)
 
 
 def history(driver: Driver) -> list[tuple[int, int, int]]:
-    """(life, after, through) of all completions, in seconds of event time, the unbounded ones as they are."""
+    """(incarnation, after, through) of all completions, in seconds of event time, the unbounded ones as they are."""
     return [(c.incarnation, seconds(c.after), seconds(c.through)) for c in driver.core.history]
 
 
@@ -172,7 +172,9 @@ def test_the_new_life_has_a_history_of_its_own() -> None:
     d, sequencer = moved(31)
     fresh = recovery.restarted(d.core, SPEC)
     d.report(sequencer, 45 * SECOND)
-    assert [c.through for c in fresh.history] == [30 * SECOND], "the old life may go on until the reset is durable"
+    assert [c.through for c in fresh.history] == [30 * SECOND], (
+        "the old incarnation may go on until the reset is durable"
+    )
 
 
 # -- recovered ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Rules 8, 9 and 10: what the network and the store may do, and whose life it is; each switched off once."""
+"""Rules 8, 9 and 10: what the network and the store may do, and which incarnation it is; each switched off once."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ def other_life() -> None:
     d.crash()
     assert (d.low, d.core.incarnation, d.core.map.groups) == (MIN, 2, {})
     new = d.claim(b"", b"", identity="second")
-    assert new.sequencer > old.sequencer, "no sequencer is granted twice, not even in another life"
+    assert new.sequencer > old.sequencer, "no sequencer is granted twice, not even in another incarnation"
     d.report(new.sequencer, 9)
     d.crash()
     assert d.low == 9
 
 
 def other_life_of_an_input(made: type[Computation]) -> None:
-    """C5b: a fold over another life of an input counts as MIN, its frontiers too."""
+    """C5b: a fold over another incarnation of an input counts as MIN, its frontiers too."""
     d = Driver(Spec("c", ("a",), (HALF,), max_skew=10**9), made=made)
     now, before = Fold(1, (2,)), Fold(1, (1,))
     owner = d.claim(b"", b"").sequencer

@@ -1,4 +1,4 @@
-"""A computation is dropped: who may not be, what is left of it, and that a new life of it goes on above the old one."""
+"""A computation is dropped: who may not be, what is left of it, and that a new incarnation of it goes on above the old one."""
 
 from __future__ import annotations
 
@@ -604,7 +604,7 @@ async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to()
 async def end_behind_the_next_life(
     deployment: Deployment, one: One, other: One, name: str, *, damaged: bool = False
 ) -> None:
-    """The store refuses the old owner the end of a log; by the next attempt another shard serves the next life, which it has not heard of."""
+    """The store refuses the old owner the end of a log; when it tries again, another shard serves an incarnation that it has not heard of."""
     other.faults.held["restore"] = asyncio.Event()
     other.faults.ends["restore"] = [Outcome.FAILED]
     if damaged:  # and memory has the only good copy
@@ -693,7 +693,7 @@ async def test_a_pin_that_was_left_behind_ends_with_a_beat() -> None:
 
 
 async def test_a_pin_of_the_next_registration_does_not_end_with_the_drop_before_it() -> None:
-    """It is registered and pinned while somebody is about to end the pin of the life before."""
+    """It is registered and pinned while somebody is about to end the pin of the incarnation before."""
     deployment = Deployment()
     one, other = await two(deployment)
     name = min(held(other))

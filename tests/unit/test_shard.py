@@ -301,7 +301,7 @@ async def test_a_reset_starts_new_lives_downstream_and_makes_every_sequencer_sta
     ((_, refused),) = await running.report(a, 16)  # C5a: it was on the wire
     assert refused.reason == "STALE_SEQUENCER"
     again = await running.claim("b")
-    await running.report(again, 15, name="b", lives=(1,))  # C5b: a fold over the life that is being rewritten
+    await running.report(again, 15, name="b", lives=(1,))  # C5b: a fold over the incarnation that is being rewritten
     assert running.low("b") == MIN
     await running.report(again, 9, name="b", lives=(2,))
     assert running.low("b") == 9

@@ -435,7 +435,7 @@ async def test_what_came_since_the_look_is_all_that_is_replayed(
 
 
 async def test_what_is_recovered_in_two_pieces_is_what_is_recovered_in_one(deployment: Deployment) -> None:
-    """Wherever the look ended, through claims, lowerings, shares, a new life, and what its old owner wrote of the life before."""
+    """Wherever the look ended, through claims, lowerings, shares, a new incarnation, and what its old owner wrote of the incarnation before."""
     one = await deployment.start("one:1")
     before = await one.shard.register(Spec("a", heuristics=(900_000,), history_step=SECOND * 3600))
     grant = await one.claim("a")
@@ -455,7 +455,7 @@ async def test_what_is_recovered_in_two_pieces_is_what_is_recovered_in_one(deplo
             known = one.shard.held.recover(spec, replace(whole, records=whole.records[:cut]))
             found = _resumed(spec, ownership, whole, known)
             if spec is after and cut < middle:
-                assert found is None, "what it was recovered for had ended the life that the log goes on with"
+                assert found is None, "what it was recovered for had ended the incarnation that the log goes on with"
                 continue
             assert found is not None
             assert recovery.snapshot(found) == recovery.snapshot(expected)

@@ -125,7 +125,7 @@ class OlderClaim(LowwaterError):
 
 
 class IdentityMismatch(LowwaterError):
-    """The computation belongs to another identity. Use another name, or ``adopt`` to start a new life of it."""
+    """The computation belongs to another identity. Use another name, or ``adopt`` to start a new incarnation of it."""
 
 
 class Rewound(LowwaterError):
@@ -145,7 +145,7 @@ class InputVersion(LowwaterError):
 
 
 class IncarnationChanged(LowwaterError):
-    """The computation was reset, or dropped: what was waited for belongs to an earlier life of it."""
+    """The computation was reset, or dropped: what was waited for belongs to an earlier incarnation of it."""
 
 
 class ServerTokenMismatch(LowwaterError):
@@ -183,7 +183,7 @@ class StillRead(LowwaterError):
 
 
 class WouldRegress(LowwaterError):
-    """A new input is behind what the computation has published; it needs a new life to read it."""
+    """A new input is behind what the computation has published; it needs a new incarnation to read it."""
 
 
 class Unauthenticated(LowwaterError):

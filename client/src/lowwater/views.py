@@ -99,7 +99,7 @@ class WatermarkView:
     computation: str
     registered: bool = False
     incarnation: int = 0
-    """The computation's life number: values of different lives never compare."""
+    """The computation's incarnation: values of different incarnations never compare."""
     epoch: int = 0
     """The ownership number of the shard that answered."""
     low: Watermark = Watermark.UNKNOWN
@@ -117,7 +117,7 @@ class WatermarkView:
 
     @property
     def dropped(self) -> bool:
-        """Whether it was dropped: it is not registered any more, and ``incarnation`` was its last life."""
+        """Whether it was dropped: it is not registered any more, and ``incarnation`` was its last one."""
         return not self.registered and self.incarnation > 0
 
     @property
@@ -167,7 +167,7 @@ class Inputs:
     input_version: int = 0
     """The version of that computation's inputs."""
     incarnations: tuple[int, ...] = ()
-    """The life number of each input, in order."""
+    """The incarnation of each input, in order."""
 
     @property
     def finished(self) -> bool:
@@ -209,9 +209,9 @@ class Completion:
     """One moment at which one or more steps of event time became complete."""
 
     incarnation: int
-    """The computation's life."""
+    """The computation's incarnation."""
     after: Watermark
-    """Steps up to this boundary were complete before; unknown at the first completion of a life."""
+    """Steps up to this boundary were complete before; unknown at the first completion of an incarnation."""
     through: Watermark
     """All steps that end at or before it are complete; finished when nothing will ever come."""
     time_micros: int
@@ -258,7 +258,7 @@ class Computation:
     incarnation: int
     input_version: int
     input_incarnations: tuple[int, ...]
-    """The life number each input must have in a fold, in order; 0 while it is not registered."""
+    """The incarnation each input must have in a fold, in order; 0 while it is not registered."""
     history_step: timedelta = timedelta(hours=1)
     """The step of the completeness history."""
     estimated: bool = False

@@ -90,7 +90,7 @@ class Caller:
         return errors.PermissionDenied(msg, metadata=facts)
 
     def demand_downstream(self, name: str, names: Iterable[str]) -> None:
-        """Raise PermissionDenied unless it may operate on all that begin a new life with one; names one of those that it may know of."""
+        """Raise PermissionDenied unless it may operate on all that begin a new incarnation with one; names one that it may know of."""
         forbidden = [each for each in names if not self.may(Action.OPERATE, each)]
         if forbidden:
             known = next((f", such as {each}" for each in forbidden if self.may_any(each)), "")
@@ -177,7 +177,7 @@ def calling() -> Caller | None:
 
 
 def permit(name: str) -> Callable[[Iterable[str]], None]:
-    """Return what refuses, once it is known which computations begin a new life with one, that the caller may not operate on them all.
+    """Return what refuses, once it is known which computations begin a new incarnation with one, that it may not operate on them all.
 
     Who calls is looked up now: the rounds in which it becomes known are those of all callers. Raises PermissionDenied.
     """

@@ -86,7 +86,7 @@ class _Changes:
 
 
 class Computation:
-    """The state machine of one computation in one life: everything that it knows, and the ops that its next record will have.
+    """The state machine of one computation in one incarnation: everything that it knows, and the ops that its next record will have.
 
     Live requests and replayed ops store values and masses by the same functions. What micro-batches say passes the checks of any
     report. ``epoch_base`` is the least sequencer of this process's life less one; see engine/shard.py.
@@ -386,7 +386,7 @@ class Computation:
 
         ``number`` is (stream, number) of the sender; a report that names a turn orders by (turn, number). One that is not above the
         newest taken over changes nothing and is refused: whoever counts from the start again must hear of it.
-        ``required`` names the inputs as registered now: a fold over other lives of them counts as MIN. ``wall`` is the wall clock, which
+        ``required`` names the inputs as registered now: a fold over other incarnations of them counts as MIN. ``wall`` is the wall clock, which
         says what is too far ahead; None: as ``now``.
         """
         group = self.map.groups.get(report.sequencer)
@@ -857,9 +857,9 @@ def _older(report: GroupReport, newest: int) -> Refused:
 
 
 def _was_reset(folded: Fold, now: Fold) -> bool:
-    """Return whether an input is in another life than the one that was folded.
+    """Return whether an input is in another incarnation than the one that was folded.
 
-    One that was not registered when it was folded is in no other life now: it was folded as unknown, and nothing above MIN with it.
+    One that was not registered when it was folded is in no other incarnation now: it was folded as unknown, and nothing above MIN with it.
     """
     lives = zip(folded.input_incarnations, now.input_incarnations, strict=False)
     return len(folded.input_incarnations) != len(now.input_incarnations) or any(a not in (0, b) for a, b in lives)

@@ -31,7 +31,7 @@ class Completion(NamedTuple):
 
     incarnation: int
     after: int
-    """Steps up to this boundary were complete before; MIN at the first completion of a life."""
+    """Steps up to this boundary were complete before; MIN at the first completion of an incarnation."""
     through: int
     """Steps up to this boundary are complete now; MAX when the computation finished."""
     time: int
@@ -42,7 +42,7 @@ _FIELDS: Final = len(Completion._fields)
 
 
 class History:
-    """The newest completions of a computation, oldest first; of this life and of those before it.
+    """The newest completions of a computation, oldest first; of this incarnation and of those before it.
 
     Cost: everything is O(completions kept); noting moves 320 KB at most, some 10 us. 32 bytes each.
     """
@@ -72,7 +72,7 @@ class History:
             del self._kept[:_FIELDS]
 
     def note(self, incarnation: int, step: int, *, old: int, low: int, now: int) -> None:
-        """Note that a life's published low watermark has moved from ``old`` to ``low``."""
+        """Note that an incarnation's published low watermark has moved from ``old`` to ``low``."""
         after, through = boundary(old, step), boundary(low, step)
         if through > after:
             self._keep(Completion(incarnation, after, through, now))

@@ -39,9 +39,9 @@ class ReplayError(Exception):
 
 
 def recover(spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, epoch_base: int) -> Computation:
-    """Rebuild a computation. Records of an older life only leave request ids, sequencers and their history behind.
+    """Rebuild a computation. Records of an older incarnation only leave request ids, sequencers and their history behind.
 
-    Raises ReplayError when a record cannot be read, or names a claim that its predecessors do not know, or a life that the
+    Raises ReplayError when a record cannot be read, or names a claim that its predecessors do not know, or an incarnation that the
     graph does not.
     """
     return _end(steps(spec, snapshot, records, epoch_base=epoch_base))
@@ -86,7 +86,7 @@ def life(snapshot: bytes) -> int:
 def resume(computation: Computation, records: Iterable[bytes], *, epoch_base: int) -> Computation:
     """Go on with what :func:`recover` has returned, by the records that came since; the graph says the same of it. Costs those.
 
-    Raises ReplayError as recover does, and then perhaps for nothing: a log may have gone on with the life that the graph has ended.
+    Raises ReplayError as recover does, and then perhaps for nothing: a log may have gone on with the incarnation that the graph has ended.
     What was given is not to be used any more.
     """
     computation.epoch_base = epoch_base
@@ -118,9 +118,9 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
 
 
 def restarted(old: Computation, spec: Spec) -> Computation:
-    """Return a new life: nothing is known, every sequencer is stale, but none is ever granted twice.
+    """Return a new incarnation: nothing is known, every sequencer is stale, but none is ever granted twice.
 
-    When the steps of earlier lives became complete stays on record.
+    When the steps of earlier incarnations became complete stays on record.
     """
     new = Computation(spec, epoch_base=old.epoch_base)
     new.last_sequencer = old.last_sequencer

@@ -54,7 +54,7 @@ class ClaimRequest:
 
 
 class Fold(NamedTuple):
-    """Which inputs a value was folded from: the version of the list, and each one's life number."""
+    """Which inputs a value was folded from: the version of the list, and each one's incarnation."""
 
     input_version: int
     input_incarnations: tuple[int, ...]

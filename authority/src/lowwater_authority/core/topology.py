@@ -32,7 +32,7 @@ MAX_HEURISTICS: Final = 16
 MAX_HASH: Final = 64
 
 TOMBSTONE_BYTES: Final = 4 << 20
-"""Bytes of all tombstones: some 60,000. None may be forgotten, for its name could begin again with a life that was shown before."""
+"""Bytes of all tombstones: some 60,000. None may be forgotten, for its name could begin again with an incarnation that was shown before."""
 
 DIGESTS: Final = (1 << 64) - 1
 """Digests are counted modulo 2^64."""
@@ -58,7 +58,7 @@ class Spec:
     """Whether it was registered as one whose watermarks nobody promises. Only estimated computations may read it: an exact one has exact
     inputs. See :meth:`Topology.is_estimated` for one that a heal has made the reader of an estimate."""
     first: int = 1
-    """The life in which the name was registered: the next one after a drop, else the first. Later ones are resets of that registration."""
+    """The incarnation in which the name was registered: the next one after a drop, else the first. Later ones are resets."""
 
     def same_registration(self, other: Spec) -> bool:
         """Whether another registration asks for the same."""
@@ -72,7 +72,7 @@ class Topology:
     version: int = 0
     computations: Mapping[str, Spec] = field(default_factory=dict)
     dropped: Mapping[str, Spec] = field(default_factory=dict)
-    """Tombstones: the last life, and version of the inputs, of names that are not registered any more. A re-registration goes on above
+    """Tombstones: the last incarnation, and version of the inputs, of names that are not registered any more. A re-registration goes on above
     them, so nobody takes its values for older ones. They stay for good."""
     _guesses: frozenset[str] | None = field(default=None, init=False, compare=False, repr=False)
     """What is estimated, by its registration or by what it reads. Derived, never stored: it ends with its reason. None: to be found."""
@@ -181,7 +181,7 @@ class Topology:
     def set_inputs(self, name: str, inputs: Sequence[str]) -> Topology:
         """Return the graph with other inputs for a computation. Raises as register does.
 
-        One that was registered as exact, and read an estimate, begins a new life with all that reads it: what it has published was
+        One that was registered as exact, and read an estimate, begins a new incarnation with all that reads it: what it has published was
         a guess.
         """
         known = self.get(name)
@@ -192,7 +192,7 @@ class Topology:
         return changed.reset(name)[0] if guessed else changed
 
     def reset(self, name: str) -> tuple[Topology, list[str]]:
-        """Return the graph with a new life of a computation and of all that reads it, and their names in order."""
+        """Return the graph with a new incarnation of a computation and of all that reads it, and their names in order."""
         names = self.downstream(name)
         fresh = {n: replace(self.computations[n], incarnation=self.computations[n].incarnation + 1) for n in names}
         return Topology(self.version + 1, {**self.computations, **fresh}, self.dropped), names
@@ -219,7 +219,7 @@ class Topology:
             if name not in dropped or _age(dropped[name]) < _age(spec):
                 dropped[name] = spec
         for name in dropped.keys() & newest.keys():
-            # What was dropped stays so, until it is registered again, in a later life.
+            # What was dropped stays so, until it is registered again, in a later incarnation.
             ended = dropped if newest[name].incarnation > dropped[name].incarnation else newest
             del ended[name]
         if (newest, dropped) == (self.computations, self.dropped) and self.version >= other.version:

@@ -102,13 +102,13 @@ class State(Enum):
 class Memory(Enum):
     """What memory has of a held computation that is not there as the store has it. Nothing of it is changed or shown meanwhile.
 
-    torn -> unreadable -> only copy (by a new life); each ends when it is written, read again, or not held any more.
+    torn -> unreadable -> only copy (by a new incarnation); each ends when it is written, read again, or not held any more.
     """
 
     TORN = "torn"
     """Half a change may be in it, and it is read back. Nothing of it is written."""
     UNREADABLE = "unreadable"
-    """Half a change may be in it, and the store cannot be read back: it goes on when it can, or begins a new life."""
+    """Half a change may be in it, and the store cannot be read back: it goes on when it can, or begins a new incarnation."""
     ONLY_COPY = "only copy"
     """It is the only good copy: the store has refused the newest record, and cannot be read back. It is written again."""
 
@@ -140,7 +140,7 @@ class Unwritten:
             self.memory = Memory.UNREADABLE
 
     def restarted(self) -> None:
-        """A new life has begun, which is whole whatever was half done in the one before, and which only memory has."""
+        """A new incarnation has begun, which is whole whatever was half done in the one before, and which only memory has."""
         self.memory = Memory.ONLY_COPY
         self.changed.set()
 
@@ -350,7 +350,7 @@ class Holding:
         among, name, before = self.among, self.name, self.computation
         try:
             loaded = await among.journal.load(name)
-            # What the next owner has written there may be of a life that this process has not heard of.
+            # What the next owner has written there may be of an incarnation that this process has not heard of.
             await among.journal.confirm([name])
         except JournalLost as lost:
             await among.heal(lost)

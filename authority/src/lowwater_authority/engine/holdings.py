@@ -116,7 +116,7 @@ class Holdings:
         self.gone: dict[str, Holding] = {}
         """Those that were dropped, and whose logs are being made short."""
         self._ended: dict[str, int] = {}
-        """The last life of those that were dropped and whose log is known to be short."""
+        """The last incarnation of those that were dropped and whose log is known to be short."""
         self._walk: asyncio.Task[None] | None = None
         """What looks after the logs of all that was dropped, one after the other."""
         self._walk_again = False
@@ -276,7 +276,7 @@ class Holdings:
         return gone
 
     def drop(self, name: str) -> None:
-        """Let go of a computation that was dropped, if it is held. Its log begins anew, for a next life, before another may take it."""
+        """Let go of a computation that was dropped, if it is held. Its log begins anew, for a next incarnation, before others take it."""
         computation = self._disown(name)
         if computation is not None:
             self._begin_to_end(name, computation)
@@ -341,7 +341,7 @@ class Holdings:
         self.discard(holding)
 
     async def _end(self, name: str, computation: Computation | None) -> None:
-        """Leave as little of a log as its next life needs, however often the store refuses it. Until then nobody takes it."""
+        """Leave as little of a log as its next incarnation needs, however often the store refuses it. Until then nobody takes it."""
         backoff = Backoff(*RETRY_SECONDS)
         try:
             while True:
@@ -434,7 +434,7 @@ class Holdings:
         return holding is not None and holding.is_kept()
 
     def restart(self, computation: Computation, spec: Spec) -> Computation:
-        """Begin a new life of a held computation, which is whole whatever was half done in the one before."""
+        """Begin a new incarnation of a held computation, which is whole whatever was half done in the one before."""
         holding = self.served[spec.name]
         fresh = holding.held = recovery.restarted(computation, spec)
         if holding.unwritten is not None:
@@ -544,7 +544,7 @@ def _goes_on(loaded: LoadedLog, known: LoadedLog) -> bool:
 
 
 def _has_ended(loaded: LoadedLog, life: int) -> bool:
-    """Whether there is nothing in a log but what the life after a dropped one needs."""
+    """Whether there is nothing in a log but what the incarnation after a dropped one needs."""
     if loaded.records or loaded.snapshot is None:
         return not loaded.last
     try:
@@ -558,7 +558,7 @@ def _tell_unread(name: str, damage: JournalCorrupt) -> None:
 
 
 def _end_of(computation: Computation, life: int) -> bytes:
-    """Return what the life after a dropped one begins with."""
+    """Return what the incarnation after a dropped one begins with."""
     after = replace(computation.spec, incarnation=life + 1)
     return recovery.snapshot(recovery.restarted(computation, after))
 
@@ -566,7 +566,7 @@ def _end_of(computation: Computation, life: int) -> bytes:
 def _end_of_stored(tombstone: Spec, ownership: Ownership, loaded: LoadedLog | None) -> bytes:
     """Return the same from what is stored.
 
-    Of what cannot be read nothing leads to the next life but the sequencers, which must not be granted again. They are counted from the
+    Of what cannot be read nothing leads to the next incarnation but the sequencers, which must not be granted again. They are counted from the
     number of their owner, and this process has a greater one than all before it.
     """
     try:
@@ -580,7 +580,7 @@ def _end_of_stored(tombstone: Spec, ownership: Ownership, loaded: LoadedLog | No
 
 
 def _resumed(spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered) -> Computation | None:
-    """Replay what came since a computation was recovered; None when the log does not go on from there, or for another life."""
+    """Replay what came since a computation was recovered; None when the log does not go on from there, or for another incarnation."""
     known = recovered.loaded
     if recovered.spec != spec or not _goes_on(loaded, known):
         return None

@@ -260,7 +260,7 @@ class Logs:
             appending.go_on_behind(appending.healed())
 
     async def heal(self, error: JournalLost) -> None:
-        """Put back what the store has lost: the graph first, which the lives of all others stand on.
+        """Put back what the store has lost: the graph first, which the incarnations of all others stand on.
 
         Raises JournalFailed while this process has to wait whether another one does it, which may know more; JournalFenced
         when other processes own some of the logs by now, and the others are put back.

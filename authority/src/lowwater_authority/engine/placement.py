@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Lows = dict[str, tuple[int, int]]
-"""Of computations that other shards serve: life and published low watermark."""
+"""Of computations that other shards serve: incarnation and published low watermark."""
 
 
 class Placement(Protocol):

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from lowwater_authority.ops.observer import Observer
 
     Permit = Callable[[Iterable[str]], None]
-    """Raises PermissionDenied unless new lives of these computations may begin."""
+    """Raises PermissionDenied unless new incarnations of these computations may begin."""
     Room = Callable[[Collection[str]], None]
     """Raises Overloaded unless there may be one more beside these computations."""
     RoomForRanges = Callable[[int], None]
@@ -143,7 +143,7 @@ class Shard:
                     if damage.position is None:
                         raise  # perhaps more than this one log
                     self._taking.damaged(name, damage)
-        # Lives that began before the logs were taken; rounds do not run yet.
+        # Incarnations that began before the logs were taken; rounds do not run yet.
         held.topology = held.newer(await held.read_graph()) or held.topology
         for name, (ownership, loaded) in taken.items():
             if name not in held.topology.computations:
@@ -285,7 +285,7 @@ class Shard:
 
         Its claims are revoked first, so that what it has published is frozen when the new inputs are compared with it. Ranges
         that stand beyond the low watermark of a new input go back to it: work may come to them from there on. What was a guess, by
-        what it read until now, begins a new life instead; see Topology.set_inputs.
+        what it read until now, begins a new incarnation instead; see Topology.set_inputs.
         """
         away: Lows = {}
 
@@ -322,9 +322,9 @@ class Shard:
         return changed
 
     async def reset(self, name: str, *, permit: Permit = anything) -> list[Spec]:
-        """Start a new life of a computation and of all that reads it. Raises UnknownComputation, and what ``permit`` raises.
+        """Start a new incarnation of a computation and of all that reads it. Raises UnknownComputation, and what ``permit`` raises.
 
-        Any shard may do it: those that serve them begin the new lives when they read the graph, at the latest before they answer.
+        Any shard may do it: those that serve them begin the new incarnations when they read the graph, at the latest before they answer.
         """
 
         def stage(round_: Round) -> list[Spec]:
@@ -353,7 +353,7 @@ class Shard:
     ) -> Grant:
         """Grant ranges, as far as there is ``room``.
 
-        With ``adopt``, take the computation over from another identity by a new life, as far as ``permit`` lets it.
+        With ``adopt``, take the computation over from another identity by a new incarnation, as far as ``permit`` lets it.
         """
         away: Lows = {}
 
@@ -368,7 +368,7 @@ class Shard:
                 grant = computation.claim(request, round_.now, round_.wall)
                 round_.fenced += grant.fenced
                 return grant
-            # The new life and its first claim are one record: a repeat of the request finds both, or neither.
+            # The new incarnation and its first claim are one record: a repeat of the request finds both, or neither.
             changed, names = self.topology.reset(name)
             permit(names)
             fresh = recovery.restarted(computation, changed.get(name))
@@ -734,7 +734,7 @@ class Shard:
         self.held.end_all(self.placement.mine)
 
     async def _until_ended(self, name: str) -> None:
-        """Return when the log of a dropped computation is short, so that a next life of it can be read. Raises Unavailable."""
+        """Return when the log of a dropped computation is short, so that a next incarnation of it can be read. Raises Unavailable."""
         msg = f"the log of {name}, which was dropped, is not shortened yet; try again"
         async with within(WAIT_SECONDS, lambda: errors.Unavailable(msg, metadata={"computation": name})):
             await self.held.ended(name)
@@ -744,7 +744,7 @@ class Shard:
         self._count()
 
     async def refresh(self) -> None:
-        """Read the graph, once for all that wait, and begin the lives that other processes have begun. Raises Unavailable."""
+        """Read the graph, once for all that wait, and begin the incarnations that other processes have begun. Raises Unavailable."""
         await self._refreshing.ask(())
 
     async def _refresh(self, _: Iterable[str]) -> int:
@@ -992,7 +992,7 @@ class Shard:
             )
 
     def _use(self, topology: Topology) -> list[View]:
-        """Go on with another graph; returns what the new lives that it begins have published."""
+        """Go on with another graph; returns what the new incarnations that it begins have published."""
         before, changed = self.topology, topology.changed(self.topology)
         self.held.topology = topology
         views = []
@@ -1150,7 +1150,7 @@ def _elsewhere(name: str) -> errors.Moved:
 
 
 def _dropped(name: str) -> errors.StaleSequencer:
-    """Return why a claim of a dropped computation is over, whoever comes back with it; a new life of it would say the same."""
+    """Return why a claim of a dropped computation is over, whoever comes back with it; a new incarnation of it would say the same."""
     msg = f"{name} was dropped, and its claims ended with it"
     return errors.StaleSequencer(msg, metadata={"computation": name})
 

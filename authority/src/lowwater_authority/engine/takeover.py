@@ -183,7 +183,7 @@ class Taking:
             return False
         try:
             if journal.shared:
-                # The log may be of a life that this process has not heard of yet.
+                # The log may be of an incarnation that this process has not heard of yet.
                 await self._refresh()
             computation = held.hold(held.topology.get(name), ownership, loaded, recovered)
         except BaseException:
@@ -207,7 +207,7 @@ class Taking:
         try:
             return held.recover(held.topology.get(name), loaded)
         except JournalCorrupt:
-            # It may be of a life that this process has not heard of yet.
+            # It may be of an incarnation that this process has not heard of yet.
             await self._refresh()
             return held.recover(held.topology.get(name), loaded)
 

@@ -289,7 +289,7 @@ def key_range_message(value: Range) -> types_pb2.Range:
 
 
 def watermark_message(name: str, view: View | None, topology: Topology, epoch: int) -> types_pb2.Watermark:
-    """Encode what is published of a computation; an unregistered one is at MIN, with the life in which it was dropped, if it was."""
+    """Encode what is published of a computation; an unregistered one is at MIN, with the incarnation in which it was dropped, if it was."""
     spec = topology.computations.get(name)
     if view is None or spec is None:
         before = topology.dropped.get(name)

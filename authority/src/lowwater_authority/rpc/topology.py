@@ -65,7 +65,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
 
     @refusing
     async def Reset(self, request: topology_pb2.ResetRequest, context: Context) -> topology_pb2.ResetResponse:  # noqa: N802
-        """Start a new life of a computation and its readers."""
+        """Start a new incarnation of a computation and its readers."""
         shard = self.services.shard
         await shard.confirm(())  # one that was registered at another shard can be reset here too
         specs = await shard.reset(request.computation, permit=permit(request.computation))

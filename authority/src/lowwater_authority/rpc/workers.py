@@ -62,7 +62,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     async def Claim(self, request: pb.ClaimRequest, context: Context) -> pb.ClaimResponse:  # noqa: N802
         """Take ownership of key ranges."""
         shard, name = self.services.shard, request.computation
-        await self.services.confirm(name)  # a life that was begun elsewhere begins here first
+        await self.services.confirm(name)  # an incarnation that was begun elsewhere begins here first
         asked = codec.claim(request)
         grant = await shard.claim(name, asked, adopt=request.adopt, permit=permit(name), room=room_for_ranges(name))
         self.services.observer.claimed()

@@ -51,7 +51,7 @@ class Board:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def admit(self, view: WatermarkView) -> None:
-        """Take over what is newer than what is known; a value never goes back within a life (rule 3). What was dropped is forgotten."""
+        """Take over what is newer than what is known; a value never goes back within an incarnation (rule 3). What was dropped is forgotten."""
         name = view.computation
         with self._lock:
             known = self._views.get(name)
@@ -81,7 +81,7 @@ class Board:
 
     def sample(self, time_micros: int) -> None:
         """Keep where everything stands at a processing time, for an hour. O(computations)."""
-        with self._lock:  # to the end: a new life that began in between would get a value of the old one
+        with self._lock:  # to the end: a new incarnation that began in between would get a value of the old one
             self._samples.add(time_micros, list(self._views.values()))
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Board:
         return lag_seconds(self._root_lows().get(name, MIN), view.low.micros)
 
     def recent(self, name: str) -> list[Sample]:
-        """Return the samples of the computation's present life, oldest first."""
+        """Return the samples of the computation's present incarnation, oldest first."""
         return self._samples.of(name)
 
     def changes(self) -> list[str]:
@@ -210,7 +210,7 @@ class _Samples:
         self._free: list[int] = []
         """Rows of what was dropped."""
         self._since: dict[str, int] = {}
-        """Which sample is the first of a computation's present life."""
+        """Which sample is the first of a computation's present incarnation."""
 
     def add(self, time_micros: int, views: Sequence[WatermarkView]) -> None:
         with self._lock:
@@ -231,7 +231,7 @@ class _Samples:
             self._taken += 1
 
     def forget(self, name: str) -> None:
-        """A new life has begun."""
+        """A new incarnation has begun."""
         with self._lock:
             self._since[name] = self._taken
 

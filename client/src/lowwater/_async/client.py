@@ -94,7 +94,7 @@ class Client:
         return await runtime.call(runtime.calls.set_inputs(name, inputs))
 
     async def reset(self, name: str) -> tuple[Computation, ...]:
-        """Start a new life of a computation and of all that reads it, directly or not; their watermarks are unknown again.
+        """Start a new incarnation of a computation and of all that reads it, directly or not; their watermarks are unknown again.
 
         Every claim on them is revoked. Returns them in topological order, the named one first. Raises UnknownComputation.
         """
@@ -110,9 +110,9 @@ class Client:
         return await runtime.call(runtime.calls.retire(name, start, end, force=force))
 
     async def drop(self, name: str, force: bool = False) -> int:
-        """Take a computation out of the graph: its watermarks, metrics and alerts end, and nobody waits for it. Returns its last life.
+        """Take a computation out of the graph: its watermarks, metrics and alerts end, and nobody waits for it. Returns its last incarnation.
 
-        Its claims are revoked, and reports for it refused. The name may be registered again and goes on with the next life, never with
+        Its claims are revoked, and reports for it refused. The name may be registered again and goes on with the next incarnation, never with
         older values. Raises UnknownComputation, and StillRead while another computation names it as an input. Raises OwnedRanges while a
         worker owns part of it that is not finished, unless ``force`` is set: nobody knows for sure whether that worker is still alive.
         """
@@ -168,7 +168,7 @@ class Client:
 
         A name that nobody has registered yet is waited for as well; with ``registered`` it raises UnknownComputation at once.
         Raises Timeout, saying who holds it; IncarnationChanged when the computation was reset or dropped meanwhile, since what
-        was waited for belonged to its earlier life.
+        was waited for belonged to its earlier incarnation.
         """
         waiting = Waiting(self._full(name), until, timeout, registered=registered)
         runtime = self._runtime()

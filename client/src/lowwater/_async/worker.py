@@ -55,7 +55,7 @@ class Worker:
 
         An empty ``end`` means no upper bound. ``bound`` is what the new owner starts from, one for all or one a range: a range
         becomes the lesser of its last value and that. ``adopt`` takes the computation over from another identity by
-        starting a new life of it. Read your own state only after the claim: until then its old owner may still write it.
+        starting a new incarnation of it. Read your own state only after the claim: until then its old owner may still write it.
 
         Raises InvalidArgument, UnknownComputation, OlderClaim, IdentityMismatch, Rewound, Unavailable; Closed when the worker was
         closed meanwhile: the ranges, if they were granted, hold until they are claimed again.
@@ -99,7 +99,7 @@ class Worker:
         """Return a snapshot of the computation's inputs, to be passed to ``Lease.advance`` later.
 
         Take it *before* reading the data: what was there when it was taken is what an advance with it may count on.
-        An input that is not registered, or in another life than the claim reads, counts as unknown. Waits for the network only
+        An input that is not registered, or in another incarnation than the claim reads, counts as unknown. Waits for the network only
         the first time, at most the client's timeout. Raises InvalidArgument for an injector, which has no inputs.
         """
         runtime = self._open()

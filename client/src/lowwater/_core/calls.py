@@ -155,7 +155,7 @@ class Calls:
         return Call(lambda stubs: stubs.graph.SetInputs, request, take, full, repeatable=False)
 
     def reset(self, name: str) -> Call[tuple[Computation, ...]]:
-        """Start a new life of a computation and of all that reads it."""
+        """Start a new incarnation of a computation and of all that reads it."""
 
         def take(answer: topology_pb2.ResetResponse) -> tuple[Computation, ...]:
             self._known.begin((each.name, each.incarnation) for each in answer.computations)

@@ -58,7 +58,7 @@ class Ratchet:
             return self._store(view)
         known = self._seen[view.computation].view
         if not view.registered:
-            # Values of a name that was registered once stay: a promise is not taken back by forgetting it. Only to be dropped ends its life.
+            # Values of a name that was registered once stay: a promise is not taken back by forgetting it. Only a drop ends its incarnation.
             if view.incarnation < known.incarnation:
                 return False
             return self._store(replace(view, epoch=max(view.epoch, known.epoch)))
@@ -77,7 +77,7 @@ class Ratchet:
         return self._store(view)
 
     def begin(self, name: str, incarnation: int) -> bool:
-        """Take over that a new life of a computation has begun, in which nothing is known yet; returns whether that is new."""
+        """Take over that a new incarnation of a computation has begun, in which nothing is known yet; returns whether that is new."""
         known = self.get(name)
         if incarnation <= known.incarnation:
             return False

@@ -88,7 +88,7 @@ class Subscription:
         """How many streams had been opened before: what any later one brings was sent after the subscription."""
         self.confirmed: bool = False
         """Whether the streams that follow all the names had fresh news at the subscription or since. Before, what the ratchet has
-        of them may be of a life that ended while nobody followed them or read, and must not be used."""
+        of them may be of an incarnation that ended while nobody followed them or read, and must not be used."""
         self.unheard: dict[str, None] | None = dict.fromkeys(names) or None
         """Of which of the names there was no such news yet, so that one that nobody serves does not keep the others from being shown.
         None: of all, as home has not told yet what there is."""
@@ -508,7 +508,7 @@ class WatchState:
         return shown
 
     def begin(self, lives: Iterable[tuple[str, int]]) -> None:
-        """Take over the new lives (name, incarnation) of computations that were reset."""
+        """Take over the new incarnations of computations that were reset, by name."""
         for name, incarnation in lives:
             self.ratchet.begin(name, incarnation)
 
@@ -706,7 +706,7 @@ class WatchState:
 
 
 class Waiting:
-    """One wait for a computation to come to a time, within one life of it. Raises InvalidArgument for a bad timeout.
+    """One wait for a computation to come to a time, within one incarnation of it. Raises InvalidArgument for a bad timeout.
 
     ``registered``: one that is not registered is an error, instead of one that may be at any time.
     """
@@ -726,7 +726,7 @@ class Waiting:
         Raises IncarnationChanged when it was reset or dropped meanwhile; UnknownComputation when it is not registered and has to be; and as long as
         nothing was heard, why that is not allowed.
         """
-        # What was heard late may be of a life that ended since; the newest stands right behind it.
+        # What was heard late may be of an incarnation that ended since; the newest stands right behind it.
         if not subscription.confirmed:
             _check_allowed(known, [self.name])
             return False
@@ -840,7 +840,7 @@ class Folding:
 
     def fold(self, known: WatchState, subscription: Subscription) -> Inputs:
         """Return the minimum as it is known now."""
-        # What somebody else in this process heard before this reader may be of a life that has ended since.
+        # What somebody else in this process heard before this reader may be of an incarnation that has ended since.
         confirmed = subscription.confirmed
         views = {
             asked: known.ratchet.get(name) if confirmed else WatermarkView(name) for asked, name in self._names.items()

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 cd48486031f55befd50a4cc7fdece58d047e1701a24d3e27c10b5088ff1c7b41
+Made from: sha256 bd16aa82b4e39abcdb434bd5dda6f03dc142a5bc8b4abce9e491396065c25d6d
 """

@@ -57,7 +57,7 @@ class _Seen:
     values: Mapping[int, int]
     """By control: where its watermark may stand, milliseconds."""
     lives: Mapping[str, int]
-    """The life number of each registered input."""
+    """The incarnation of each registered input."""
 
 
 @dataclass(slots=True)
@@ -169,7 +169,7 @@ class Driving:
     def open(self, authority: Authority) -> None:
         """Begin the run, after the claim and before the query starts: from then on its sources may ask.
 
-        Raises IncarnationChanged when an input is not in the life that the checkpoint's watermark was read from, and what a first read of
+        Raises IncarnationChanged when an input is not in the incarnation that the checkpoint's watermark was read from, and what a first read of
         the authority raises.
         """
         self._authority = authority

@@ -1,4 +1,4 @@
-"""A reading of the inputs: W, its heuristic watermarks, and which lives of which inputs it was folded from."""
+"""A reading of the inputs: W, its heuristic watermarks, and which incarnations of which inputs it was folded from."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ UNREAD = Reading(MIN)
 
 
 def same_lives(reading: Reading, registered: Sequence[int]) -> bool:
-    """Return whether a reading is of the inputs' lives as they were when their reader was registered.
+    """Return whether a reading is of the inputs' incarnations as they were when their reader was registered.
 
-    One that was not registered then, of life 0, may have been since: it begins a life, and not another one.
+    One that was not registered then, of incarnation 0, may have been since: it begins an incarnation, and not another one.
 
     >>> same_lives(Reading(9, {}, 1, (1, 3)), (1, 0)), same_lives(Reading(9, {}, 1, (1, 3)), (1, 2)), same_lives(Reading(9, {}, 1, (1, 0)), (1, 2))
     (True, False, False)
@@ -67,7 +67,7 @@ def still_counts(reading: Reading, batch: int, registered: lowwater.Computation)
     """Return what a reading that a checkpoint kept says of the inputs that are registered now.
 
     UNREAD when the stage has other inputs than then: nothing was read of all of them together. Raises IncarnationChanged when one of them
-    was reset since: what the checkpoint has read, up to ``batch``, belongs to an earlier life of it.
+    was reset since: what the checkpoint has read, up to ``batch``, belongs to an earlier incarnation of it.
     """
     if reading.low == MIN:
         return reading

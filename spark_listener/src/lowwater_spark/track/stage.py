@@ -198,7 +198,7 @@ class Stage:
                 ``batch.of(name)`` is the batch of one. All declare the same ``retention``. A checkpoint keeps its stages.
             trigger: Arguments of Spark's ``trigger``; by default batch after batch.
             name: Spark's name of the query; the stage's by default.
-            adopt: Take the name over from another checkpoint by starting a new life of the computation.
+            adopt: Take the name over from another checkpoint by starting a new incarnation of the computation.
             skip_removed: Let a new checkpoint begin at what is left of an output whose old batches were removed; else it is refused.
             probe: Called with the name of each step of a batch and its number; for tests and tracing.
 
@@ -273,7 +273,7 @@ class Stage:
                 itself, and what it has committed is reported first. That it has ended does not mean finished: the watermark stays
                 where it is, unless all inputs are finished.
             name: Spark's name of the query; the stage's by default.
-            adopt: Take the name over from another checkpoint by starting a new life of the computation.
+            adopt: Take the name over from another checkpoint by starting a new incarnation of the computation.
             skip_removed: Let a new checkpoint begin at what is left of an output whose old batches were removed; else it is refused.
             options: Of the sink, as for Spark's writeStream.
 

@@ -132,7 +132,7 @@ function Numbers({ verdict, now }) {
       <div><dt>Behind its inputs</dt><dd>${computation.local_lag_seconds === 0 ? "none" : lag(computation.local_lag_seconds)}</dd></div>
       <div><dt>Behind its roots</dt><dd>${lag(computation.global_lag_seconds)}</dd></div>
       <div><dt>Oldest operation</dt><dd>${oldest ? html`<${Time} micros=${oldest} now=${now} text=${`running for ${duration((now - oldest) / 1e6)}`} />` : "none"}</dd></div>
-      <div><dt>Life, epoch</dt><dd>${computation.incarnation}, ${computation.epoch}</dd></div>
+      <div><dt>Incarnation, epoch</dt><dd>${computation.incarnation}, ${computation.epoch}</dd></div>
     </dl>
   </section>`;
 }

@@ -100,7 +100,7 @@ class ErrorInfo(google.protobuf.message.Message):
                              computation, address and epoch, as in Redirect
       OLD_STREAM             open a report stream with a greater number
       INPUT_VERSION          the inputs changed: claim again, fold the new ones
-      INCARNATION_CHANGED    a reset began another life: claim or wait anew
+      INCARNATION_CHANGED    a reset began another one: claim or wait anew
 
     This worker was replaced; it stops writing and does not claim by itself:
       IDENTITY_MISMATCH      the computation belongs to another identity

@@ -44,7 +44,7 @@ class Computation(google.protobuf.message.Message):
     max_skew_micros: builtins.int
     """Reports further ahead of the clock than this are refused, in microseconds."""
     incarnation: builtins.int
-    """The computation's life number, from 1."""
+    """The computation's incarnation, from 1."""
     input_version: builtins.int
     """Grows with every change of the inputs; folds name it."""
     dropped: builtins.bool
@@ -71,7 +71,7 @@ class Computation(google.protobuf.message.Message):
 
     @property
     def input_incarnations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The life number each input must have, in the order of the inputs; 0 while
+        """The incarnation each input must have, in the order of the inputs; 0 while
         an input is not registered.
         """
 
@@ -268,7 +268,7 @@ Global___SetInputsResponse: typing_extensions.TypeAlias = SetInputsResponse
 
 @typing.final
 class ResetRequest(google.protobuf.message.Message):
-    """Asks for a new life."""
+    """Asks for a new incarnation."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -290,7 +290,7 @@ Global___ResetRequest: typing_extensions.TypeAlias = ResetRequest
 
 @typing.final
 class ResetResponse(google.protobuf.message.Message):
-    """The computations that started a new life."""
+    """The computations that started a new incarnation."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -97,7 +97,7 @@ class TopologyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Reset(self, request, context):
-        """Starts a new life of a computation and of everything that reads it.
+        """Starts a new incarnation of a computation and of all that reads it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,7 +112,8 @@ class TopologyServiceServicer(object):
 
     def Drop(self, request, context):
         """Takes a computation out of the graph. Refused while another one reads it.
-        Its name can be registered again, and goes on with the next life.
+        Its name can be registered again, and goes on with the next
+        incarnation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

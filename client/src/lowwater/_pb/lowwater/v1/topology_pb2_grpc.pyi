@@ -196,14 +196,15 @@ class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _Topology
     """
 
     Reset: _TopologyServiceResetType
-    """Starts a new life of a computation and of everything that reads it."""
+    """Starts a new incarnation of a computation and of all that reads it."""
 
     Retire: _TopologyServiceRetireType
     """Takes a key range out of a computation until it is claimed again."""
 
     Drop: _TopologyServiceDropType
     """Takes a computation out of the graph. Refused while another one reads it.
-    Its name can be registered again, and goes on with the next life.
+    Its name can be registered again, and goes on with the next
+    incarnation.
     """
 
 TopologyServiceAsyncStub: typing_extensions.TypeAlias = TopologyServiceStub[
@@ -272,7 +273,7 @@ class TopologyServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater._pb.lowwater.v1.topology_pb2.ResetRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater._pb.lowwater.v1.topology_pb2.ResetResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.ResetResponse]]:
-        """Starts a new life of a computation and of everything that reads it."""
+        """Starts a new incarnation of a computation and of all that reads it."""
 
     @abc.abstractmethod
     def Retire(
@@ -289,7 +290,8 @@ class TopologyServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[lowwater._pb.lowwater.v1.topology_pb2.DropResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.DropResponse]]:
         """Takes a computation out of the graph. Refused while another one reads it.
-        Its name can be registered again, and goes on with the next life.
+        Its name can be registered again, and goes on with the next
+        incarnation.
         """
 
 def add_TopologyServiceServicer_to_server(servicer: TopologyServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

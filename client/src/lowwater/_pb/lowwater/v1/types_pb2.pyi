@@ -175,9 +175,9 @@ class Watermark(google.protobuf.message.Message):
     registered: builtins.bool
     """Whether the name is registered. When not, the watermark is MIN."""
     incarnation: builtins.int
-    """The computation's life number: values of different lives never compare. Of
-    one that is not registered, the life in which it was dropped; 0 when it
-    never was registered.
+    """The computation's incarnation: values of different ones never compare. Of
+    one that is not registered, the incarnation in which it was dropped; 0 when
+    it never was registered.
     """
     epoch: builtins.int
     """The computation's ownership number among the shards. Never goes down."""

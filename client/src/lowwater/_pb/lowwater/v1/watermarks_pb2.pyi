@@ -331,10 +331,10 @@ class Completion(google.protobuf.message.Message):
     THROUGH_MICROS_FIELD_NUMBER: builtins.int
     TIME_MICROS_FIELD_NUMBER: builtins.int
     incarnation: builtins.int
-    """The computation's life number."""
+    """The computation's incarnation."""
     after_micros: builtins.int
     """Exclusive: steps up to this boundary were complete before. MIN at the
-    first completion of a life.
+    first completion of an incarnation.
     """
     through_micros: builtins.int
     """Inclusive: all steps that end at or before this boundary are complete. A

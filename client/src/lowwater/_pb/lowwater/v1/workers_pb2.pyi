@@ -68,7 +68,9 @@ class ClaimRequest(google.protobuf.message.Message):
     bytes.
     """
     adopt: builtins.bool
-    """Takes the computation over from another identity by starting a new life."""
+    """Takes the computation over from another identity by starting a new
+    incarnation.
+    """
     @property
     def bounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """n + 1 strictly ascending keys delimit n ranges; range i is the handle i.
@@ -129,7 +131,7 @@ class ClaimResponse(google.protobuf.message.Message):
     sequencer: builtins.int
     """Names the claim in every report."""
     incarnation: builtins.int
-    """The computation's life number."""
+    """The computation's incarnation."""
     epoch: builtins.int
     """The computation's ownership number."""
     epoch_nonce: builtins.int
@@ -146,7 +148,7 @@ class ClaimResponse(google.protobuf.message.Message):
 
     @property
     def input_incarnations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The life number that each input must have in a fold; 0: not registered."""
+        """The incarnation that each input must have in a fold; 0: not registered."""
 
     @property
     def watermarks_micros(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -335,7 +337,7 @@ class GroupReport(google.protobuf.message.Message):
 
     @property
     def input_incarnations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The life number of each input that was folded, in order. With a 0, an input
+        """The incarnation of each input that was folded, in order. With a 0, an input
         that is not registered, all watermarks and frontiers are MIN.
         """
 
@@ -581,7 +583,7 @@ Global___ReferenceTime: typing_extensions.TypeAlias = ReferenceTime
 class RefusedRanges(google.protobuf.message.Message):
     """Ranges of a report that were not taken over: they hold their last value. With
     the reason INCARNATION_CHANGED they count as MIN instead, until a fold over the
-    lives in force comes.
+    incarnations in force comes.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

@@ -57,7 +57,7 @@ class Record(google.protobuf.message.Message):
     LOW_MICROS_FIELD_NUMBER: builtins.int
     HEURISTICS_FIELD_NUMBER: builtins.int
     incarnation: builtins.int
-    """The computation's life number; ops of another life are never mixed."""
+    """The computation's incarnation; ops of another one are never mixed."""
     time_micros: builtins.int
     """Processing time of the round, microseconds."""
     low_micros: builtins.int
@@ -418,7 +418,7 @@ class Snapshot(google.protobuf.message.Message):
     computation: builtins.str
     """Its name."""
     incarnation: builtins.int
-    """Its life number."""
+    """Its incarnation."""
     low_micros: builtins.int
     """The published low watermark."""
     last_sequencer: builtins.int
@@ -455,8 +455,8 @@ class Snapshot(google.protobuf.message.Message):
 
     @property
     def history(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Completion]:
-        """When steps of event time became complete, oldest first; of this life and
-        of earlier ones.
+        """When steps of event time became complete, oldest first; of this
+        incarnation and of earlier ones.
         """
 
     def __init__(
@@ -495,7 +495,7 @@ class Completion(google.protobuf.message.Message):
     THROUGH_MICROS_FIELD_NUMBER: builtins.int
     TIME_MICROS_FIELD_NUMBER: builtins.int
     incarnation: builtins.int
-    """The life."""
+    """The incarnation."""
     after_micros: builtins.int
     """The boundary before it, exclusive."""
     through_micros: builtins.int
@@ -718,7 +718,7 @@ class Computation(google.protobuf.message.Message):
     max_skew_micros: builtins.int
     """Largest accepted lead of a report, microseconds."""
     incarnation: builtins.int
-    """Life number."""
+    """Its incarnation."""
     input_version: builtins.int
     """Version of the inputs."""
     history_step_micros: builtins.int
@@ -726,11 +726,13 @@ class Computation(google.protobuf.message.Message):
     estimated: builtins.bool
     """Whether its watermarks are estimates."""
     dropped: builtins.bool
-    """Whether it was dropped: only its name, life and version of the inputs count,
-    for when it is registered again.
+    """Whether it was dropped: only its name, incarnation and version of the
+    inputs count, for when it is registered again.
     """
     first: builtins.int
-    """The life in which the name was registered, after a drop; 0: the first."""
+    """The incarnation in which the name was registered, after a drop; 0: the
+    first.
+    """
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What it reads."""
