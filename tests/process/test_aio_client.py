@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import lowwater
 import lowwater.aio
 from lowwater import RangeState, TaskAttempt, Watermark
+from tests.kit.eventually import eventually_async
 from tests.process.serving import Serving
 from tests.process.test_client_end_to_end import in_a_life
 
@@ -30,18 +30,16 @@ def mark(hour: int, minute: int = 0) -> Watermark:
     return Watermark.of(at(hour, minute))
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Poll a condition that the other process brings about."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.to_thread(threading.Event().wait, 0.01)
-
-
 async def inputs_at(worker: lowwater.aio.Worker, low: Watermark) -> lowwater.Inputs:
     """Wait until a worker's inputs have come to a time."""
-    async with asyncio.timeout(30):
-        while (seen := await worker.inputs()).low < low:
-            await asyncio.to_thread(threading.Event().wait, 0.01)
+    seen = await worker.inputs()
+
+    async def come() -> bool:
+        nonlocal seen
+        seen = await worker.inputs()
+        return seen.low >= low
+
+    await eventually_async(come, f"inputs at {low}", seen=lambda: seen)
     return seen
 
 
@@ -166,10 +164,11 @@ async def test_values_keep_across_kill_and_restart_while_a_worker_reports(
     enriched.advance(seen, oldest=None)
     with pytest.raises(lowwater.Timeout, match="stays staged"):
         await enriched.flush(timeout=0.05)
-    async with asyncio.timeout(30):  # what was sent before the end may still be read
-        while (await worker.inputs()).stale_for <= seen.stale_for:
-            await asyncio.to_thread(threading.Event().wait, 0.01)
 
+    async def silent() -> bool:
+        return (await worker.inputs()).stale_for > seen.stale_for
+
+    await eventually_async(silent, "what was sent before the end may still be read")
     await asyncio.to_thread(server.start)
     assert (await lw.wait("flights", at(16), timeout=30)).low == mark(16)
     assert (await lw.wait("enriched", at(14), timeout=30)).low == mark(14)
@@ -201,13 +200,13 @@ async def test_a_newer_claim_fences_the_older_one(lw: lowwater.aio.Client) -> No
     old.advance(seen, oldest=None)
     await old.flush()
     await lw.worker("enriched", name="exec-8").claim(b"\x40", b"\x80")
-    await eventually(lambda: old.lost == {1})
+    await eventually_async(lambda: old.lost == {1})
     with pytest.raises(lowwater.StaleSequencer, match="1 of its 3 ranges"):
         old.advance(seen, oldest=None)
     old.advance(seen, oldest=None)
     assert list(old.live) == [0, 2]
     await lw.worker("enriched").claim()
-    await eventually(lambda: len(old.live) == 0)
+    await eventually_async(lambda: len(old.live) == 0)
     with pytest.raises(lowwater.StaleSequencer, match="all its ranges"):
         old.advance(seen, oldest=None)
     with pytest.raises(lowwater.StaleSequencer):
@@ -338,11 +337,11 @@ async def test_a_wait_does_not_survive_a_reset(lw: lowwater.aio.Client, monkeypa
     await lw.wait("enriched", at(14), timeout=30)
     known = in_a_life(monkeypatch)
     waiting = asyncio.create_task(lw.wait("enriched", at(15), timeout=30))
-    await eventually(known.is_set)
+    await eventually_async(known.is_set)
     assert [each.name for each in await lw.reset("flights")] == ["flights", "enriched"]
     with pytest.raises(lowwater.IncarnationChanged, match="Wait anew"):
         await waiting
-    await eventually(lambda: bool(flights.lost) and bool(enriched.lost))
+    await eventually_async(lambda: bool(flights.lost) and bool(enriched.lost))
     assert (await lw.get("enriched"))["enriched"].incarnation == 2
     with pytest.raises(lowwater.Timeout):
         await lw.wait("enriched", at(14), timeout=0.01)
@@ -358,7 +357,7 @@ async def test_new_inputs_are_folded_after_a_new_claim(lw: lowwater.aio.Client) 
     await enriched.flush()
     await lw.register("weather")
     assert (await lw.set_inputs("enriched", ["flights", "weather"])).inputs == ("flights", "weather")
-    await eventually(lambda: len(enriched.lost) == 3)
+    await eventually_async(lambda: len(enriched.lost) == 3)
     again = await worker.claim(bounds=BOUNDS)
     flights.advance(None, oldest=None, frontier=at(14))
     (await lw.worker("weather").claim()).advance(None, oldest=None, frontier=at(13))
@@ -415,7 +414,7 @@ async def test_what_is_cancelled_leaves_the_client_usable(server: Serving, lw: l
     await anext(changes)
     server.kill()
     # A reset that is sent before gRPC notices fails at once: it may have happened, so it is not repeated.
-    await eventually(lambda: not lw._runtime().watcher.state.live)
+    await eventually_async(lambda: not lw._runtime().watcher.state.live)
     flights.advance(None, oldest=None, frontier=at(14))
     enriched.advance(seen, oldest=None)
     waits = [

@@ -8,42 +8,34 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import lowwater
 import lowwater.aio
+from tests.kit.eventually import eventually, eventually_async
 from tests.process.serving import Serving
-from tests.process.test_client_end_to_end import eventually
 
 NOTICED_SECONDS = 15.0
 """Within this the freeze must have been noticed; 11 s are meant: a ping after 6 s of silence, and 5 s to answer it."""
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Poll a condition that the other process brings about."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - another process brings it about
-            await asyncio.sleep(0.01)
-
-
-class Clock:
+class Noticed:
     """Seconds since the freeze at which something was noticed."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
-        self.noticed: dict[str, float] = {}
+        self.at: dict[str, float] = {}
 
     def note(self, what: str) -> None:
         """It was noticed now."""
-        self.noticed[what] = time.monotonic() - self.began
+        self.at[what] = time.monotonic() - self.began
 
     def check(self) -> None:
         """Say when, and fail when it was too late."""
-        print({what: f"{seconds:.1f} s" for what, seconds in self.noticed.items()})
-        assert max(self.noticed.values()) < NOTICED_SECONDS
+        print({what: f"{seconds:.1f} s" for what, seconds in self.at.items()})
+        assert max(self.at.values()) < NOTICED_SECONDS
 
 
 class Threads:
@@ -73,21 +65,21 @@ class Threads:
         eventually(lambda: self.reader.read().low.micros == to and self.reader.read().stale_for < 2)
         eventually(lambda: self.seen[-1:] == [to])
 
-    def notice(self, clock: Clock, streams: tuple[int, int]) -> None:
+    def notice(self, noticed: Noticed, streams: tuple[int, int]) -> None:
         """Return when the reader and both streams have noticed."""
         eventually(lambda: self.reader.read().stale_for > 2)
-        clock.note("stale_for > 2")
+        noticed.note("stale_for > 2")
         eventually(lambda: self.streams[0] > streams[0])
-        clock.note("watch")
+        noticed.note("watch")
         eventually(lambda: self.streams[1] > streams[1])
-        clock.note("report")
+        noticed.note("report")
 
-    def call(self, clock: Clock) -> None:
+    def call(self, noticed: Noticed) -> None:
         """Ask, in vain."""
         try:
             self.lw.get("threads")
         except (lowwater.Timeout, lowwater.Unavailable):
-            clock.note("call")
+            noticed.note("call")
 
 
 class Tasks:
@@ -119,25 +111,28 @@ class Tasks:
         """Advance, and hear of it."""
         self.lease.advance(None, oldest=None, frontier=to)
         await self.lease.flush(30)
-        await until(lambda: self.seen[-1:] == [to])
+        await eventually_async(lambda: self.seen[-1:] == [to])
         assert (await self.reader.read()).low.micros == to
 
-    async def notice(self, clock: Clock, streams: tuple[int, int]) -> None:
+    async def notice(self, noticed: Noticed, streams: tuple[int, int]) -> None:
         """Return when the reader and both streams have noticed."""
-        while (await self.reader.read()).stale_for <= 2:  # noqa: ASYNC110 - silence has no event
-            await asyncio.sleep(0.01)
-        clock.note("aio stale_for > 2")
-        await until(lambda: self.streams[0] > streams[0])
-        clock.note("aio watch")
-        await until(lambda: self.streams[1] > streams[1])
-        clock.note("aio report")
 
-    async def call(self, clock: Clock) -> None:
+        async def silent() -> bool:
+            return (await self.reader.read()).stale_for > 2
+
+        await eventually_async(silent)
+        noticed.note("aio stale_for > 2")
+        await eventually_async(lambda: self.streams[0] > streams[0])
+        noticed.note("aio watch")
+        await eventually_async(lambda: self.streams[1] > streams[1])
+        noticed.note("aio report")
+
+    async def call(self, noticed: Noticed) -> None:
         """Ask, in vain."""
         try:
             await self.lw.get("tasks")
         except (lowwater.Timeout, lowwater.Unavailable):
-            clock.note("aio call")
+            noticed.note("aio call")
 
 
 @pytest.mark.slow
@@ -156,27 +151,27 @@ async def test_rule11_a_frozen_authority_is_noticed_and_survived(tmp_path: Path)
 
         # A short pause is nothing: no stream ends for it.
         server.signal(signal.SIGSTOP)
-        await until(lambda: threads.reader.read().stale_for > 3)
+        await eventually_async(lambda: threads.reader.read().stale_for > 3)
         server.signal(signal.SIGCONT)
         await all_go_on(2)
         assert (threads.streams, tasks.streams) == streams
 
         server.signal(signal.SIGSTOP)
-        clock = Clock()
+        noticed = Noticed()
         # Staged without the authority; goes out once it answers.
         threads.lease.advance(None, oldest=None, frontier=3)
         tasks.lease.advance(None, oldest=None, frontier=3)
         await asyncio.gather(
-            asyncio.to_thread(threads.notice, clock, streams[0]),
-            asyncio.to_thread(threads.call, clock),
-            tasks.notice(clock, streams[1]),
-            tasks.call(clock),
+            asyncio.to_thread(threads.notice, noticed, streams[0]),
+            asyncio.to_thread(threads.call, noticed),
+            tasks.notice(noticed, streams[1]),
+            tasks.call(noticed),
         )
-        assert len(clock.noticed) == 8
-        clock.check()
+        assert len(noticed.at) == 8
+        noticed.check()
         assert (threads.seen[-1], tasks.seen[-1]) == (2, 2)
         server.signal(signal.SIGCONT)
-        back = Clock()
+        back = Noticed()
         await all_go_on(4)
         back.note("back after SIGCONT")
 

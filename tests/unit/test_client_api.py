@@ -28,6 +28,7 @@ from lowwater._drive.threads.connection import Connection
 from lowwater._pb.lowwater.v1 import watermarks_pb2
 from lowwater._sync.lease import Lease
 from lowwater._sync.runtime import Runtime
+from tests.kit.eventually import eventually
 
 NAMES = """
 Batches Client ClientStatistics Closed Completeness Completion Computation Cycle EstimatedInput EventTime FinishRequired Histogram History Hop
@@ -78,21 +79,13 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{listening.getsockname()[1]}"
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Poll what another thread brings about."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.005)
-
-
 def test_close_ends_calls_that_wait(silent: str) -> None:
     lw = lowwater.connect(silent, timeout=60.0)
     calls: list[Callable[[], object]] = [lw.get, lambda: lw.reset("c"), lambda: lw.wait("c", 5), lw.inputs("c").read]
     with futures.ThreadPoolExecutor(len(calls)) as threads:
         made = [threads.submit(call) for call in calls]
         connection = lw._runtime().connection
-        until(lambda: connection._users == 3)  # two calls and the stream
+        eventually(lambda: connection._users == 3)  # two calls and the stream
         lw.close()
         assert [type(each.exception(timeout=20)) for each in made] == [lowwater.Closed] * len(calls)
 
@@ -168,7 +161,7 @@ def test_closing_a_reader_ends_a_read_that_waits(silent: str) -> None:
     with lowwater.connect(silent, timeout=60.0) as lw, futures.ThreadPoolExecutor(1) as threads:
         reader = lw.inputs("c")
         read = threads.submit(reader.read)
-        until(lambda: reader._subscription is not None)
+        eventually(lambda: reader._subscription is not None)
         reader.close()
         assert read.result(timeout=20).low.unknown
 
@@ -272,7 +265,7 @@ def test_a_client_that_is_first_used_while_another_thread_forks_begins_when_it_h
         lw = lw if made == "before" else lowwater.connect("localhost:1", timeout=0.5)
         with futures.ThreadPoolExecutor(1) as threads:
             call = threads.submit(lw.get)
-            until(lambda: lw._runtimes.existing() is not None)
+            eventually(lambda: lw._runtimes.existing() is not None)
             assert lw._runtime().connection.pauses == 1
             assert not lw._runtime().connection._channels.by_address
             fork._after_fork_in_parent()

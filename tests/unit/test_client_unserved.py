@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from lowwater_authority.rpc.cluster import ClusterServicer
 from lowwater_authority.rpc.services import Services
 from lowwater_authority.rpc.streams import Streams
 from lowwater_authority.rpc.watermarks import WatermarkServicer
+from tests.kit.eventually import eventually_async
 from tests.unit.sharded_memory import NAMES, Deployment, One, held, two
 
 
@@ -29,13 +29,6 @@ class Served:
     one: One
     address: str
     unserved: set[str]
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Poll what other tasks bring about."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.to_thread(threading.Event().wait, 0.005)
 
 
 @pytest.fixture
@@ -70,7 +63,7 @@ async def test_everything_is_followed_beside_what_cannot_be_served(served: Serve
         shown = {(await anext(changes)).computation for _ in held(served.one)}
         assert shown == held(served.one)
         known = lw._runtime().watcher.state
-        await eventually(lambda: known.search._backoff._attempt >= 4)
+        await eventually_async(lambda: known.search._backoff._attempt >= 4)
         assert set(lw.statistics().watcher.unserved) == served.unserved
         assert lw.statistics().watcher.streams == 1
         served.one.faults.unreadable.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ import lowwater
 from lowwater import errors
 from lowwater_authority.web import questions
 from lowwater_authority.web.questions import MOST_ASKED, MOST_KEPT, THREADS, Questions
+from tests.kit.eventually import eventually_async
 
 
 class Asked:
@@ -45,16 +46,10 @@ async def asking() -> AsyncIterator[Questions]:
         made.close()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - it comes true in a thread
-            await asyncio.sleep(0.005)
-
-
 async def test_who_asks_the_same_gets_the_same_answer(asking: Questions) -> None:
     asked = Asked()
     waiting = [asyncio.create_task(asking.ask(("why", "a"), asked)) for _ in range(50)]
-    await until(lambda: asked.times == 1)
+    await eventually_async(lambda: asked.times == 1)
     asked.free.set()
     assert await asyncio.gather(*waiting) == [b'{"times":1}'] * 50
     assert await asking.ask(("why", "a"), asked) == b'{"times":1}'
@@ -65,17 +60,18 @@ async def test_an_answer_is_good_for_a_moment_only(asking: Questions, monkeypatc
     monkeypatch.setattr(questions, "GOOD_SECONDS", 0.05)
     asked = Asked()
     asked.free.set()
-    answers = [await asking.ask(("why", "a"), asked)]
-    async with asyncio.timeout(30):
-        while answers[-1] == answers[0]:
-            await asyncio.sleep(0.01)
-            answers.append(await asking.ask(("why", "a"), asked))
+    first = await asking.ask(("why", "a"), asked)
+
+    async def another() -> bool:
+        return await asking.ask(("why", "a"), asked) != first
+
+    await eventually_async(another)
 
 
 async def test_few_are_asked_at_once_and_more_than_can_wait_are_refused(asking: Questions) -> None:
     asked = Asked()
     waiting = [asyncio.create_task(asking.ask(("why", f"{i}"), asked)) for i in range(MOST_ASKED)]
-    await until(lambda: asked.times == THREADS)
+    await eventually_async(lambda: asked.times == THREADS)
     with pytest.raises(errors.Overloaded, match=str(MOST_ASKED)):
         await asking.ask(("why", "another"), asked)
     same = asyncio.create_task(asking.ask(("why", "0"), asked))  # is asked already
@@ -89,7 +85,7 @@ async def test_a_viewer_that_leaves_takes_nobodys_answer_away(asking: Questions)
     asked = Asked()
     leaving = asyncio.create_task(asking.ask(("why", "a"), asked))
     staying = asyncio.create_task(asking.ask(("why", "a"), asked))
-    await until(lambda: asked.times == 1)
+    await eventually_async(lambda: asked.times == 1)
     leaving.cancel()
     asked.free.set()
     assert await staying == b'{"times":1}'

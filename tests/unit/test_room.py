@@ -27,6 +27,7 @@ from lowwater_authority.engine.admission import Gate as Admitting
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc import streams, workers
 from lowwater_authority.rpc.streams import REFUSAL_BYTES, Room
+from tests.kit.eventually import eventually_async
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.unit.test_shard import HOUR, Gate
 
@@ -148,12 +149,6 @@ async def serving(faults: Gate) -> AsyncIterator[tuple[Authority, Any]]:
         await rounds
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - what comes over a real connection comes when it comes
-            await asyncio.sleep(0.001)
-
-
 LARGE = 10_000
 """Ranges of a large report: 80 KB."""
 
@@ -172,10 +167,10 @@ async def flooded(monkeypatch: pytest.MonkeyPatch, *, stream: int, together: int
         gate.open.clear()
         for hour in range(6):
             await large.report(hour)
-        await until(lambda: authority.streams.slowed == 1 or room.bytes > 6 * 8 * LARGE)
+        await eventually_async(lambda: authority.streams.slowed == 1 or room.bytes > 6 * 8 * LARGE)
         before = room.bytes
         await small.report(1)
-        await until(lambda: authority.streams.slowed == 2 or room.bytes > before)
+        await eventually_async(lambda: authority.streams.slowed == 2 or room.bytes > before)
         among = room.bytes > before
         gate.open.set()
         await large.acknowledged(6)
@@ -231,8 +226,8 @@ async def test_rule7_what_is_refused_and_not_read_is_bounded_in_bytes(
         room = authority.streams.room
         for hour in range(20):
             await large.report(AHEAD + hour)
-        await until(lambda: durable[-1] == 20)
-        await until(
+        await eventually_async(lambda: durable[-1] == 20)
+        await eventually_async(
             lambda: room.bytes < 1 << 20
         )  # one message that is being sent, and one that waits, in which all others are merged
         await small.report(1)
@@ -241,7 +236,7 @@ async def test_rule7_what_is_refused_and_not_read_is_bounded_in_bytes(
             large.leave()
         else:
             await large.acknowledged(20)
-        await until(lambda: room.bytes == 0)
+        await eventually_async(lambda: room.bytes == 0)
         await small.report(2)
         await small.acknowledged(2)
 
@@ -297,7 +292,7 @@ async def named_by_nobody() -> tuple[int, workers_pb2.ReportAck, int]:
         sender = await Sender(channel, "a", 1).start()
         gate.open.clear()
         await sender.report(7, workers_pb2.GroupReport(computation="n" * MADE_UP, sequencer=1, watermarks_micros=[0]))
-        await until(lambda: authority.streams.room.bytes > 0)
+        await eventually_async(lambda: authority.streams.room.bytes > 0)
         waited = authority.streams.room.bytes
         gate.open.set()
         answer = await sender.acknowledged(1)
@@ -353,5 +348,5 @@ async def test_rule7_watch_streams_are_bounded_and_others_are_told_when_to_come_
         assert (await watching[0].read()).time_micros, "who was there goes on"
         watching[1].cancel()
         gate: Admitting[Any] = authority.streams.admission.open_watches
-        await until(lambda: gate.inside == 1)
+        await eventually_async(lambda: gate.inside == 1)
         assert (await stub.Watch(asked).read()).watermarks
