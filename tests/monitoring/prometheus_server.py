@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -19,18 +19,11 @@ from typing import Any, Final, Self
 import yaml
 
 from monitoring.files import GENERATED
+from tests.kit.eventually import eventually
 
 LISTENS: Final = re.compile(r"Listening on.*address=\S+:(\d+)")
 
 Labels = Mapping[str, str]
-
-
-def until(condition: Callable[[], object], seconds: float, says: Callable[[], object] = str) -> None:
-    """Ask again until it is so. Prometheus tells nobody when it has new data: it has to be asked."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not come true in {seconds} s: {says()}"
-        threading.Event().wait(0.2)
 
 
 class Prometheus:
@@ -73,7 +66,7 @@ class Prometheus:
             raise AssertionError("".join(lines))
         self._reader = threading.Thread(target=self._process.stderr.read)  # else it would wait for somebody to read
         self._reader.start()
-        until(self._ready, 60)
+        eventually(self._ready, seconds=60)
         return self
 
     def __exit__(

@@ -15,9 +15,10 @@ from prometheus_client import CollectorRegistry, start_http_server
 from lowwater.prometheus import register
 from monitoring.files import groups
 from monitoring.settings import Settings
+from tests.kit.eventually import eventually
 from tests.monitoring.panels_asked import Asked, asked, rules, selectors
 from tests.monitoring.pipeline import Pipeline
-from tests.monitoring.prometheus_server import Prometheus, until
+from tests.monitoring.prometheus_server import Prometheus
 from tests.process.serving import Serving, serving
 
 pytestmark = pytest.mark.timeout(400)
@@ -57,7 +58,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         }
         try:
             with Prometheus(folder / "prometheus", targets, lasting=LASTING) as prometheus:
-                until(lambda: prometheus.now('computation:lowwater_local_lag_seconds:max{computation="hourly"}'), 60)
+                eventually(
+                    lambda: prometheus.now('computation:lowwater_local_lag_seconds:max{computation="hourly"}'),
+                    seconds=60,
+                )
                 assert pipeline.child.poll() is None
                 pipeline.kill()
                 yield Watched(prometheus, pipeline, server, time.time())
@@ -83,13 +87,13 @@ def test_every_panel_of_the_authority_has_data(watched: Watched, board: str) -> 
         missing = without_data(watched.prometheus, missing)
         return not missing
 
-    until(none_missing, 120, lambda: missing)
+    eventually(none_missing, seconds=120, seen=lambda: missing)
 
 
 def test_every_panel_of_the_clients_has_data(watched: Watched) -> None:
     queries = [query for query in asked("lowwater-workloads", ".+") if "lowwater_client_" in query.expr]
     assert len(queries) == 12
-    until(lambda: not without_data(watched.prometheus, queries), 60, lambda: without_data(watched.prometheus, queries))
+    eventually(lambda: not without_data(watched.prometheus, queries), seconds=60)
 
 
 def test_a_query_of_a_metric_that_nobody_exports_is_found_out(watched: Watched) -> None:
@@ -99,7 +103,11 @@ def test_a_query_of_a_metric_that_nobody_exports_is_found_out(watched: Watched) 
 def test_every_rule_is_evaluated_and_reads_what_is_exported(watched: Watched) -> None:
     known = {rule["name"] for rule in watched.prometheus.rules()}
     assert known == {rule.get("alert") or rule["record"] for name in ("alerts", "recording") for rule in rules(name)}
-    until(lambda: all(rule["health"] == "ok" for rule in watched.prometheus.rules()), 30, watched.prometheus.rules)
+    eventually(
+        lambda: all(rule["health"] == "ok" for rule in watched.prometheus.rules()),
+        seconds=30,
+        seen=watched.prometheus.rules,
+    )
     wanted = set[str]().union(*(selectors(rule["expr"]) for name in ("alerts", "recording") for rule in rules(name)))
     assert len(wanted) > 30
     here = {each for each in wanted if not any(word in each for word in NOT_HERE)}
@@ -110,7 +118,7 @@ def test_every_rule_is_evaluated_and_reads_what_is_exported(watched: Watched) ->
         empty = {each for each in here if not watched.prometheus.series(each)}
         return not empty
 
-    until(all_read, 90, lambda: empty)
+    eventually(all_read, seconds=90, seen=lambda: empty)
 
 
 def test_the_worker_that_was_killed_is_named_by_the_alert(watched: Watched) -> None:
@@ -120,7 +128,7 @@ def test_the_worker_that_was_killed_is_named_by_the_alert(watched: Watched) -> N
         silent = prometheus.alerts("LowwaterHolderSilent")
         return [each for each in silent if each["labels"].get("worker") == "exec-7" and each["state"] == "firing"]
 
-    until(named, 240, lambda: prometheus.alerts("LowwaterHolderSilent"))
+    eventually(named, seconds=240, seen=lambda: prometheus.alerts("LowwaterHolderSilent"))
     print(f"the alert fired {time.time() - watched.killed:.0f} s after the worker was killed")
     (alert,) = named()
     told = {each["labels"]["computation"] for each in prometheus.alerts("LowwaterHolderSilent")}
@@ -144,7 +152,7 @@ def test_what_nobody_owns_and_what_is_refused_is_about_to_be_told(watched: Watch
         ("LowwaterRangesUnowned", {"computation": "left"}.items()),
         ("LowwaterReportsRefused", {"reason": "TOO_FAR_AHEAD"}.items()),
     ):
-        until(partial(seen, name, wanted), 60)
+        eventually(partial(seen, name, wanted), seconds=60)
     told = {each["labels"]["computation"] for each in prometheus.alerts("LowwaterRangesUnowned")}
     assert told == {"left"}, "neither what is owned nor what is finished"
 
@@ -157,18 +165,18 @@ def test_the_alerts_of_a_computation_end_when_it_is_dropped(watched: Watched) ->
         found = [each for alert in rules("alerts") if "alert" in alert for each in prometheus.alerts(alert["alert"])]
         return [each for each in found if each["labels"].get("computation") == name]
 
-    until(lambda: told_of("left"), 60)
+    eventually(lambda: told_of("left"), seconds=60)
     watched.pipeline.client.drop("left")
-    until(lambda: not told_of("left"), 60, lambda: told_of("left"))
-    until(lambda: not prometheus.now('lowwater_epoch{computation="left"}'), 30)
+    eventually(lambda: not told_of("left"), seconds=60)
+    eventually(lambda: not prometheus.now('lowwater_epoch{computation="left"}'), seconds=30)
     assert told_of("enriched"), "its neighbours' go on"
 
 
 def test_an_authority_that_is_gone_is_told(watched: Watched) -> None:
     """The last of this module: it ends the authority."""
     watched.server.kill()
-    until(lambda: watched.prometheus.alerts("LowwaterAuthorityDown"), 60)
-    until(lambda: watched.prometheus.alerts("LowwaterAuthorityAbsent"), 60)
+    eventually(lambda: watched.prometheus.alerts("LowwaterAuthorityDown"), seconds=60)
+    eventually(lambda: watched.prometheus.alerts("LowwaterAuthorityAbsent"), seconds=60)
 
 
 def test_all_alerts_are_in_the_file() -> None:

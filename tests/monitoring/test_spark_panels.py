@@ -13,8 +13,9 @@ from pyspark.sql.functions import window
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.prometheus import register
+from tests.kit.eventually import eventually
 from tests.monitoring.panels_asked import asked, rules, selectors
-from tests.monitoring.prometheus_server import Prometheus, until
+from tests.monitoring.prometheus_server import Prometheus
 from tests.process.serving import serving
 from tests.spark.support import Feed, Upstream, row
 
@@ -66,7 +67,7 @@ def test_every_panel_of_spark_jobs_has_data(spark: SparkSession, tmp_path: Path)
                 missing = [query for query in missing if not prometheus.series(query.expr)]
                 return not missing
 
-            until(none_missing, 180, lambda: (missing, attachment.status()))
+            eventually(none_missing, seconds=180, seen=lambda: (missing, attachment.status()))
             wanted = {each for rule in rules("alerts") for each in selectors(rule["expr"]) if "lowwater_spark_" in each}
             assert len(wanted) == 3
             assert [each for each in wanted if not prometheus.series(each)] == []
