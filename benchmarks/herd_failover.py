@@ -25,10 +25,10 @@ from benchmarks.herd_workers import RANGES
 from benchmarks.owner import COMPUTATION, PATIENCE
 from benchmarks.result import Result, Spread
 from benchmarks.workload import Int64s
+from tests.kit.eventually import eventually
 from tests.process.failover import LOOK, TAG
 from tests.process.observing import Asker, Board, RawWatcher, Stopping
 from tests.process.sharding import DEAD_AFTER, Shard, Sharded, move, served
-from tests.process.test_client_end_to_end import eventually
 from tests.process.test_kills import Truth
 
 SHARDS: Final = 3
@@ -153,7 +153,7 @@ class Deployment:
         before = self._epoch()
         self._owner.kill()
         self._taken(before)
-        eventually(lambda: any(COMPUTATION in served(self._operator, shard) for shard in others), PATIENCE)
+        eventually(lambda: any(COMPUTATION in served(self._operator, shard) for shard in others), seconds=PATIENCE)
         ranges = sorted(self._operator.ranges(COMPUTATION, limit=MOST_RANGES), key=lambda each: each.start)
         values = np.array([each.watermark.micros for each in ranges]).reshape(self.herd.workers, RANGES)
         found: Int64s = values[:, 0]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Final, Self
 
 import lowwater
 from tests.browser.fleet import client, even
+from tests.kit.eventually import eventually
 
 NAMES: Final = ("flights", "enriched")
 
@@ -42,11 +42,8 @@ class Story:
         self._enriched.release()
 
     def _await_inputs(self, frontier: int) -> lowwater.Inputs:
-        deadline = time.monotonic() + 60
-        while (seen := self._worker.inputs()).low.micros < frontier:
-            assert time.monotonic() < deadline, "flights never came to its reader"
-            threading.Event().wait(0.01)
-        return seen
+        eventually(lambda: self._worker.inputs().low.micros >= frontier, "flights comes to its reader", seconds=60)
+        return self._worker.inputs()
 
     def __enter__(self) -> Self:
         return self

@@ -17,9 +17,9 @@ import lowwater
 from tests.chart.rendering import program
 from tests.chart.test_page import PAGE
 from tests.contract.redis_server import DURABLE, RedisServer
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
 from tests.process.sharding import Shard
-from tests.process.test_client_end_to_end import eventually
 
 pytestmark = pytest.mark.process
 

@@ -24,8 +24,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.chart.rendering import container, of_kind, program
 from tests.contract.redis_server import DURABLE, RedisServer, free_port
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
-from tests.process.test_client_end_to_end import eventually
 
 pytestmark = pytest.mark.process
 

@@ -21,6 +21,7 @@ import redis
 
 import lowwater
 from lowwater_authority.cluster.membership import View
+from tests.kit.eventually import eventually
 from tests.process.observing import (
     LIBRARY,
     RAW,
@@ -34,7 +35,6 @@ from tests.process.observing import (
     said_by,
 )
 from tests.process.sharding import Shard, Sharded, served
-from tests.process.test_client_end_to_end import eventually
 from tests.process.test_kills import Truth
 
 GRAPH: Final[dict[str, tuple[str, ...]]] = {
@@ -278,7 +278,7 @@ class Experiment:
         """Start a shard again, and wait until it has back what it served, and has told so."""
         floors = self.board.clear()
         victim.start()
-        eventually(self._at_home, PATIENCE)
+        eventually(self._at_home, seconds=PATIENCE)
         self._wait_for_news({each: floors[each] for each in GRAPH if each in before}, (RAW, LIBRARY))
 
     def _at_home(self) -> bool:
@@ -303,7 +303,7 @@ class Experiment:
         names = list(lw.topology().computations)
         missing = {*GRAPH, *self._spares.values(), *self.acknowledged.registered} - set(names)
         assert not missing, f"registered, but not there any more: {missing}"
-        eventually(lambda: self._once(names), PATIENCE)
+        eventually(lambda: self._once(names), seconds=PATIENCE)
         for worker in self.workers:
             worker.stop()
             worker.step()

@@ -11,8 +11,8 @@ from typing import Any, Final, Self
 import lowwater
 from lowwater_authority.cluster.membership import Member, View
 from tests.contract.redis_server import DURABLE, RedisServer, free_port
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
-from tests.process.test_client_end_to_end import eventually
 
 DEAD_AFTER: Final = 1.5
 

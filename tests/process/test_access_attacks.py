@@ -21,12 +21,12 @@ from lowwater import errors
 from lowwater._core.attempts import error_of_call
 from lowwater._pb.lowwater.v1 import cluster_pb2, workers_pb2
 from lowwater_authority.rpc.streams import DENIED_BOUND
+from tests.kit.eventually import eventually
 from tests.process.accessing import PATIENCE, Rules, Wire, bearer, rules_of, write
 from tests.process.serving import Serving
 from tests.process.stalling import DATA, END_HEADERS, END_STREAM, HEADERS, frame, without_room
 from tests.process.test_access_changes import EVERYTHING, FLIGHTS, Changing
 from tests.process.test_access_shards import OLD, TOKENS, deployment
-from tests.process.test_client_end_to_end import eventually
 
 READING: Rules = [("flights", {"read": ["*"], "report": ["b"]})]
 

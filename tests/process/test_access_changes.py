@@ -28,10 +28,10 @@ from lowwater.cli import main
 from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.policy import digest
 from tests.contract.redis_server import DURABLE, RedisServer
+from tests.kit.eventually import eventually
 from tests.process.accessing import CALLS, PATIENCE, SOON, Rules, Tokens, Wire, bearer, messages, rules_of, write
 from tests.process.serving import Serving
 from tests.process.sharding import Shard
-from tests.process.test_client_end_to_end import eventually
 
 EVERYTHING: Rules = [("*", {"report": ["*"], "read": ["*"], "operate": ["*"]})]
 FLIGHTS: Rules = [("flights", {"report": ["*"], "read": ["*"]})]

@@ -13,9 +13,9 @@ import pytest
 import lowwater
 from lowwater import errors
 from tests.contract.redis_server import DURABLE, RedisServer
+from tests.kit.eventually import eventually
 from tests.process.accessing import PATIENCE, SOON, Rules, Tokens, rules_of, write
 from tests.process.sharding import Shard, move
-from tests.process.test_client_end_to_end import eventually
 
 OLD, NEW = "o" * 43, "n" * 43
 

@@ -14,9 +14,9 @@ import pytest
 import lowwater
 from lowwater.cli import main
 from tests.contract.redis_server import DURABLE, RedisServer
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
 from tests.process.sharding import Sharded
-from tests.process.test_client_end_to_end import eventually
 
 SECONDS = 60.0
 

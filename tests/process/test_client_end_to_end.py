@@ -22,6 +22,7 @@ import lowwater
 from lowwater import RangeState, TaskAttempt, Watermark
 from lowwater._core.watches import Subscription, Waiting, WatchState
 from lowwater.cli import main
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
 
 BOUNDS = [b"", b"\x40", b"\x80", b""]
@@ -33,14 +34,6 @@ def at(hour: int, minute: int = 0) -> datetime:
 
 def mark(hour: int, minute: int = 0) -> Watermark:
     return Watermark.of(at(hour, minute))
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    """Poll a condition that the other process brings about."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        threading.Event().wait(0.01)
 
 
 @pytest.fixture

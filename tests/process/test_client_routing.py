@@ -15,8 +15,8 @@ import pytest
 
 import lowwater
 import lowwater.aio
+from tests.kit.eventually import eventually
 from tests.process.scripted_shards import Deployment, Shard
-from tests.process.test_client_end_to_end import eventually
 
 Connect = Callable[..., Any]
 

@@ -17,9 +17,9 @@ import pytest
 import lowwater
 from lowwater.cli import main
 from lowwater.cli.commands import COMMANDS
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving, serving
 from tests.process.sharding import Sharded, served
-from tests.process.test_client_end_to_end import eventually
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 SOON = "2013-01-09T14:00Z"

@@ -22,9 +22,9 @@ from lowwater_authority.web.board import Board
 from lowwater_authority.web.connections import IDLE_SECONDS, MOST_CONNECTIONS, OF_FILES, most_connections
 from lowwater_authority.web.follower import Follower
 from lowwater_authority.web.http import HttpServer, listen
+from tests.kit.eventually import eventually
 from tests.process.browsing import Viewer, ask
 from tests.process.serving import Serving
-from tests.process.test_client_end_to_end import eventually
 from tests.process.test_metrics import Scrape
 
 pytestmark = pytest.mark.process
@@ -90,7 +90,7 @@ def test_idle_connections_take_their_places_and_no_more(tmp_path: Path) -> None:
         assert server.process is not None
         opened = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
         assert opened < FILES - 64
-        eventually(lambda: answers(server), 3 * IDLE_SECONDS)
+        eventually(lambda: answers(server), seconds=3 * IDLE_SECONDS)
         told = [json.loads(line) for line in (tmp_path / "serve.log").read_text().splitlines()]
         refused = [line for line in told if line["event"] == "page_refused"]
         assert 1 <= len(refused) <= 6

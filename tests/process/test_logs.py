@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import lowwater
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
 from tests.process.sharding import Sharded, move, served
-from tests.process.test_client_end_to_end import eventually
 
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "logs.md"
 NOT_PROVOKED = {

@@ -19,9 +19,9 @@ from lowwater import Watermark, errors
 from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
 from lowwater.prometheus import register
 from lowwater_authority.ops.metrics import FIGURES
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving, serving
 from tests.process.sharding import Sharded, balanced, spread, view_of
-from tests.process.test_client_end_to_end import eventually
 from tests.process.test_serve import HOUR, Peer
 
 DAY = 24 * HOUR
@@ -221,7 +221,7 @@ def test_a_shard_that_is_away_freezes_no_lag_of_the_others(tmp_path: Path) -> No
         source, asleep, reader = homes[third.address], homes[frozen.address], homes[first.address]
         for name, inputs in ((asleep, []), (source, []), (reader, [source])):
             lw.register(name, inputs=inputs)
-        eventually(lambda: spread(lw, names, first, frozen, third), 60)
+        eventually(lambda: spread(lw, names, first, frozen, third), seconds=60)
         flights = lw.worker(source).claim()
         flights.advance(None, oldest=None, frontier=Watermark(15 * HOUR))
         flights.flush(20)
@@ -244,4 +244,4 @@ def test_a_shard_that_is_away_freezes_no_lag_of_the_others(tmp_path: Path) -> No
         assert [Scrape(shard).value("owned_computations") for shard in (first, third)] == [1, 1]
         frozen.thaw()
         thawed = time.time()
-        eventually(lambda: (Scrape(first).value("deployment_confirmed_timestamp_seconds") or 0) > thawed, 90)
+        eventually(lambda: (Scrape(first).value("deployment_confirmed_timestamp_seconds") or 0) > thawed, seconds=90)

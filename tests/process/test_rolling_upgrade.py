@@ -11,9 +11,9 @@ import threading
 from pathlib import Path
 
 import lowwater
+from tests.kit.eventually import eventually
 from tests.process.following import Following, Work
 from tests.process.sharding import Shard, Sharded, balanced, served, spread
-from tests.process.test_client_end_to_end import eventually
 
 DEAD_AFTER = 10.0
 """Seconds; so long that whoever waits for it is seen, and that nobody is thought dead on a busy machine."""
@@ -88,7 +88,7 @@ def test_two_shards_are_restarted_one_after_the_other(tmp_path: Path) -> None:
                 assert set(served(lw, staying)) == set(names), "it hands over before it ends"
                 following.until(work.done, names)
                 d.start(leaving)
-                eventually(lambda: spread(lw, names, *d.shards), 30)
+                eventually(lambda: spread(lw, names, *d.shards), seconds=30)
                 following.until(work.done, names)
             gaps = {name: following.gap(name) for name in names}
             print(f"longest gaps: {sorted(round(gap, 2) for gap in gaps.values())} s")
@@ -115,12 +115,14 @@ def test_what_a_later_release_has_written_is_not_misread_by_the_shard_beside_it(
         with Work(lw, names) as work:
             following.until(1, names)
             d.start(new)
-            eventually(lambda: spread(lw, names, old, new), 30)
+            eventually(lambda: spread(lw, names, old, new), seconds=30)
             (mine,), (theirs,) = served(lw, old), served(lw, new)
             following.until(work.done, names)
 
             new.kill()
-            eventually(lambda: f"{theirs} is not taken over" in old.log and "upgrade lowwater-authority" in old.log, 30)
+            eventually(
+                lambda: f"{theirs} is not taken over" in old.log and "upgrade lowwater-authority" in old.log, seconds=30
+            )
             stands = following.low(theirs)
             following.until(work.done, [mine])
             assert following.low(theirs) == stands
@@ -130,9 +132,9 @@ def test_what_a_later_release_has_written_is_not_misread_by_the_shard_beside_it(
             # What the later one changes in the graph the older one cannot follow: it lets go, and what is its own stands until it is stopped.
             with lowwater.connect(new.address) as there:
                 there.register("later")
-            eventually(lambda: "is cut off from its store" in old.log, 30)
+            eventually(lambda: "is cut off from its store" in old.log, seconds=30)
             assert old.stop() == 0
-            eventually(lambda: set(names) <= set(served(lw, new)), 30)
+            eventually(lambda: set(names) <= set(served(lw, new)), seconds=30)
             following.until(work.done, names)
             work.flush()
             assert not any(lease.lost for lease in work.leases.values())

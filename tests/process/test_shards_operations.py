@@ -13,8 +13,8 @@ import lowwater
 from lowwater._pb.lowwater.v1 import cluster_pb2, cluster_pb2_grpc
 from lowwater.cli import main
 from tests.contract.redis_server import RedisServer
+from tests.kit.eventually import eventually
 from tests.process.sharding import Shard, Sharded, balanced, served, spread
-from tests.process.test_client_end_to_end import eventually
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from lowwater_authority.cluster.membership import View
+from tests.kit.eventually import eventually
 from tests.process.following import Following, Work
 from tests.process.sharding import Sharded, balanced, spread, view_of
-from tests.process.test_client_end_to_end import eventually
 
 DEAD_AFTER = 5.0
 """Seconds; so long that whoever waits for it is seen."""

@@ -12,9 +12,9 @@ import pytest
 import lowwater
 from lowwater_authority.cluster.membership import View
 from tests.contract.journal_stores import flipped
+from tests.kit.eventually import eventually
 from tests.process.following import Following, Work
 from tests.process.sharding import DEAD_AFTER, Sharded, balanced, move, served, spread
-from tests.process.test_client_end_to_end import eventually
 from tests.process.test_serve import HOUR
 
 AWAY_SECONDS = 5.0
@@ -134,6 +134,6 @@ def test_a_log_that_is_damaged_in_the_store_stays_with_its_healthy_owner(deploym
 
         # It writes a snapshot when it stops, which takes the place of what is damaged.
         owner.stop()
-        eventually(lambda: "damaged" in served(lw, other), 30)
+        eventually(lambda: "damaged" in served(lw, other), seconds=30)
         assert lw.get("damaged")["damaged"].low.micros == hours * HOUR
         deployment.start(owner)

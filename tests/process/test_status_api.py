@@ -22,11 +22,11 @@ from lowwater_authority.web.assets import FOLDER
 from lowwater_authority.web.board import Board
 from lowwater_authority.web.follower import Follower
 from lowwater_authority.web.http import MOST_RANGES, MOST_VIEWERS, SLICE, STALLED_SECONDS, HttpServer, listen
+from tests.kit.eventually import eventually
 from tests.process.browsing import Json, Viewer, ask
 from tests.process.following import Work
 from tests.process.serving import Serving
 from tests.process.sharding import Shard, Sharded, move
-from tests.process.test_client_end_to_end import eventually
 
 pytestmark = pytest.mark.process
 

@@ -32,10 +32,10 @@ from lowwater_authority.access import tls
 from lowwater_authority.access.tls import BadCertificate, Certificates, Files, Pair, read
 from lowwater_authority.commands.serve_arguments import parser
 from lowwater_authority.serve import CannotServe, serve
+from tests.kit.eventually import eventually
 from tests.process.browsing import Answer, ask
 from tests.process.serving import Serving, serving
 from tests.process.sharding import Shard, Sharded, balanced, spread
-from tests.process.test_client_end_to_end import eventually
 
 pytestmark = pytest.mark.process
 

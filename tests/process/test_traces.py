@@ -18,8 +18,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 import lowwater
 from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
 from lowwater_authority.ops.traces import wanted
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
-from tests.process.test_client_end_to_end import eventually
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"

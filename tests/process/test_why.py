@@ -20,10 +20,10 @@ import lowwater.aio
 from lowwater._core import causes
 from lowwater._pb.lowwater.v1 import workers_pb2, workers_pb2_grpc
 from lowwater.cli import main
+from tests.kit.eventually import eventually
 from tests.process.browsing import ask
 from tests.process.serving import serving
 from tests.process.sharding import Sharded
-from tests.process.test_client_end_to_end import eventually
 
 EIGHT = datetime(2013, 1, 9, 8, tzinfo=UTC)
 MICROS = int(EIGHT.timestamp() * 1e6)
