@@ -12,7 +12,8 @@ from typing import Any
 
 from tests.cluster.shipping import ENVIRONMENT, Shipped
 from tests.cluster.standalone import SPARK_HOME, Standalone
-from tests.spark.support import LIGHT, until
+from tests.kit.eventually import eventually
+from tests.spark.support import LIGHT
 
 CONF: Mapping[str, str] = {
     "spark.driver.memory": "768m",
@@ -95,7 +96,7 @@ class Application:
         assert self.process is not None
         process, self.process = self.process, None
         code = process.wait(seconds)
-        until(lambda: not _group_lives(process.pid), "the driver's whole group is gone")
+        eventually(lambda: not _group_lives(process.pid), "the driver's whole group is gone")
         return code
 
     def kill(self) -> None:

@@ -33,8 +33,9 @@ from tests.cluster.output import Output
 from tests.cluster.shipping import Shipped, ship
 from tests.cluster.standalone import HOSTS, Standalone
 from tests.cluster.watching import Watching
+from tests.kit.eventually import TooLate, eventually
 from tests.process.serving import Serving, serving
-from tests.spark.support import Feed, until
+from tests.spark.support import Feed
 
 START: Final = round(dt.datetime(2013, 1, 9, tzinfo=dt.UTC).timestamp() * 1_000_000)
 MINUTE: Final = 60_000_000
@@ -147,14 +148,8 @@ class World:
         self.await_that(lambda: all(self.watching.low(name) == MAX for name in self.outputs), "all is finished")
 
     def await_that(self, condition: Callable[[], object], what: str) -> None:
-        def holds() -> object:
-            found = condition()
-            if not found:
-                self.application.check()
-            return found
-
         try:
-            until(holds, what, PATIENCE)
+            eventually(condition, what, seconds=PATIENCE, check=self.application.check)
         except AssertionError as failure:
             lows = {name: self.watching.low(name) for name in self.watching.seen}
             msg = f"{failure}; published: {lows}\n{self.application.tail()}"
@@ -220,13 +215,10 @@ class World:
         return True
 
     def _appears(self, evidence: Callable[[], bool], seconds: float = SOON) -> bool:
-        deadline = time.monotonic() + seconds
-        while not evidence():
-            if time.monotonic() > deadline:
-                return False
-            self.application.check()
-            time.sleep(0.1)
-        return True
+        try:
+            return eventually(evidence, "evidence", seconds=seconds, check=self.application.check)
+        except TooLate:
+            return False
 
     def _kill_worker(self) -> bool:
         """Kill a worker, and with it its executor; another one comes, before or after the other host has recovered alone."""
@@ -258,7 +250,7 @@ class World:
         order = self.order("driver", self.random.choice(STEPS))
         self.put()
         self.promise()
-        until(order.taken.exists, f"the driver takes {order.path.stem}", PATIENCE)
+        eventually(order.taken.exists, f"the driver takes {order.path.stem}", seconds=PATIENCE)
         killed = self.application.wait() == -signal.SIGKILL
         before = self.outputs["hourly"].commits()
         if self.random.random() < 0.5:

@@ -14,7 +14,7 @@ from typing import Final, Self
 
 import pyspark
 
-from tests.spark.support import until
+from tests.kit.eventually import eventually
 
 HOSTS: Final = ("127.0.0.1", "127.0.0.2")
 """A speculative copy is never put on the host of the attempt that it copies."""
@@ -43,7 +43,7 @@ class Standalone:
             (self.folder / name).mkdir(parents=True)
         arguments = ["--host", HOSTS[0], "--port", "0", "--webui-port", "0"]
         self._start("", MASTER, *arguments)
-        self.url = until(lambda: self._found(_SERVING), "the master serves")[0]
+        self.url = eventually(lambda: self._found(_SERVING), "the master serves")[0]
         for host in self.hosts:
             self.start_worker(host)
         return self
@@ -66,7 +66,7 @@ class Standalone:
         before = self.registrations(host)
         sizes = ["--cores", "2", "--memory", "1g", "--work-dir", str(self.folder / "work")]
         self._start(host, WORKER, "--host", host, "--port", "0", "--webui-port", "0", *sizes, self.url)
-        until(lambda: self.registrations(host) > before, f"the worker of {host} is registered")
+        eventually(lambda: self.registrations(host) > before, f"the worker of {host} is registered")
 
     def kill_worker(self, host: str) -> int:
         """Kill -9 the worker of a host; its executors notice and end. Returns its exit code."""

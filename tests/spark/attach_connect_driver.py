@@ -14,7 +14,8 @@ from pyspark.sql.functions import window
 
 import lowwater
 import lowwater_spark as lws
-from tests.spark.support import SETTINGS, Feed, row, until
+from tests.kit.eventually import eventually
+from tests.spark.support import SETTINGS, Feed, row
 
 
 def main(address: str, folder: Path) -> None:
@@ -33,11 +34,11 @@ def main(address: str, folder: Path) -> None:
     writer = counts.writeStream.format("noop").queryName("hourly").option("checkpointLocation", str(folder / "ck"))
     query = writer.start()
     with lowwater.connect(address) as lw:
-        until(lambda: not lw.get("spark.hourly")["spark.hourly"].low.unknown, "published", 100)
+        eventually(lambda: not lw.get("spark.hourly")["spark.hourly"].low.unknown, "published", seconds=100)
         feed.put([row("slow", 7), row("slow", 8)])
-        until(lambda: seen.status().query("hourly").late_rows, "the late rows are counted", 100)
+        eventually(lambda: seen.status().query("hourly").late_rows, "the late rows are counted", seconds=100)
         query.stop()
-        until(lambda: seen.status().query("hourly").state == "ended", "the end is seen", 100)
+        eventually(lambda: seen.status().query("hourly").state == "ended", "the end is seen", seconds=100)
         seen.stop()
         view = lw.get("spark.hourly")["spark.hourly"]
     found = seen.status().query("hourly")

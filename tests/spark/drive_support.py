@@ -15,8 +15,9 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
-from tests.spark.support import Feed, Upstream, at, until
+from tests.spark.support import Feed, Upstream, at
 
 HOUR = timedelta(hours=1)
 
@@ -159,7 +160,7 @@ class Driven:
     def _await(self, condition: Callable[[], bool], what: str) -> None:
         # A slow machine is not what a twin without the care fails by.
         try:
-            until(condition, what, 100)
+            eventually(condition, what, seconds=100)
         except AssertionError as late:
             raise TimeoutError(str(late)) from None
 

@@ -1,4 +1,4 @@
-"""What the Spark tests share: settings, feeds, and waiting for a condition."""
+"""What the Spark tests share: settings, feeds, an upstream and a follower."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import json
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import lowwater
 from lowwater_spark.checkpoint.log import CheckpointLog
@@ -36,8 +35,6 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-
-T = TypeVar("T")
 
 
 class Feed:
@@ -87,17 +84,6 @@ class Upstream:
 def low(lw: lowwater.Client, name: str) -> lowwater.Watermark:
     """The published low watermark."""
     return lw.get(name)[name].low
-
-
-def until(condition: Callable[[], T], what: str, seconds: float = 180.0) -> T:
-    """Poll a real condition until it is true and return its value. A busy machine may need long; only a defect needs all of it."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
 
 
 class Follower:

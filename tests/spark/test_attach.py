@@ -19,9 +19,10 @@ import lowwater_spark as lws
 from lowwater import errors
 from lowwater.watermark import MIN
 from lowwater_spark.attach import attachment
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
 from tests.spark.proxy import Proxy
-from tests.spark.support import Feed, at, row, until
+from tests.spark.support import Feed, at, row
 
 # The first test also waits for the JVM, which on a busy machine takes half of the usual time.
 pytestmark = pytest.mark.timeout(400)
@@ -111,10 +112,10 @@ def test_what_spark_drops_in_silence_is_seen(
     seen = attached(authority.address)
     windows.feed.put([row("fast", 12), row("slow", 9)])
     query = windows.start()
-    until(lambda: lw.get("spark.hourly")["spark.hourly"].low == mark(11, 50), "the watermark of the fast one")
+    eventually(lambda: lw.get("spark.hourly")["spark.hourly"].low == mark(11, 50), "the watermark of the fast one")
     windows.feed.put([row("slow", 7, 10), row("slow", 8, 20), row("slow", 9, 30), row("slow", 9, 40)])
     # Four, and two of them count as one: Spark adds up the rows of a window and task before it looks whether they are late.
-    until(lambda: seen.status().query("hourly").late_rows == 3, "the rows are dropped")
+    eventually(lambda: seen.status().query("hourly").late_rows == 3, "the rows are dropped")
     found = seen.status().query("spark.hourly")
     assert (found.watermark, found.reported, found.published) == (mark(11, 50),) * 3
     assert (found.rows, found.state, found.state_rows) == (6, "running", 1)
@@ -126,8 +127,8 @@ def test_what_spark_drops_in_silence_is_seen(
     assert windows.out == [(1, "09:00", 1)], "the four are in no window"
 
     query.stop()
-    until(lambda: seen.status().query("hourly").state == "ended", "the end is seen")
-    [held] = until(
+    eventually(lambda: seen.status().query("hourly").state == "ended", "the end is seen")
+    [held] = eventually(
         lambda: [r for r in lw.ranges("spark.hourly") if r.state is lowwater.RangeState.UNOWNED], "given back"
     )
     assert held.watermark == mark(11, 50)
@@ -135,7 +136,7 @@ def test_what_spark_drops_in_silence_is_seen(
     # A restart from the checkpoint goes on.
     windows.feed.put([row("fast", 14)])
     windows.start()
-    until(lambda: lw.get("spark.hourly")["spark.hourly"].low == mark(13, 50), "it goes on")
+    eventually(lambda: lw.get("spark.hourly")["spark.hourly"].low == mark(13, 50), "it goes on")
     assert seen.status().query("hourly").late_rows == 3
     assert (seen.status().swallowed, seen.status().authority) == (0, "answers")
 
@@ -147,10 +148,10 @@ def test_a_query_without_watermark_or_name_is_counted(
     query = windows.start(name=None, watermark=None)
     seen = attached(authority.address, prefix="nb-", namespace="me")  # it runs already
     name = f"nb-query-{query.id}"
-    until(lambda: any(each.computation == name for each in seen.status().queries), "found among the running")
+    eventually(lambda: any(each.computation == name for each in seen.status().queries), "found among the running")
     windows.feed.put([row("c", 11)])
-    until(lambda: seen.status().query(name).rows >= 1, "a batch")
-    until(lambda: lw.get(f"me/{name}")[f"me/{name}"].registered, "registered")
+    eventually(lambda: seen.status().query(name).rows >= 1, "a batch")
+    eventually(lambda: lw.get(f"me/{name}")[f"me/{name}"].registered, "registered")
     view = lw.get(f"me/{name}")[f"me/{name}"]
     assert (view.low.micros, view.estimated) == (MIN, True)
 
@@ -161,7 +162,7 @@ def test_an_idle_query_says_so(windows: Windows, authority: Serving, attached: A
     try:
         windows.feed.put([row("a", 9)])
         windows.start()
-        until(lambda: seen.status().query("hourly").idle_beats >= 2 if seen.status().queries else False, "idle")
+        eventually(lambda: seen.status().query("hourly").idle_beats >= 2 if seen.status().queries else False, "idle")
     finally:
         spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
     assert seen.status().query("hourly").state == "idle"
@@ -179,7 +180,7 @@ def test_a_query_that_fails_is_shown_with_its_reason(
     monkeypatch.setattr(windows, "take", broken)
     windows.feed.put([row("a", 9)])
     windows.start()
-    [found] = until(lambda: [each for each in seen.status().queries if each.state == "ended"], "it ended")
+    [found] = eventually(lambda: [each for each in seen.status().queries if each.state == "ended"], "it ended")
     assert "broken on purpose" in found.failure
 
 
@@ -212,16 +213,16 @@ def test_the_same_rows_come_out_whatever_the_authority_does(
         query = windows.start(checkpoint="seen", availableNow=True)
         assert query.awaitTermination(100)
         assert windows.out == alone
-        until(lambda: seen.status().query("hourly").state == "ended", "the end is seen")
+        eventually(lambda: seen.status().query("hourly").state == "ended", "the end is seen")
         found = seen.status()
         assert (found.swallowed, found.query("hourly").rows) == (0, 16)
         if how in {"refused", "frozen"}:
-            until(lambda: seen.status().failures >= 1, "somebody tried")
+            eventually(lambda: seen.status().failures >= 1, "somebody tried")
             assert seen.status().query("hourly").reported.unknown
             if how == "frozen":
                 authority.signal(signal.SIGCONT)
         else:
-            until(lambda: seen.status().query("hourly").reported == mark(8, 20), "the newest has come through")
+            eventually(lambda: seen.status().query("hourly").reported == mark(8, 20), "the newest has come through")
         seen.stop()
 
 
@@ -241,9 +242,9 @@ def test_no_error_of_ours_reaches_a_query(
     assert query.awaitTermination(100)
     assert query.exception() is None
     assert windows.out == [(2, "09:00", 1)]
-    until(lambda: seen.status().swallowed >= 2, "they are counted")
+    eventually(lambda: seen.status().swallowed >= 2, "they are counted")
     assert "another shape" in seen.status().last_swallowed
-    until(lambda: seen.status().query("hourly").state == "ended", "the next event is taken as ever")
+    eventually(lambda: seen.status().query("hourly").state == "ended", "the next event is taken as ever")
 
 
 def test_attaching_twice_is_attaching_once(spark: SparkSession, authority: Serving, attached: Attach) -> None:
@@ -269,7 +270,7 @@ def test_another_session_is_attached_by_itself(
     also = attached(authority.address, session=other.spark)
     assert also is not seen
     other.start("seen", checkpoint="again", availableNow=True).awaitTermination(100)
-    until(lambda: also.status().queries, "the other session's")
+    eventually(lambda: also.status().queries, "the other session's")
     assert [each.name for each in also.status().queries] == ["seen"]
     assert seen.status().queries == ()
 
@@ -306,6 +307,6 @@ def test_without_an_address_an_authority_comes_along(
     windows.feed.put([row("a", 10)])
     windows.start(availableNow=True).awaitTermination(100)
     with lowwater.connect(seen.address) as lw:
-        until(lambda: lw.get("spark.hourly")["spark.hourly"].low == mark(9, 50), "published")
+        eventually(lambda: lw.get("spark.hourly")["spark.hourly"].low == mark(9, 50), "published")
     seen.stop()
     assert seen.embedded.ended

@@ -12,7 +12,8 @@ import pytest
 
 import lowwater
 from lowwater_spark.attach import embedded
-from tests.spark.support import at, until
+from tests.kit.eventually import eventually
+from tests.spark.support import at
 
 DRIVER = """
 import sys
@@ -56,8 +57,8 @@ def test_it_ends_with_its_driver_and_leaves_nothing(how: str) -> None:
         else:
             os.kill(driver.pid, signal.SIGKILL)
             driver.wait(30)
-        until(lambda: not alive(int(pid)), "the authority has ended")
-        until(lambda: not Path(folder).exists(), "its folder is gone")
+        eventually(lambda: not alive(int(pid)), "the authority has ended")
+        eventually(lambda: not Path(folder).exists(), "its folder is gone")
 
 
 def test_a_folder_of_ones_own_is_kept_and_read_again(tmp_path: Path) -> None:

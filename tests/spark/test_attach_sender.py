@@ -16,8 +16,9 @@ from lowwater_spark.attach import sender as sender_module
 from lowwater_spark.attach.book import Book, QueryStatus
 from lowwater_spark.attach.progress import BatchProgress
 from lowwater_spark.attach.sender import SILENCE, Sender
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
-from tests.spark.support import at, until
+from tests.spark.support import at
 
 DAY = 86_400_000_000
 
@@ -88,11 +89,11 @@ def left(lw: lowwater.Client, query: str) -> None:
         holder = view(lw).holder
         return holder is not None and (holder.worker, holder.state) == (f"query {query}", lowwater.RangeState.UNOWNED)
 
-    until(given_back, f"{query} has left")
+    eventually(given_back, f"{query} has left")
 
 
 def reported(driver: Driver, query: str, watermark: int) -> None:
-    until(lambda: driver.status(query).reported.micros == watermark, f"{query} at {watermark}")
+    eventually(lambda: driver.status(query).reported.micros == watermark, f"{query} at {watermark}")
 
 
 def test_a_watermark_is_published_as_estimated_and_no_exact_computation_reads_it(
@@ -109,7 +110,7 @@ def test_a_watermark_is_published_as_estimated_and_no_exact_computation_reads_it
     # The flag is journaled: another process over the same data knows it.
     authority.kill()
     authority.start()
-    until(lambda: view(lw).estimated, "after a restart")
+    eventually(lambda: view(lw).estimated, "after a restart")
     assert view(lw).low.micros == micros(9)
 
 
@@ -118,7 +119,7 @@ def test_a_query_without_a_watermark_is_registered_and_unknown(
 ) -> None:
     driver = drivers(authority.address)
     driver.batch("q1", None)
-    until(lambda: driver.sender.delivered, "heard of")
+    eventually(lambda: driver.sender.delivered, "heard of")
     found = view(lw)
     assert (found.registered, found.low.micros, found.estimated) == (True, MIN, True)
     assert driver.status("q1").batches == 1
@@ -145,7 +146,7 @@ def test_a_restart_goes_on_and_a_new_checkpoint_must_catch_up(
     first.sender.stop()
     again = drivers(authority.address)
     again.batch("q1", None, run="r2")
-    until(lambda: again.sender.delivered, "claimed again")
+    eventually(lambda: again.sender.delivered, "claimed again")
     assert view(lw).low.micros == micros(12), "no watermark yet takes nothing back"
     again.end("q1", "r2")
     left(lw, "q1")
@@ -177,7 +178,7 @@ def test_the_second_query_of_a_name_is_refused_until_the_first_has_left(
     reported(one, "q1", micros(12))
     with caplog.at_level(logging.WARNING, "lowwater.spark"):
         two.batch("q2", micros(10))
-        until(lambda: two.status("q2").problem, "refused")
+        eventually(lambda: two.status("q2").problem, "refused")
     assert "query q1 on" in two.status("q2").problem
     assert len([each for each in caplog.records if "is not reported as" in each.message]) == 1
     assert two.status("q2").reported.micros == MIN
@@ -187,7 +188,7 @@ def test_the_second_query_of_a_name_is_refused_until_the_first_has_left(
     reported(one, "q1", micros(13))
     looks = two.sender.delivered
     two.later(SILENCE)
-    until(lambda: two.sender.delivered > looks, "looked again")
+    eventually(lambda: two.sender.delivered > looks, "looked again")
     assert two.status("q2").reported.micros == MIN
     one.end("q1")
     left(lw, "q1")
@@ -206,9 +207,9 @@ def test_what_was_dropped_does_not_come_back_by_itself(
     reported(driver, "q2", micros(12))
     lw.drop("spark.hourly", force=True)
     driver.batch("q1", micros(13))
-    until(lambda: driver.status("q1").problem, "told that its claim is over")
+    eventually(lambda: driver.status("q1").problem, "told that its claim is over")
     driver.later(SILENCE)
-    until(lambda: "was dropped while this query reported it" in driver.status("q1").problem, "looked again")
+    eventually(lambda: "was dropped while this query reported it" in driver.status("q1").problem, "looked again")
     assert not view(lw).registered
     driver.batch("q2", micros(13), name="beside")
     reported(driver, "q2", micros(13))
@@ -224,7 +225,7 @@ def test_a_query_whose_forerunner_fell_silent_takes_over(
     gone = lw.worker("spark.hourly", name="query gone", identity=sender_module.IDENTITY).claim()
     driver = drivers(authority.address)
     driver.batch("q2", micros(10))
-    until(lambda: driver.status("q2").problem, "it may live")
+    eventually(lambda: driver.status("q2").problem, "it may live")
     driver.later(SILENCE)
     reported(driver, "q2", micros(10))
     assert lw.ranges("spark.hourly").ranges[0].sequencer > gone.sequencer
@@ -236,7 +237,7 @@ def test_the_name_of_an_exact_computation_is_not_touched(
     lw.register("spark.hourly")
     driver = drivers(authority.address)
     driver.batch("q1", micros(9))
-    until(lambda: "REGISTRATION_CONFLICT" in driver.status("q1").problem, "refused")
+    eventually(lambda: "REGISTRATION_CONFLICT" in driver.status("q1").problem, "refused")
     assert not view(lw).estimated
     driver.batch("q2", micros(9), name="other")
     reported(driver, "q2", micros(9))
@@ -248,7 +249,7 @@ def test_a_watermark_from_the_future_is_refused_and_shown(
     """One bad row of the year 2999 moves Spark's watermark there."""
     driver = drivers(authority.address)
     driver.batch("q1", time.time_ns() // 1000 + 3 * DAY)
-    until(lambda: "TOO_FAR_AHEAD" in driver.status("q1").problem, "refused")
+    eventually(lambda: "TOO_FAR_AHEAD" in driver.status("q1").problem, "refused")
     assert view(lw).low.micros == MIN
     driver.end("q1")
     left(lw, "q1")
@@ -269,7 +270,7 @@ def test_without_the_authority_attempts_stop_and_it_is_found_again(
         failures = driver.sender.failures
         driver.batch("q1", micros(hour))
         driver.later(sender_module.RETRY)
-        until(lambda before=failures: driver.sender.failures > before, "an attempt failed")  # type: ignore[misc]  # a default binds
+        eventually(lambda before=failures: driver.sender.failures > before, "an attempt failed")  # type: ignore[misc]  # a default binds
     assert driver.sender.breaker.is_open
     assert driver.sender.problem
     failures, conflated = driver.sender.failures, driver.book.conflated
@@ -286,7 +287,7 @@ def test_without_the_authority_attempts_stop_and_it_is_found_again(
         driver.later(10)
         return driver.status("q1").reported.micros == micros(19)
 
-    until(probed, "the newest, after a probe")
+    eventually(probed, "the newest, after a probe")
     assert (driver.sender.problem, view(lw).low.micros) == ("", micros(19))
 
 

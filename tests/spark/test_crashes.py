@@ -18,9 +18,10 @@ import pytest
 import lowwater
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.sources import bookmarks
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
 from tests.spark.crash_driver import ANY
-from tests.spark.support import Feed, Upstream, at, low, row, until
+from tests.spark.support import Feed, Upstream, at, low, row
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +58,7 @@ class World:
         """Wait until the driver has killed itself."""
         assert self.driver is not None
         assert self.driver.wait(200) == -signal.SIGKILL, (self.folder / "driver.log").read_text()[-3000:]
-        until(lambda: not _group_lives(self.driver.pid if self.driver else 0), "its JVM is gone as well")
+        eventually(lambda: not _group_lives(self.driver.pid if self.driver else 0), "its JVM is gone as well")
 
     def kill(self) -> None:
         if self.driver is not None and self.driver.poll() is None:
@@ -187,7 +188,7 @@ def test_rule6_a_driver_killed_at_every_step_of_a_batch(
     assert low(lw, "hourly").unknown
     # The next run takes batch 0 as committed, without a word from the old one.
     world.run()
-    until(lambda: low(lw, "hourly") == lowwater.Watermark.of(at(12)), "everything is written")
+    eventually(lambda: low(lw, "hourly") == lowwater.Watermark.of(at(12)), "everything is written")
     world.kill()
     reader.close()
     follower.join()
@@ -244,13 +245,15 @@ def test_rule6_a_driver_of_a_plain_query_killed_before_and_after_its_commit_and_
     assert log.committed(batch + 1)
     assert low(lw, "rows") < lowwater.Watermark.of(at(12))
     world.run()
-    until(lambda: low(lw, "rows") == lowwater.Watermark.of(at(12)), "what W covers is in committed batches", 200)
+    eventually(
+        lambda: low(lw, "rows") == lowwater.Watermark.of(at(12)), "what W covers is in committed batches", seconds=200
+    )
     # While it is idle, with nothing to read and everything told.
     world.kill()
     world.put(("e", 12))
     upstream.at(13)
     world.run()
-    until(lambda: low(lw, "rows") == lowwater.Watermark.of(at(13)), "it goes on from there", 200)
+    eventually(lambda: low(lw, "rows") == lowwater.Watermark.of(at(13)), "it goes on from there", seconds=200)
     world.kill()
     reader.close()
     follower.join()
@@ -282,7 +285,9 @@ def test_removal_a_driver_killed_in_the_middle_of_a_batch_that_is_removed(
         upstream.at(10, minute)
         here, mark = world.driver, lowwater.Watermark.of(at(10, minute))
         assert here is not None
-        until(lambda: low(lw, "copy") == mark or here.poll() is not None, f"the reader has row {minute}", 200)
+        eventually(
+            lambda: low(lw, "copy") == mark or here.poll() is not None, f"the reader has row {minute}", seconds=200
+        )
 
     world.put(("a", 9), ("b", 9), ("c", 9))
     upstream.at(10)

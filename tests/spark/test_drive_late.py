@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import lowwater
+from tests.kit.eventually import eventually
 from tests.spark.drive_support import HOUR, Driven, counts, driven, record
-from tests.spark.support import Upstream, at, until
+from tests.spark.support import Upstream, at
 
 __all__ = ["driven"]
 
@@ -57,7 +58,7 @@ def test_what_an_approximate_watermark_has_passed_is_kept(
     driven.hours = False
     assert not stray.exists()
     driven.await_read(2)
-    until(lambda: len(kept(driven)) == 2, "both late rows are kept")
+    eventually(lambda: len(kept(driven)) == 2, "both late rows are kept")
     assert kept(driven) == [("late", 9, 11), ("late", 10, 11)]
     upstream.lease.finish()
     driven.await_watermark(at(13))

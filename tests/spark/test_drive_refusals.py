@@ -17,9 +17,10 @@ import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.control import Control, Offset, Told
 from lowwater_spark.track.plan import check_plan
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving, serving
 from tests.spark.drive_support import HOUR, Driven, driven, record, say
-from tests.spark.support import Upstream, at, until
+from tests.spark.support import Upstream, at
 
 __all__ = ["driven"]
 
@@ -239,7 +240,7 @@ def test_one_frame_runs_in_one_query(driven: Driven, upstream: Upstream) -> None
     with pytest.raises(ValueError, match="runs in another query already"):
         driven.start(frame, stamp=HOUR, name="two", checkpoint="two")
     driven.stop()
-    until(lambda: not query.query.isActive, "stopped")
+    eventually(lambda: not query.query.isActive, "stopped")
     driven.start(frame, stamp=HOUR)
     say(upstream, at(10))
     driven.await_watermark(at(10))

@@ -21,8 +21,9 @@ from lowwater_spark.drive import watermark as watermark_module
 from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.control import END, Offset, Told
+from tests.kit.eventually import eventually
 from tests.spark.drive_support import CARE, HOUR, Driven, counts, driven, millis, record, say
-from tests.spark.support import Upstream, at, until
+from tests.spark.support import Upstream, at
 
 __all__ = ["driven"]
 
@@ -278,7 +279,7 @@ def test_a_broken_promise_is_seen(driven: Driven, upstream: Upstream) -> None:
     driven.await_watermark(at(10))
     driven.feed().put([record("a", at(9, 45))])
     driven.await_read(2)
-    until(lambda: query.status().dropped_rows >= 1, "the row is counted, once for each job of its batch")
+    eventually(lambda: query.status().dropped_rows >= 1, "the row is counted, once for each job of its batch")
     assert driven.rows == [("a", at(9), 1)]
 
 
@@ -286,5 +287,5 @@ def test_nobody_drives_a_frame_that_spark_starts(driven: Driven) -> None:
     driven.feed().put([record("a", at(9))])
     writer = driven.hourly(driven.drive()).writeStream.format("noop")
     query = writer.option("checkpointLocation", str(driven.folder / "ck")).start()
-    until(lambda: not query.isActive, "it fails")
+    eventually(lambda: not query.isActive, "it fails")
     assert "is started by stage.start(...)" in str(query.exception())

@@ -25,8 +25,9 @@ from lowwater_spark.sources.files import FileSource
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.plain import PlainRun
 from lowwater_spark.track.plan import Checked
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
-from tests.spark.support import Upstream, at, until
+from tests.spark.support import Upstream, at
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -116,7 +117,7 @@ def test_a_namespace_is_the_clients_own_matter(
         query = Query(tmp_path, lw, "source", step=timedelta(seconds=1))
         queries.append(query)
         query.start()
-        until(lambda: query.moves(0), "a value")
+        eventually(lambda: query.moves(0), "a value")
         told = query.controls[0].told()
         assert told is not None
         assert told.offset == Offset(VALUE, {"source": 1})
@@ -155,7 +156,7 @@ def test_an_estimated_input_is_not_followed_though_the_authority_was_away(
             assert query.given() == 0
             return False
 
-        until(refused, "the refusal ends the query")
+        eventually(refused, "the refusal ends the query")
         assert query.given() == 0
 
 
@@ -173,7 +174,7 @@ def test_only_an_approximate_frame_follows_a_guess(
     exact = dataclasses.replace(query.driving.drives[0], share=None)
     query.driving.drives = {**query.driving.drives, 0: exact}
     query.start()
-    until(lambda: query.moves(1), "the approximate frame follows")
+    eventually(lambda: query.moves(1), "the approximate frame follows")
     assert query.given(0) == 0
     assert "nobody promises the watermark of guess" in caplog.text
 
@@ -225,7 +226,7 @@ def test_a_query_that_ends_by_itself_pins_only_what_it_has_heard(
             assert told is not None
             assert (told.offset.watermark, told.answered, told.final) == (0, 1, False)
         authority.start()
-        until(lambda: query.moves(0, 1), "both values")
+        eventually(lambda: query.moves(0, 1), "both values")
         query.driving.tick()
         assert [told.final for control in query.controls if (told := control.told())] == [True, True]
 
@@ -248,7 +249,7 @@ def test_a_long_lived_checkpoint_is_synced_from_its_oldest_batch(
 
     monkeypatch.setattr(CheckpointLog, "plan", noting)
     query.start()
-    until(lambda: query.moves(0), "a value")
+    eventually(lambda: query.moves(0), "a value")
     assert 2_999_999 in asked
     assert min(asked) >= 2_999_999 - 1
 

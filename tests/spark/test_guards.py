@@ -31,9 +31,10 @@ from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.receipt import Destination
 from lowwater_spark.track.rows import Rows
 from lowwater_spark.track.state import StateStore
+from tests.kit.eventually import eventually
 from tests.spark.flow import HOUR, Flow, mark
 from tests.spark.proxy import Proxy
-from tests.spark.support import Upstream, at, low, row, until
+from tests.spark.support import Upstream, at, low, row
 from tests.spark.updates import HOURLY, hourly
 
 NO_FRAME = cast(DataFrame, None)
@@ -130,7 +131,7 @@ def test_a_function_that_forgets_its_state_stops_the_query_and_holds(
     flow.feed.put([row("a", 9)])
     upstream.at(9, 30)
     query = flow.start(write_batch, stamp=HOUR)
-    until(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
+    eventually(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
     upstream.at(11)
     raised, reason = (StateLost, "batch 1 ended without") if how == "returns early" else (PythonException, "swallowed")
     with pytest.raises(raised, match=reason):
@@ -139,7 +140,7 @@ def test_a_function_that_forgets_its_state_stops_the_query_and_holds(
     assert flow.out == []
     # A function that minds its state goes on from the same batch.
     flow.start(flow.windows, stamp=HOUR)
-    until(lambda: low(lw, "stage") == mark(11), "mended")
+    eventually(lambda: low(lw, "stage") == mark(11), "mended")
     assert flow.closed() == [("09:00", "a", 1)]
 
 
@@ -177,7 +178,7 @@ def test_rule6_what_a_method_of_the_batch_raises_ends_it_although_it_is_caught(
     assert not (flow.folder / "out").exists()
     # A function without the mistake runs the same batch again, whole.
     flow.start(flow.plain)
-    until(lambda: low(lw, "stage") == mark(10), "mended")
+    eventually(lambda: low(lw, "stage") == mark(10), "mended")
     assert flow.spark.read.option("recursiveFileLookup", "true").parquet(str(flow.folder / "out")).count() == 1
 
 
@@ -194,7 +195,7 @@ def test_rule6_breaks_when_a_failure_that_was_caught_is_forgotten(
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     query = flow.start(write_batch)
-    until(lambda: not query.query.isActive or low(lw, "stage") == mark(10), "ended, or promised")
+    eventually(lambda: not query.query.isActive or low(lw, "stage") == mark(10), "ended, or promised")
     assert low(lw, "stage").unknown
 
 
@@ -241,7 +242,7 @@ def test_rule6_a_write_that_the_function_does_not_wait_for_ends_the_batch(
         thread.join()
     # A function that waits runs the same batch again; what the thread has written by then is whole.
     flow.start(flow.plain)
-    until(lambda: low(lw, "stage") == mark(10), "mended")
+    eventually(lambda: low(lw, "stage") == mark(10), "mended")
     assert flow.spark.read.option("recursiveFileLookup", "true").parquet(str(flow.folder / "out")).count() == 1
 
 
@@ -255,7 +256,7 @@ def test_rule6_breaks_when_a_write_under_way_is_forgotten(
     path, threads = LatePath(flow.folder / "out"), list[threading.Thread]()
     query = flow.start(unjoined(path, threads))
     try:
-        until(lambda: not query.query.isActive or low(lw, "stage") == mark(10), "ended, or promised")
+        eventually(lambda: not query.query.isActive or low(lw, "stage") == mark(10), "ended, or promised")
         assert low(lw, "stage").unknown
     finally:
         path.told.set()
@@ -278,10 +279,10 @@ def test_rule6_a_batch_is_not_written_after_its_function_has_returned(
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     query = flow.start(write_batch)
-    until(lambda: low(lw, "stage") == mark(10), "the first batch")
+    eventually(lambda: low(lw, "stage") == mark(10), "the first batch")
     flow.feed.put([row("b", 10)])
     upstream.at(11)
-    until(lambda: low(lw, "stage") == mark(11), "the next one, which is none the worse")
+    eventually(lambda: low(lw, "stage") == mark(11), "the next one, which is none the worse")
     assert query.query.isActive
     calls: list[Callable[[lws.Batch], object]] = [
         lambda batch: batch.of("stage"),
@@ -312,7 +313,7 @@ def test_rows_that_were_emitted_and_not_written_are_told(
     flow.start(write_batch, stamp=HOUR)
     for hour in (10, 11):
         upstream.at(hour)
-        until(partial(passed, lw, mark(hour)), "the next window is closed")
+        eventually(partial(passed, lw, mark(hour)), "the next window is closed")
     told = [record.getMessage() for record in caplog.records if "no action has read" in record.getMessage()]
     assert [" of stage has emitted rows" in message for message in told] == ([] if written else [True])
 
@@ -325,7 +326,7 @@ def test_a_wrong_stamp_is_found_and_not_promised(flow: Flow, lw: lowwater.Client
     """Windows of an hour, declared as if they were stamped by event time."""
     upstream.at(9, 15)
     query = flow.start(flow.windows)
-    until(lambda: low(lw, "stage") == mark(9, 15), "nothing is there")
+    eventually(lambda: low(lw, "stage") == mark(9, 15), "nothing is there")
     flow.feed.put([row("a", 9, 30)])
     with pytest.raises(
         ValueError, match=r"holds a stamp of 2013-01-09T09:00:00Z.*lowest possible is 2013-01-09T09:15:00Z"
@@ -357,7 +358,7 @@ def test_rule6_a_range_that_says_it_holds_less_than_it_does_is_refused(
     assert low(lw, "stage").unknown
     # What it says rightly is taken, and the batch is the same one.
     flow.start(flow.windows, stamp=HOUR)
-    until(lambda: low(lw, "stage") == mark(9), "held by the row")
+    eventually(lambda: low(lw, "stage") == mark(9), "held by the row")
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when what is held is believed")
@@ -368,7 +369,7 @@ def test_rule6_breaks_when_what_is_held_is_believed(
     flow.feed.put([row("a", 9, 30)])
     upstream.at(10, 10)
     query = flow.start(forgetful(UNTOLD["nothing, with pending"]), stamp=HOUR)
-    until(lambda: not query.query.isActive or low(lw, "stage") == mark(10), "ended, or promised")
+    eventually(lambda: not query.query.isActive or low(lw, "stage") == mark(10), "ended, or promised")
     assert low(lw, "stage").unknown
 
 
@@ -410,7 +411,7 @@ def test_rule6_a_state_is_kept_for_its_key_its_stamps_and_its_schema(
     flow.feed.put([row("a", 9)])
     upstream.at(9, 30)
     query = start()
-    until(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
+    eventually(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
     query.stop()
     upstream.at(11)
     with pytest.raises(CheckpointMismatch, match=said):
@@ -422,7 +423,7 @@ def test_rule6_a_state_is_kept_for_its_key_its_stamps_and_its_schema(
     made = entry.pop("made")
     place.write_text(json.dumps(entry))
     start(key=lambda name: sf.col(name).alias("k"))
-    until(lambda: low(lw, "stage") == mark(11), "the window is written")
+    eventually(lambda: low(lw, "stage") == mark(11), "the window is written")
     assert [n for *_, n in flow.out] == [1]
     assert json.loads(place.read_text()) == {**entry, "made": made}
 
@@ -447,21 +448,21 @@ def test_rule6_a_state_whose_key_depends_on_the_time_zone_is_kept_for_that(
     flow.feed.put([row("a", 9)])
     upstream.at(9, 30)
     query = start()
-    until(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
+    eventually(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
     query.stop()
     upstream.at(11)
     zone = "spark.sql.session.timeZone"
     flow.spark.conf.set(zone, "Asia/Tokyo")
     try:
         query = start()
-        until(lambda: not query.query.isActive or low(lw, "stage") == mark(11), "ended, or promised")
+        eventually(lambda: not query.query.isActive or low(lw, "stage") == mark(11), "ended, or promised")
         assert (low(lw, "stage"), flow.closed()) == (mark(9), [])
-        until(lambda: query.status().holding != "", "why it has ended")
+        eventually(lambda: query.status().holding != "", "why it has ended")
         assert "with the time zone UTC, and the stage has the time zone Asia/Tokyo" in query.status().holding
     finally:
         flow.spark.conf.set(zone, "UTC")
     start()
-    until(lambda: low(lw, "stage") == mark(11), "the window is written")
+    eventually(lambda: low(lw, "stage") == mark(11), "the window is written")
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the time zone of a key is not kept")
@@ -490,11 +491,11 @@ def test_a_state_goes_on_under_another_name_of_the_frame_and_with_more_columns(
     flow.feed.put([row("a", 9)])
     upstream.at(9, 30)
     query = start(flow.windows)
-    until(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
+    eventually(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
     query.stop()
     upstream.at(11)
     start(later)
-    until(lambda: low(lw, "stage") == mark(11), "the window is written")
+    eventually(lambda: low(lw, "stage") == mark(11), "the window is written")
     assert [(key, n) for *_, key, n in flow.out] == [("a", 2)]
 
 
@@ -528,7 +529,7 @@ def test_s4_a_task_that_dies_after_it_has_staged(
     with Proxy(flow.address, lambda _: False, arrived=die) as proxy:
         flow.address = proxy.address
         query = flow.start(write_batch, stamp=HOUR)
-        until(lambda: low(lw, "stage") != lowwater.Watermark(MIN), "batch 0")
+        eventually(lambda: low(lw, "stage") != lowwater.Watermark(MIN), "batch 0")
         assert low(lw, "stage") == mark(9), "held by the row"
         assert len(died) == 1
         assert (query.status().batch, query.status().holding) == (0, "")

@@ -20,8 +20,9 @@ import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.track.query import TrackedQuery
 from lowwater_spark.track.run import Run
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
-from tests.spark.support import Feed, Upstream, at, low, row, until
+from tests.spark.support import Feed, Upstream, at, low, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -92,9 +93,9 @@ def test_an_input_that_moves_and_a_committed_batch_are_news(
     for hour in range(9, 12):
         flow.feed.put([row("a", hour)])
         upstream.at(hour + 1)
-        until(lambda: low(lw, "stage") == mark(hour + 1), f"{hour}:00 is read and committed", 100)  # noqa: B023
+        eventually(lambda: low(lw, "stage") == mark(hour + 1), f"{hour}:00 is read and committed", seconds=100)  # noqa: B023
     upstream.at(15)
-    until(lambda: low(lw, "stage") == mark(15), "idle: W alone has moved", 100)
+    eventually(lambda: low(lw, "stage") == mark(15), "idle: W alone has moved", seconds=100)
 
 
 @pytest.mark.parametrize("kind", ["foreach_batch", "plain"])
@@ -105,12 +106,12 @@ def test_a_stage_waits_for_its_clock_without_news(
     monkeypatch.setattr(TrackedQuery, "_news", lambda _: False)
     upstream.at(9)
     flow.start(kind)
-    until(lambda: low(lw, "stage") == mark(9), "a run looks when it starts")
+    eventually(lambda: low(lw, "stage") == mark(9), "a run looks when it starts")
     flow.feed.put([row("a", 9)])
     upstream.at(10)
-    until((flow.folder / "ck/commits/0").exists, "the batch is committed")
+    eventually((flow.folder / "ck/commits/0").exists, "the batch is committed")
     with pytest.raises(AssertionError, match="not within"):
-        until(lambda: low(lw, "stage") == mark(10), "nobody has looked", 2)
+        eventually(lambda: low(lw, "stage") == mark(10), "nobody has looked", seconds=2)
 
 
 def test_a_commit_that_the_next_batch_notices_is_news(
@@ -124,12 +125,12 @@ def test_a_commit_that_the_next_batch_notices_is_news(
     assert isinstance(run, Run)
     for hour in (9, 10):
         flow.feed.put([row("a", hour)])
-    until((flow.folder / "ck/offsets/1").exists, "the second batch runs")
+    eventually((flow.folder / "ck/offsets/1").exists, "the second batch runs")
     upstream.at(11)
-    until(lambda: len(run.progress._candidates) > 0, "11:00 was listed for, and waits for the commit")
+    eventually(lambda: len(run.progress._candidates) > 0, "11:00 was listed for, and waits for the commit")
     flow.feed.put([row("a", 11)])
     flow.gates[1].set()
-    until(lambda: low(lw, "stage") == mark(11), "the second batch is committed, and the third one has begun")
+    eventually(lambda: low(lw, "stage") == mark(11), "the second batch is committed, and the third one has begun")
 
 
 def test_a_batch_that_nobody_can_be_told_of_is_news_once(
@@ -139,11 +140,11 @@ def test_a_batch_that_nobody_can_be_told_of_is_news_once(
     flow.start("foreach_batch")
     flow.feed.put([row("a", 9)])
     upstream.at(10)
-    until(lambda: low(lw, "stage") == mark(10), "the first batch is reported", 100)
+    eventually(lambda: low(lw, "stage") == mark(10), "the first batch is reported", seconds=100)
     run = flow.queries[0]._run
     assert isinstance(run, Run)
     authority.kill()
     flow.feed.put([row("a", 10)])
-    until(lambda: run.progress.committed.batch == 1, "the second batch is committed", 100)
+    eventually(lambda: run.progress.committed.batch == 1, "the second batch is committed", seconds=100)
     assert run.authority.problem
-    until(lambda: not run.news(), "the clock has looked, and rests")
+    eventually(lambda: not run.news(), "the clock has looked, and rests")

@@ -18,8 +18,9 @@ from lowwater_spark.sources.head import list_head
 from lowwater_spark.sources.sink_log import list_sink
 from lowwater_spark.sources.source_log import File
 from lowwater_spark.track.plan import check_plan
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
-from tests.spark.support import Upstream, low, row, until
+from tests.spark.support import Upstream, low, row
 from tests.spark.test_plain import Flow, mark
 
 
@@ -103,7 +104,7 @@ def test_two_stages_through_sparks_own_file_sink(
     """What is published of the second is written, after compactions, a replayed batch and a failed attempt's file."""
     writing: dict[str, Any] = {"path": flow.folder / "mid", "partition_by": "key" if partitioned else None}
     first = flow.start(stage=flow.stage("first"), checkpoint="ck1", **writing)
-    until((flow.folder / "mid/_spark_metadata").is_dir, "the sink has begun")
+    eventually((flow.folder / "mid/_spark_metadata").is_dir, "the sink has begun")
     # Spark matches columns by their place, and puts those it reads from directory names last.
     between = flow.spark.readStream.schema("t timestamp, key string").json(str(flow.folder / "mid"))
     flow.start(between, stage=flow.stage("second", "first"), checkpoint="ck2")
@@ -113,7 +114,7 @@ def test_two_stages_through_sparks_own_file_sink(
         keys.append(f"k{hour}")
         flow.feed.put([row(keys[-1], hour)])
         upstream.at(hour, 30)
-        until(lambda: low(lw, "second") == mark(hour, 30), f"{hour}:30 has come through both")
+        eventually(lambda: low(lw, "second") == mark(hour, 30), f"{hour}:30 has come through both")
         assert flow.out() == sorted(keys)
 
     for hour in range(1, 8):

@@ -31,7 +31,8 @@ from lowwater_spark.track.plain import PlainRun
 from lowwater_spark.track.plan import Checked
 from lowwater_spark.track.progress import RELIST
 from lowwater_spark.track.status import in_short
-from tests.spark.support import Upstream, at, low, until
+from tests.kit.eventually import eventually
+from tests.spark.support import Upstream, at, low
 
 HOUR = timedelta(hours=1)
 
@@ -129,7 +130,7 @@ def test_head_of_w_a_file_removed_while_its_batch_runs_is_waited_for(
     file = checkpoint.put("a.json")
     run = checkpoint.start()
     upstream.at(13)
-    until(ticks(run, lambda: run.status().waiting_for == (str(file),)), "the reading")
+    eventually(ticks(run, lambda: run.status().waiting_for == (str(file),)), "the reading")
     first = run.authority.read()
     assert first is not None
     checkpoint.plan(0, [file])
@@ -138,14 +139,14 @@ def test_head_of_w_a_file_removed_while_its_batch_runs_is_waited_for(
     run.tick()
     assert run.status().reported == lowwater.Watermark(MIN)
     upstream.at(14)  # and one that is listed for when the file is gone already
-    until(
+    eventually(
         ticks(run, lambda: run.authority.read() == replace(first, low=micros(14), heuristics={990_000: micros(14)})),
         "the second reading",
     )
     run.tick()
     assert run.status().reported == lowwater.Watermark(MIN)
     checkpoint.commit(0)
-    until(ticks(run, lambda: low(lw, "out").micros == micros(14)), "the commit")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(14)), "the commit")
 
 
 def test_an_input_that_is_registered_while_a_batch_runs_ends_no_query(
@@ -161,7 +162,7 @@ def test_an_input_that_is_registered_while_a_batch_runs_ends_no_query(
     run.tick()
     assert not run.progress.holding
     later.at(12)
-    until(ticks(run, lambda: low(lw, "out").micros == micros(12)), "both inputs are known")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(12)), "both inputs are known")
 
 
 def test_head_of_w_a_source_file_written_anew_holds_until_it_has_another_name(
@@ -173,14 +174,14 @@ def test_head_of_w_a_source_file_written_anew_holds_until_it_has_another_name(
     checkpoint.commit(0)
     upstream.at(13)
     run = checkpoint.start()
-    until(ticks(run, lambda: low(lw, "out").micros == micros(13)), "what is read")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(13)), "what is read")
     modified = daily.stat().st_mtime_ns
     os.utime(daily, ns=(modified, modified + 1_000_000))
     upstream.at(16)
     said = f"{daily} (written again after it was read: give it another name)"
-    until(ticks(run, lambda: run.status().waiting_for == (said,)), "the file is named")
+    eventually(ticks(run, lambda: run.status().waiting_for == (said,)), "the file is named")
     assert low(lw, "out").micros == micros(13)
-    until(
+    eventually(
         lambda: f": it waits for {in_short([said])}, and by " in lw.why("out").sentence,
         "the authority names it as well",
     )
@@ -190,8 +191,8 @@ def test_head_of_w_a_source_file_written_anew_holds_until_it_has_another_name(
     assert run.status().waiting_for == (str(again),)
     checkpoint.plan(1, [again])
     checkpoint.commit(1)
-    until(ticks(run, lambda: low(lw, "out").micros == micros(16)), "it was read under its new name")
-    until(ticks(run, lambda: lw.ranges("out").ranges[0].waiting_for == ""), "and nothing is waited for")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(16)), "it was read under its new name")
+    eventually(ticks(run, lambda: lw.ranges("out").ranges[0].waiting_for == ""), "and nothing is waited for")
 
 
 def test_head_of_w_a_source_directory_that_is_another_one_holds(
@@ -210,14 +211,14 @@ def test_head_of_w_a_source_directory_that_is_another_one_holds(
     # The next run begins before the volume is there. It still knows the directory.
     run.close()
     run = checkpoint.start()
-    until(ticks(run, lambda: run.status().waiting_for == (why,)), "it holds as well")
+    eventually(ticks(run, lambda: run.status().waiting_for == (why,)), "it holds as well")
     assert low(lw, "out").micros == micros(13)
     stray.unlink()
     root.rmdir()
     run.tick()
     assert str(root) in run.status().waiting_for[0], "nor is anything known when nothing is there"
     volume.rename(root)
-    until(ticks(run, lambda: low(lw, "out").micros == micros(16)), "the volume is mounted again")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(16)), "the volume is mounted again")
     assert run.status().waiting_for == ()
 
 
@@ -236,11 +237,11 @@ def unmounted(checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream) -
     checkpoint.commit(0)
     upstream.at(13)
     run = checkpoint.start()
-    until(ticks(run, lambda: low(lw, "out").micros == micros(13)), "what is read")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(13)), "what is read")
     volume = (checkpoint.folder / "in").rename(checkpoint.folder / "volume")
     (checkpoint.folder / "in").mkdir()
     upstream.at(16)
-    until(
+    eventually(
         ticks(run, lambda: run.status().waiting_for != () or low(lw, "out").micros > micros(13)), "it holds, or leads"
     )
     assert low(lw, "out").micros == micros(13)
@@ -257,25 +258,25 @@ def test_a_source_directory_is_known_by_its_inode_or_by_a_file_that_was_read(
     checkpoint.commit(0)
     upstream.at(13)
     run = checkpoint.start()
-    until(ticks(run, lambda: low(lw, "out").micros == micros(13)), "what is read")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(13)), "what is read")
     aside = root.rename(checkpoint.folder / "aside")
     root.mkdir()
     shutil.copy2(aside / "b.json", root)
     upstream.at(14)
-    until(ticks(run, lambda: low(lw, "out").micros == micros(14)), "the copy has a file that was read")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(14)), "the copy has a file that was read")
     (root / "b.json").unlink()
     run.close()
     run = checkpoint.start()
     upstream.at(15)
-    until(ticks(run, lambda: low(lw, "out").micros == micros(15)), "somebody has cleaned up")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(15)), "somebody has cleaned up")
     root.rename(checkpoint.folder / "aside-too")
     root.mkdir()
     upstream.at(16)
     record = checkpoint.path / "lowwater/roots.json"
-    until(ticks(run, lambda: f"delete {record}" in str(run.status().waiting_for)), "the way out is named")
+    eventually(ticks(run, lambda: f"delete {record}" in str(run.status().waiting_for)), "the way out is named")
     assert low(lw, "out").micros == micros(15)
     record.unlink()
-    until(ticks(run, lambda: low(lw, "out").micros == micros(16)), "and helps without a restart")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(16)), "and helps without a restart")
     assert run.status().waiting_for == ()
     record.write_text(json.dumps({"format": 2}))
     with pytest.raises(CheckpointMismatch, match="of format 2"):
@@ -290,12 +291,12 @@ def test_no_share_of_what_spark_holds_is_beyond_its_watermark(
     checkpoint.commit(0)
     upstream.at(14, 50)
     run = checkpoint.start(retention=6 * HOUR)
-    until(ticks(run, lambda: run.progress.reading.low == micros(14, 50)), "the reading")
-    until(ticks(run, lambda: low(lw, "out").micros == micros(8, 10)), "the report")
+    eventually(ticks(run, lambda: run.progress.reading.low == micros(14, 50)), "the reading")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(8, 10)), "the report")
     assert [mark.micros for mark in lw.get("out")["out"].heuristic.values()] == [micros(8, 10)]
     checkpoint.plan(1, [], micros(14, 20))
     checkpoint.commit(1)
-    until(ticks(run, lambda: low(lw, "out").micros == micros(8, 20)), "the next batch")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(8, 20)), "the next batch")
     assert [mark.micros for mark in lw.get("out")["out"].heuristic.values()] == [micros(8, 20)]
 
 
@@ -396,7 +397,7 @@ def test_rule6_a_commit_whose_output_a_power_cut_has_taken_is_not_reported(
     checkpoint.write(0, "a")
     checkpoint.plan(0, [])
     checkpoint.commit(0)
-    until(ticks(run, lambda: low(lw, "out").micros == micros(13)), "the first batch")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(13)), "the first batch")
     run.close()
     # The next batches are committed, and the machine loses power before anybody has looked.
     for batch, name in ((1, "bb"), (2, "cc")):
@@ -422,7 +423,7 @@ def test_rule6_a_commit_whose_output_a_power_cut_has_taken_is_not_reported(
     checkpoint.write(2, "cc")
     (checkpoint.folder / "out/a").unlink()
     run = checkpoint.start(sink=True)
-    until(ticks(run, lambda: low(lw, "out").micros == micros(14)), "the batches are whole")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(14)), "the batches are whole")
 
 
 def test_rule6_a_batch_that_was_written_before_the_run_is_compared_when_it_is_committed(
@@ -458,7 +459,7 @@ def three_batches_and_a_power_cut(
         checkpoint.plan(batch, [])
         if batch == 0:
             checkpoint.commit(batch)
-            until(ticks(run, lambda: low(lw, "out").micros == micros(13)), "the first batch")
+            eventually(ticks(run, lambda: low(lw, "out").micros == micros(13)), "the first batch")
     run.close()
     checkpoint.commit(1)
     checkpoint.boot = boot
@@ -466,7 +467,7 @@ def three_batches_and_a_power_cut(
     written.write_text("")
     upstream.at(14)
     run = checkpoint.start(sink=True)
-    until(ticks(run, lambda: run.status().batch == 1), "the second batch is whole")
+    eventually(ticks(run, lambda: run.status().batch == 1), "the second batch is whole")
     checkpoint.commit(2)
     with pytest.raises(
         CheckpointMismatch, match=r"up to batch 2 is not whole: .*/ccc has 0 bytes, and the sink's log says 3"
@@ -481,7 +482,7 @@ def three_batches_and_a_power_cut(
     checkpoint.commit(3)
     (checkpoint.folder / "out/d").unlink()
     upstream.at(15)
-    until(ticks(run, lambda: low(lw, "out").micros == micros(15)), "it goes on")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(15)), "it goes on")
 
 
 def test_the_output_of_a_checkpoint_that_an_older_release_has_begun_is_synced_whole(
@@ -514,7 +515,7 @@ def test_what_others_have_cleaned_up_is_no_power_cut_as_long_as_the_machine_runs
     (checkpoint.folder / "out/b2").unlink()
     upstream.at(14)
     run = checkpoint.start(sink=True)
-    until(ticks(run, lambda: low(lw, "out").micros == micros(14)), "nothing was lost")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(14)), "nothing was lost")
     run.close()
     # Started in between on another machine, which may have written as well: the first one's memory says nothing of that.
     killed(checkpoint, lw, 14, first=3)
@@ -526,7 +527,7 @@ def test_what_others_have_cleaned_up_is_no_power_cut_as_long_as_the_machine_runs
     checkpoint.write(4, "b4")
     upstream.at(15)
     run = checkpoint.start(sink=True)
-    until(ticks(run, lambda: low(lw, "out").micros == micros(15)), "it is whole")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(15)), "it is whole")
     # Where nothing is known of the file system, a power cut is always possible.
     run.close()
     killed(checkpoint, lw, 15, first=5)
@@ -543,7 +544,7 @@ def killed(checkpoint: Checkpoint, lw: lowwater.Client, hour: int, first: int = 
         checkpoint.plan(batch, [])
         checkpoint.commit(batch)
         if batch == first:
-            until(
+            eventually(
                 ticks(run, lambda: run.status().batch == first and low(lw, "out").micros == micros(hour)), "the first"
             )
     run.close()
@@ -593,7 +594,7 @@ def test_rule6_an_entry_that_was_cut_is_not_taken_for_a_batch_without_files(
     sums.write_bytes(crc(b"v1"))
     upstream.at(14)
     run = checkpoint.start(sink=True)
-    until(ticks(run, lambda: low(lw, "out").micros == micros(14)), "it had no files")
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(14)), "it had no files")
 
 
 @pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="breaks when rule 6 is switched off")

@@ -12,8 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.prometheus import FIGURES, register
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
-from tests.spark.support import Feed, Upstream, at, low, row, until
+from tests.spark.support import Feed, Upstream, at, low, row
 
 # The first test also waits for the JVM.
 pytestmark = pytest.mark.timeout(400)
@@ -45,15 +46,15 @@ def test_a_driver_exports_its_queries_and_its_attachment(
         def of(name: str) -> float | None:
             return value(name, query="enrich", computation="stage")
 
-        until(lambda: low(lw, "stage") == lowwater.Watermark.of(at(10)), "the first batch is reported")
+        eventually(lambda: low(lw, "stage") == lowwater.Watermark.of(at(10)), "the first batch is reported")
         assert (of("committed_batch"), of("late_rows_total"), of("dropped_rows_total"), of("holding")) == (0, 0, 0, 0)
         assert of("reported_watermark_timestamp_seconds") == at(10).timestamp()
         assert of("low_watermark_timestamp_seconds") == at(10).timestamp()
         # Two rows below the 10:00 that was promised, and one that is not.
         feed.put([row("late", 9, 59), row("later", 9, 58), row("c", 11)])
-        until(lambda: of("late_rows_total") == 2, "the broken promises are counted")
-        until(lambda: of("committed_batch") == 1, "which is told before the batch is committed")
-        status = until(
+        eventually(lambda: of("late_rows_total") == 2, "the broken promises are counted")
+        eventually(lambda: of("committed_batch") == 1, "which is told before the batch is committed")
+        status = eventually(
             lambda: next((each for each in attachment.status().queries if each.batches >= 2), None),
             "Spark tells of both",
         )
@@ -65,7 +66,7 @@ def test_a_driver_exports_its_queries_and_its_attachment(
         assert value("attached_batches_total", **labels) == status.batches == 2
         assert value("attached_running", **labels) == 1
         assert value("attached_watermark_timestamp_seconds", **labels) is None, "the query has none of Spark's"
-        until(lambda: attachment.status().delivered >= 1, "the attachment has said something")
+        eventually(lambda: attachment.status().delivered >= 1, "the attachment has said something")
         assert value("attach_delivered_total") == attachment.status().delivered
         assert value("attach_swallowed_errors_total") == value("attach_dropped_events_total") == 0
         states = {state: value("attach_authority", state=state) for state in ("answers", "away", "left_alone")}

@@ -17,8 +17,9 @@ from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources import bookmarks
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.batch import Batch
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
-from tests.spark.support import Feed, Upstream, at, low, row, until
+from tests.spark.support import Feed, Upstream, at, low, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -116,7 +117,7 @@ class Flow:
     def follows(self, lw: lowwater.Client, name: str, mark: lowwater.Watermark) -> None:
         """Wait for a stage's low watermark. Raises what has ended its query, if something has."""
         newest = next(query for query in reversed(self.queries) if name in query.stages)
-        until(
+        eventually(
             lambda: low(lw, name) >= mark or (not newest.query.isActive and newest.await_termination()),
             f"{name} follows",
         )
@@ -163,7 +164,7 @@ def test_a_stage_removes_what_its_readers_have_read_and_they_go_on(
         put.append("first")
         upstream.at(9, 1)
         flow.writer()
-        until(lambda: low(lw, "daily") == lowwater.Watermark.of(at(9, 1)), "the writer")
+        eventually(lambda: low(lw, "daily") == lowwater.Watermark.of(at(9, 1)), "the writer")
         one, two = flow.reader("one"), flow.plain("two")
         more("one", "two")
         more_until(lambda: flow.through() >= 1 and not flow.left() & {0, 1}, "one", "two")
@@ -188,7 +189,7 @@ def test_a_stage_removes_what_its_readers_have_read_and_they_go_on(
         assert held + 1 in flow.left()
         assert flow.rows("one") == put
         two = flow.plain("two")
-        until(lambda: low(lw, "two") == lowwater.Watermark.of(at(9, len(put))), "it goes on where it was")
+        eventually(lambda: low(lw, "two") == lowwater.Watermark.of(at(9, len(put))), "it goes on where it was")
         more_until(lambda: flow.through() > held, "one", "two")
         assert (flow.rows("one"), flow.plain_rows("two")) == (put, put)
 
@@ -257,7 +258,7 @@ def test_a_driven_query_and_a_plain_chain_lose_nothing_and_none_holds_the_others
         # The writer dies in the middle of the first batch that it removes; its next run goes on with it.
         while writer.query.isActive:
             come()
-            until(lambda: not writer.query.isActive or low(lw, "daily") >= minute(len(put)), "it writes, or ends")
+            eventually(lambda: not writer.query.isActive or low(lw, "daily") >= minute(len(put)), "it writes, or ends")
         with pytest.raises(Interrupted):
             writer.await_termination()
         cut = max(("out", "beside"), key=flow.through)
@@ -291,7 +292,7 @@ def test_a_driven_query_and_a_plain_chain_lose_nothing_and_none_holds_the_others
         come("windows", "two")
         come_until(lambda: flow.through() > max(at_rest, mark.read), "windows", "two")
         flow.plain("three", "two", of="two-out")
-        until(lambda: low(lw, "three") == minute(len(put)), "the end of the chain")
+        eventually(lambda: low(lw, "three") == minute(len(put)), "the end of the chain")
         assert flow.rows("windows") == put
         assert flow.plain_rows("two") == flow.plain_rows("three") == put
         assert not {n for n in flow.left() if n <= bookmarks.removed(str(flow.out)).cleared}
@@ -314,9 +315,9 @@ def test_without_keep_nothing_is_removed_and_a_negative_one_is_refused(
             upstream.at(hour + 1)
             if hour == 8:
                 flow.writer(keep=None)
-                until(lambda: low(lw, "daily") == lowwater.Watermark.of(at(9)), "the writer")
+                eventually(lambda: low(lw, "daily") == lowwater.Watermark.of(at(9)), "the writer")
                 flow.reader("one")
-            until(lambda: low(lw, "one") == lowwater.Watermark.of(at(hour + 1)), "the reader")  # noqa: B023
+            eventually(lambda: low(lw, "one") == lowwater.Watermark.of(at(hour + 1)), "the reader")  # noqa: B023
         assert flow.left() >= {0, 1}
         assert flow.through() == NOTHING
         flow.stop()

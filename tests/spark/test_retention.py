@@ -17,9 +17,10 @@ import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.track.plan import check_plan
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
 from tests.spark.retained import DELAY, HOUR, KINDS, Oracle
-from tests.spark.support import Feed, Upstream, at, low, until
+from tests.spark.support import Feed, Upstream, at, low
 from tests.spark.test_plain import Flow, mark
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
@@ -83,7 +84,7 @@ class Retained:
             assert failed is None, str(failed)[:5000]
             return (query.status().batch or -1) > (-1 if batch is None else batch)
 
-        until(read, "a batch has read it", 120)
+        eventually(read, "a batch has read it", seconds=120)
         self.upstream.at(0, promise + STEP)
 
     def expected(self) -> lowwater.Watermark:
@@ -102,7 +103,7 @@ class Retained:
         self.upstream.at(0)
         with self.oracle.watching("stage"):
             started = self.start()
-            until(lambda: started.status().low == mark(0), "the inputs are read, and nothing is there")
+            eventually(lambda: started.status().low == mark(0), "the inputs are read, and nothing is there")
             for number in range(STEPS):
                 self.step(number)
                 if number == STEPS // 2:
@@ -124,12 +125,12 @@ def test_nothing_comes_out_below_what_was_published(
     query = Retained(flow, upstream, kind)
     query.run()
     if kind == "dropDuplicatesWithinWatermark":
-        until(
+        eventually(
             lambda: low(lw, "stage") == mark(0, STEPS * STEP),
             "it holds nothing back, so Spark's watermark is no matter",
         )
     else:
-        until(lambda: low(lw, "stage") == query.expected(), "the stage follows Spark's own watermark")
+        eventually(lambda: low(lw, "stage") == query.expected(), "the stage follows Spark's own watermark")
     assert query.oracle.broken() == []
     assert len(query.oracle.values()) >= 3, "it went on"
     assert sum(map(len, query.oracle.rows().values())) > 3, "rows came out"
@@ -148,7 +149,7 @@ def test_a_retention_that_is_too_small_leads(flow: Flow, lw: lowwater.Client, up
     query.run()
     assert query.query is not None
     running = query.query
-    until(lambda: running.status().late_rows, "the broken promise is shown")
+    eventually(lambda: running.status().late_rows, "the broken promise is shown")
     assert query.oracle.broken() == []
 
 
@@ -157,19 +158,19 @@ def test_it_holds_until_spark_has_a_watermark_and_shows_what_spark_drops(
 ) -> None:
     upstream.at(9)
     query = Retained(flow, upstream, "windows stamped by end").start()
-    until(lambda: query.status().low == mark(9), "the inputs are read, and nothing is there")
+    eventually(lambda: query.status().low == mark(9), "the inputs are read, and nothing is there")
     assert low(lw, "stage").unknown, "what Spark will hold back is not known before it has a watermark"
     flow.feed.put([{"key": "a", "t": at(9).isoformat()}])
-    until(lambda: low(lw, "stage") == mark(8, 40), "Spark's watermark: twenty minutes below the greatest time")
+    eventually(lambda: low(lw, "stage") == mark(8, 40), "Spark's watermark: twenty minutes below the greatest time")
     flow.feed.put([{"key": "a", "t": at(12).isoformat()}])
-    until(lambda: low(lw, "stage") == mark(9), "never above the inputs")
+    eventually(lambda: low(lw, "stage") == mark(9), "never above the inputs")
     flow.feed.put([{"key": "a", "t": at(9, 30).isoformat()}])
-    until(lambda: query.status().dropped_rows == 1, "Spark drops what its own watermark has passed")
+    eventually(lambda: query.status().dropped_rows == 1, "Spark drops what its own watermark has passed")
     assert query.status().late_rows == 0
     upstream.at(15)
-    until(lambda: low(lw, "stage") == mark(11, 40), "what Spark may still hold")
+    eventually(lambda: low(lw, "stage") == mark(11, 40), "what Spark may still hold")
     upstream.lease.finish()
-    until(lambda: query.status().low.finished, "the inputs are finished")
+    eventually(lambda: query.status().low.finished, "the inputs are finished")
     assert low(lw, "stage") == mark(11, 40), "Spark still holds a window, so the stage is not finished"
 
 
@@ -189,7 +190,7 @@ def test_foreach_batch_reports_no_more_than_spark_has_let_go_of(
     query.query = running
     for number in range(4):
         query.step(number)
-    until(
+    eventually(
         lambda: low(lw, "stage") == min(query.expected(), mark(1)),
         "it follows Spark's watermark, or the window of 01:40",
     )

@@ -16,7 +16,8 @@ from lowwater_spark.sources.head import Candidates, list_head, source_logs
 from lowwater_spark.sources.source_log import File, SourceLog
 from lowwater_spark.sources.ticks import Ticks, with_ticks
 from lowwater_spark.track.plan import check_plan
-from tests.spark.support import Feed, until
+from tests.kit.eventually import eventually
+from tests.spark.support import Feed
 
 pytestmark = pytest.mark.spark
 
@@ -175,12 +176,12 @@ def test_a_tick_makes_an_empty_batch_and_leaves_the_data_where_it_was(
     ticks = Ticks(checkpoint, 7, log)
     assert ticks.force(-1)
     assert not ticks.force(-1), "at most one that is not committed"
-    until(lambda: run.log.committed(1), "an empty batch")
+    eventually(lambda: run.log.committed(1), "an empty batch")
     assert (run.keys[1], tick_offset(1)) == ([], 0)
     plans = [run.log.plan(n) for n in (0, 1)]
     assert [plan.offsets[0] for plan in plans if plan] == [0, 0]
     assert ticks.force(0)
-    until(lambda: run.log.committed(2), "another one")
+    eventually(lambda: run.log.committed(2), "another one")
     ticks.clean(tick_offset(2))
     run.query.stop()
     assert [path.name for path in (checkpoint / "lowwater/ticks").iterdir()] == ["7-2"]
@@ -188,9 +189,9 @@ def test_a_tick_makes_an_empty_batch_and_leaves_the_data_where_it_was(
     # A restarted query goes on with the tick files deleted, and the names of another run are new to Spark.
     run = Batches(frame, checkpoint)
     source.put([{"key": "b", "t": 2}])
-    until(lambda: run.log.committed(3), "the restarted query goes on")
+    eventually(lambda: run.log.committed(3), "the restarted query goes on")
     assert Ticks(checkpoint, 8, log).force(1)
-    until(lambda: run.log.committed(4), "a tick of the new run")
+    eventually(lambda: run.log.committed(4), "a tick of the new run")
     run.query.stop()
     assert run.keys == {3: ["b"], 4: []}
 

@@ -15,8 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lowwater.cli import main
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
-from tests.spark.support import until
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -76,7 +76,7 @@ def expect(run: Callable[[], None], said: str, what: str, *, again: bool) -> Non
 
     if again:
         with contextlib.suppress(AssertionError):
-            until(prints, what, 60)
+            eventually(prints, what, seconds=60)
             return
     assert prints(), f"{what}\nprints\n{last}\nand not\n{said}"
 

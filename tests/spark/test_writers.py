@@ -24,8 +24,9 @@ from lowwater_spark.sources.sink_log import refuse_sink
 from lowwater_spark.sources.writers import MARKS, mark_sink, mark_writer, strangers
 from lowwater_spark.track.batch import Batch
 from lowwater_spark.track.plan import Checked, check_plan
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
-from tests.spark.support import Feed, Upstream, at, low, row, until
+from tests.spark.support import Feed, Upstream, at, low, row
 
 SCHEMA = "key string, t timestamp"
 
@@ -227,21 +228,21 @@ def test_a_stage_is_refused_that_forgets_a_writer_and_holds_when_one_comes_later
         feed("in").put([row("a", 9)])
         upstream.at(10)
         queries.append(stage("daily", "source").foreach_batch(stream("in"), writes, checkpoint=tmp_path / "ck1"))
-        until(lambda: low(lw, "daily") == lowwater.Watermark.of(at(10)), "the first writer")
+        eventually(lambda: low(lw, "daily") == lowwater.Watermark.of(at(10)), "the first writer")
         with pytest.raises(Unsupported, match="daily writes there, and the inputs do not name it"):
             read("wrong", "source")
         assert not (tmp_path / "wrong").exists()
         one, both = read("one", "daily"), read("both", "daily", "corrections")
-        until(lambda: low(lw, "one") == lowwater.Watermark.of(at(10)), "all writers are named")
+        eventually(lambda: low(lw, "one") == lowwater.Watermark.of(at(10)), "all writers are named")
         # The other writer comes: a plain query, with a sink log of its own beside the hand-over.
         feed("fixes").put([row("b", 8)])
         mark_writer(tmp_path / "out/daily", "corrections")
         Upstream(lw, "corrections").at(9)
         upstream.at(11)
-        until(lambda: low(lw, "daily") == lowwater.Watermark.of(at(11)), "the first writer goes on")
-        until(lambda: "corrections writes here" in str(one.status().waiting_for), "the reader names it")
+        eventually(lambda: low(lw, "daily") == lowwater.Watermark.of(at(11)), "the first writer goes on")
+        eventually(lambda: "corrections writes here" in str(one.status().waiting_for), "the reader names it")
         assert low(lw, "one") == lowwater.Watermark.of(at(10))
-        until(lambda: low(lw, "both") == lowwater.Watermark.of(at(9)), "who waits for both goes on")
+        eventually(lambda: low(lw, "both") == lowwater.Watermark.of(at(9)), "who waits for both goes on")
         assert both.status().waiting_for == ()
         assert one.query.isActive
         driven = lws.drive(stream("out"), inputs=["daily"], event_time="t")
@@ -252,8 +253,8 @@ def test_a_stage_is_refused_that_forgets_a_writer_and_holds_when_one_comes_later
         )
         queries.append(plain)
         assert strangers(str(tmp_path / "plain"), set())[0][1] == "plain"
-        until((tmp_path / "plain/_spark_metadata").is_dir, "its sink has begun")
-        until((tmp_path / "plain/_spark_metadata/0").exists, "its first batch")
+        eventually((tmp_path / "plain/_spark_metadata").is_dir, "its sink has begun")
+        eventually((tmp_path / "plain/_spark_metadata/0").exists, "its first batch")
         (tmp_path / "link").symlink_to(tmp_path / "plain")
         with pytest.raises(
             Unsupported, match=f"names its files by another path: {tmp_path}/plain/part-.* Read it by the path"
