@@ -55,5 +55,4 @@ def upstream(lw: lowwater.Client) -> Upstream:
 def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
     made = Flow(spark, authority.address, tmp_path)
     yield made
-    for query in made.queries:
-        query.stop()
+    made.stop()

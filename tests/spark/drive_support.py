@@ -15,13 +15,15 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog
-from tests.kit.eventually import eventually
+from tests.kit.eventually import TooLate
 from tests.process.serving import Serving
+from tests.spark.queries import Queries
 from tests.spark.support import Feed, Upstream, at
 
 HOUR = timedelta(hours=1)
 
 Row = tuple[Any, ...]
+
 
 CARE = pytest.mark.parametrize(
     "care", [True, pytest.param(False, marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason="no care"))]
@@ -50,16 +52,13 @@ def say(upstream: Upstream, moment: dt.datetime) -> None:
     upstream.lease.flush(20)
 
 
-class Driven:
+class Driven(Queries):
     """A stage whose windows are driven, and its output, batch by batch."""
 
     def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
-        self.spark = spark
-        self.address = address
-        self.folder = folder
+        super().__init__(spark, address, folder)
         self.feeds: dict[str, Feed] = {}
         self.out: list[tuple[int, Row]] = []
-        self.queries: list[lws.TrackedQuery] = []
         self.hours = False
         """Whether what comes out are hours, stamped by their start, that must not come before they are complete."""
         self.inputs: Sequence[str] = ()
@@ -138,13 +137,7 @@ class Driven:
         """Wait until a batch that ran with a watermark, or a higher one, is committed."""
         wanted = moment if isinstance(moment, int) else millis(moment)
 
-        def come() -> bool:
-            for query in self.queries:
-                if not query.query.isActive:
-                    query.await_termination()  # raises what has ended it
-            return self.watermark(checkpoint) >= wanted
-
-        self._await(come, f"a batch with the watermark {wanted}")
+        self._await(lambda: self.watermark(checkpoint) >= wanted, f"a batch with the watermark {wanted}")
 
     def await_read(self, files: int, name: str = "in", source: int = 1) -> None:
         """Wait until a number of files is in committed batches."""
@@ -160,14 +153,9 @@ class Driven:
     def _await(self, condition: Callable[[], bool], what: str) -> None:
         # A slow machine is not what a twin without the care fails by.
         try:
-            eventually(condition, what, seconds=100)
-        except AssertionError as late:
+            self.eventually(condition, what, seconds=100)
+        except TooLate as late:
             raise TimeoutError(str(late)) from None
-
-    def stop(self) -> None:
-        for query in self.queries:
-            query.stop()
-        self.queries.clear()
 
 
 def counts(rows: Sequence[Mapping[str, str]], before: dt.datetime | None = None) -> list[Row]:

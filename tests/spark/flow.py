@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 
 import lowwater
 import lowwater_spark as lws
+from tests.spark.queries import Queries
 from tests.spark.support import Feed, at
 from tests.spark.updates import HOURLY, hourly
 
@@ -21,17 +22,14 @@ def mark(hour: int, minute: int = 0) -> lowwater.Watermark:
     return lowwater.Watermark.of(at(hour, minute))
 
 
-class Flow:
+class Flow(Queries):
     """One feed, and the stages over it."""
 
     def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
-        self.spark = spark
-        self.address = address
-        self.folder = folder
+        super().__init__(spark, address, folder)
         self.feed = Feed(folder / "in")
         self.out: list[tuple[int, str, str, int]] = []
         self.batches: list[tuple[int, str, bool]] = []
-        self.queries: list[lws.TrackedQuery] = []
 
     def read(self, schema: str = "key string, t timestamp", **options: str) -> DataFrame:
         stream = self.spark.readStream.schema(schema).options(recursiveFileLookup="true", **options)

@@ -18,7 +18,6 @@ from lowwater_spark.checkpoint import durable
 from lowwater_spark.track.plain import PlainRun
 from lowwater_spark.track.run import Run
 from lowwater_spark.track.status import in_short
-from tests.kit.eventually import eventually
 from tests.spark.flow import Flow, mark
 from tests.spark.proxy import Proxy
 from tests.spark.support import Upstream, low, row
@@ -39,22 +38,24 @@ def test_rule11_a_checkpoint_that_cannot_be_read_for_a_moment_holds(
         flow.queries.append(query)
     else:
         query = flow.start(flow.plain)
-    eventually(lambda: low(lw, "stage") == mark(10), "all that 10:00 covers is read")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "all that 10:00 covers is read")
     # The source log is read when a batch is: what the clock reads without one are the plan and the commits.
     looped = flow.folder / "ck/offsets"
     looped.rename(flow.folder / "aside")
     looped.symlink_to(looped)
     upstream.at(11)
-    eventually(lambda: any(str(looped) in path for path in query.status().waiting_for), "what it waits for is named")
-    eventually(lambda: in_short(query.status().waiting_for) in lw.why("stage").sentence, "also by the authority")
+    flow.eventually(
+        lambda: any(str(looped) in path for path in query.status().waiting_for), "what it waits for is named"
+    )
+    flow.eventually(lambda: in_short(query.status().waiting_for) in lw.why("stage").sentence, "also by the authority")
     assert query.query.isActive
     assert low(lw, "stage") == mark(10)
     looped.unlink()
     (flow.folder / "aside").rename(looped)
-    eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
-    eventually(lambda: query.status().waiting_for == (), "and waits for nothing")
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
+    flow.eventually(lambda: query.status().waiting_for == (), "and waits for nothing")
     flow.feed.put([row("b", 11)])
-    eventually(lambda: query.status().batch == 1, "batches, too")
+    flow.eventually(lambda: query.status().batch == 1, "batches, too")
 
 
 @pytest.mark.parametrize("kind", ["plain", "function"])
@@ -75,20 +76,24 @@ def test_head_of_w_a_source_that_is_not_mounted_for_a_moment_holds(
         query = stage("stage").foreach_batch(flow.read(), flow.plain, checkpoint=flow.folder / "ck")
     elsewhere = flow.spark.readStream.schema("key string, t timestamp").json(str(flow.folder / "elsewhere"))
     flow.queries += [query, stage("neighbour").start(elsewhere, checkpoint=flow.folder / "ck2", format="noop")]
-    eventually(lambda: low(lw, "stage") == low(lw, "neighbour") == mark(10), "all that 10:00 covers is read")
+    flow.eventually(lambda: low(lw, "stage") == low(lw, "neighbour") == mark(10), "all that 10:00 covers is read")
     mounted = flow.feed.folder
     volume = mounted.rename(flow.folder / "volume")
     mounted.mkdir()
     upstream.at(11)
-    eventually(lambda: any("mount its volume" in why for why in query.status().waiting_for), "it holds, and says why")
-    eventually(lambda: in_short(query.status().waiting_for) in lw.why("stage").sentence, "and so does the authority")
-    eventually(lambda: low(lw, "neighbour") == mark(11), "the neighbour does not wait")
+    flow.eventually(
+        lambda: any("mount its volume" in why for why in query.status().waiting_for), "it holds, and says why"
+    )
+    flow.eventually(
+        lambda: in_short(query.status().waiting_for) in lw.why("stage").sentence, "and so does the authority"
+    )
+    flow.eventually(lambda: low(lw, "neighbour") == mark(11), "the neighbour does not wait")
     assert low(lw, "stage") == mark(10)
     mounted.rmdir()
     volume.rename(mounted)
-    eventually(lambda: low(lw, "stage") == mark(11), "what was read is still known")
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "what was read is still known")
     flow.feed.put([row("b", 11)])
-    eventually(lambda: query.status().batch == 1, "and what comes is read")
+    flow.eventually(lambda: query.status().batch == 1, "and what comes is read")
     assert query.status().waiting_for == ()
 
 
@@ -162,14 +167,14 @@ def test_a_call_to_the_authority_that_times_out_is_no_unreadable_file(
     stage = lws.stage(flow.spark, "stage", inputs=["source"], key="key", event_time="t", address=flow.address)
     query = stage.start(flow.read(), checkpoint=flow.folder / "ck", format="noop")
     flow.queries.append(query)
-    eventually(lambda: low(lw, "stage") == mark(10), "nothing is there to be read")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "nothing is there to be read")
     late.set()
     for _ in range(2):
         assert looks.acquire(timeout=60), "the clock looks again"
     assert query.status().waiting_for == ()
     upstream.at(11)
     late.clear()
-    eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
 
 
 def test_what_cannot_be_synced_is_not_tried_again(tmp_path: Path) -> None:
@@ -206,11 +211,11 @@ def test_rule11_a_batch_does_not_wait_for_a_claim(flow: Flow, lw: lowwater.Clien
         query = stage.foreach_batch(flow.read(), flow.plain, checkpoint=flow.folder / "ck")
         flow.queries.append(query)
         proxy.opened.set()
-        eventually(proxy.claiming.is_set, "the claim is on its way")
+        flow.eventually(proxy.claiming.is_set, "the claim is on its way")
         flow.feed.put([row("a", 9)])
-        eventually((flow.folder / "ck/commits/0").exists, "a batch begins and ends meanwhile")
+        flow.eventually((flow.folder / "ck/commits/0").exists, "a batch begins and ends meanwhile")
         assert not proxy.granting.is_set()
         assert query.status().batch is None, "nobody was told of it, and asking does not wait either"
         proxy.granting.set()
-        eventually(lambda: low(lw, "stage") == mark(10), "claimed, and reported")
+        flow.eventually(lambda: low(lw, "stage") == mark(10), "claimed, and reported")
         query.stop()

@@ -26,6 +26,10 @@ from tests.spark.support import Feed, Upstream, at, low, row
 ROOT = Path(__file__).parents[2]
 
 
+def mark(hour: int) -> lowwater.Watermark:
+    return lowwater.Watermark.of(at(hour))
+
+
 class World:
     """The feed, the driver's process, and what may be published at any moment."""
 
@@ -59,6 +63,11 @@ class World:
         assert self.driver is not None
         assert self.driver.wait(200) == -signal.SIGKILL, (self.folder / "driver.log").read_text()[-3000:]
         eventually(lambda: not _group_lives(self.driver.pid if self.driver else 0), "its JVM is gone as well")
+
+    def check(self) -> None:
+        """Fail when the driver has ended, which was to live."""
+        assert self.driver is not None
+        assert self.driver.poll() is None, (self.folder / "driver.log").read_text()[-3000:]
 
     def kill(self) -> None:
         if self.driver is not None and self.driver.poll() is None:
@@ -188,7 +197,7 @@ def test_rule6_a_driver_killed_at_every_step_of_a_batch(
     assert low(lw, "hourly").unknown
     # The next run takes batch 0 as committed, without a word from the old one.
     world.run()
-    eventually(lambda: low(lw, "hourly") == lowwater.Watermark.of(at(12)), "everything is written")
+    eventually(lambda: low(lw, "hourly") == mark(12), "everything is written", check=world.check)
     world.kill()
     reader.close()
     follower.join()
@@ -246,14 +255,14 @@ def test_rule6_a_driver_of_a_plain_query_killed_before_and_after_its_commit_and_
     assert low(lw, "rows") < lowwater.Watermark.of(at(12))
     world.run()
     eventually(
-        lambda: low(lw, "rows") == lowwater.Watermark.of(at(12)), "what W covers is in committed batches", seconds=200
+        lambda: low(lw, "rows") == mark(12), "what W covers is in committed batches", seconds=200, check=world.check
     )
     # While it is idle, with nothing to read and everything told.
     world.kill()
     world.put(("e", 12))
     upstream.at(13)
     world.run()
-    eventually(lambda: low(lw, "rows") == lowwater.Watermark.of(at(13)), "it goes on from there", seconds=200)
+    eventually(lambda: low(lw, "rows") == mark(13), "it goes on from there", seconds=200, check=world.check)
     world.kill()
     reader.close()
     follower.join()
@@ -283,10 +292,10 @@ def test_removal_a_driver_killed_in_the_middle_of_a_batch_that_is_removed(
         """A row comes; the reader has it, unless the driver dies before."""
         world.put((f"row{minute}", 9))
         upstream.at(10, minute)
-        here, mark = world.driver, lowwater.Watermark.of(at(10, minute))
+        here, reached = world.driver, lowwater.Watermark.of(at(10, minute))
         assert here is not None
         eventually(
-            lambda: low(lw, "copy") == mark or here.poll() is not None, f"the reader has row {minute}", seconds=200
+            lambda: low(lw, "copy") == reached or here.poll() is not None, f"the reader has row {minute}", seconds=200
         )
 
     world.put(("a", 9), ("b", 9), ("c", 9))

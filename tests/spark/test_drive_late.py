@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import lowwater
-from tests.kit.eventually import eventually
 from tests.spark.drive_support import HOUR, Driven, counts, driven, record
 from tests.spark.support import Upstream, at
 
@@ -58,7 +57,7 @@ def test_what_an_approximate_watermark_has_passed_is_kept(
     driven.hours = False
     assert not stray.exists()
     driven.await_read(2)
-    eventually(lambda: len(kept(driven)) == 2, "both late rows are kept")
+    driven.eventually(lambda: len(kept(driven)) == 2, "both late rows are kept")
     assert kept(driven) == [("late", 9, 11), ("late", 10, 11)]
     upstream.lease.finish()
     driven.await_watermark(at(13))

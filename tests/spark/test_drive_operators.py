@@ -11,7 +11,6 @@ import pytest
 from pyspark.sql import functions as sf
 
 import lowwater
-from tests.kit.eventually import eventually
 from tests.spark.drive_support import HOUR, Driven, counts, driven, millis, record, say
 from tests.spark.support import Upstream, at, low
 
@@ -37,14 +36,14 @@ def test_sessions_close_a_millisecond_after_their_end(driven: Driven, lw: lowwat
     say(upstream, end + MILLI)
     driven.await_watermark(end)
     assert driven.rows == [("a", end, at(9), 2)]
-    eventually(lambda: low(lw, "stage") == lowwater.Watermark.of(end), "what is open ends later")
+    driven.eventually(lambda: low(lw, "stage") == lowwater.Watermark.of(end), "what is open ends later")
     # At the low watermark itself: one that goes on with what is open, one that is alone.
     say(upstream, at(9, 35))
     driven.await_watermark(at(9, 35) - MILLI)
     driven.feed().put([record("b", at(9, 35)), record("c", at(9, 35))])
     driven.await_read(2)
     upstream.lease.finish()
-    eventually(lambda: low(lw, "stage").finished, "everything is written", seconds=100)
+    driven.eventually(lambda: low(lw, "stage").finished, "everything is written", seconds=100)
     assert driven.rows == [
         ("a", end, at(9), 2),
         ("b", at(9, 45), at(9, 30), 2),
@@ -69,7 +68,7 @@ def test_groups_of_one_time_close_a_millisecond_after_it(
     driven.await_watermark(at(9))
     assert driven.rows == [("a", at(9), 2)]
     upstream.lease.finish()
-    eventually(lambda: low(lw, "stage").finished, "everything is written", seconds=100)
+    driven.eventually(lambda: low(lw, "stage").finished, "everything is written", seconds=100)
     assert driven.rows == [("a", at(9), 2), ("b", at(9, 1), 1)]
 
 
@@ -89,7 +88,7 @@ def test_groups_may_be_cut_by_any_expression_beside_the_window(
     say(upstream, at(10))
     driven.await_watermark(at(10))
     assert driven.rows == [("a1", at(9), 2, "A"), ("b2", at(9), 1, "B")]
-    eventually(lambda: low(lw, "stage") == lowwater.Watermark.of(at(9)), "windows are stamped by their start")
+    driven.eventually(lambda: low(lw, "stage") == lowwater.Watermark.of(at(9)), "windows are stamped by their start")
 
 
 def test_windows_of_windows_close_at_the_millisecond(driven: Driven, lw: lowwater.Client, upstream: Upstream) -> None:
@@ -111,9 +110,9 @@ def test_windows_of_windows_close_at_the_millisecond(driven: Driven, lw: lowwate
     say(upstream, at(10))
     driven.await_watermark(at(10))
     assert driven.rows == counts(rows + more, at(10))
-    eventually(lambda: low(lw, "stage") == lowwater.Watermark.of(at(9)), "windows are stamped by their start")
+    driven.eventually(lambda: low(lw, "stage") == lowwater.Watermark.of(at(9)), "windows are stamped by their start")
     upstream.lease.finish()
-    eventually(lambda: low(lw, "stage").finished, "everything is written", seconds=100)
+    driven.eventually(lambda: low(lw, "stage").finished, "everything is written", seconds=100)
     assert driven.rows == counts(rows + more)
     assert driven.queries[0].status().dropped_rows == 0
 

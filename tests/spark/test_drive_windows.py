@@ -12,7 +12,6 @@ import lowwater_spark as lws
 from lowwater_spark.drive import watermark as watermark_module
 from lowwater_spark.drive.plan import Steps
 from lowwater_spark.sources.control import END
-from tests.kit.eventually import eventually
 from tests.spark.drive_support import CARE, HOUR, Driven, aware, counts, driven, millis, record, say
 from tests.spark.support import Upstream, at, low
 
@@ -38,7 +37,7 @@ def test_windows_close_at_the_millisecond_and_hold_every_row(
     say(upstream, at(10))
     driven.await_watermark(at(10))
     assert driven.rows == counts(rows, at(10))
-    eventually(lambda: low(lw, "stage") == lowwater.Watermark.of(at(9)), "windows are stamped by their start")
+    driven.eventually(lambda: low(lw, "stage") == lowwater.Watermark.of(at(9)), "windows are stamped by their start")
     # The watermark is at ten, and a row at ten is none that it has passed.
     more = [record("a", at(10)), record("c", at(10, 0, 1)), record("b", at(11, 30))]
     driven.feed().put(more)
@@ -51,7 +50,7 @@ def test_windows_close_at_the_millisecond_and_hold_every_row(
     upstream.lease.finish()
     driven.await_watermark(END)
     assert driven.rows == counts(rows + more)
-    eventually(lambda: low(lw, "stage").finished, "all is written, so nothing will come")
+    driven.eventually(lambda: low(lw, "stage").finished, "all is written, so nothing will come")
     assert query.status().late_rows == 0
 
 
@@ -67,14 +66,14 @@ def test_a_plain_query_is_driven(driven: Driven, lw: lowwater.Client, upstream: 
     query = stage.start(frame, checkpoint=driven.folder / "ck", format="parquet", path=out)
     driven.queries.append(query)
     say(upstream, at(10))
-    eventually(
+    driven.eventually(
         lambda: low(lw, "plain") == lowwater.Watermark.of(at(9)), "the hour that begins at nine is written", seconds=100
     )
     driven.await_watermark(at(10))
     found = [tuple(map(aware, row)) for row in driven.spark.read.parquet(out).collect()]
     assert sorted(found) == counts(rows, at(10))
     upstream.lease.finish()
-    eventually(lambda: low(lw, "plain").finished, "finished", seconds=100)
+    driven.eventually(lambda: low(lw, "plain").finished, "finished", seconds=100)
     found = [tuple(map(aware, row)) for row in driven.spark.read.parquet(out).collect()]
     assert sorted(found, key=repr) == counts(rows)
     assert query.status().dropped_rows == 0
@@ -143,4 +142,4 @@ def test_a_join_of_two_streams_waits_for_the_slower_one(how: str, driven: Driven
     driven.await_watermark(END)
     assert {(row[0], row[2]) for row in driven.rows} == matched | ({("c", None)} if how == "leftOuter" else set())
     assert len(driven.rows) == (3 if how == "leftOuter" else 2)
-    eventually(lambda: low(lw, "stage").finished, "nothing will come")
+    driven.eventually(lambda: low(lw, "stage").finished, "nothing will come")

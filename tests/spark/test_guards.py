@@ -131,7 +131,7 @@ def test_a_function_that_forgets_its_state_stops_the_query_and_holds(
     flow.feed.put([row("a", 9)])
     upstream.at(9, 30)
     query = flow.start(write_batch, stamp=HOUR)
-    eventually(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
     upstream.at(11)
     raised, reason = (StateLost, "batch 1 ended without") if how == "returns early" else (PythonException, "swallowed")
     with pytest.raises(raised, match=reason):
@@ -140,7 +140,7 @@ def test_a_function_that_forgets_its_state_stops_the_query_and_holds(
     assert flow.out == []
     # A function that minds its state goes on from the same batch.
     flow.start(flow.windows, stamp=HOUR)
-    eventually(lambda: low(lw, "stage") == mark(11), "mended")
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "mended")
     assert flow.closed() == [("09:00", "a", 1)]
 
 
@@ -178,7 +178,7 @@ def test_rule6_what_a_method_of_the_batch_raises_ends_it_although_it_is_caught(
     assert not (flow.folder / "out").exists()
     # A function without the mistake runs the same batch again, whole.
     flow.start(flow.plain)
-    eventually(lambda: low(lw, "stage") == mark(10), "mended")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "mended")
     assert flow.spark.read.option("recursiveFileLookup", "true").parquet(str(flow.folder / "out")).count() == 1
 
 
@@ -242,7 +242,7 @@ def test_rule6_a_write_that_the_function_does_not_wait_for_ends_the_batch(
         thread.join()
     # A function that waits runs the same batch again; what the thread has written by then is whole.
     flow.start(flow.plain)
-    eventually(lambda: low(lw, "stage") == mark(10), "mended")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "mended")
     assert flow.spark.read.option("recursiveFileLookup", "true").parquet(str(flow.folder / "out")).count() == 1
 
 
@@ -279,10 +279,10 @@ def test_rule6_a_batch_is_not_written_after_its_function_has_returned(
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     query = flow.start(write_batch)
-    eventually(lambda: low(lw, "stage") == mark(10), "the first batch")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "the first batch")
     flow.feed.put([row("b", 10)])
     upstream.at(11)
-    eventually(lambda: low(lw, "stage") == mark(11), "the next one, which is none the worse")
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "the next one, which is none the worse")
     assert query.query.isActive
     calls: list[Callable[[lws.Batch], object]] = [
         lambda batch: batch.of("stage"),
@@ -313,7 +313,7 @@ def test_rows_that_were_emitted_and_not_written_are_told(
     flow.start(write_batch, stamp=HOUR)
     for hour in (10, 11):
         upstream.at(hour)
-        eventually(partial(passed, lw, mark(hour)), "the next window is closed")
+        flow.eventually(partial(passed, lw, mark(hour)), "the next window is closed")
     told = [record.getMessage() for record in caplog.records if "no action has read" in record.getMessage()]
     assert [" of stage has emitted rows" in message for message in told] == ([] if written else [True])
 
@@ -326,7 +326,7 @@ def test_a_wrong_stamp_is_found_and_not_promised(flow: Flow, lw: lowwater.Client
     """Windows of an hour, declared as if they were stamped by event time."""
     upstream.at(9, 15)
     query = flow.start(flow.windows)
-    eventually(lambda: low(lw, "stage") == mark(9, 15), "nothing is there")
+    flow.eventually(lambda: low(lw, "stage") == mark(9, 15), "nothing is there")
     flow.feed.put([row("a", 9, 30)])
     with pytest.raises(
         ValueError, match=r"holds a stamp of 2013-01-09T09:00:00Z.*lowest possible is 2013-01-09T09:15:00Z"
@@ -358,7 +358,7 @@ def test_rule6_a_range_that_says_it_holds_less_than_it_does_is_refused(
     assert low(lw, "stage").unknown
     # What it says rightly is taken, and the batch is the same one.
     flow.start(flow.windows, stamp=HOUR)
-    eventually(lambda: low(lw, "stage") == mark(9), "held by the row")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "held by the row")
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when what is held is believed")
@@ -411,7 +411,7 @@ def test_rule6_a_state_is_kept_for_its_key_its_stamps_and_its_schema(
     flow.feed.put([row("a", 9)])
     upstream.at(9, 30)
     query = start()
-    eventually(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
     query.stop()
     upstream.at(11)
     with pytest.raises(CheckpointMismatch, match=said):
@@ -423,7 +423,7 @@ def test_rule6_a_state_is_kept_for_its_key_its_stamps_and_its_schema(
     made = entry.pop("made")
     place.write_text(json.dumps(entry))
     start(key=lambda name: sf.col(name).alias("k"))
-    eventually(lambda: low(lw, "stage") == mark(11), "the window is written")
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "the window is written")
     assert [n for *_, n in flow.out] == [1]
     assert json.loads(place.read_text()) == {**entry, "made": made}
 
@@ -448,7 +448,7 @@ def test_rule6_a_state_whose_key_depends_on_the_time_zone_is_kept_for_that(
     flow.feed.put([row("a", 9)])
     upstream.at(9, 30)
     query = start()
-    eventually(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
     query.stop()
     upstream.at(11)
     zone = "spark.sql.session.timeZone"
@@ -462,7 +462,7 @@ def test_rule6_a_state_whose_key_depends_on_the_time_zone_is_kept_for_that(
     finally:
         flow.spark.conf.set(zone, "UTC")
     start()
-    eventually(lambda: low(lw, "stage") == mark(11), "the window is written")
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "the window is written")
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the time zone of a key is not kept")
@@ -491,11 +491,11 @@ def test_a_state_goes_on_under_another_name_of_the_frame_and_with_more_columns(
     flow.feed.put([row("a", 9)])
     upstream.at(9, 30)
     query = start(flow.windows)
-    eventually(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
     query.stop()
     upstream.at(11)
     start(later)
-    eventually(lambda: low(lw, "stage") == mark(11), "the window is written")
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "the window is written")
     assert [(key, n) for *_, key, n in flow.out] == [("a", 2)]
 
 
@@ -529,7 +529,7 @@ def test_s4_a_task_that_dies_after_it_has_staged(
     with Proxy(flow.address, lambda _: False, arrived=die) as proxy:
         flow.address = proxy.address
         query = flow.start(write_batch, stamp=HOUR)
-        eventually(lambda: low(lw, "stage") != lowwater.Watermark(MIN), "batch 0")
+        flow.eventually(lambda: low(lw, "stage") != lowwater.Watermark(MIN), "batch 0")
         assert low(lw, "stage") == mark(9), "held by the row"
         assert len(died) == 1
         assert (query.status().batch, query.status().holding) == (0, "")

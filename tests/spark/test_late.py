@@ -11,7 +11,6 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.track.ranges import range_bounds, range_column
 from lowwater_spark.track.status import KeyRange
-from tests.kit.eventually import eventually
 from tests.spark.flow import HOUR, Flow, mark
 from tests.spark.support import Upstream, low, row
 from tests.spark.updates import HOURLY, hourly
@@ -31,13 +30,13 @@ def test_late_rows_are_counted_with_the_oldest_and_its_range(
     flow.feed.put([row("a", 9)])
     upstream.at(11)
     query = flow.start(flow.windows if state else flow.plain, stamp=HOUR)
-    eventually(lambda: low(lw, "stage") == mark(11), "all is read")
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "all is read")
     assert query.status().late_range is None
     with caplog.at_level(logging.WARNING, "lowwater.spark"):
         flow.feed.put([row("a", 12), row("b", 8, 30), row("c", 10, 59), row("d", 11)])
-        eventually(lambda: query.status().late_rows == 2, "two promises are broken")
+        flow.eventually(lambda: query.status().late_rows == 2, "two promises are broken")
         flow.feed.put([row("e", 9)])
-        eventually(lambda: query.status().late_rows == 3, "and a third one, not older")
+        flow.eventually(lambda: query.status().late_rows == 3, "and a third one, not older")
     status = query.status()
     assert status.late_example == "2013-01-09T08:30:00Z in batch 1"
     assert status.late_range == range_of(flow, "b")
@@ -48,7 +47,7 @@ def test_late_rows_are_counted_with_the_oldest_and_its_range(
     assert str(range_of(flow, "e")) in said[1]
     assert low(lw, "stage") == mark(11), "what was promised stays promised"
     if state:
-        eventually(lambda: ("08:00", "b", 1) in flow.closed(), "a late row is processed all the same")
+        flow.eventually(lambda: ("08:00", "b", 1) in flow.closed(), "a late row is processed all the same")
 
 
 def test_a_replay_says_again_which_row_was_late(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
@@ -65,11 +64,11 @@ def test_a_replay_says_again_which_row_was_late(flow: Flow, lw: lowwater.Client,
     flow.feed.put([row("a", 9)])
     upstream.at(11)
     query = flow.start(windows, stamp=HOUR)
-    eventually(lambda: low(lw, "stage") == mark(11), "all is read")
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "all is read")
     flow.feed.put([row("b", 8, 30)])
     with pytest.raises(RuntimeError, match="after the version"):
         query.await_termination(60)
     assert query.status().late_rows == 0
     query = flow.start(windows, stamp=HOUR)
-    eventually(lambda: query.status().batch == 1, "run again")
+    flow.eventually(lambda: query.status().batch == 1, "run again")
     assert (query.status().late_rows, query.status().late_range) == (1, range_of(flow, "b"))

@@ -20,8 +20,8 @@ import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.track.query import TrackedQuery
 from lowwater_spark.track.run import Run
-from tests.kit.eventually import eventually
 from tests.process.serving import Serving
+from tests.spark.queries import Queries
 from tests.spark.support import Feed, Upstream, at, low, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
@@ -33,15 +33,12 @@ def mark(hour: int) -> lowwater.Watermark:
     return lowwater.Watermark.of(at(hour))
 
 
-class Flow:
+class Flow(Queries):
     """One feed, and stages over it whose clock looks once an hour."""
 
     def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
-        self.spark = spark
-        self.address = address
-        self.folder = folder
+        super().__init__(spark, address, folder)
         self.feed = Feed(folder / "in")
-        self.queries: list[lws.TrackedQuery] = []
         self.gates: dict[int, threading.Event] = {}
         """What batches wait for before they end, by number."""
 
@@ -81,8 +78,7 @@ def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Fl
     yield made
     for gate in made.gates.values():
         gate.set()
-    for query in made.queries:
-        query.stop()
+    made.stop()
 
 
 @pytest.mark.parametrize("kind", ["foreach_batch", "plain", "driven"])
@@ -93,9 +89,9 @@ def test_an_input_that_moves_and_a_committed_batch_are_news(
     for hour in range(9, 12):
         flow.feed.put([row("a", hour)])
         upstream.at(hour + 1)
-        eventually(lambda: low(lw, "stage") == mark(hour + 1), f"{hour}:00 is read and committed", seconds=100)  # noqa: B023
+        flow.eventually(lambda: low(lw, "stage") == mark(hour + 1), f"{hour}:00 is read and committed", seconds=100)  # noqa: B023
     upstream.at(15)
-    eventually(lambda: low(lw, "stage") == mark(15), "idle: W alone has moved", seconds=100)
+    flow.eventually(lambda: low(lw, "stage") == mark(15), "idle: W alone has moved", seconds=100)
 
 
 @pytest.mark.parametrize("kind", ["foreach_batch", "plain"])
@@ -106,12 +102,12 @@ def test_a_stage_waits_for_its_clock_without_news(
     monkeypatch.setattr(TrackedQuery, "_news", lambda _: False)
     upstream.at(9)
     flow.start(kind)
-    eventually(lambda: low(lw, "stage") == mark(9), "a run looks when it starts")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "a run looks when it starts")
     flow.feed.put([row("a", 9)])
     upstream.at(10)
-    eventually((flow.folder / "ck/commits/0").exists, "the batch is committed")
+    flow.eventually((flow.folder / "ck/commits/0").exists, "the batch is committed")
     with pytest.raises(AssertionError, match="not within"):
-        eventually(lambda: low(lw, "stage") == mark(10), "nobody has looked", seconds=2)
+        flow.eventually(lambda: low(lw, "stage") == mark(10), "nobody has looked", seconds=2)
 
 
 def test_a_commit_that_the_next_batch_notices_is_news(
@@ -125,12 +121,12 @@ def test_a_commit_that_the_next_batch_notices_is_news(
     assert isinstance(run, Run)
     for hour in (9, 10):
         flow.feed.put([row("a", hour)])
-    eventually((flow.folder / "ck/offsets/1").exists, "the second batch runs")
+    flow.eventually((flow.folder / "ck/offsets/1").exists, "the second batch runs")
     upstream.at(11)
-    eventually(lambda: len(run.progress._candidates) > 0, "11:00 was listed for, and waits for the commit")
+    flow.eventually(lambda: len(run.progress._candidates) > 0, "11:00 was listed for, and waits for the commit")
     flow.feed.put([row("a", 11)])
     flow.gates[1].set()
-    eventually(lambda: low(lw, "stage") == mark(11), "the second batch is committed, and the third one has begun")
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "the second batch is committed, and the third one has begun")
 
 
 def test_a_batch_that_nobody_can_be_told_of_is_news_once(
@@ -140,11 +136,11 @@ def test_a_batch_that_nobody_can_be_told_of_is_news_once(
     flow.start("foreach_batch")
     flow.feed.put([row("a", 9)])
     upstream.at(10)
-    eventually(lambda: low(lw, "stage") == mark(10), "the first batch is reported", seconds=100)
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "the first batch is reported", seconds=100)
     run = flow.queries[0]._run
     assert isinstance(run, Run)
     authority.kill()
     flow.feed.put([row("a", 10)])
-    eventually(lambda: run.progress.committed.batch == 1, "the second batch is committed", seconds=100)
+    flow.eventually(lambda: run.progress.committed.batch == 1, "the second batch is committed", seconds=100)
     assert run.authority.problem
-    eventually(lambda: not run.news(), "the clock has looked, and rests")
+    flow.eventually(lambda: not run.news(), "the clock has looked, and rests")

@@ -25,8 +25,8 @@ from lowwater_spark.sources.sink_log import _checked, list_sink
 from lowwater_spark.sources.writers import mark_writer, strangers
 from lowwater_spark.track import stage as stage_module
 from lowwater_spark.track.plan import check_options
-from tests.kit.eventually import eventually
 from tests.process.serving import Serving
+from tests.spark.queries import Queries
 from tests.spark.support import Feed, Follower, Upstream, at, low, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
@@ -36,15 +36,12 @@ def mark(hour: int, minute: int = 0) -> lowwater.Watermark:
     return lowwater.Watermark.of(at(hour, minute))
 
 
-class Flow:
+class Flow(Queries):
     """One feed, and the plain stages over it."""
 
     def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
-        self.spark = spark
-        self.address = address
-        self.folder = folder
+        super().__init__(spark, address, folder)
         self.feed = Feed(folder / "in")
-        self.queries: list[lws.TrackedQuery] = []
 
     def read(self, folder: str = "in", **options: str) -> DataFrame:
         stream = self.spark.readStream.schema("key string, t timestamp").options(**options)
@@ -73,8 +70,7 @@ class Flow:
 def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
     made = Flow(spark, authority.address, tmp_path)
     yield made
-    for query in made.queries:
-        query.stop()
+    made.stop()
 
 
 def test_a_plain_query_follows_its_inputs_and_shows_broken_promises(
@@ -83,19 +79,19 @@ def test_a_plain_query_follows_its_inputs_and_shows_broken_promises(
     flow.feed.put([row("a", 9), row("b", 9, 30)])
     upstream.at(10)
     query = flow.start(flow.read().where("key <> 'z'"))
-    eventually(lambda: low(lw, "stage") == mark(10), "the query has written all that 10:00 covers")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "the query has written all that 10:00 covers")
     assert flow.out() == ["a", "b"]
     # Idle: no batch comes, and the stage still follows.
     upstream.at(11)
-    eventually(lambda: low(lw, "stage") == mark(11), "idle", seconds=5)
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "idle", seconds=5)
     assert (query.status().batch, query.status().ticks, query.status().late_rows) == (0, 0, 0)
     flow.feed.put([row("a", 11), row("late", 10, 59), row("z", 10)])
-    eventually(lambda: query.status().late_rows == 1, "a broken promise is seen")
+    flow.eventually(lambda: query.status().late_rows == 1, "a broken promise is seen")
     assert query.status().late_example == "2013-01-09T10:59:00Z in batch 1"
     flow.feed.put([row("a", 11, 30)])
-    eventually(lambda: query.status().batch == 2, "rows that keep the promise")
+    flow.eventually(lambda: query.status().batch == 2, "rows that keep the promise")
     upstream.at(12)
-    eventually(lambda: low(lw, "stage") == mark(12), "it goes on")
+    flow.eventually(lambda: low(lw, "stage") == mark(12), "it goes on")
     assert query.status().late_rows == 1
 
 
@@ -120,14 +116,14 @@ def test_a_source_file_written_anew_is_named_and_read_under_another_name(
     daily = flow.feed.put([row("a", 9)], "daily.json")
     upstream.at(10)
     query = flow.start()
-    eventually(lambda: low(lw, "stage") == mark(10), "the first writing is read")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "the first writing is read")
     flow.feed.put([row(key, 9) for key in "abcd"], "daily.json")
     upstream.at(16)
     said = f"{daily} (written again after it was read: give it another name)"
-    eventually(lambda: query.status().waiting_for == (said,), "the second writing is named")
+    flow.eventually(lambda: query.status().waiting_for == (said,), "the second writing is named")
     assert (flow.out(), low(lw, "stage")) == (["a"], mark(10))
     daily.rename(daily.with_name("daily-2.json"))
-    eventually(lambda: low(lw, "stage") == mark(16), "it is read under another name")
+    flow.eventually(lambda: low(lw, "stage") == mark(16), "it is read under another name")
     assert flow.out() == ["a", "a", "b", "c", "d"]
 
 
@@ -164,7 +160,7 @@ def test_what_came_after_the_plan_of_a_one_shot_holds_the_watermark(
     for minute in range(5):
         flow.feed.put([row("a", 9, minute)])
     query = flow.start(flow.read(maxFilesPerTrigger="1"), trigger={"availableNow": True})
-    eventually(lambda: CheckpointLog(flow.folder / "ck").last_planned() is not None, "the first batch is planned")
+    flow.eventually(lambda: CheckpointLog(flow.folder / "ck").last_planned() is not None, "the first batch is planned")
     flow.feed.put([row("b", 10, 30)])
     upstream.at(11)
     assert query.await_termination(60)
@@ -182,14 +178,14 @@ def test_a_restarted_query_goes_on_and_an_older_checkpoint_is_refused(
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     query = flow.start()
-    eventually(lambda: low(lw, "stage") == mark(10), "the first batch")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "the first batch")
     query.stop()
     shutil.copytree(flow.folder / "ck", flow.folder / "old")
     query = flow.start()
     assert query.status().low == mark(10), "what counted before the restart counts at once"
     flow.feed.put([row("b", 10)])
     upstream.at(11)
-    eventually(lambda: low(lw, "stage") == mark(11), "the second batch")
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "the second batch")
     with pytest.raises(ValueError, match="is running in this"):
         flow.start()
     query.stop()
@@ -210,14 +206,14 @@ def test_a_replayed_batch_is_written_once_and_its_run_is_accepted(
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     query = flow.start()
-    eventually(lambda: low(lw, "stage") == mark(10), "the first batch")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "the first batch")
     query.stop()
     for name in ("0", ".0.crc"):
         (flow.folder / "ck/commits" / name).unlink()
     flow.feed.put([row("b", 10)])
     upstream.at(11)
     flow.start()
-    eventually(lambda: low(lw, "stage") == mark(11), "the replay and what came after it")
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "the replay and what came after it")
     assert flow.out() == ["a", "b"]
 
 
@@ -229,7 +225,7 @@ def test_a_new_checkpoint_over_an_old_output_is_refused_and_goes_on_in_a_new_one
     upstream.at(10)
     query = flow.start()
     neighbour = flow.start(stage=flow.stage("neighbour"), checkpoint="ck3", path=flow.folder / "out3")
-    eventually(lambda: low(lw, "stage") == low(lw, "neighbour") == mark(10), "the first batches")
+    flow.eventually(lambda: low(lw, "stage") == low(lw, "neighbour") == mark(10), "the first batches")
     with pytest.raises(
         CheckpointMismatch, match=r"/out has batches up to 0, and .*/two has committed none: .* a new output"
     ):
@@ -242,7 +238,7 @@ def test_a_new_checkpoint_over_an_old_output_is_refused_and_goes_on_in_a_new_one
         flow.start(checkpoint="ck2", adopt=True)
     assert low(lw, "stage") == mark(10), "nothing was claimed"
     flow.start(checkpoint="ck2", path=flow.folder / "out2", adopt=True)
-    eventually(lambda: low(lw, "stage") == low(lw, "neighbour") == mark(11), "a new output, and the neighbour")
+    flow.eventually(lambda: low(lw, "stage") == low(lw, "neighbour") == mark(11), "a new output, and the neighbour")
     assert flow.out() == ["a"]
     assert sorted(
         entry.key for entry in flow.spark.read.schema("key string").json(str(flow.folder / "out2")).collect()
@@ -263,7 +259,7 @@ def test_a_file_sink_does_not_write_where_others_do(flow: Flow, lw: lowwater.Cli
     assert not (flow.folder / "ck").exists(), "nothing is touched"
     Path(path).unlink()
     flow.start()
-    eventually(lambda: low(lw, "stage") == mark(10), "it is alone")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "it is alone")
 
 
 def test_a_checkpoint_is_of_one_kind_of_query(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
@@ -276,7 +272,7 @@ def test_a_checkpoint_is_of_one_kind_of_query(flow: Flow, lw: lowwater.Client, u
 
     query = flow.stage().foreach_batch(flow.read(), write, checkpoint=flow.folder / "ck")
     flow.queries.append(query)
-    eventually(lambda: low(lw, "stage") == mark(10), "the first batch")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "the first batch")
     query.stop()
     upstream.at(11)
     for kept in (True, False):
@@ -286,14 +282,14 @@ def test_a_checkpoint_is_of_one_kind_of_query(flow: Flow, lw: lowwater.Client, u
         with pytest.raises(CheckpointMismatch, match="begun with foreach_batch"):
             flow.start()
     flow.start(checkpoint="plain", stage=flow.stage("plain"))
-    eventually(lambda: low(lw, "plain") == mark(11), "a checkpoint of its own")
+    flow.eventually(lambda: low(lw, "plain") == mark(11), "a checkpoint of its own")
     flow.queries.pop().stop()
     with pytest.raises(CheckpointMismatch, match="begun with start"):
         flow.stage("plain").foreach_batch(flow.read(), write, checkpoint=flow.folder / "plain")
     windows = flow.read().withWatermark("t", "0 seconds").groupBy(sf.window("t", "1 hour").alias("w"), "key").count()
     frame, held = windows.select("key", sf.col("w.start").alias("t")), flow.stage("held", retention=timedelta(hours=1))
     query = flow.start(frame, checkpoint="held", stage=held, format="noop")
-    eventually(lambda: query.status().batch is not None, "the first batch")
+    flow.eventually(lambda: query.status().batch is not None, "the first batch")
     query.stop()
     for kept, said in ((True, "aggregation in Spark's state"), (False, "rows in Spark's state")):
         if not kept:
@@ -307,7 +303,7 @@ def test_an_input_that_was_reset_ends_the_checkpoint(flow: Flow, lw: lowwater.Cl
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     query = flow.start()
-    eventually(lambda: low(lw, "stage") == mark(10), "the first batch")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "the first batch")
     query.stop()
     lw.reset("source")
     with pytest.raises(errors.IncarnationChanged, match="earlier incarnation"):
@@ -319,7 +315,7 @@ def test_the_query_starts_and_holds_without_the_authority(flow: Flow, tmp_path: 
     flow.feed.put([row("a", 9)])
     stage = lws.stage(flow.spark, "s", inputs=["source"], key="key", event_time="t", address="127.0.0.1:1")
     query = flow.start(stage=stage)
-    eventually(lambda: flow.out() == ["a"] if (flow.folder / "ck/commits/0").exists() else False, "rows come out")
+    flow.eventually(lambda: flow.out() == ["a"] if (flow.folder / "ck/commits/0").exists() else False, "rows come out")
     assert "UNAVAILABLE" in query.status().holding
 
 
@@ -329,7 +325,7 @@ def test_the_sinks_of_spark(flow: Flow, lw: lowwater.Client, upstream: Upstream,
     upstream.at(10)
     partition_by = "key" if sink == "parquet" else None
     flow.start(format=sink, partition_by=partition_by)
-    eventually(lambda: low(lw, "stage") == mark(10), "written and reported")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "written and reported")
     if sink == "parquet":
         assert flow.spark.read.parquet(str(flow.folder / "out")).count() == 1
         assert (flow.folder / "out/key=a").is_dir()
@@ -352,7 +348,7 @@ def test_rule6_a_file_sink_is_known_by_any_name(flow: Flow, lw: lowwater.Client,
     with pytest.raises(Unsupported, match="other writes there"):
         flow.start(format=sink, path=flow.folder / "others")
     query = flow.start(format=sink)
-    eventually(lambda: low(lw, "stage") == mark(10), "written and reported")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "written and reported")
     query.stop()
     assert [name for _, name in strangers(str(flow.folder / "out"), set())] == ["stage"]
     assert json.loads((flow.folder / "ck/lowwater/sink.json").read_text())["batch"] == 0
@@ -394,26 +390,26 @@ def test_of_two_plain_queries_that_start_at_once_into_one_directory_one_is_refus
     with ThreadPoolExecutor() as pool:
         [won] = filter(None, pool.map(start, ["one", "two"]))
     assert [f"{won} writes there, and of a directory with a sink's log" in refusal for refusal in refusals] == [True]
-    eventually(lambda: low(lw, won) == mark(10), "the one that won")
+    flow.eventually(lambda: low(lw, won) == mark(10), "the one that won")
     assert flow.out() == ["a"]
     assert [name for _, name in strangers(str(flow.folder / "out"), set())] == [won]
     [lost] = {"one", "two"} - {won}
     monkeypatch.undo()
     flow.start(stage=flow.stage(lost), checkpoint=lost, path=flow.folder / "out2")
-    eventually(lambda: low(lw, lost) == mark(10), "the other one, elsewhere")
+    flow.eventually(lambda: low(lw, lost) == mark(10), "the other one, elsewhere")
 
 
 def test_a_batch_without_files_is_an_entry_with_a_checksum(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     flow.feed.put([row("z", 9)])
     upstream.at(10)
     flow.start(flow.read().where("key <> 'z'"), partition_by="key")
-    eventually(lambda: low(lw, "stage") == mark(10), "nothing was to be written")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "nothing was to be written")
     entry = flow.folder / "out/_spark_metadata/0"
     assert entry.read_bytes() == b"v1"
     assert (list_sink(str(flow.folder / "out")), _checked(entry, b"v1")) == (set(), True)
     flow.feed.put([row("a", 10)])
     upstream.at(11)
-    eventually(lambda: low(lw, "stage") == mark(11), "and then something")
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "and then something")
     entry = flow.folder / "out/_spark_metadata/1"
     assert _checked(entry, entry.read_bytes())
 

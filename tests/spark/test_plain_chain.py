@@ -18,7 +18,6 @@ from lowwater_spark.sources.head import list_head
 from lowwater_spark.sources.sink_log import list_sink
 from lowwater_spark.sources.source_log import File
 from lowwater_spark.track.plan import check_plan
-from tests.kit.eventually import eventually
 from tests.process.serving import Serving
 from tests.spark.support import Upstream, low, row
 from tests.spark.test_plain import Flow, mark
@@ -86,8 +85,7 @@ def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Fl
     spark.conf.set("spark.sql.streaming.fileSink.log.cleanupDelay", "0")
     made = Flow(spark, authority.address, tmp_path)
     yield made
-    for query in made.queries:
-        query.stop()
+    made.stop()
     for name in ("compactInterval", "cleanupDelay"):
         spark.conf.unset(f"spark.sql.streaming.fileSink.log.{name}")
 
@@ -104,7 +102,7 @@ def test_two_stages_through_sparks_own_file_sink(
     """What is published of the second is written, after compactions, a replayed batch and a failed attempt's file."""
     writing: dict[str, Any] = {"path": flow.folder / "mid", "partition_by": "key" if partitioned else None}
     first = flow.start(stage=flow.stage("first"), checkpoint="ck1", **writing)
-    eventually((flow.folder / "mid/_spark_metadata").is_dir, "the sink has begun")
+    flow.eventually((flow.folder / "mid/_spark_metadata").is_dir, "the sink has begun")
     # Spark matches columns by their place, and puts those it reads from directory names last.
     between = flow.spark.readStream.schema("t timestamp, key string").json(str(flow.folder / "mid"))
     flow.start(between, stage=flow.stage("second", "first"), checkpoint="ck2")
@@ -114,7 +112,7 @@ def test_two_stages_through_sparks_own_file_sink(
         keys.append(f"k{hour}")
         flow.feed.put([row(keys[-1], hour)])
         upstream.at(hour, 30)
-        eventually(lambda: low(lw, "second") == mark(hour, 30), f"{hour}:30 has come through both")
+        flow.eventually(lambda: low(lw, "second") == mark(hour, 30), f"{hour}:30 has come through both")
         assert flow.out() == sorted(keys)
 
     for hour in range(1, 8):

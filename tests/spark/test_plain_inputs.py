@@ -12,7 +12,6 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.track.ranges import place_bytes, range_bounds, range_column
-from tests.kit.eventually import eventually
 from tests.process.serving import Serving
 from tests.spark.support import Feed, Follower, Upstream, low, row
 from tests.spark.test_plain import Flow, mark
@@ -25,8 +24,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
     made = Flow(spark, authority.address, tmp_path)
     yield made
-    for query in made.queries:
-        query.stop()
+    made.stop()
 
 
 def test_w_counts_when_every_source_has_been_read(flow: Flow, lw: lowwater.Client) -> None:
@@ -46,7 +44,7 @@ def test_w_counts_when_every_source_has_been_read(flow: Flow, lw: lowwater.Clien
     early = [value for value, last in follower.seen(query) if not value.unknown and (last is None or last < 3)]
     assert early == []
     first.at(14)
-    eventually(lambda: low(lw, "stage") == mark(12), "the other input rules now")
+    flow.eventually(lambda: low(lw, "stage") == mark(12), "the other input rules now")
     assert flow.out() == ["a", "s0", "s1", "s2", "s3"]
 
 
@@ -56,7 +54,7 @@ def test_a_directory_may_be_read_twice_by_streams_of_their_own(
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     flow.start(flow.read().union(flow.read()))
-    eventually(lambda: low(lw, "stage") == mark(10), "both have read it")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "both have read it")
     assert flow.out() == ["a", "a"]
 
 
@@ -105,9 +103,9 @@ def test_stages_run_by_any_key(flow: Flow, lw: lowwater.Client, upstream: Upstre
     stage = flow.stage("stage", "source", key=key)
     stream = flow.read().selectExpr("*", NESTED)
     flow.queries.append(stage.foreach_batch(stream, write_batch, checkpoint=flow.folder / "ck"))
-    eventually(lambda: low(lw, "stage") == mark(9), "held by what is stuck")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "held by what is stuck")
     assert sorted(each.watermark for each in lw.ranges("stage"))[1:] == [mark(11)] * 3
     assert out == ["a"]
     plain = flow.stage("plain", "source", key=key)
     flow.start(stream.drop("who").selectExpr("*", NESTED), stage=plain, checkpoint="ck2", format="noop")
-    eventually(lambda: low(lw, "plain") == mark(11), "the same key in a plain query")
+    flow.eventually(lambda: low(lw, "plain") == mark(11), "the same key in a plain query")

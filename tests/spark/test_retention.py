@@ -40,8 +40,7 @@ def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Fl
     made = Flow(spark, authority.address, tmp_path)
     Feed(tmp_path / "right")
     yield made
-    for query in made.queries:
-        query.stop()
+    made.stop()
     spark.conf.unset(PROVIDER)
 
 
@@ -125,12 +124,12 @@ def test_nothing_comes_out_below_what_was_published(
     query = Retained(flow, upstream, kind)
     query.run()
     if kind == "dropDuplicatesWithinWatermark":
-        eventually(
+        flow.eventually(
             lambda: low(lw, "stage") == mark(0, STEPS * STEP),
             "it holds nothing back, so Spark's watermark is no matter",
         )
     else:
-        eventually(lambda: low(lw, "stage") == query.expected(), "the stage follows Spark's own watermark")
+        flow.eventually(lambda: low(lw, "stage") == query.expected(), "the stage follows Spark's own watermark")
     assert query.oracle.broken() == []
     assert len(query.oracle.values()) >= 3, "it went on"
     assert sum(map(len, query.oracle.rows().values())) > 3, "rows came out"
@@ -149,7 +148,7 @@ def test_a_retention_that_is_too_small_leads(flow: Flow, lw: lowwater.Client, up
     query.run()
     assert query.query is not None
     running = query.query
-    eventually(lambda: running.status().late_rows, "the broken promise is shown")
+    flow.eventually(lambda: running.status().late_rows, "the broken promise is shown")
     assert query.oracle.broken() == []
 
 
@@ -158,19 +157,21 @@ def test_it_holds_until_spark_has_a_watermark_and_shows_what_spark_drops(
 ) -> None:
     upstream.at(9)
     query = Retained(flow, upstream, "windows stamped by end").start()
-    eventually(lambda: query.status().low == mark(9), "the inputs are read, and nothing is there")
+    flow.eventually(lambda: query.status().low == mark(9), "the inputs are read, and nothing is there")
     assert low(lw, "stage").unknown, "what Spark will hold back is not known before it has a watermark"
     flow.feed.put([{"key": "a", "t": at(9).isoformat()}])
-    eventually(lambda: low(lw, "stage") == mark(8, 40), "Spark's watermark: twenty minutes below the greatest time")
+    flow.eventually(
+        lambda: low(lw, "stage") == mark(8, 40), "Spark's watermark: twenty minutes below the greatest time"
+    )
     flow.feed.put([{"key": "a", "t": at(12).isoformat()}])
-    eventually(lambda: low(lw, "stage") == mark(9), "never above the inputs")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "never above the inputs")
     flow.feed.put([{"key": "a", "t": at(9, 30).isoformat()}])
-    eventually(lambda: query.status().dropped_rows == 1, "Spark drops what its own watermark has passed")
+    flow.eventually(lambda: query.status().dropped_rows == 1, "Spark drops what its own watermark has passed")
     assert query.status().late_rows == 0
     upstream.at(15)
-    eventually(lambda: low(lw, "stage") == mark(11, 40), "what Spark may still hold")
+    flow.eventually(lambda: low(lw, "stage") == mark(11, 40), "what Spark may still hold")
     upstream.lease.finish()
-    eventually(lambda: query.status().low.finished, "the inputs are finished")
+    flow.eventually(lambda: query.status().low.finished, "the inputs are finished")
     assert low(lw, "stage") == mark(11, 40), "Spark still holds a window, so the stage is not finished"
 
 
@@ -190,7 +191,7 @@ def test_foreach_batch_reports_no_more_than_spark_has_let_go_of(
     query.query = running
     for number in range(4):
         query.step(number)
-    eventually(
+    flow.eventually(
         lambda: low(lw, "stage") == min(query.expected(), mark(1)),
         "it follows Spark's watermark, or the window of 01:40",
     )

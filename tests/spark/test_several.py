@@ -21,7 +21,6 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.progress import Committed, passed_on
 from lowwater_spark.track.stage import Declared, check_together
-from tests.kit.eventually import eventually
 from tests.process.serving import Serving
 from tests.spark.flow import HOUR, Flow, mark
 from tests.spark.support import Upstream, low, row
@@ -168,8 +167,7 @@ def wait_for_second(handle: int, state: pa.Table | None, rows: pa.Table, low: lo
 def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Pair]:
     made = Pair(spark, authority.address, tmp_path)
     yield made
-    for query in made.queries:
-        query.stop()
+    made.stop()
 
 
 def test_two_outputs_of_one_query_have_their_own_ranges_and_state(
@@ -179,13 +177,13 @@ def test_two_outputs_of_one_query_have_their_own_ranges_and_state(
     flow.feed.put([row("a", 9), row("bad", 9, 30), row("bad", 10)])
     upstream.at(9, 45)
     query = flow.run(flow.both, rejected)
-    eventually(lambda: low(lw, "enriched") == mark(9, 45), "nothing is held")
-    eventually(lambda: low(lw, "rejected") == mark(9), "the window of nine is open")
+    flow.eventually(lambda: low(lw, "enriched") == mark(9, 45), "nothing is held")
+    flow.eventually(lambda: low(lw, "rejected") == mark(9), "the window of nine is open")
     assert flow.lows == [(0, "2013-01-09T09:45:00Z", "2013-01-09T09:45:00Z")], "one W for both"
     assert (lw.ranges("enriched").total, lw.ranges("rejected").total) == (4, 3)
     upstream.at(10, 30)
-    eventually(lambda: low(lw, "rejected") == mark(10), "closed in an empty batch")
-    eventually(lambda: low(lw, "enriched") == mark(10, 30), "which the other one goes along with")
+    flow.eventually(lambda: low(lw, "rejected") == mark(10), "closed in an empty batch")
+    flow.eventually(lambda: low(lw, "enriched") == mark(10, 30), "which the other one goes along with")
     assert flow.closed() == [("09:00", "bad", 1)]
     assert query.status("rejected").reported == mark(10)
     assert query.status().reported == mark(10, 30)
@@ -196,7 +194,7 @@ def test_two_outputs_of_one_query_have_their_own_ranges_and_state(
     query = flow.run(flow.both, rejected)
     assert query.status("rejected").reported == mark(10)
     upstream.lease.finish()
-    eventually(lambda: low(lw, "rejected").finished and low(lw, "enriched").finished, "nothing is held any more")
+    flow.eventually(lambda: low(lw, "rejected").finished and low(lw, "enriched").finished, "nothing is held any more")
     assert flow.closed() == [("09:00", "bad", 1), ("10:00", "bad", 1)]
     query.stop()
     for also in ([], [flow.declare("more")]):
@@ -218,7 +216,7 @@ def test_all_stages_follow_an_input_that_is_registered_after_them(
     query = first.foreach_batch(flow.read(), write, checkpoint=flow.folder / "ck", also=[also])
     flow.queries.append(query)
     Upstream(lw, "later").at(10)
-    eventually(lambda: [low(lw, name) for name in query.stages] == [mark(10)] * 2, "both know both inputs")
+    flow.eventually(lambda: [low(lw, name) for name in query.stages] == [mark(10)] * 2, "both know both inputs")
     assert {key for _, key, _ in flow.closed()} == ({"bad"} if same else {"a", "bad"})
 
 
@@ -228,13 +226,13 @@ def test_a_checkpoint_of_one_stage_goes_on_and_takes_no_second(
     flow.feed.put([row("a", 9)])
     upstream.at(9)
     flow.run(flow.plain)
-    eventually(lambda: low(lw, "enriched") == mark(9), "one stage")
+    flow.eventually(lambda: low(lw, "enriched") == mark(9), "one stage")
     flow.queries.pop().stop()
     with pytest.raises(CheckpointMismatch, match="begun by one stage"):
         flow.run(flow.both, flow.declare("rejected"))
     flow.run(flow.plain)
     upstream.at(10)
-    eventually(lambda: low(lw, "enriched") == mark(10), "it goes on alone")
+    flow.eventually(lambda: low(lw, "enriched") == mark(10), "it goes on alone")
 
 
 def test_m4_a_later_stage_follows_the_earlier_one_in_the_same_batch(
@@ -245,22 +243,22 @@ def test_m4_a_later_stage_follows_the_earlier_one_in_the_same_batch(
     flow.feed.put([row("a", 9), row("pair", 9, 20), row("b", 10, 5)])
     upstream.at(10, 30)
     query = flow.run(flow.chain, last)
-    eventually(lambda: low(lw, "enriched") == mark(9, 20), "the first holds one of a pair")
-    eventually(lambda: low(lw, "hourly") == mark(9), "and the second cannot close nine")
+    flow.eventually(lambda: low(lw, "enriched") == mark(9, 20), "the first holds one of a pair")
+    flow.eventually(lambda: low(lw, "hourly") == mark(9), "and the second cannot close nine")
     assert flow.lows == [(0, "2013-01-09T10:30:00Z", "2013-01-09T09:20:00Z")]
     assert flow.closed() == []
     flow.feed.put([row("pair", 10, 40)])
-    eventually(lambda: low(lw, "hourly") == mark(10), "the pair is whole")
+    flow.eventually(lambda: low(lw, "hourly") == mark(10), "the pair is whole")
     assert flow.lows[1] == (1, "2013-01-09T10:30:00Z", "2013-01-09T10:30:00Z"), "the same batch, not the next one"
     assert flow.closed() == [("09:00", "a", 1), ("09:00", "pair", 1)]
     upstream.at(11)
-    eventually(lambda: low(lw, "hourly") == mark(11), "idle: a window of the second closes")
+    flow.eventually(lambda: low(lw, "hourly") == mark(11), "idle: a window of the second closes")
     assert flow.closed()[2:] == [("10:00", "b", 1), ("10:00", "pair", 1)]
     assert query.status("hourly").late_rows == 0
     query.stop()
     upstream.at(12)
     flow.run(flow.chain, last)
-    eventually(lambda: low(lw, "hourly") == mark(12), "and after a restart")
+    flow.eventually(lambda: low(lw, "hourly") == mark(12), "and after a restart")
 
 
 def test_a_chain_that_keeps_nothing_follows_also_without_rows(
@@ -275,10 +273,12 @@ def test_a_chain_that_keeps_nothing_follows_also_without_rows(
     flow.feed.put([row("a", 9), row("b", 9)])
     upstream.at(10)
     query = flow.run(write_batch, flow.declare("final", "enriched"), stamp=HOUR)
-    eventually(lambda: low(lw, "final") == mark(10), "the batch")
+    flow.eventually(lambda: low(lw, "final") == mark(10), "the batch")
     upstream.at(11, 30)
-    eventually(lambda: low(lw, "final") == mark(11), "idle, and floored to what the first stage can still stamp")
-    eventually(lambda: lw.get("final")["final"].heuristic[0.99] == mark(11), "a record at 11:30 is still stamped 11:00")
+    flow.eventually(lambda: low(lw, "final") == mark(11), "idle, and floored to what the first stage can still stamp")
+    flow.eventually(
+        lambda: lw.get("final")["final"].heuristic[0.99] == mark(11), "a record at 11:30 is still stamped 11:00"
+    )
     assert flow.lows == [(0, "2013-01-09T10:00:00Z", "2013-01-09T10:00:00Z")]
     assert (query.status().ticks, query.status("final").late_rows) == (0, 0)
 
@@ -306,7 +306,7 @@ def test_a_crash_between_two_commits_leaves_the_second_behind(
     assert low(lw, "enriched") == mark(10), "committed"
     assert low(lw, "hourly").unknown, "not told yet"
     flow.run(flow.chain, last)
-    eventually(lambda: low(lw, "hourly") == mark(10), "the durable state says it again")
+    flow.eventually(lambda: low(lw, "hourly") == mark(10), "the durable state says it again")
     assert flow.closed() == [("09:00", "a", 1)]
 
 
@@ -325,11 +325,11 @@ def test_a_commit_that_fails_is_said_again_by_an_empty_batch(
     flow.feed.put([row("a", 9), row("bad", 9)])
     upstream.at(9, 30)
     query = flow.run(flow.both, flow.declare("rejected", stamp=HOUR))
-    eventually(lambda: low(lw, "enriched") == mark(9, 30), "the first goes on")
-    eventually(lambda: query.status("rejected").holding == "the parts were lost", "the second holds")
+    flow.eventually(lambda: low(lw, "enriched") == mark(9, 30), "the first goes on")
+    flow.eventually(lambda: query.status("rejected").holding == "the parts were lost", "the second holds")
     assert low(lw, "rejected").unknown
     fails.clear()
-    eventually(lambda: low(lw, "rejected") == mark(9), "said again")
+    flow.eventually(lambda: low(lw, "rejected") == mark(9), "said again")
     assert query.status().ticks >= 1
 
 
@@ -384,11 +384,11 @@ def test_an_injector_and_what_reads_it_in_one_query(flow: Pair, lw: lowwater.Cli
         flow.queries.append(query)
         if not flow.lows:
             flow.feed.put([row("a", 9), row("a", 10, 30)])
-            eventually(lambda: low(lw, "flights") == mark(10, 30), "the frontier")
-            eventually(lambda: low(lw, "hourly") == mark(10), "closed by the frontier of its own batch")
+            flow.eventually(lambda: low(lw, "flights") == mark(10, 30), "the frontier")
+            flow.eventually(lambda: low(lw, "hourly") == mark(10), "closed by the frontier of its own batch")
             assert flow.closed() == [("09:00", "a", 1)]
             flow.lows.append((0, "", ""))
             query.stop()
     flow.feed.put([row("b", 11)])
-    eventually(lambda: low(lw, "hourly") == mark(11), "after a restart")
+    flow.eventually(lambda: low(lw, "hourly") == mark(11), "after a restart")
     assert flow.closed() == [("09:00", "a", 1), ("10:00", "a", 1)]

@@ -33,15 +33,15 @@ def test_a_stage_that_keeps_nothing_follows_its_inputs(flow: Flow, lw: lowwater.
     flow.feed.put([row("a", 9), row("b", 9, 30)])
     upstream.at(10)
     query = flow.start(flow.plain)
-    eventually(lambda: low(lw, "stage") == mark(10), "the stage has read all that 10:00 covers")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "the stage has read all that 10:00 covers")
     assert flow.batches == [(0, "2013-01-09T10:00:00Z", False)]
     # Idle: no batch comes, and the stage still follows within five seconds.
     upstream.at(11)
-    eventually(lambda: low(lw, "stage") == mark(11), "idle", seconds=5)
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "idle", seconds=5)
     assert len(flow.batches) == 1
     assert (query.status().batch, query.status().ticks, query.status().late_rows) == (0, 0, 0)
     flow.feed.put([row("a", 10, 59)])
-    eventually(lambda: query.status().late_rows == 1, "a broken promise is seen")
+    flow.eventually(lambda: query.status().late_rows == 1, "a broken promise is seen")
     assert query.status().late_example == "2013-01-09T10:59:00Z in batch 1"
     assert low(lw, "stage") == mark(11)
     out = flow.folder / "out"
@@ -53,14 +53,14 @@ def test_windows_close_exactly_and_without_rows(flow: Flow, lw: lowwater.Client,
     flow.feed.put([row("a", 9), row("a", 9, 30), row("b", 9, 10), row("c", 10, 5)])
     upstream.at(9, 45)
     query = flow.start(flow.windows, stamp=HOUR)
-    eventually(lambda: low(lw, "stage") == mark(9), "floored to the start of the window, for empty ranges too")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "floored to the start of the window, for empty ranges too")
     assert flow.out == []
     # No more rows: the windows close because the watermark passes, in a batch that the stage asks for.
     upstream.at(10, 20)
-    eventually(lambda: low(lw, "stage") == mark(10), "the window of nine is written")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "the window of nine is written")
     assert flow.closed() == [("09:00", "a", 2), ("09:00", "b", 1)]
     upstream.at(12)
-    eventually(lambda: low(lw, "stage") == mark(12), "nothing is held any more")
+    flow.eventually(lambda: low(lw, "stage") == mark(12), "nothing is held any more")
     assert flow.closed()[2:] == [("10:00", "c", 1)]
     assert query.status().ticks == 2, "one batch per window that closes, none for a watermark that closes nothing"
     assert lw.get("stage")["stage"].heuristic[0.99] == mark(12)
@@ -72,20 +72,20 @@ def test_one_range_that_stalls_holds_the_whole_and_is_named(
     flow.feed.put([row("a", 9)] * 300 + [row("stuck", 9, 30)])
     upstream.at(11, 30)
     flow.start(flow.windows, stamp=HOUR)
-    eventually(lambda: flow.closed() == [("09:00", "a", 300)], "the other range closes")
-    eventually(lambda: low(lw, "stage") == mark(9), "held by what is stuck")
+    flow.eventually(lambda: flow.closed() == [("09:00", "a", 300)], "the other range closes")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "held by what is stuck")
     values = sorted(str(each.watermark) for each in lw.ranges("stage"))
     assert values == ["2013-01-09T09:00:00Z"] + ["2013-01-09T11:00:00Z"] * 3
     held = lw.complete("stage", at(10))
     assert not held
     assert [str(each.watermark) for each in held.holders] == ["2013-01-09T09:00:00Z"]
-    eventually(lambda: lw.get("stage")["stage"].heuristic[0.99] == mark(11), "one record of 301 is no 1 %")
+    flow.eventually(lambda: lw.get("stage")["stage"].heuristic[0.99] == mark(11), "one record of 301 is no 1 %")
     # It goes on being the only one, without a batch for each step of the inputs that closes nothing new.
     upstream.at(12, 30)
-    eventually(lambda: max(each.watermark for each in lw.ranges("stage")) == mark(12), "the others go on")
+    flow.eventually(lambda: max(each.watermark for each in lw.ranges("stage")) == mark(12), "the others go on")
     assert low(lw, "stage") == mark(9)
     flow.feed.put([row("stuck", 12, 45)])
-    eventually(lambda: low(lw, "stage") == mark(12), "set free")
+    flow.eventually(lambda: low(lw, "stage") == mark(12), "set free")
     assert flow.closed() == [("09:00", "a", 300), ("09:00", "stuck", 1)]
 
 
@@ -138,23 +138,23 @@ def test_tasks_that_fail_die_or_are_cut_off(
         upstream.at(9)
         query = flow.start(windows, stamp=HOUR)
         flow.feed.put([row("fails", 9)])
-        eventually(lambda: query.status().batch == 0, "the batch with a failing task")
+        flow.eventually(lambda: query.status().batch == 0, "the batch with a failing task")
         flow.feed.put([row("dies", 9)])
-        eventually(lambda: query.status().batch == 1, "the batch with a dying worker")
+        flow.eventually(lambda: query.status().batch == 1, "the batch with a dying worker")
         assert (tmp_path / "failed").exists()
         assert (tmp_path / "died").exists()
-        eventually(lambda: low(lw, "stage") == mark(9), "both were staged again by the attempt that succeeded")
+        flow.eventually(lambda: low(lw, "stage") == mark(9), "both were staged again by the attempt that succeeded")
         assert query.status().holding == ""
 
         cutting.set()
         flow.feed.put([row("a", 9)])
-        eventually(lambda: query.status().holding, "the batch is committed, but one part is missing")
+        flow.eventually(lambda: query.status().holding, "the batch is committed, but one part is missing")
         upstream.at(11)
         assert "never arrived" in query.status().holding
         assert low(lw, "stage") == mark(9)
         assert len({(each.batch, each.task.attempt) for each in proxy.lost}) >= 1
         cutting.clear()
-        eventually(lambda: low(lw, "stage") == mark(11), "an empty batch stages it again")
+        flow.eventually(lambda: low(lw, "stage") == mark(11), "an empty batch stages it again")
         assert query.status().holding == ""
         assert query.status().ticks >= 1
         assert flow.closed() == [("09:00", "a", 1), ("09:00", "dies", 1), ("09:00", "fails", 1)]
@@ -168,16 +168,16 @@ def test_rule11_the_pipeline_goes_on_without_the_authority(
     flow.feed.put([row("a", 9)])
     upstream.at(9, 30)
     query = flow.start(flow.windows, stamp=HOUR)
-    eventually(lambda: low(lw, "stage") == mark(9), "tracked")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "tracked")
     authority.kill()
     flow.feed.put([row("b", 9)])
-    eventually(lambda: query.status().batch == 1, "a batch without the authority")
+    flow.eventually(lambda: query.status().batch == 1, "a batch without the authority")
     flow.feed.put([row("c", 9)])
-    eventually(lambda: query.status().batch == 2, "and another one")
+    flow.eventually(lambda: query.status().batch == 2, "and another one")
     assert query.status().holding
     authority.start()
     upstream.at(11)
-    eventually(lambda: low(lw, "stage") == mark(11), "it is found again")
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "it is found again")
     assert flow.closed() == [("09:00", key, 1) for key in "abc"]
     assert query.status().holding == ""
 
@@ -188,11 +188,11 @@ def test_rule11_a_stage_starts_without_the_authority_and_claims_later(
     authority.kill()
     flow.feed.put([row("a", 9)])
     query = flow.start(flow.windows, stamp=HOUR)
-    eventually(lambda: query.status().batch == 0, "a batch of a stage that could not claim")
+    flow.eventually(lambda: query.status().batch == 0, "a batch of a stage that could not claim")
     assert query.status().holding
     authority.start()
     upstream.at(10, 30)
-    eventually(lambda: low(lw, "stage") == mark(10), "claimed, tracked, closed")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "claimed, tracked, closed")
     assert flow.closed() == [("09:00", "a", 1)]
 
 
@@ -200,7 +200,7 @@ def test_two_queries_of_one_name(flow: Flow, lw: lowwater.Client, upstream: Upst
     """C9c: the second is refused, unless it adopts the name; then the first stops."""
     upstream.at(9)
     first = flow.start(flow.plain)
-    eventually(lambda: low(lw, "stage") == mark(9), "the first runs")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "the first runs")
     with pytest.raises(ValueError, match="is running in this session"):
         flow.start(flow.plain, checkpoint="ck2")
     with pytest.raises(ValueError, match="is running in this process"):
@@ -224,20 +224,20 @@ def test_c9b_a_copy_of_an_older_checkpoint_is_refused(flow: Flow, lw: lowwater.C
     flow.feed.put([row("a", 9)])
     upstream.at(9)
     query = flow.start(flow.plain)
-    eventually(lambda: low(lw, "stage") == mark(9), "batch 0")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "batch 0")
     query.stop()
     shutil.copytree(flow.folder / "ck", flow.folder / "older")
     flow.feed.put([row("a", 10)])
     upstream.at(10)
     query = flow.start(flow.plain)
-    eventually(lambda: low(lw, "stage") == mark(10), "batch 1")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "batch 1")
     query.stop()
     with pytest.raises(lowwater.Rewound, match="batch 1 of stage is committed"):
         flow.start(flow.plain, checkpoint="older")
     # The true one goes on.
     query = flow.start(flow.plain)
     upstream.at(11)
-    eventually(lambda: low(lw, "stage") == mark(11), "restarted")
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "restarted")
     assert [batch for batch, *_ in flow.batches] == [0, 1]
 
 
@@ -245,12 +245,12 @@ def test_a_restart_starts_from_what_its_state_holds(flow: Flow, lw: lowwater.Cli
     flow.feed.put([row("stuck", 9)])
     upstream.at(12)
     query = flow.start(flow.windows, stamp=HOUR)
-    eventually(lambda: query.status().batch == 0, "batch 0")
-    eventually(lambda: low(lw, "stage") == mark(9), "held")
+    flow.eventually(lambda: query.status().batch == 0, "batch 0")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "held")
     query.stop()
     query = flow.start(flow.windows, stamp=HOUR)
     assert query.status().reported == mark(9)
-    eventually(
+    flow.eventually(
         lambda: (
             sorted(str(each.watermark)[11:16] for each in lw.ranges("stage")) == ["09:00", "12:00", "12:00", "12:00"]
         ),
@@ -266,13 +266,13 @@ def test_a_commit_that_the_disk_lost_is_a_replay_and_no_rewind(
     flow.feed.put([row("a", 9)])
     upstream.at(9)
     query = flow.start(flow.windows)
-    eventually(lambda: low(lw, "stage") == mark(9), "batch 0")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "batch 0")
     query.stop()
     for name in ("0", ".0.crc"):
         (flow.folder / "ck/commits" / name).unlink()
     upstream.at(11)
     flow.start(flow.windows)
-    eventually(lambda: low(lw, "stage") == mark(11), "the same batch, with the same digest")
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "the same batch, with the same digest")
     assert [(batch, replayed) for batch, _, replayed in flow.batches][:2] == [(0, False), (0, True)]
     assert flow.closed() == [("09:00", "a", 1)]
 
@@ -289,7 +289,7 @@ def test_c1b_targets_fixed_at_the_start_leave_rows_behind(flow: Flow, lw: lowwat
             flow.feed.put([row("b", 13, 59)])
             upstream.at(14)
             waited.append(
-                eventually(lambda: flow.queries and flow.queries[-1].status().waiting_for, "W=14:00 has been read")
+                flow.eventually(lambda: flow.queries and flow.queries[-1].status().waiting_for, "W=14:00 has been read")
             )
 
     query = flow.start(write_batch, trigger={"availableNow": True})
@@ -305,9 +305,9 @@ def test_finished_inputs_finish_the_stage(flow: Flow, lw: lowwater.Client, upstr
     flow.feed.put([row("a", 9), row("b", 23)])
     upstream.at(9)
     flow.start(flow.windows, stamp=HOUR)
-    eventually(lambda: low(lw, "stage") == mark(9), "held")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "held")
     upstream.lease.finish()
-    eventually(lambda: low(lw, "stage").finished, "every window is written, and nothing will ever come")
+    flow.eventually(lambda: low(lw, "stage").finished, "every window is written, and nothing will ever come")
     assert flow.closed() == [("09:00", "a", 1), ("23:00", "b", 1)]
 
 
@@ -317,7 +317,7 @@ def test_c5_a_reset_of_an_input_stops_the_query_and_its_checkpoint(
     upstream.at(9)
     flow.feed.put([row("a", 9)])
     query = flow.start(flow.plain)
-    eventually(lambda: low(lw, "stage") == mark(9), "the first incarnation")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "the first incarnation")
     lw.reset("source")
     with pytest.raises(lowwater.StaleSequencer):
         query.await_termination(30)
@@ -339,9 +339,11 @@ def test_an_error_of_the_users_function_ends_the_query_and_holds(
     query = flow.start(fails)
     with pytest.raises(KeyError, match="of the user"):
         query.await_termination(60)
+    with pytest.raises(KeyError, match="of the user"):
+        flow.eventually(lambda: low(lw, "stage") == mark(10), "what will never come: the wait ends at once")
     assert low(lw, "stage").unknown
     flow.start(flow.plain)
-    eventually(lambda: low(lw, "stage") == mark(10), "mended")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "mended")
     assert [batch for batch, *_ in flow.batches] == [0]
     out = flow.spark.read.option("recursiveFileLookup", "true").parquet(str(flow.folder / "out"))
     assert out.count() == 1, "S6: written by the run that failed, skipped by the replay"
@@ -365,7 +367,7 @@ def test_rule6_a_batch_that_has_built_its_state_and_written_nothing_is_replayed_
     flow.feed.put([row("a", 10)])
     upstream.at(12)
     flow.start(flow.windows, stamp=HOUR)
-    eventually(lambda: low(lw, "stage") == mark(12), "everything is closed")
+    flow.eventually(lambda: low(lw, "stage") == mark(12), "everything is closed")
     planned = "2013-01-09T09:30:00Z"
     assert flow.batches[:2] == [(0, planned, False), (0, planned, True)]
     assert flow.out[0][0] == 1, "batch 0 closes nothing, at no attempt"
@@ -377,11 +379,11 @@ def test_a_restart_with_other_key_ranges(flow: Flow, lw: lowwater.Client, upstre
     flow.feed.put([row("a", 9)])
     upstream.at(9)
     query = flow.start(flow.plain)
-    eventually(lambda: low(lw, "stage") == mark(9), "four ranges")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "four ranges")
     query.stop()
     flow.start(flow.plain, ranges=3)
     upstream.at(10)
-    eventually(lambda: low(lw, "stage") == mark(10), "three ranges")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "three ranges")
     assert lw.ranges("stage").total == 3
 
 
@@ -395,7 +397,7 @@ def test_a_frontier_too_far_ahead_is_refused_and_shown(flow: Flow, lw: lowwater.
     query = declared.foreach_batch(flow.read(), write_batch, checkpoint=flow.folder / "ck")
     flow.queries.append(query)
     flow.feed.put([row("a", 9)])
-    eventually(lambda: "TOO_FAR_AHEAD" in query.status().holding, "refused")
+    flow.eventually(lambda: "TOO_FAR_AHEAD" in query.status().holding, "refused")
     assert low(lw, "flights").unknown
     assert query.status().ticks == 0
 
@@ -436,16 +438,16 @@ def test_an_injector_reports_what_is_outstanding(flow: Flow, lw: lowwater.Client
     query = declared.foreach_batch(stream, write_batch, checkpoint=flow.folder / "ck")
     flow.queries.append(query)
     flow.feed.put([entry("board", "x", 9), entry("board", "y", 10), entry("beat", "", 11)])
-    eventually(lambda: low(lw, "flights") == mark(9), "x is outstanding")
+    flow.eventually(lambda: low(lw, "flights") == mark(9), "x is outstanding")
     flow.feed.put([entry("flight", "x", 9)])
-    eventually(lambda: low(lw, "flights") == mark(10), "y is outstanding")
+    flow.eventually(lambda: low(lw, "flights") == mark(10), "y is outstanding")
     flow.feed.put([entry("flight", "y", 10)])
-    eventually(lambda: low(lw, "flights") == mark(11), "the frontier")
+    flow.eventually(lambda: low(lw, "flights") == mark(11), "the frontier")
     query.stop()
     query = declared.foreach_batch(stream, write_batch, checkpoint=flow.folder / "ck")
     flow.queries.append(query)
     flow.feed.put([entry("beat", "", 12, 30)])
-    eventually(
+    flow.eventually(
         lambda: low(lw, "flights") == mark(12), "a restarted injector goes on from its last frontier, of whole hours"
     )
     assert query.status().batch == 3

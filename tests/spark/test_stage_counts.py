@@ -17,7 +17,6 @@ from lowwater_spark.track import rows as rows_module
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.ranges import range_column
 from lowwater_spark.track.rows import Actions, Counted, Rows, read_whole
-from tests.kit.eventually import eventually
 from tests.spark.flow import Flow, mark
 from tests.spark.support import Upstream, low, row
 
@@ -255,13 +254,13 @@ def test_a_batch_that_failed_and_is_run_again_counts_once(flow: Flow, lw: Any, u
 
     flow.feed.put([row("a", 9)])
     query = flow.start(write_batch)
-    eventually(lambda: low(lw, "stage") == mark(10), "batch 0")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "batch 0")
     flow.feed.put([row("a", 8), row("b", 9), row("c", 11)])
     with pytest.raises(RuntimeError, match="after the rows"):
         query.await_termination(60)
     assert query.status().late_rows == 0, "the batch has not ended"
     query = flow.start(write_batch)
-    eventually(lambda: query.status().batch == 1, "run again")
+    flow.eventually(lambda: query.status().batch == 1, "run again")
     status = query.status()
     [[handle]] = flow.spark.createDataFrame([("a",)], "key string").select(range_column(["key"], 4)).collect()
     assert (status.late_rows, status.late_example) == (2, "2013-01-09T08:00:00Z in batch 1")
