@@ -14,10 +14,10 @@ from lowwater._core.why import find_way
 from lowwater_authority.web import records
 from lowwater_authority.web.board import Board
 from tests.browser.chromium import watched
+from tests.kit.times import SECOND
 from tests.process.serving import serving
 
 PIPELINES: Final = 400
-SECOND: Final = 1_000_000
 NOW: Final = 1_795_000_000 * SECOND
 LATER: Final = (0, 1, 10, 60)
 """Seconds after which each pipeline is judged again, though nothing has changed: a worker falls silent by time alone."""

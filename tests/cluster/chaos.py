@@ -28,17 +28,17 @@ from lowwater.watermark import MAX
 from tests.cluster.application import Application
 from tests.cluster.driver import STEPS
 from tests.cluster.evidence import EventLog
-from tests.cluster.oracle import HOUR, Put, hours_of, judge_source, judge_windows
+from tests.cluster.oracle import Put, hours_of, judge_source, judge_windows
 from tests.cluster.output import Output
 from tests.cluster.shipping import Shipped, ship
 from tests.cluster.standalone import HOSTS, Standalone
 from tests.cluster.watching import Watching
 from tests.kit.eventually import TooLate, eventually
+from tests.kit.times import HOUR, MINUTE
 from tests.process.serving import Serving, serving
 from tests.spark.support import Feed
 
 START: Final = round(dt.datetime(2013, 1, 9, tzinfo=dt.UTC).timestamp() * 1_000_000)
-MINUTE: Final = 60_000_000
 PATIENCE: Final = 240.0
 """Seconds within which everything must have recovered from a fault."""
 SOON: Final = 5.0

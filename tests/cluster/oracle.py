@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from lowwater.watermark import MAX, MIN
-
-HOUR: Final = 3_600_000_000
-"""Microseconds."""
+from tests.kit.times import HOUR
 
 NEVER: Final = float("inf")
 

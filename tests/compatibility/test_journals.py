@@ -20,12 +20,12 @@ from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.journal import LoadedLog
 from lowwater_authority.journal.sqlite import SqliteJournal
 from tests.compatibility.make_journal import BOUNDS, HOUR, JOURNALS, Peer, ask
+from tests.kit.times import MIN
 from tests.process.serving import Serving
 
 RELEASES = sorted(path.name for path in JOURNALS.iterdir())
 ADDED = {"estimated", "history_step_micros"}
 """Fields of answers that releases which have a journal here did not all have."""
-MIN = -(2**63)
 
 
 def copy(release: str, folder: Path) -> Path:

@@ -21,8 +21,8 @@ from lowwater_authority.journal.contract import (
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.faults import FaultPlan, Outcome
 from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
+from tests.kit.times import SECOND
 
-SECOND = 1_000_000
 DEAD_AFTER = 600 * SECOND
 A, B, C = (Member(f"{letter}1", f"{letter}:1") for letter in "abc")
 

@@ -20,9 +20,8 @@ from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.times import HOUR, SECOND
 
-SECOND = 1_000_000
-HOUR = 3600 * SECOND
 DEAD_AFTER = 1.5
 NAMES = [f"c{i}" for i in range(12)]
 ids = count(1)

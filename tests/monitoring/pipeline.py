@@ -16,11 +16,11 @@ from typing import Final, Self
 
 import lowwater
 from lowwater import errors
+from tests.kit.times import HOUR
 
 BEAT: Final = 0.2
 """Seconds between two steps of a worker."""
 
-HOUR: Final = 3600 * 10**6
 MIDDLE: Final = b"\x80"
 """Where the key space of enriched is cut: exec-1 has what is below, exec-7 what is above."""
 

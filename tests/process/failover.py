@@ -22,6 +22,7 @@ import redis
 import lowwater
 from lowwater_authority.cluster.membership import View
 from tests.kit.eventually import eventually
+from tests.kit.times import SECOND
 from tests.process.observing import (
     LIBRARY,
     RAW,
@@ -51,7 +52,6 @@ SHARDS: Final = 3
 CLIENTS: Final = 3
 BOUNDS: Final = [b"", b"h", b"p", b""]
 RANGES: Final = len(GRAPH) * (len(BOUNDS) - 1)
-SECOND: Final = 1_000_000
 SEED: Final = 20130109
 
 PATIENCE: Final = 60.0

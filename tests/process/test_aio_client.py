@@ -6,7 +6,6 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,11 @@ import lowwater
 import lowwater.aio
 from lowwater import RangeState, TaskAttempt, Watermark
 from tests.kit.eventually import eventually_async
+from tests.kit.times import at, mark
 from tests.process.serving import Serving
 from tests.process.test_client_end_to_end import in_a_life
 
 BOUNDS = [b"", b"\x40", b"\x80", b""]
-
-
-def at(hour: int, minute: int = 0) -> datetime:
-    return datetime(2013, 1, 9, hour, minute, tzinfo=UTC)
-
-
-def mark(hour: int, minute: int = 0) -> Watermark:
-    return Watermark.of(at(hour, minute))
 
 
 async def inputs_at(worker: lowwater.aio.Worker, low: Watermark) -> lowwater.Inputs:

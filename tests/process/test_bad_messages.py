@@ -34,11 +34,11 @@ from lowwater_authority.authority import Authority
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc import workers
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.times import HOUR
 from tests.process.serving import Serving, serving
 from tests.process.test_metrics import Scrape
 from tests.property.test_bad_constructors import BAD_TIMES, FIX
 
-HOUR = 3_600_000_000
 BIG = 65 << 20
 UNLIMITED = (("grpc.max_send_message_length", -1),)
 

@@ -23,17 +23,10 @@ from lowwater import RangeState, TaskAttempt, Watermark
 from lowwater._core.watches import Subscription, Waiting, WatchState
 from lowwater.cli import main
 from tests.kit.eventually import eventually
+from tests.kit.times import at, mark
 from tests.process.serving import Serving
 
 BOUNDS = [b"", b"\x40", b"\x80", b""]
-
-
-def at(hour: int, minute: int = 0) -> datetime:
-    return datetime(2013, 1, 9, hour, minute, tzinfo=UTC)
-
-
-def mark(hour: int, minute: int = 0) -> Watermark:
-    return Watermark.of(at(hour, minute))
 
 
 @pytest.fixture

@@ -19,12 +19,12 @@ from lowwater import errors
 from lowwater.cli import main
 from tests.contract.journal_stores import SqliteStore
 from tests.kit.eventually import eventually
+from tests.kit.times import HOUR
 from tests.process.browsing import Viewer
 from tests.process.serving import Serving
 from tests.process.sharding import Sharded, balanced, move, served, spread
 
 NOON = 1_767_268_800_000_000
-HOUR = 3_600_000_000
 
 
 @pytest.fixture

@@ -13,18 +13,11 @@ import pytest
 import lowwater
 from lowwater import Watermark
 from lowwater.cli import main
+from tests.kit.times import at, mark
 from tests.process.serving import Serving
 
 MINUTE = timedelta(minutes=1)
 BOUNDS = [b"", b"\x80", b""]
-
-
-def at(hour: int, minute: int = 0) -> datetime:
-    return datetime(2013, 1, 9, hour, minute, tzinfo=UTC)
-
-
-def mark(hour: int, minute: int = 0) -> Watermark:
-    return Watermark.of(at(hour, minute))
 
 
 @pytest.fixture

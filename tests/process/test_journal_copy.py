@@ -22,9 +22,10 @@ from lowwater_authority.journal import GRAPH, Entry, LoadedLog, SqliteJournal
 from lowwater_authority.journal.copy import Copy, Progress, survey
 from lowwater_authority.journal.redis import RedisJournal
 from tests.contract.redis_server import DURABLE, RedisServer
+from tests.kit.times import HOUR
 from tests.process.serving import Serving
 from tests.process.sharding import Shard
-from tests.process.test_serve import HOUR, Peer
+from tests.process.test_serve import Peer
 
 SECRET = "correct-horse"
 

@@ -12,11 +12,11 @@ import pytest
 import lowwater
 from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
 from lowwater_authority.core.times import MIN
+from tests.kit.times import SECOND
 from tests.process.serving import Serving
 
 BOUNDS = [b"", b"h", b"p", b""]
 SEED = 20130109
-SECOND = 1_000_000
 DEADLINE = 60.0
 
 

@@ -20,11 +20,10 @@ from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
 from lowwater.prometheus import register
 from lowwater_authority.ops.metrics import FIGURES
 from tests.kit.eventually import eventually
+from tests.kit.times import HOUR
 from tests.process.serving import Serving, serving
 from tests.process.sharding import Sharded, balanced, spread, view_of
-from tests.process.test_serve import HOUR, Peer
-
-DAY = 24 * HOUR
+from tests.process.test_serve import Peer
 
 
 class Scrape:

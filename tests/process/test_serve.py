@@ -27,10 +27,8 @@ from lowwater._pb.lowwater.v1 import (
     workers_pb2_grpc,
 )
 from lowwater_authority.commands.serve_arguments import parser
+from tests.kit.times import HOUR, MAX, MIN
 from tests.process.serving import Serving, serving
-
-MIN, MAX = -(2**63), 2**63 - 1
-HOUR = 3_600_000_000
 
 
 class Peer:

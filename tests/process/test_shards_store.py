@@ -13,9 +13,9 @@ import lowwater
 from lowwater_authority.cluster.membership import View
 from tests.contract.journal_stores import flipped
 from tests.kit.eventually import eventually
+from tests.kit.times import HOUR
 from tests.process.following import Following, Work
 from tests.process.sharding import DEAD_AFTER, Sharded, balanced, move, served, spread
-from tests.process.test_serve import HOUR
 
 AWAY_SECONDS = 5.0
 BACK_WITHIN = 8.0

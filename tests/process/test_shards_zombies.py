@@ -17,8 +17,9 @@ import pytest
 import lowwater
 from lowwater._pb.lowwater.v1 import types_pb2, watermarks_pb2, workers_pb2
 from tests.kit.eventually import eventually
+from tests.kit.times import HOUR
 from tests.process.sharding import Shard, Sharded, move, served
-from tests.process.test_serve import HOUR, Peer, reason
+from tests.process.test_serve import Peer, reason
 
 NAMES = ("kept", "reset")
 

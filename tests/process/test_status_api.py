@@ -23,6 +23,7 @@ from lowwater_authority.web.board import Board
 from lowwater_authority.web.follower import Follower
 from lowwater_authority.web.http import MOST_RANGES, MOST_VIEWERS, SLICE, STALLED_SECONDS, HttpServer, listen
 from tests.kit.eventually import eventually
+from tests.kit.times import HOUR
 from tests.process.browsing import Json, Viewer, ask
 from tests.process.following import Work
 from tests.process.serving import Serving
@@ -30,7 +31,6 @@ from tests.process.sharding import Shard, Sharded, move
 
 pytestmark = pytest.mark.process
 
-HOUR = 3_600_000_000
 NOON = 1_767_268_800_000_000
 RAW, ENRICHED, HOURLY = "flights/raw", "flights/en-riched_2", "flights/hourly.v1"
 

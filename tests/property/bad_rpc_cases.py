@@ -11,9 +11,8 @@ from lowwater._pb.lowwater.v1 import types_pb2, workers_pb2
 from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.watermarks import MAX_HOLDERS, MAX_PAGE
-from tests.property.rpc_world import HOUR, STUBS, Pipeline, opening, report
-
-MIN, MAX = -(2**63), 2**63 - 1
+from tests.kit.times import HOUR, MAX, MIN
+from tests.property.rpc_world import STUBS, Pipeline, opening, report
 
 Change = Callable[[Any, Random, Pipeline], None]
 """Spoils a valid request in place."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 
-from tests.property.oracle_words import CELLS, MINUTE, Batch, Cell, Claim, Part, Refusal
+from tests.kit.times import MINUTE
+from tests.property.oracle_words import CELLS, Batch, Cell, Claim, Part, Refusal
 from tests.property.second_opinion import MAX, MIN, Told, completed, heuristic
 
 

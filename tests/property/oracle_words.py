@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from tests.property.second_opinion import MIN, Told
 
 CELLS = 16
-MINUTE = 60 * 1_000_000
 
 
 def edge(index: int) -> bytes:

@@ -30,9 +30,9 @@ from lowwater_authority.core.computation import Computation
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.serve import OPTIONS
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.times import HOUR
 from tests.property.core_driver import durable
 
-HOUR: Final = 3_600_000_000
 NOW: Final = 1_000 * HOUR
 SENDER: Final = b"s" * 16
 NONCE: Final = 1

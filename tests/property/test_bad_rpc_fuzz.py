@@ -9,8 +9,9 @@ import grpc
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from tests.kit.times import HOUR
 from tests.property.rpc_messages import call
-from tests.property.rpc_world import HOUR, Pipeline, running
+from tests.property.rpc_world import Pipeline, running
 
 CRASHES = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED}
 

@@ -16,9 +16,10 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog
 from tests.kit.eventually import TooLate
+from tests.kit.times import at
 from tests.process.serving import Serving
 from tests.spark.queries import Queries
-from tests.spark.support import Feed, Upstream, at
+from tests.spark.support import Feed, Upstream
 
 HOUR = timedelta(hours=1)
 

@@ -9,17 +9,12 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
-import lowwater
 import lowwater_spark as lws
 from tests.spark.queries import Queries
-from tests.spark.support import Feed, at
+from tests.spark.support import Feed
 from tests.spark.updates import HOURLY, hourly
 
 HOUR = timedelta(hours=1)
-
-
-def mark(hour: int, minute: int = 0) -> lowwater.Watermark:
-    return lowwater.Watermark.of(at(hour, minute))
 
 
 class Flow(Queries):

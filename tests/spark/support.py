@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import lowwater
 from lowwater_spark.checkpoint.log import CheckpointLog
+from tests.kit.times import at
 
 if TYPE_CHECKING:
     from lowwater_spark import TrackedQuery
@@ -55,11 +55,6 @@ class Feed:
             os.utime(beside, (mtime, mtime))
         beside.rename(path)
         return path
-
-
-def at(hour: int, minute: int = 0, second: int = 0) -> dt.datetime:
-    """A time of the tests' day."""
-    return dt.datetime(2013, 1, 9, tzinfo=dt.UTC) + dt.timedelta(hours=hour, minutes=minute, seconds=second)
 
 
 def row(key: str, hour: int, minute: int = 0) -> dict[str, str]:

@@ -20,9 +20,10 @@ from lowwater import errors
 from lowwater.watermark import MIN
 from lowwater_spark.attach import attachment
 from tests.kit.eventually import eventually
+from tests.kit.times import mark
 from tests.process.serving import Serving
 from tests.spark.proxy import Proxy
-from tests.spark.support import Feed, at, row
+from tests.spark.support import Feed, row
 
 # The first test also waits for the JVM, which on a busy machine takes half of the usual time.
 pytestmark = pytest.mark.timeout(400)
@@ -99,10 +100,6 @@ def test_a_session_that_takes_no_listener_leaves_nothing_open(
     with pytest.raises(errors.Closed):
         opened[-1].topology()
     assert attached(authority.address).status().enabled
-
-
-def mark(hour: int, minute: int = 0) -> lowwater.Watermark:
-    return lowwater.Watermark.of(at(hour, minute))
 
 
 def test_what_spark_drops_in_silence_is_seen(

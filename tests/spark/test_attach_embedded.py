@@ -13,7 +13,7 @@ import pytest
 import lowwater
 from lowwater_spark.attach import embedded
 from tests.kit.eventually import eventually
-from tests.spark.support import at
+from tests.kit.times import at
 
 DRIVER = """
 import sys

@@ -17,14 +17,8 @@ from lowwater_spark.attach.book import Book, QueryStatus
 from lowwater_spark.attach.progress import BatchProgress
 from lowwater_spark.attach.sender import SILENCE, Sender
 from tests.kit.eventually import eventually
+from tests.kit.times import DAY, micros
 from tests.process.serving import Serving
-from tests.spark.support import at
-
-DAY = 86_400_000_000
-
-
-def micros(hour: int) -> int:
-    return int(at(hour).timestamp() * 1e6)
 
 
 class Clock:

@@ -18,7 +18,8 @@ from lowwater_spark.checkpoint import durable
 from lowwater_spark.track.plain import PlainRun
 from lowwater_spark.track.run import Run
 from lowwater_spark.track.status import in_short
-from tests.spark.flow import Flow, mark
+from tests.kit.times import mark
+from tests.spark.flow import Flow
 from tests.spark.proxy import Proxy
 from tests.spark.support import Upstream, low, row
 

@@ -19,15 +19,12 @@ import lowwater
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.sources import bookmarks
 from tests.kit.eventually import eventually
+from tests.kit.times import at, mark
 from tests.process.serving import Serving
 from tests.spark.crash_driver import ANY
-from tests.spark.support import Feed, Upstream, at, low, row
+from tests.spark.support import Feed, Upstream, low, row
 
 ROOT = Path(__file__).parents[2]
-
-
-def mark(hour: int) -> lowwater.Watermark:
-    return lowwater.Watermark.of(at(hour))
 
 
 class World:

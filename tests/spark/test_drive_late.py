@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import lowwater
+from tests.kit.times import at
 from tests.spark.drive_support import HOUR, Driven, counts, driven, record
-from tests.spark.support import Upstream, at
+from tests.spark.support import Upstream
 
 __all__ = ["driven"]
 

@@ -11,8 +11,9 @@ import pytest
 from pyspark.sql import functions as sf
 
 import lowwater
+from tests.kit.times import at
 from tests.spark.drive_support import HOUR, Driven, counts, driven, millis, record, say
-from tests.spark.support import Upstream, at, low
+from tests.spark.support import Upstream, low
 
 __all__ = ["driven"]
 

@@ -18,9 +18,10 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.control import Control, Offset, Told
 from lowwater_spark.track.plan import check_plan
 from tests.kit.eventually import eventually
+from tests.kit.times import at
 from tests.process.serving import Serving, serving
 from tests.spark.drive_support import HOUR, Driven, driven, record, say
-from tests.spark.support import Upstream, at
+from tests.spark.support import Upstream
 
 __all__ = ["driven"]
 

@@ -10,8 +10,9 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from tests.kit.times import at
 from tests.spark.drive_support import HOUR, Driven, driven, millis, record, say
-from tests.spark.support import Upstream, at
+from tests.spark.support import Upstream
 
 __all__ = ["driven"]
 

@@ -22,8 +22,9 @@ from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.control import END, Offset, Told
 from tests.kit.eventually import eventually
+from tests.kit.times import at
 from tests.spark.drive_support import CARE, HOUR, Driven, counts, driven, millis, record, say
-from tests.spark.support import Upstream, at
+from tests.spark.support import Upstream
 
 __all__ = ["driven"]
 

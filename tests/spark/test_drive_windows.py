@@ -12,8 +12,9 @@ import lowwater_spark as lws
 from lowwater_spark.drive import watermark as watermark_module
 from lowwater_spark.drive.plan import Steps
 from lowwater_spark.sources.control import END
+from tests.kit.times import at
 from tests.spark.drive_support import CARE, HOUR, Driven, aware, counts, driven, millis, record, say
-from tests.spark.support import Upstream, at, low
+from tests.spark.support import Upstream, low
 
 __all__ = ["driven"]
 

@@ -26,8 +26,9 @@ from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.plain import PlainRun
 from lowwater_spark.track.plan import Checked
 from tests.kit.eventually import eventually
+from tests.kit.times import at
 from tests.process.serving import Serving
-from tests.spark.support import Upstream, at
+from tests.spark.support import Upstream
 
 pytestmark = pytest.mark.timeout(400)
 

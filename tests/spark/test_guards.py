@@ -32,9 +32,10 @@ from lowwater_spark.track.receipt import Destination
 from lowwater_spark.track.rows import Rows
 from lowwater_spark.track.state import StateStore
 from tests.kit.eventually import eventually
-from tests.spark.flow import HOUR, Flow, mark
+from tests.kit.times import at, mark
+from tests.spark.flow import HOUR, Flow
 from tests.spark.proxy import Proxy
-from tests.spark.support import Upstream, at, low, row
+from tests.spark.support import Upstream, low, row
 from tests.spark.updates import HOURLY, hourly
 
 NO_FRAME = cast(DataFrame, None)

@@ -10,7 +10,7 @@ import pytest
 
 from lowwater.watermark import MAX
 from lowwater_spark.track.update import held_micros, least_record
-from tests.spark.support import at
+from tests.kit.times import at
 
 BEFORE_1970 = dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC)
 MOMENTS = [at(9), BEFORE_1970, None, at(9, 30)]

@@ -11,7 +11,8 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.track.ranges import range_bounds, range_column
 from lowwater_spark.track.status import KeyRange
-from tests.spark.flow import HOUR, Flow, mark
+from tests.kit.times import mark
+from tests.spark.flow import HOUR, Flow
 from tests.spark.support import Upstream, low, row
 from tests.spark.updates import HOURLY, hourly
 

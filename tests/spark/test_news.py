@@ -20,17 +20,14 @@ import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.track.query import TrackedQuery
 from lowwater_spark.track.run import Run
+from tests.kit.times import mark
 from tests.process.serving import Serving
 from tests.spark.queries import Queries
-from tests.spark.support import Feed, Upstream, at, low, row
+from tests.spark.support import Feed, Upstream, low, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 HOUR = timedelta(hours=1)
-
-
-def mark(hour: int) -> lowwater.Watermark:
-    return lowwater.Watermark.of(at(hour))
 
 
 class Flow(Queries):

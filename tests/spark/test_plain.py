@@ -25,15 +25,12 @@ from lowwater_spark.sources.sink_log import _checked, list_sink
 from lowwater_spark.sources.writers import mark_writer, strangers
 from lowwater_spark.track import stage as stage_module
 from lowwater_spark.track.plan import check_options
+from tests.kit.times import mark
 from tests.process.serving import Serving
 from tests.spark.queries import Queries
-from tests.spark.support import Feed, Follower, Upstream, at, low, row
+from tests.spark.support import Feed, Follower, Upstream, low, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
-
-
-def mark(hour: int, minute: int = 0) -> lowwater.Watermark:
-    return lowwater.Watermark.of(at(hour, minute))
 
 
 class Flow(Queries):

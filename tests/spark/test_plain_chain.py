@@ -18,9 +18,10 @@ from lowwater_spark.sources.head import list_head
 from lowwater_spark.sources.sink_log import list_sink
 from lowwater_spark.sources.source_log import File
 from lowwater_spark.track.plan import check_plan
+from tests.kit.times import mark
 from tests.process.serving import Serving
 from tests.spark.support import Upstream, low, row
-from tests.spark.test_plain import Flow, mark
+from tests.spark.test_plain import Flow
 
 
 def entry(path: str, action: str = "add", *, folder: bool = False) -> str:

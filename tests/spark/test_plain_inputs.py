@@ -12,9 +12,10 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.track.ranges import place_bytes, range_bounds, range_column
+from tests.kit.times import mark
 from tests.process.serving import Serving
 from tests.spark.support import Feed, Follower, Upstream, low, row
-from tests.spark.test_plain import Flow, mark
+from tests.spark.test_plain import Flow
 from tests.spark.updates import HOURLY, hourly
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]

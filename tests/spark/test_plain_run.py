@@ -32,7 +32,8 @@ from lowwater_spark.track.plan import Checked
 from lowwater_spark.track.progress import RELIST
 from lowwater_spark.track.status import in_short
 from tests.kit.eventually import eventually
-from tests.spark.support import Upstream, at, low
+from tests.kit.times import at
+from tests.spark.support import Upstream, low
 
 HOUR = timedelta(hours=1)
 

@@ -13,8 +13,9 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.prometheus import FIGURES, register
 from tests.kit.eventually import eventually
+from tests.kit.times import at
 from tests.process.serving import Serving
-from tests.spark.support import Feed, Upstream, at, low, row
+from tests.spark.support import Feed, Upstream, low, row
 
 # The first test also waits for the JVM.
 pytestmark = pytest.mark.timeout(400)

@@ -18,8 +18,9 @@ from lowwater_spark.sources import bookmarks
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.batch import Batch
 from tests.kit.eventually import eventually
+from tests.kit.times import at
 from tests.process.serving import Serving
-from tests.spark.support import Feed, Upstream, at, low, row
+from tests.spark.support import Feed, Upstream, low, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 

@@ -18,10 +18,11 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.track.plan import check_plan
 from tests.kit.eventually import eventually
+from tests.kit.times import at, mark
 from tests.process.serving import Serving
 from tests.spark.retained import DELAY, HOUR, KINDS, Oracle
-from tests.spark.support import Feed, Upstream, at, low
-from tests.spark.test_plain import Flow, mark
+from tests.spark.support import Feed, Upstream, low
+from tests.spark.test_plain import Flow
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 

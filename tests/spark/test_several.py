@@ -21,8 +21,9 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.progress import Committed, passed_on
 from lowwater_spark.track.stage import Declared, check_together
+from tests.kit.times import mark
 from tests.process.serving import Serving
-from tests.spark.flow import HOUR, Flow, mark
+from tests.spark.flow import HOUR, Flow
 from tests.spark.support import Upstream, low, row
 from tests.spark.updates import HOURLY, hourly
 

@@ -18,10 +18,11 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from tests.kit.eventually import eventually
+from tests.kit.times import at, mark
 from tests.process.serving import Serving
-from tests.spark.flow import HOUR, Flow, mark
+from tests.spark.flow import HOUR, Flow
 from tests.spark.proxy import Proxy
-from tests.spark.support import Follower, Upstream, at, low, row
+from tests.spark.support import Follower, Upstream, low, row
 from tests.spark.updates import HOURLY, hourly
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import lowwater
-from tests.spark.flow import HOUR, Flow, mark
+from tests.kit.times import mark
+from tests.spark.flow import HOUR, Flow
 from tests.spark.support import Upstream, low, row
 
 TRIGGERS: list[dict[str, Any]] = [{"availableNow": True}, {"once": True}]

@@ -17,7 +17,8 @@ from lowwater_spark.track import rows as rows_module
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.ranges import range_column
 from lowwater_spark.track.rows import Actions, Counted, Rows, read_whole
-from tests.spark.flow import Flow, mark
+from tests.kit.times import mark
+from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low, row
 
 KEYED = Keyed(["key"], "t", 4, injector=False)

@@ -25,8 +25,9 @@ from lowwater_spark.sources.writers import MARKS, mark_sink, mark_writer, strang
 from lowwater_spark.track.batch import Batch
 from lowwater_spark.track.plan import Checked, check_plan
 from tests.kit.eventually import eventually
+from tests.kit.times import at
 from tests.process.serving import Serving
-from tests.spark.support import Feed, Upstream, at, low, row
+from tests.spark.support import Feed, Upstream, low, row
 
 SCHEMA = "key string, t timestamp"
 

@@ -11,8 +11,8 @@ import pytest
 
 from lowwater import Watermark, WatermarkView
 from lowwater_authority.web.board import SAMPLES, STEP_SECONDS, Board, _Samples
+from tests.kit.times import HOUR
 
-HOUR = 3_600_000_000
 UNKNOWN = Watermark.UNKNOWN.micros
 FINISHED = Watermark.FINISHED.micros
 

@@ -20,9 +20,9 @@ from lowwater.cli.history import history_record, history_table, why_empty
 from lowwater.cli.live import State, draw, seen
 from lowwater.views import Completion, History
 from tests import blame
+from tests.kit.times import HOUR
 
 NOW = 1_357_740_000_000_000  # 2013-01-09 14:00 UTC
-HOUR = 3_600_000_000
 DAY_9 = NOW - 14 * HOUR
 INF = float("inf")
 

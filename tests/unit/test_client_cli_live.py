@@ -7,9 +7,9 @@ import pytest
 
 from lowwater import RangeState, RangeView, Watermark, WatermarkView
 from lowwater.cli.live import ORDERS, Line, State, Style, draw, press, seen, shown
+from tests.kit.times import MINUTE
 
 NOW = 1_357_740_000_000_000  # 2013-01-09 14:00 UTC
-MINUTE = 60_000_000
 
 
 def view(

@@ -11,9 +11,8 @@ from lowwater import Ranges, RangeState, RangeView, Timeout, Unavailable, Waterm
 from lowwater._core.causes import Cause, cause_of
 from lowwater._core.why import explain, find_culprits, find_guilty, find_way
 from tests import blame
+from tests.kit.times import HOUR, MINUTE
 
-HOUR = 3_600_000_000
-MINUTE = HOUR // 60
 NOW = 1_357_740_000_000_000  # 2013-01-09 14:00
 
 

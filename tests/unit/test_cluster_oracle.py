@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from lowwater.watermark import MAX, MIN
-from tests.cluster.oracle import HOUR, NEVER, Emitted, Put, Seen, judge_source, judge_windows
+from tests.cluster.oracle import NEVER, Emitted, Put, Seen, judge_source, judge_windows
+from tests.kit.times import HOUR
 
 PUTS = [Put(1.0, "a", 5), Put(1.0, "a", 7), Put(1.5, "b", HOUR), Put(2.0, "a", HOUR + 1)]
 

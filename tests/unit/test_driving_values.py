@@ -18,9 +18,7 @@ from lowwater_spark.drive.plan import given_offsets, steps_of
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.control import END, NOTHING_GIVEN, Control, Drive, Offset, Told
 from lowwater_spark.track.operators import Window
-
-MINUTE = 60_000_000
-"""Microseconds."""
+from tests.kit.times import MINUTE
 
 times = st.integers(1_000, 4_000_000_000_000_000)
 lengths = st.integers(1, 48).map(lambda n: n * 5 * MINUTE)

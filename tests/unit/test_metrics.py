@@ -34,11 +34,10 @@ from lowwater_authority.ops.range_survey import RangeSurvey, counted
 from lowwater_authority.rpc.interceptors import Timing
 from tests.kit.faults import FaultPlan, Outcome
 from tests.kit.memory_journal import MemoryDisk
+from tests.kit.times import HOUR, SECOND
 from tests.property.core_driver import part
 from tests.unit.metered import Metered, metered
-from tests.unit.test_shard import HOUR, Gate, Running
-
-SECOND = 1_000_000
+from tests.unit.test_shard import Gate, Running
 
 
 @pytest.fixture

@@ -17,10 +17,8 @@ from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.ops.observer import Observer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.times import DAY, HOUR, SECOND
 
-SECOND = 1_000_000
-HOUR = 3600 * SECOND
-DAY = 24 * HOUR
 NOW = 1_700_000_000 * SECOND
 
 

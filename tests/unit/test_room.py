@@ -29,7 +29,8 @@ from lowwater_authority.rpc import streams, workers
 from lowwater_authority.rpc.streams import REFUSAL_BYTES, Room
 from tests.kit.eventually import eventually_async
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
-from tests.unit.test_shard import HOUR, Gate
+from tests.kit.times import HOUR
+from tests.unit.test_shard import Gate
 
 PATIENCE = 30.0
 

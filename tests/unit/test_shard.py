@@ -35,9 +35,9 @@ from lowwater_authority.journal import JournalFailed, JournalFenced, JournalUnkn
 from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.times import HOUR
 from tests.property.core_driver import part
 
-HOUR = 3_600_000_000
 SENDER = b"s" * 16
 ids = count(1)
 streams = count(1)
