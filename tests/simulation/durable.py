@@ -97,19 +97,19 @@ class Durable:
         self._authorities = {name: each for name, each in self._authorities.items() if each[0].alive}
         self._authorities[who] = process, authority
         held = authority.shard.held
-        hold: Callable[[Spec, Ownership, LoadedLog, Recovered | None], Computation] = held.hold
+        resume: Callable[[Spec, Ownership, LoadedLog, Recovered | None], Computation] = held.resume
 
         def looked_at(
             spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered | None = None
         ) -> Computation:
-            computation = hold(spec, ownership, loaded, recovered)
+            computation = resume(spec, ownership, loaded, recovered)
             if self._ledger.owners.get(spec.name) == ownership:
                 self._held(who, computation)
             else:
                 self._sim.reach("a shard was replaced while it took over")
             return computation
 
-        held.hold = looked_at  # type: ignore[method-assign]
+        held.resume = looked_at  # type: ignore[method-assign]
         read_graph: Callable[[], Awaitable[ReadGraph]] = held.read_graph
 
         async def read_and_compared() -> ReadGraph:

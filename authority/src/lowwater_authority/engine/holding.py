@@ -10,11 +10,11 @@ state     what it means                                 who brings it about     
 ========  ============================================  ========================================  ===================================
 absent    nobody asks for it here, or its log is        ``Holdings.let_go``, a failed take-over   a take-over may begin
           damaged and is left alone for a while
-reading   its log is read and replayed, its owner goes  ``Taking``, in a shared store             nothing: clients are sent to the
+reading   its log is read and replayed, its owner goes  ``take_over``, in a shared store          nothing: clients are sent to the
           on                                                                                      owner
-taking    the log is taken, and what has come since is  ``Holdings.take``                         nothing is known of it yet
+taking    the log is taken, and what has come since is  ``own``                                   nothing is known of it yet
           replayed
-serving   the computation is in memory as the store     ``Holdings.hold``                         all
+serving   the computation is in memory as the store     ``hold``                                  all
           has it
 in doubt  memory and store may differ (``Memory``), or  a roll-back; a heal and                   what was published stays; the rest
           its ownership is being renewed                ``Holding.rise``                          waits, or is refused
@@ -27,8 +27,8 @@ be absent by then, or taken anew. What was staged for a log is known by the log'
 
 The state is said by the fields and stored nowhere else, so that they cannot contradict each other. Pure are ``State``, ``Memory``, ``Unwritten`` and
 ``Damage``. What goes to the store is behind "with the store" below, and each caller goes on with what it raises: a round rolls back by ``reload`` and rises;
-``Logs.heal`` heals what the store has lost; the shard puts right beside the rounds what a roll-back has kept; a stop mends. ``Taking`` says how far a
-take-over has come and what was found damaged. ``Holdings`` begins and ends what is served, makes the logs of what was dropped short, and keeps the graph.
+``Logs.heal`` heals what the store has lost; the shard puts right beside the rounds what a roll-back has kept; a stop mends. ``Taking`` has each taken over
+once for all who ask, in its turn, and leaves alone what was found damaged. ``Holdings`` lets go, makes the logs of what was dropped short, and keeps the graph.
 A holding of which nothing is to be remembered is discarded (``Holdings.discard``), for anybody may ask for any name.
 """
 
@@ -60,12 +60,12 @@ from lowwater_authority.journal.contract import is_usurped
 from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 
     from lowwater_authority.core.computation import Computation, View
-    from lowwater_authority.engine.holdings import Holdings
+    from lowwater_authority.engine.holdings import Holdings, Recovered
     from lowwater_authority.engine.logs import Log
-    from lowwater_authority.journal import JournalError
+    from lowwater_authority.journal import JournalError, LoadedLog
 
 _logger = logging.getLogger(__name__)
 
@@ -295,7 +295,84 @@ class Holding:
             before.changed.set()
         return before is not None
 
-    # -- with the store ------------------------------------------------------------------------------------
+    # -- with the store: taking over --------------------------------------------------------------------------
+
+    async def take_over(self, mine: Callable[[str], bool], refresh: Callable[[], Awaitable[None]]) -> Computation:
+        """Serve it from here on: its log is read and checked while its owner serves it, then taken, and what has come since is replayed.
+
+        ``refresh`` reads the graph. Raises JournalOutvoted when it is not ``mine``, UnknownComputation, JournalCorrupt, JournalFailed, ...
+        """
+        among, name, shared = self.among, self.name, self.among.journal.shared
+        try:
+            recovered = await self._looked_at(refresh) if shared else None
+            known = recovered.loaded if recovered is not None else None
+
+            async def own() -> tuple[Ownership, LoadedLog]:
+                if not mine(name):
+                    # The members have changed since the first attempt, whose outcome is not known.
+                    raise JournalOutvoted(name, view=among.view, newest=among.view)
+                return await self.own(known)
+
+            ownership, loaded = await among.logs.until_known(own)
+            try:
+                if shared:
+                    # The log may be of an incarnation that this process has not heard of yet.
+                    await refresh()
+                return self.hold(ownership, loaded, recovered)
+            except BaseException:
+                among.journal.release(name)
+                raise
+        finally:
+            self.coming = State.ABSENT
+
+    async def _looked_at(self, refresh: Callable[[], Awaitable[None]]) -> Recovered:
+        """Recover it from its log, whoever owns that. Raises JournalCorrupt, JournalVersion, JournalFailed, ..."""
+        among = self.among
+        self.coming = State.READING
+        loaded = await among.journal.load(self.name)
+        try:
+            return among.recover(among.topology.get(self.name), loaded)
+        except JournalCorrupt:
+            # It may be of an incarnation that this process has not heard of yet.
+            await refresh()
+            return among.recover(among.topology.get(self.name), loaded)
+
+    async def own(self, known: LoadedLog | None = None) -> tuple[Ownership, LoadedLog]:
+        """Become the owner of its log, and read what is not known of it. It is to be held, or given up.
+
+        Waits until it is not gone. Raises JournalOutvoted, JournalFailed, JournalUnknown, JournalCorrupt, ...
+        """
+        among, name = self.among, self.name
+        if self.ending is not None:
+            await asyncio.wait([self.ending.task])
+        self.coming = State.TAKING
+        try:
+            ownership = await among.journal.take(name, view=among.view, address=among.address)
+            try:
+                return ownership, await among.journal.load(name, known=known)
+            except BaseException:
+                among.journal.release(name)
+                raise
+        except BaseException:
+            self.coming = State.ABSENT
+            raise
+
+    def give_up(self) -> None:
+        """Do not hold what is owned."""
+        self.among.journal.release(self.name)
+        self.coming = State.ABSENT
+        self.among.discard(self)
+
+    def hold(self, ownership: Ownership, loaded: LoadedLog, recovered: Recovered | None = None) -> Computation:
+        """Serve what is owned from here on, as it was recovered, with what came since; or go back to that. Raises JournalCorrupt."""
+        computation = self.among.resume(self.among.topology.get(self.name), ownership, loaded, recovered)
+        self.log.read(loaded)
+        self.one_again()
+        self.held, self.ownership, self.coming = computation, ownership, State.ABSENT
+        self.among.served[self.name] = self
+        return computation
+
+    # -- with the store: going back, writing again, healing ---------------------------------------------------
 
     async def refuse_usurped(self) -> None:
         """Raise JournalFenced when another process has taken a held log, JournalFailed, ..."""
@@ -364,7 +441,7 @@ class Holding:
         recovered = await among.recovered_in_pieces(among.topology.get(name), loaded)
         if self.held is not before:  # let go meanwhile, and perhaps taken again
             return (self.held.published if self.held is not None else None), ()
-        return among.hold(among.topology.get(name), self.ownership, loaded, recovered).published, ()
+        return self.hold(self.ownership, loaded, recovered).published, ()
 
     def tear(self) -> None:
         """Half a change may be in memory: it is to be read back."""
@@ -390,7 +467,7 @@ class Holding:
             await self.among.journal.confirm([self.name])
             if not self.is_torn():
                 return None
-            return self.among.hold(self.among.topology.get(self.name), self.ownership, loaded).published
+            return self.hold(self.ownership, loaded).published
 
     async def write_again(self) -> View | None:
         """Write an unwritten computation again from memory, once; returns what is published of it, None when it was done by others.

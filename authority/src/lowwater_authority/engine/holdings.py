@@ -21,7 +21,7 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Topology, WrongGraph
 from lowwater_authority.engine.backoff import Backoff
-from lowwater_authority.engine.holding import NOBODY, Ending, Holding, State, Unwritten, epoch_base
+from lowwater_authority.engine.holding import NOBODY, Ending, Holding, Unwritten, epoch_base
 from lowwater_authority.engine.logs import RETRY_SECONDS, Log, Logs
 from lowwater_authority.journal import (
     GRAPH,
@@ -156,45 +156,10 @@ class Holdings:
         """Recover a computation whose log is another's, to know that it can be, and for what was found to be used. Raises JournalCorrupt."""
         return Recovered(spec, loaded, self._recovered(spec, Ownership(), loaded))
 
-    async def take(self, name: str, known: LoadedLog | None = None) -> tuple[Ownership, LoadedLog]:
-        """Become the owner of a computation's log, and read what is not known of it.
-
-        Raises JournalOutvoted, JournalFailed, JournalUnknown, JournalCorrupt, ...
-        """
-        if (ending := self._ending(name)) is not None:
-            await asyncio.wait([ending.task])
-        holding = self.of(name)
-        holding.coming = State.TAKING
-        try:
-            ownership = await self.journal.take(name, view=self.view, address=self.address)
-            try:
-                return ownership, await self.journal.load(name, known=known)
-            except BaseException:
-                self.journal.release(name)
-                raise
-        except BaseException:
-            holding.coming = State.ABSENT
-            raise
-
-    def give_up(self, name: str) -> None:
-        """Do not hold what was taken."""
-        self.journal.release(name)
-        holding = self.of(name)
-        holding.coming = State.ABSENT
-        self.discard(holding)
-
-    def hold(
-        self, spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered | None = None
-    ) -> Computation:
-        """Serve a computation whose log was taken from here on, as it was recovered, with what came since. Raises JournalCorrupt."""
+    def resume(self, spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered | None) -> Computation:
+        """Recover a computation whose log was taken: as it was ``recovered``, with what came since. Raises JournalCorrupt."""
         computation = _resumed(spec, ownership, loaded, recovered) if recovered is not None else None
-        if computation is None:
-            computation = self._recovered(spec, ownership, loaded)
-        holding = self.served[spec.name] = self.of(spec.name)
-        holding.log.read(loaded)
-        holding.one_again()
-        holding.held, holding.ownership, holding.coming = computation, ownership, State.ABSENT
-        return computation
+        return computation if computation is not None else self._recovered(spec, ownership, loaded)
 
     def of(self, name: str) -> Holding:
         """Return what is known here of a computation, from now on."""

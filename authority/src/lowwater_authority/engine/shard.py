@@ -138,7 +138,7 @@ class Shard:
         for name in held.topology.computations:
             if self.placement.mine(name):
                 try:
-                    taken[name] = await held.take(name)
+                    taken[name] = await held.of(name).own()
                 except JournalCorrupt as damage:
                     if damage.position is None:
                         raise  # perhaps more than this one log
@@ -147,12 +147,12 @@ class Shard:
         held.topology = held.newer(await held.read_graph()) or held.topology
         for name, (ownership, loaded) in taken.items():
             if name not in held.topology.computations:
-                held.give_up(name)  # it was dropped meanwhile
+                held.of(name).give_up()  # it was dropped meanwhile
                 continue
             try:
-                held.hold(held.topology.get(name), ownership, loaded)
+                held.of(name).hold(ownership, loaded)
             except JournalCorrupt as damage:
-                held.give_up(name)
+                held.of(name).give_up()
                 self._taking.damaged(name, damage)
         self._count()
         if not self.shared:

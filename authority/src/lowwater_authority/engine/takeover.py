@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
 from lowwater._core.text import counted
-from lowwater_authority.engine.holding import Damage, State
+from lowwater_authority.engine.holding import Damage
 from lowwater_authority.journal import JournalCorrupt, JournalError, JournalOutvoted, JournalVersion
 from lowwater_authority.ops.events import event
 
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.engine.holding import Holding
-    from lowwater_authority.engine.holdings import Holdings, Recovered
+    from lowwater_authority.engine.holdings import Holdings
     from lowwater_authority.engine.placement import Placement
-    from lowwater_authority.journal import LoadedLog, Ownership
 
 REST_SECONDS: Final = (1.0, 60.0)
 """First and longest time until a damaged log is looked at again: a snapshot of its owner may have replaced what was damaged."""
@@ -150,12 +149,10 @@ class Taking:
     async def _take(self, holding: Holding) -> bool:
         name = holding.name
         try:
-            taken = await self._take_whole(name)
+            taken = holding.is_held() or await self._take_over(holding)
         except (JournalCorrupt, JournalVersion) as error:
             self.damaged(name, error)
             raise
-        finally:
-            holding.coming = State.ABSENT
         if holding.damage is not None:
             holding.damage = None
             log.info(
@@ -163,53 +160,22 @@ class Taking:
             )
         return taken
 
-    async def _take_whole(self, name: str) -> bool:
-        held, journal = self._held, self._held.journal
-        if name in held.served:
-            return True
-        recovered = await self._recover(name) if journal.shared else None
-        known = recovered.loaded if recovered is not None else None
-
-        async def take() -> tuple[Ownership, LoadedLog]:
-            if not self._placement.mine(name):
-                # The members have changed since the first attempt, whose outcome is not known.
-                raise JournalOutvoted(name, view=held.view, newest=held.view)
-            return await held.take(name, known)
-
+    async def _take_over(self, holding: Holding) -> bool:
         try:
-            ownership, loaded = await held.logs.until_known(take)
+            computation = await holding.take_over(self._placement.mine, self._refresh)
         except JournalOutvoted:
             await self._placement.outvoted()
             return False
-        try:
-            if journal.shared:
-                # The log may be of an incarnation that this process has not heard of yet.
-                await self._refresh()
-            computation = held.hold(held.topology.get(name), ownership, loaded, recovered)
-        except BaseException:
-            journal.release(name)
-            raise
         self._serve(computation)
+        name, epoch = holding.name, holding.ownership.epoch
         log.info(
             "this shard serves %s now: %s, epoch %d",
             name,
             counted(len(computation.map), "key range"),
-            ownership.epoch,
-            extra=event("computation_taken", computation=name, ranges=len(computation.map), epoch=ownership.epoch),
+            epoch,
+            extra=event("computation_taken", computation=name, ranges=len(computation.map), epoch=epoch),
         )
         return True
-
-    async def _recover(self, name: str) -> Recovered:
-        """Recover a computation from its log, whoever owns that. Raises JournalCorrupt, JournalVersion, JournalFailed, ..."""
-        held = self._held
-        held.of(name).coming = State.READING
-        loaded = await held.journal.load(name)
-        try:
-            return held.recover(held.topology.get(name), loaded)
-        except JournalCorrupt:
-            # It may be of an incarnation that this process has not heard of yet.
-            await self._refresh()
-            return held.recover(held.topology.get(name), loaded)
 
 
 def _not_taken(name: str, error: JournalError) -> errors.Unavailable:
