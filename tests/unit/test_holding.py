@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.backoff import Backoff
@@ -23,10 +24,10 @@ from lowwater_authority.engine.holding import (
 )
 from lowwater_authority.engine.holdings import Holdings
 from lowwater_authority.engine.logs import SNAPSHOT_AGAIN, SNAPSHOT_BYTES, Log
-from lowwater_authority.journal import GRAPH, JournalFailed, LoadedLog, Ownership
+from lowwater_authority.journal import GRAPH, JournalFailed, JournalFenced, LoadedLog, Ownership
 from lowwater_authority.ops.observer import Observer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
-from tests.unit.sharded_memory import Deployment, turns
+from tests.unit.sharded_memory import Deployment, held, turns, two
 
 REASON = JournalFailed("it cannot be read")
 
@@ -177,3 +178,41 @@ async def test_another_thread_may_ask_for_what_is_let_go_meanwhile() -> None:
     held = none_yet()
     held.served["x"] = Holding(held, Log("x"))
     assert held.computation("x") is None
+
+
+async def test_rule7_nothing_is_remembered_of_what_another_shard_serves(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    assert held(other)
+    assert not [name for name in held(other) if one.shard.held.known(name) is not None]
+    assert all(one.shard.held.known(name) is not None for name in held(one))
+
+
+@pytest.mark.parametrize("write", ["snapshot", "restore"])
+async def test_rule7_nothing_is_remembered_of_what_was_let_go_while_it_was_written(
+    deployment: Deployment, write: str
+) -> None:
+    one, other = await two(deployment)
+    name, neighbour = sorted(held(one))[:2]
+    for each in (name, neighbour):
+        assert await one.report(each, await one.claim(each), 10) == []
+    one.faults.held[write] = go = asyncio.Event()
+    holding = one.shard.held.of(name)
+    if write == "snapshot":
+        one.shard.held.logs.snapshot(holding.log, lambda: recovery.snapshot(holding.computation))
+        healing = asyncio.create_task(one.shard.held.logs.settle())
+    else:
+        healing = asyncio.create_task(holding.heal())
+    await turns()
+    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await deployment.settle(other)
+    one.shard.replaced({name: (holding.ownership.epoch, holding.ownership.epoch + 1)})
+    go.set()
+    await asyncio.wait([healing])
+    await turns()
+    assert healing.done()
+    if write == "restore":
+        assert isinstance(healing.exception(), JournalFenced)
+    assert one.shard.held.known(name) is None
+    assert other.low(name) == 10
+    assert one.shard.held.known(neighbour) is not None
+    assert one.low(neighbour) == 10

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -60,7 +60,7 @@ from lowwater_authority.journal.contract import is_usurped
 from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
 
     from lowwater_authority.core.computation import Computation, View
     from lowwater_authority.engine.holdings import Holdings, Recovered
@@ -276,7 +276,8 @@ class Holding:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to remember of it."""
-        under_way = (self.take.task, self.turn.task, self.mending, self.log.snapshotting)
+        # A snapshot under way is no reason: it is of an owner that is over, and needs nothing of what is here.
+        under_way = (self.take.task, self.turn.task, self.mending)
         waiting = self.renewing or self.writing.locked() or any(task is not None for task in under_way)
         return self.state is State.ABSENT and self.damage is None and not waiting
 
@@ -462,7 +463,7 @@ class Holding:
         """
         if not self.is_torn():
             return await self.write_again()
-        async with self.writing:
+        async with self._alone():
             loaded = await self.among.journal.load(self.name)
             await self.among.journal.confirm([self.name])
             if not self.is_torn():
@@ -474,7 +475,7 @@ class Holding:
 
         Raises JournalFenced when another process has taken it, and else what ``Journal.restore`` raises.
         """
-        async with self.writing:
+        async with self._alone():
             if self.unwritten is None:
                 return None
             await self._restore()
@@ -487,7 +488,7 @@ class Holding:
         among = self.among
         take = partial(among.journal.take, self.name, view=among.view, address=among.address, above=above)
         try:
-            async with self.writing:
+            async with self._alone():
                 with self._renewing():
                     self._own(await among.logs.until_known(take))
         except JournalLost as lost:
@@ -500,7 +501,7 @@ class Holding:
         """Put back what the store has lost of it. Raises JournalFenced when another process has taken it, JournalFailed, ..."""
         if not self.is_held():
             return
-        async with self.writing:
+        async with self._alone():
             if self.is_torn():
                 # Neither copy is whole: what the store lacks is not to be replaced by what was never decided.
                 self.keep(JournalCorrupt(self.name, None, "the store has lost records of it"))
@@ -530,6 +531,15 @@ class Holding:
                 if (found.epoch, found.nonce) != (mine.epoch, mine.nonce):
                     raise JournalFenced({name: (mine.epoch, 0)}) from place
                 self.log.reached(place.last)
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Around a change of its ownership. It may be let go meanwhile, and is forgotten behind it then."""
+        try:
+            async with self.writing:
+                yield
+        finally:
+            self.among.discard(self)
 
     @contextmanager
     def _renewing(self) -> Iterator[None]:

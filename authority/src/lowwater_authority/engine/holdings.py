@@ -237,6 +237,7 @@ class Holdings:
             self._disown(name)
             holding.log.forget()
             self.journal.release(name)
+            self.discard(holding)
         self.let_gone += len(gone)
         return gone
 

@@ -904,7 +904,8 @@ class Shard:
         if round_.lost is not None:
             await self.held.heal(round_.lost)
         for name, seen in round_.above.items():
-            await self.held.of(name).rise(seen)
+            if (holding := self.held.served.get(name)) is not None:  # else it was let go meanwhile
+                await holding.rise(seen)
         records = []
         for name, computation in round_.touched.items():
             record = computation.take_record(round_.now)
@@ -1024,15 +1025,15 @@ class Shard:
             held.served[name].tear()
         kept: set[str] = set()
         for name in round_.touched:
-            while self.serves(name) and not held.is_kept(name):
+            while (holding := held.served.get(name)) is not None and not holding.is_kept():
                 try:
-                    view, healed = await held.served[name].reload()
+                    view, healed = await holding.reload()
                 except JournalFenced as error:
                     self.replaced(error.owners)
                     if name in error.owners:
                         break
                 except (JournalCorrupt, JournalVersion) as damage:
-                    held.of(name).keep(damage)
+                    holding.keep(damage)
                 else:
                     kept.update(healed)
                     if view is not None:
