@@ -1119,13 +1119,12 @@ class Shard:
 
     def _computation(self, name: str) -> Computation:
         self.topology.get(name)
-        computation = self.held.computation(name)
-        if computation is None:
+        holding = self.held.served.get(name)
+        if holding is None:
             raise moved(name)
-        unwritten = self.held.unwritten(name)
-        if unwritten is not None:
-            raise unwritten.refusal(name)
-        return computation
+        if holding.unwritten is not None:
+            raise holding.unwritten.refusal(name)
+        return holding.computation
 
     def _touch(self, round_: Round, name: str) -> Computation:
         computation = self._computation(name)

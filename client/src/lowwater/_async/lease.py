@@ -245,7 +245,7 @@ class Lease:
         self._runtime.reporter.reporting.check()
         if state.lost_all:
             raise stale(state)
-        if state.lost.keys() - self._told:
+        if len(state.lost) > len(self._told):  # what was told is a part of it
             new = tuple(sorted(state.lost.keys() - self._told))
             self._told.update(new)
             raise stale(state, new)

@@ -339,8 +339,9 @@ class LeaseState:
     def lose(self, handles: Iterable[int] | None, reason: str) -> None:
         """Give up ranges that somebody else owns now. None: all of them."""
         if handles is not None:
-            self.lost.update(dict.fromkeys(handles, reason))
-            self.accept(array("I", self.lost))
+            new = dict.fromkeys(handles, reason)
+            self.lost.update(new)
+            self.accept(array("I", new))
             self.acknowledge(self.answered)
         if handles is None or len(self.lost) == self.count:
             self.lost_all = self.lost_all or reason

@@ -117,10 +117,12 @@ class Router:
         return 0 if route is None else route.epoch
 
     def seen(self, name: str, epoch: int) -> None:
-        """Note the ownership number that an answer carried."""
+        """Note the ownership number that an answer carried. Most carry one that is known, for which nobody waits."""
+        if epoch <= self.epoch_of(name):
+            return
         with self._guard:
-            if epoch > self.epoch_of(name):
-                self._route(name).epoch = epoch
+            route = self._route(name)
+            route.epoch = max(route.epoch, epoch)
 
     def redirected(self, name: str, address: str, epoch: int) -> bool:
         """Take a redirect; returns whether to follow it.

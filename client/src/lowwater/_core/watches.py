@@ -359,7 +359,7 @@ class WatchState:
         """
         listed = tuple(checks.known_name("names", name) for name in checks.listed("names", names))
         subscription = Subscription(listed, self._opened)
-        followed = len(self._named.keys() | set(subscription.names))
+        followed = len(self._named) + len(set(subscription.names).difference(self._named))
         if subscription.names and followed > MOST_NAMES:
             msg = (
                 f"names: a client follows at most {MOST_NAMES} computations by name, not {followed}; name none, for all"
@@ -550,13 +550,15 @@ class WatchState:
         return HOME if record is None else record.at
 
     def placed(self, key: str) -> list[str]:
-        """Return what somebody follows by name at a stream."""
-        followed = self._named.keys() | self._elsewhere.keys() if self.everything else self._named.keys()
-        return [name for name in followed if self.at(name) == key]
+        """Return what somebody follows by name at a stream. O(names)."""
+        followed = {**self._named, **self._elsewhere} if self.everything else self._named
+        return [each.name for each in followed.values() if each.at == key]
 
     def wanted_at(self, key: str) -> bool:
-        """Whether anybody follows anything at a stream."""
-        return (key == HOME and self.everything) or bool(self.placed(key))
+        """Whether anybody follows anything at a stream. O(names) when nobody does, and else it ends with the first that is there."""
+        if self.everything and (key == HOME or any(each.at == key for each in self._elsewhere.values())):
+            return True
+        return any(each.at == key for each in self._named.values())
 
     def opened(self) -> int:
         """Count a stream; returns its number."""
@@ -570,8 +572,7 @@ class WatchState:
 
     def heard(self, stream: WatchStream, name: str, epoch: int) -> None:
         """A stream told a value."""
-        if epoch > self.router.epoch_of(name):
-            self.router.seen(name, epoch)
+        self.router.seen(name, epoch)
         record = self._records.get(name)
         if record is not None and record.at == stream.key:
             record.hops = 0
