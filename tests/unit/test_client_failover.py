@@ -266,13 +266,14 @@ def test_another_deployment_ends_the_reporting_only_at_an_address_that_was_given
     assert isinstance(world.reporting.failure, errors.ServerTokenMismatch)
 
 
-def test_a_report_stream_that_carries_nothing_is_left() -> None:
+@pytest.mark.parametrize("failure", [Failed(), None], ids=["on a thread", "in a task"])
+def test_a_report_stream_that_carries_nothing_is_left(failure: Failed | None) -> None:
     world, state = reported_elsewhere()
     there = world.reporting.stream("x:1")
     world.reporting.remove(state)
     assert list(world.reporting.tend()) == [there]
     assert there.interrupted
-    assert there.ended(Failed()) == 0.0, "it was cancelled"
+    assert there.ended(failure) == 0.0, "it was cancelled"
     assert world.router.place("c") == "x:1"
     world.reporting.add(state)
     opened(world, "x:1")

@@ -13,8 +13,8 @@ while it was quiet (``SAVED``), and a stream with many claims as often as ``LOUD
 thousands of claims that stage one after the other, would have their process and the authority do nothing but report, a few states at a time.
 
 All of it is pure: no I/O, no locks, no waiting, and the only clock and randomness are those passed in. The shells (``_async/reporter.py``,
-and ``_sync/reporter.py``, which is made of it) hand :meth:`ReportStream.due` to gRPC, give what comes back to :meth:`ReportStream.take`, and ask again when something
-was staged or answered, or when ``Due.within`` is over.
+and ``_sync/reporter.py``, which is made of it) hand :meth:`ReportStream.due` to gRPC, give what comes back to :meth:`ReportStream.take`,
+and ask again when something was staged or answered, or when ``Due.within`` is over.
 """
 
 from __future__ import annotations
@@ -423,7 +423,7 @@ class Due:
 
 
 class ReportStream:
-    """Around the state machine of a report stream: its life from one stream to the next.
+    """Around the state machine of a report stream: from one stream to the next.
 
     Streams are opened anew after every failure, with a backoff, and then begin with everything. Leases that the shard redirects leave
     before their reports are answered: nothing of them was taken over.
@@ -554,7 +554,7 @@ class ReportStream:
         lasted = self.state.opened and self._monotonic() - self._opened_at > CAP
         self._open = False
         self.state.disconnected()
-        if self.interrupted and isinstance(failure, grpc.RpcError):
+        if self.interrupted and (failure is None or isinstance(failure, grpc.RpcError)):
             return 0.0
         if isinstance(failure, grpc.RpcError):
             failure = error_of_call(failure, self._opened_to)
