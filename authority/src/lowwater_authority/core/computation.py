@@ -89,7 +89,7 @@ class Computation:
     """The state machine of one computation in one incarnation: everything that it knows, and the ops that its next record will have.
 
     Live requests and replayed ops store values and masses by the same functions. What micro-batches say passes the checks of any
-    report. ``epoch_base`` is the least sequencer of this process's life less one; see engine/shard.py.
+    report. ``epoch_base`` is the least sequencer of this ownership less one; see ``epoch_base`` in engine/holding.py.
 
     Cost: a report is O(its handles); a claim O(ranges touched and claimed + log); taking the record O(changed ranges +
     blocks), plus one sort of all histogram buckets when heuristics are registered and a mass or frontier changed.
@@ -117,7 +117,7 @@ class Computation:
         self._ops: list[pb.Op] = []
         self._changes: dict[int, _Changes] = {}
         self._refused_of_batch: list[Refused] = []
-        """What was refused of the last committed batch, in this process's life: its driver may ask again."""
+        """What was refused of the last committed batch, since this process holds it: its driver may ask again."""
         self._mass_changed = False
         self._strong = False
         self.published = self._view()
@@ -285,7 +285,7 @@ class Computation:
         self._forget_dead_batches()
 
     def refuse_owners(self, now: int) -> None:
-        """Raise OwnedRanges while a worker owns a range that is not finished. Whether it lives is not known, only when it was heard of last."""
+        """Raise OwnedRanges while a worker owns a range that is not finished. Whether it is alive is not known, only when it was heard of last."""
         owned = [g for g in self.map.groups.values() if g.state is GroupState.OWNED and not g.finished]
         if not owned:
             return
@@ -429,7 +429,8 @@ class Computation:
         return refused
 
     def _unregistered(self, fold: Fold) -> str:
-        names = [name for name, life in zip(self.spec.inputs, fold.input_incarnations, strict=False) if not life]
+        each = zip(self.spec.inputs, fold.input_incarnations, strict=False)
+        names = [name for name, incarnation in each if not incarnation]
         return f"{' and '.join(names) or 'an input'} is folded as not registered, which is unknown"
 
     def _check_report(self, group: Group, report: GroupReport, required: Fold) -> Refused | None:
@@ -595,7 +596,7 @@ class Computation:
     def commit(self, sequencer: int, batch: int, required: Fold, now: int, wall: int | None = None) -> list[Refused]:
         """Apply the prepared batch, whole or not at all; returns what was refused of it. A repeat gets the first answer.
 
-        Raises StaleSequencer, NotPrepared, InputVersion.
+        Raises StaleSequencer, NotPrepared, InputVersion, IncarnationChanged.
         """
         self._owned(sequencer)
         prepared = self.batches.prepared
@@ -861,8 +862,8 @@ def _was_reset(folded: Fold, now: Fold) -> bool:
 
     One that was not registered when it was folded is in no other incarnation now: it was folded as unknown, and nothing above MIN with it.
     """
-    lives = zip(folded.input_incarnations, now.input_incarnations, strict=False)
-    return len(folded.input_incarnations) != len(now.input_incarnations) or any(a not in (0, b) for a, b in lives)
+    before, after = folded.input_incarnations, now.input_incarnations
+    return len(before) != len(after) or any(a not in (0, b) for a, b in zip(before, after, strict=True))
 
 
 def _beyond_unknown(values: Int64s, mass: Mass | None) -> str:

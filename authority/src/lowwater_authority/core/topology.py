@@ -113,8 +113,8 @@ class Topology:
         spec = self.get(name)
         if not spec.inputs:
             return NO_FOLD
-        lives = (self.computations.get(input_name) for input_name in spec.inputs)
-        return Fold(spec.input_version, tuple(life.incarnation if life else 0 for life in lives))
+        inputs = (self.computations.get(input_name) for input_name in spec.inputs)
+        return Fold(spec.input_version, tuple(each.incarnation if each else 0 for each in inputs))
 
     def is_estimated(self, name: str) -> bool:
         """Whether nobody can promise a computation's watermarks: it is registered as estimated, or reads what is estimated. O(1).
@@ -148,8 +148,8 @@ class Topology:
             raise errors.RegistrationConflict(msg, metadata={"computation": spec.name})
         before = self.dropped.get(spec.name)
         if before is not None:
-            life = before.incarnation + 1
-            spec = replace(spec, incarnation=life, input_version=before.input_version + 1, first=life)
+            first = before.incarnation + 1
+            spec = replace(spec, incarnation=first, input_version=before.input_version + 1, first=first)
         return self._with(spec)
 
     @property

@@ -262,8 +262,8 @@ class Logs:
     async def heal(self, error: JournalLost) -> None:
         """Put back what the store has lost: the graph first, which the incarnations of all others stand on.
 
-        Raises JournalFailed while this process has to wait whether another one does it, which may know more; JournalFenced
-        when other processes own some of the logs by now, and the others are put back.
+        Raises JournalFailed while this process has to wait whether another one does it, which may know more. When the others are put
+        back: JournalPosition when other processes have changed the graph meanwhile, JournalFenced when they own some of the logs by now.
         """
         if not self._may_heal():
             msg = f"{error}. This process was out of touch with it: another one may own them, and goes first; try again"

@@ -121,7 +121,7 @@ class Shard:
         self._parts = 0
         """Bytes of the task parts of all computations, at most: what was committed since they were counted is still in it."""
 
-    # -- life ------------------------------------------------------------------------------------------------
+    # -- start and stop --------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Open the journal and serve what is this shard's, but for what is damaged. Raises what the journal raises."""
@@ -380,9 +380,9 @@ class Shard:
             return grant
 
         inputs = (lambda: self.topology.get(name).inputs) if len(asked.bound_micros) else None
-        life = self.topology.get(name).incarnation
+        before = self.topology.get(name).incarnation
         grant = await self._write(stage, alone=adopt, lows_of=inputs, away=away)
-        self._tell_claim(name, asked, grant, adopted=adopt and self.topology.get(name).incarnation > life)
+        self._tell_claim(name, asked, grant, adopted=adopt and self.topology.get(name).incarnation > before)
         return grant
 
     def _tell_claim(self, name: str, asked: ClaimRequest, grant: Grant, *, adopted: bool) -> None:
@@ -433,10 +433,10 @@ class Shard:
             return MIN
         if name not in away:
             raise GivenUp
-        life, low = away[name]
-        if life > spec.incarnation:
+        incarnation, low = away[name]
+        if incarnation > spec.incarnation:
             raise GraphMoved
-        return low if life == spec.incarnation else MIN
+        return low if incarnation == spec.incarnation else MIN
 
     def report(
         self,
@@ -596,9 +596,8 @@ class Shard:
         computation, held = self._computation(name), self.held.served.values()
         before = computation.batches.bytes
         if self._parts + part_bytes(part) > ALL_PART_BYTES:
-            self._parts = sum(
-                each.computation.batches.bytes for each in held
-            )  # without what was committed since it was counted last
+            # Without what was committed since they were counted last.
+            self._parts = sum(each.computation.batches.bytes for each in held)
         most = max(ALL_PART_BYTES - (self._parts - before), ALL_PART_BYTES // len(held))
         computation.stage_task(sequencer, batch, task, part, most=most)
         self._parts += computation.batches.bytes - before
@@ -703,7 +702,7 @@ class Shard:
     async def take_over(self, name: str) -> bool:
         """Take a computation over as :meth:`serve` does, in its turn, and however long it takes.
 
-        False also while its log is damaged and its owner lives.
+        False also while its log is damaged and its owner is alive.
         """
         if self.serves(name):
             return True

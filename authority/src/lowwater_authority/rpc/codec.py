@@ -293,8 +293,8 @@ def watermark_message(name: str, view: View | None, topology: Topology, epoch: i
     spec = topology.computations.get(name)
     if view is None or spec is None:
         before = topology.dropped.get(name)
-        life = 0 if before is None else before.incarnation
-        return types_pb2.Watermark(computation=name, registered=False, incarnation=life, epoch=epoch, low_micros=MIN)
+        last = 0 if before is None else before.incarnation
+        return types_pb2.Watermark(computation=name, registered=False, incarnation=last, epoch=epoch, low_micros=MIN)
     return types_pb2.Watermark(
         computation=name,
         registered=True,

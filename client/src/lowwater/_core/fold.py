@@ -51,8 +51,8 @@ def fold_inputs(
     each = {name: views.get(name) or WatermarkView(name) for name in names}
     required = reading.incarnations if reading is not None else (0,) * len(names)
     counted = [
-        view if view.registered and life in {0, view.incarnation} else WatermarkView(view.computation)
-        for view, life in zip(each.values(), required, strict=True)
+        view if view.registered and incarnation in {0, view.incarnation} else WatermarkView(view.computation)
+        for view, incarnation in zip(each.values(), required, strict=True)
     ]
     if reading is not None:
         shares: Sequence[int] = reading.shares

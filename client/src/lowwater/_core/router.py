@@ -54,9 +54,10 @@ class Router:
     """The shard of each computation, and the one that is asked about all others: *home*.
 
     Home is an address that :func:`lowwater.connect` was given, the next one when it fails, and after the last a shard heard of: each
-    time another, those that failed last at the end. A
-    deployment of one shard never redirects, so all its computations are at home and nothing is kept of them but a number.
-    Every operation is O(1) but :meth:`failed` and :meth:`lead_to`, which are O(names). ``guard`` is held for moments, and nothing is called under it.
+    time another, those that failed last at the end. A deployment of one shard never redirects, so all its computations are at home and
+    nothing is kept of them but a number.
+    Every operation is O(1) but :meth:`failed` and :meth:`lead_to`, which are O(names). ``guard`` is held for moments, and nothing is
+    called under it.
     """
 
     def __init__(self, addresses: Sequence[str], guard: AbstractContextManager[object]) -> None:

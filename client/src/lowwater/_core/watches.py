@@ -7,7 +7,8 @@ their own. :class:`Waiting`, :class:`Changes`, :class:`Folding` and :class:`Fold
 something for them by now: so a reader that is slow finds the newest, and no backlog.
 
 All of it is pure: no I/O, no locks, no waiting, and the only clock and randomness are those passed in. The shells (``_async/watcher.py``,
-and ``_sync/watcher.py``, which is made of it) open the streams that :meth:`WatchState.tend` names, give what comes to :meth:`WatchStream.take`, and have all who wait look again.
+and ``_sync/watcher.py``, which is made of it) open the streams that :meth:`WatchState.tend` names, give what comes to
+:meth:`WatchStream.take`, and have all who wait look again.
 """
 
 from __future__ import annotations
@@ -507,9 +508,9 @@ class WatchState:
             shown.append(self.ratchet.get(view.computation))
         return shown
 
-    def begin(self, lives: Iterable[tuple[str, int]]) -> None:
+    def begin(self, incarnations: Iterable[tuple[str, int]]) -> None:
         """Take over the new incarnations of computations that were reset, by name."""
-        for name, incarnation in lives:
+        for name, incarnation in incarnations:
             self.ratchet.begin(name, incarnation)
 
     def statistics(self) -> WatcherStatistics:
@@ -719,13 +720,13 @@ class Waiting:
             checks.seconds("timeout", timeout)
         self._timeout = timeout
         self._registered = checks.flag("registered", registered)
-        self._life = 0
+        self._incarnation = 0
 
     def reached(self, known: WatchState, subscription: Subscription) -> bool:
         """Whether it is there.
 
-        Raises IncarnationChanged when it was reset or dropped meanwhile; UnknownComputation when it is not registered and has to be; and as long as
-        nothing was heard, why that is not allowed.
+        Raises IncarnationChanged when it was reset or dropped meanwhile; UnknownComputation when it is not registered and has to be; and
+        as long as nothing was heard, why that is not allowed.
         """
         # What was heard late may be of an incarnation that ended since; the newest stands right behind it.
         if not subscription.confirmed:
@@ -735,22 +736,22 @@ class Waiting:
             return False
         view = known.ratchet.get(self.name)
         if view.registered:
-            self._life = self._life or view.incarnation
-        elif self._life:
+            self._incarnation = self._incarnation or view.incarnation
+        elif self._incarnation:
             msg = (
-                f"{self.name} was dropped while it was waited for: its incarnation {self._life} ended, and nobody reports for it any more. Wait "
+                f"{self.name} was dropped while it was waited for: its incarnation {self._incarnation} ended, and nobody reports for it any more. Wait "
                 "anew when it is registered again."
             )
-            metadata = {"computation": self.name, "waited_for": str(self._life), "incarnation": "0"}
+            metadata = {"computation": self.name, "waited_for": str(self._incarnation), "incarnation": "0"}
             raise errors.IncarnationChanged(msg, metadata=metadata)
         elif self._registered:
             msg = f"there is no computation {self.name!r}; check the spelling and the namespace"
             raise errors.UnknownComputation(msg, metadata={"computation": self.name})
-        if view.registered and view.incarnation != self._life:
-            msg = f"{self.name} was reset while it was waited for: incarnation {self._life} ended, {view.incarnation} began. Wait anew."
+        if view.registered and view.incarnation != self._incarnation:
+            msg = f"{self.name} was reset while it was waited for: incarnation {self._incarnation} ended, {view.incarnation} began. Wait anew."
             metadata = {
                 "computation": self.name,
-                "waited_for": str(self._life),
+                "waited_for": str(self._incarnation),
                 "incarnation": str(view.incarnation),
             }
             raise errors.IncarnationChanged(msg, metadata=metadata)
