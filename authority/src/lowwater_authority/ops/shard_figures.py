@@ -58,8 +58,11 @@ PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
     _gauge("report_streams", "Open report streams."): lambda _, streams: len(streams),
     _gauge(
         "reports_in_flight_bytes",
-        "Bytes of the reports that wait for the journal, and of what was refused until it is sent, of all streams.",
+        "Bytes of the reports that wait for the journal, of all streams.",
     ): (lambda _, streams: streams.room.bytes),
+    _gauge("unread_refusal_bytes", "Bytes of what was refused of reports and is not sent yet, of all streams."): (
+        lambda _, streams: streams.unread.bytes
+    ),
     _counter(
         "reports_slowed",
         "Reports whose streams were not read on for a while, because too many bytes wait for the journal.",

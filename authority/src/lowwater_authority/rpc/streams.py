@@ -84,6 +84,15 @@ class Acknowledgement:
             if value.reason == errors.Moved.reason and (name in redirects or key[:2] not in self._redirects):
                 self._redirects[key[:2]] = redirects.get(name)
 
+    def fit(self, most: int) -> bool:
+        """Make the refusals take so many bytes at most, if they can: of the claims with most ranges to name all are refused. Returns whether they do."""
+        if self.bytes > most:
+            lost = sum(_size(each) for each in self._refused.items() if _ahead(each[1]))
+            rest = [each for each in self._refused.items() if not _ahead(each[1])]
+            self._refused.update(_shortened(rest, most - lost))
+            self.bytes = sum(map(_size, self._refused.items()))
+        return self.bytes <= most
+
     def messages(self) -> Iterator[pb.ReportAck]:
         """Return what to send, in order. Raises Overloaded when it cannot be made to fit.
 
@@ -93,7 +102,7 @@ class Acknowledgement:
         rest = list(self._refused.items())
         if self.bytes > MESSAGE_BYTES:
             lost = [each for each in rest if _ahead(each[1])]
-            rest = _shortened([each for each in rest if not _ahead(each[1])])
+            rest = _shortened([each for each in rest if not _ahead(each[1])], MESSAGE_BYTES)
             for some in _divided(lost):
                 yield pb.ReportAck(number=self._before, refused=map(self._encoded, some))
         references = [pb.ReferenceTime(computation=name, micros=micros) for name, micros in self._references.items()]
@@ -138,12 +147,12 @@ def _divided(refused: Sequence[Each]) -> Iterator[list[Each]]:
         yield part
 
 
-def _shortened(refused: Sequence[Each]) -> list[Each]:
-    """Let refusals fit into a message: of the claims with most ranges to name all are refused. What was taken over is said again then."""
+def _shortened(refused: Sequence[Each], most: int) -> list[Each]:
+    """Let refusals take so many bytes: of the claims with most ranges to name all are refused. What was taken over is said again then."""
     kept = dict(refused)
     size = sum(map(_size, refused))
     for key, value in sorted(refused, key=_size, reverse=True):
-        if size <= MESSAGE_BYTES or value.handles is None:
+        if size <= most or value.handles is None:
             break
         kept[key] = replace(value, handles=None)
         size -= value.handles.nbytes
@@ -174,10 +183,19 @@ IN_FLIGHT: Final = 64
 """Reports of one stream that may wait for the journal; more are left in the transport, which slows the sender."""
 
 STREAM_BYTES: Final = 64 << 20
-"""Bytes of these reports, decoded, and of what was refused of them until it is sent: one of the largest, or many that are small."""
+"""Bytes of these reports, decoded: one of the largest, or many that are small."""
 
 ALL_BYTES: Final = 256 << 20
 """The same of all streams together. A stream that waits for it has read one report more."""
+
+UNREAD_BYTES: Final = 128 << 20
+"""Bytes of what was refused and is not sent yet, because the senders do not read it, of all streams together."""
+
+UNREAD_SHARE: Final = 4
+"""A stream may have of these at most one part in so many of what it leaves: so the next one finds something. One alone has 25 MiB."""
+
+UNREAD_LEAST: Final = 4096
+"""Bytes that a stream may have in an acknowledgement that waits, whatever the others do: what is refused of a few claims."""
 
 SENDERS_KEPT: Final = 4096
 """Senders without a stream whose newest one is remembered."""
@@ -285,6 +303,24 @@ class Room:
         self.peak = max(self.peak, self.bytes)
 
 
+class Unread:
+    """The bytes of what was refused and is not sent yet, of all streams. Nobody waits here, so nobody is kept out by those who do not read. O(1).
+
+    The share of a stream falls as the room fills (Choudhury and Hahne 1998, "Dynamic queue length thresholds for shared-memory packet
+    switches"): however much some have, there is room for the next.
+    """
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self.bytes = 0
+        """How many there are."""
+
+    def share(self, own: int) -> int:
+        """Return how many bytes a stream may have that has ``own`` of them now."""
+        others = self.bytes - own
+        return max(0, self.bound - others) // (UNREAD_SHARE + 1)
+
+
 class Outbox:
     """What waits to be sent down one stream: acknowledgements merge, so it stays small."""
 
@@ -310,10 +346,8 @@ class Outbox:
         self._told = 0
         """The newest report that was acknowledged."""
         self._acked = 0
-        self._kept = 0
-        """Bytes in the rooms for what is refused and waits to be sent."""
         self._sending = 0
-        """The same of what is being sent."""
+        """Bytes of the refusals that are being sent."""
         self._fenced: list[pb.Fenced] = []
         self._changed = asyncio.Event()
 
@@ -324,23 +358,23 @@ class Outbox:
         *,
         references: Mapping[str, int] | None = None,
         redirects: Mapping[str, Redirect] | None = None,
-        size: int = 0,
-    ) -> int:
+        most: int = UNREAD_BYTES,
+    ) -> None:
         """Everything up to a report is durable but for what was refused; not so behind one that failed.
 
-        Returns how many of the ``size`` bytes that the report had in the rooms its refusals keep, until they are :meth:`sent`.
+        When what is refused and not sent cannot be said in ``most`` bytes, or a few more, the stream ends: the next one reports all anew.
         """
         if self.closed is not None:
-            return 0
+            return
         if self._ack is None:
             self._ack = Acknowledgement(self._told)
-        before = self._ack.bytes
         self._ack.add(number, refused, references or {}, redirects or {})
-        kept = min(size, self._ack.bytes - before)
-        self._kept += kept
         self._acked += 1
+        if not self._ack.fit(max(most - self._sending, UNREAD_LEAST)):
+            self._ack = None
+            msg = "more of this stream's reports is refused than there is room for until it is read; read the acknowledgements"
+            self.close(errors.Overloaded(msg, metadata={"bound": "unread_refusals", "limit": str(UNREAD_BYTES)}))
         self._changed.set()
-        return kept
 
     def fence(self, fenced: Fenced) -> None:
         """Ranges were lost."""
@@ -363,11 +397,11 @@ class Outbox:
         self.closed = self.closed or error
         self._changed.set()
 
-    def end(self) -> int:
-        """Nothing is sent any more: return how many bytes what was to be sent had in the rooms."""
+    def end(self) -> None:
+        """Nothing is sent any more."""
         self.close(errors.ShuttingDown("the stream has ended"))
-        kept, self._kept = self._kept, 0
-        return kept + self.sent()
+        self._ack = None
+        self.sent()
 
     def finish(self) -> None:
         """The client has said all; end once everything is acknowledged."""
@@ -377,6 +411,11 @@ class Outbox:
     def wake(self) -> None:
         """Look around: the server stops."""
         self._changed.set()
+
+    @property
+    def unread(self) -> int:
+        """Bytes of what was refused and is not sent yet, about."""
+        return self._sending + (0 if self._ack is None else self._ack.bytes)
 
     @property
     def empty(self) -> bool:
@@ -389,12 +428,12 @@ class Outbox:
         self._changed.clear()
         fenced, self._fenced = self._fenced, []
         ack, self._ack = self._ack, None
-        self._sending, self._kept = self._sending + self._kept, 0
         for _ in range(self._acked):
             self.permits.release()
         self._acked = 0
         if ack is not None:
             self._told = ack.number
+            self._sending += ack.bytes
         return self._messages(fenced, ack)
 
     def _messages(self, fenced: Iterable[pb.Fenced], ack: Acknowledgement | None) -> Iterator[pb.ReportResponse]:
@@ -406,10 +445,9 @@ class Outbox:
         except errors.Overloaded as error:
             self.close(error)
 
-    def sent(self) -> int:
-        """What was taken has gone, or never will: return how many bytes it had in the rooms."""
-        sent, self._sending = self._sending, 0
-        return sent
+    def sent(self) -> None:
+        """What was taken has gone, or never will."""
+        self._sending = 0
 
 
 class Streams:
@@ -418,7 +456,9 @@ class Streams:
     def __init__(self) -> None:
         self.admission: Admission[Turn] = Admission()
         self.room = Room(ALL_BYTES)
-        """What waits for the journal, and what is refused and waits to be sent, of all streams."""
+        """What waits for the journal, of all streams."""
+        self.unread = Unread(UNREAD_BYTES)
+        """What is refused and waits to be sent, of all streams."""
         self.slowed = 0
         """Reports whose streams were not read on, because too many bytes waited."""
         self._newest: dict[bytes, tuple[int, Outbox]] = {}
@@ -483,7 +523,8 @@ class Streams:
     def close(self, sender: bytes, outbox: Outbox) -> None:
         """Forget a stream."""
         self.started(outbox)
-        self.leave(outbox, outbox.end())
+        self.unread.bytes -= outbox.unread
+        outbox.end()
         stream, newest = self._newest.get(sender, (0, None))
         if newest is outbox:
             leave(self.admission.streams)
@@ -517,8 +558,25 @@ class Streams:
 
     async def take(self, outbox: Outbox) -> Iterator[pb.ReportResponse]:
         """Wait for something to send down a stream; all that was taken before was sent."""
-        self.leave(outbox, outbox.sent())
+        before = outbox.unread
+        outbox.sent()
+        self.unread.bytes -= before - outbox.unread
         return await outbox.take()
+
+    def acknowledge(
+        self,
+        outbox: Outbox,
+        number: int,
+        refused: Iterable[tuple[str, Refused]] = (),
+        *,
+        references: Mapping[str, int] | None = None,
+        redirects: Mapping[str, Redirect] | None = None,
+    ) -> None:
+        """Everything up to a report of a stream is durable but for what was refused. See :meth:`Outbox.acknowledge`."""
+        before = outbox.unread
+        most = self.unread.share(before)
+        outbox.acknowledge(number, refused, references=references, redirects=redirects, most=most)
+        self.unread.bytes += outbox.unread - before
 
     async def enter(self, outbox: Outbox, size: int) -> None:
         """Return when a report of so many bytes may wait for the journal; the next ones of its stream are not read before."""
@@ -532,7 +590,7 @@ class Streams:
             raise
 
     def leave(self, outbox: Outbox, size: int) -> None:
-        """A report is durable, or refused, whether or not its sender reads that; or what was refused of it is sent."""
+        """A report is durable, or refused, whether or not its sender reads that."""
         outbox.room.leave(size)
         self.room.leave(size)
 

@@ -276,7 +276,6 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             error = done.exception() if not done.cancelled() else None
             if isinstance(error, GivenUp):
                 error = errors.ShuttingDown("a computation of this report was taken over meanwhile; connect again")
-            kept = 0
             if isinstance(error, errors.LowwaterError):
                 # The client connects again and sends its whole state, so nothing is lost by ending the stream.
                 outbox.close(error)
@@ -285,8 +284,8 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 self.services.observer.reported(ranges, dict(Counter(value.reason for _, value in refused)))
                 self._tell_refused(refused)
                 references = self._references(names)
-                kept = outbox.acknowledge(report.number, refused, references=references, redirects=redirects, size=size)
-            self.streams.leave(outbox, size - kept)
+                self.streams.acknowledge(outbox, report.number, refused, references=references, redirects=redirects)
+            self.streams.leave(outbox, size)
 
         durable.add_done_callback(acknowledge)
         return durable
