@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Iterable
+import tracemalloc
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
 import grpc
 import pytest
 
 from lowwater import Inputs, errors
-from lowwater._core import ages
+from lowwater._core import ages, denials
 from lowwater._core.backoff import CAP
-from lowwater._core.router import Router
+from lowwater._core.router import MOST_NAMES, Router
 from lowwater._core.settings import Settings
 from lowwater._core.surroundings import Surroundings
 from lowwater._core.watches import BEAT, LATE, SLEW, Changes, FoldChanges, Folding, Subscription, WatchState
 from lowwater._pb.lowwater.v1 import types_pb2, watermarks_pb2
+from lowwater.views import WatermarkView
 
 WALL = 1_700_000_000.0
 """How far the authority's clock is ahead of this process's monotonic one when a test begins."""
@@ -539,3 +542,103 @@ def test_a_refusal_of_what_the_stream_does_not_follow_is_waited_out() -> None:
     world = World()
     assert [world.stream.ended(each) for each in (forbidden("d"), errors.PermissionDenied("all"))] == [0.1, 0.2]
     assert list(world.stream.open("there:1").computations) == ["c"]
+
+
+def taken_by(follow: Callable[[int], object], names: int = 500) -> float:
+    """Return how many bytes each name more takes that was followed and is not any more."""
+    for number in range(names):
+        follow(number)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(names, 2 * names):
+            follow(number)
+        gc.collect()
+        return (tracemalloc.get_traced_memory()[0] - before) / names
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("ends", ["open", "ended", "lost", "redirected", "forbidden"])
+def test_rule7_nothing_is_kept_of_a_name_that_nobody_follows_any_more(ends: str) -> None:
+    """It never was registered. Beside it somebody follows another name all the time, and is told of it whatever happens to the others."""
+    world = World()
+    world.hears(1)
+
+    def follow(number: int) -> None:
+        name = f"name-{number}-of-nobody"
+        subscription = world.state.subscribe([name])
+        world.stream.ended(None)
+        world.stream.open("there:1")
+        if ends == "forbidden":
+            world.stream.ended(forbidden(name))
+            world.stream.open("there:1")
+        message = world.sent(number)
+        if ends == "redirected":
+            message.redirects.add(computation=name, address="")
+        elif ends != "forbidden":
+            message.watermarks.add(computation=name)
+        world.stream.take(message)
+        if ends in ("ended", "lost"):
+            world.stream.ended(None if ends == "ended" else errors.Unavailable("it is away"))
+        world.state.unsubscribe(subscription)
+        if not world.stream.open_now:
+            world.stream.open("there:1")
+            world.stream.take(world.sent(number))
+        assert name not in world.state.ratchet.names
+
+    kept = taken_by(follow)
+    assert world.state.ratchet.get("c").low.micros >= 499
+    assert world.state.stale_for(["c"]) == 0.0
+    if ends == "forbidden":
+        assert len(world.state._records) <= MOST_NAMES, (
+            "what is forbidden is remembered, as many as one stream may name"
+        )
+    else:
+        assert list(world.state._records) == ["c"]
+        # A shard redirects only what is registered, whose number is bounded; its route, with the ownership number, helps all sides.
+        assert kept < (250 if ends == "redirected" else 100)
+
+
+def test_rule7_of_a_name_that_was_registered_only_its_value_and_its_age_are_kept() -> None:
+    """So it does not go back, and somebody who follows it again while the authority is away hears since when."""
+    world = World(())
+    subscription = world.state.subscribe(["d"])
+    world.stream.ended(None)
+    world.stream.open("there:1")
+    message = world.sent(7, name="d")
+    world.stream.take(message)
+    world.now += 2.0
+    world.stream.take(world.sent())
+    world.state.unsubscribe(subscription)
+    assert not world.state._records
+    world.now += 60.0
+    world.state.subscribe(["d"])
+    assert world.state.stale_for(["d"]) == pytest.approx(60.0)
+    world.stream.ended(None)
+    world.stream.open("there:1")
+    world.stream.take(world.sent(5, name="d"))
+    assert world.state.ratchet.get("d").low.micros == 7
+    assert world.state.ratchet.held_back == 1
+
+
+def test_rule7_what_is_asked_of_names_that_nobody_has_is_not_kept() -> None:
+    world = World()
+    world.hears(1)
+    kept = taken_by(lambda number: world.state.admit("t", [WatermarkView(f"name-{number}-of-nobody")]))
+    assert kept < 50
+    assert set(world.state.ratchet.names) == {"c"}
+
+
+def test_rule7_no_more_forbidden_names_are_remembered_than_a_stream_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(denials, "MOST_NAMES", 10)
+    world = World()
+    for number in range(50):
+        subscription = world.state.subscribe([f"d{number}"])
+        world.stream.ended(None)
+        world.stream.open("there:1")
+        world.stream.ended(forbidden(f"d{number}"))
+        world.stream.open("there:1")
+        world.state.unsubscribe(subscription)
+        assert len(world.state._records) <= 11
+    assert world.state.denied(["d49"]) is not None, "the newest is remembered"

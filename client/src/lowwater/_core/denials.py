@@ -63,12 +63,15 @@ class Denials:
         self._opened_at = ""
         self._due = 0.0  # when the pause before the next question is over
 
-    def add(self, followed: Followed, error: errors.LowwaterError) -> None:
-        """A stream was refused for a computation. O(1), but O(denied) when there are many that nobody follows."""
+    def add(self, followed: Followed, error: errors.LowwaterError) -> list[Followed]:
+        """A stream was refused for a computation; returns what is forgotten for it. O(1), but O(denied) when there are many that nobody follows."""
+        forgotten: list[Followed] = []
         if len(self._denied) >= MOST_NAMES:
-            for each in [each for each in self._denied.values() if not self._followed(each)]:
+            forgotten = [each for each in self._denied.values() if not self._followed(each)]
+            for each in forgotten:
                 self.forget(each)
         self._refuse(followed, error)
+        return forgotten
 
     def hurry(self, followed: Followed) -> None:
         """Somebody begins to follow a computation that is denied, and is told what the authority says now."""

@@ -24,13 +24,13 @@ class Denial:
 
 
 class Followed(Sought):
-    """One computation as the watches of a client have it, from when its name is first needed on. See :mod:`lowwater._core.router`.
+    """One computation as the watches of a client have it, while it is followed, or denied. See :mod:`lowwater._core.router`.
 
     It is *placed*: at the stream of a shard or of home; or *lost*: its search asks where it is; or *denied*: it is asked for on its own,
     whether the caller may read it by now.
     """
 
-    __slots__ = ("denial", "elsewhere", "heard_at", "place", "readers", "warned_at")
+    __slots__ = ("denial", "elsewhere", "place", "readers", "warned_at")
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -40,8 +40,6 @@ class Followed(Sought):
         """Whether home does not tell of it to who follows all, so that it is followed by name where it is."""
         self.place: str | None = None
         """Whose stream it was placed at last; None: at no other than home's, or lost since."""
-        self.heard_at: float = float("-inf")
-        """When its value was confirmed last by a stream that does not tell of it any more."""
         self.denial: Denial | None = None
         """Why it is left out of the streams; None while it is not."""
         self.warned_at: float = float("-inf")

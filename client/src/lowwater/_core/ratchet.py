@@ -15,12 +15,14 @@ __all__ = ["Ratchet"]
 class _Seen:
     """What was seen of one computation."""
 
-    __slots__ = ("version", "view")
+    __slots__ = ("heard_at", "version", "view")
 
     def __init__(self, view: WatermarkView, version: int) -> None:
         self.view: WatermarkView = view
         self.version: int = version
         """The ratchet's, when the view changed last."""
+        self.heard_at: float = float("-inf")
+        """When the view was confirmed last by a stream that does not tell of it any more."""
 
 
 class Ratchet:
@@ -121,6 +123,23 @@ class Ratchet:
     def names(self) -> KeysView[str]:
         """Of what something was seen."""
         return self._seen.keys()
+
+    def heard(self, name: str, at: float) -> None:
+        """Note when what is known of a computation was confirmed last, by a stream that will not tell of it again."""
+        seen = self._seen.get(name)
+        if seen is not None:
+            seen.heard_at = at
+
+    def heard_at(self, name: str) -> float:
+        """Return what was noted of that; minus infinity when nothing was."""
+        seen = self._seen.get(name)
+        return float("-inf") if seen is None else seen.heard_at
+
+    def forget(self, name: str) -> None:
+        """Forget a name that was never registered, of which nothing can go back. Of what was registered the authority bounds the number."""
+        seen = self._seen.get(name)
+        if seen is not None and not seen.view.registered and not seen.view.incarnation:
+            del self._seen[name]
 
     def get(self, name: str) -> WatermarkView:
         """Return what was seen of a computation, "not registered" when nothing was."""

@@ -395,6 +395,8 @@ class WatchState:
         for each in named or self._elsewhere.values():
             if not self._is_followed(each):
                 self.search.forget(each)
+        for each in named:
+            self._let_go(each)
         for key, stream in self._streams.items():
             if key != HOME and stream.open_now and not stream.wanted:
                 stream.renewing = True
@@ -444,6 +446,16 @@ class WatchState:
             record = self._records[name] = Followed(name)
         return record
 
+    def _let_go(self, record: Followed) -> None:
+        """Keep nothing of a computation that nobody follows but its value: a process may follow others of other names for weeks."""
+        if record.readers or record.elsewhere or record.suspect or record.denial is not None:
+            return
+        teller = self._teller(record.name)
+        if teller is not None:
+            self._keep_age(teller, record)
+        self._records.pop(record.name, None)
+        self.ratchet.forget(record.name)
+
     def _is_followed(self, followed: Followed) -> bool:
         return followed.readers > 0 or (self.everything and followed.elsewhere)
 
@@ -476,8 +488,7 @@ class WatchState:
         heard_at = stream.heard_at if stream is not None else None
         if heard_at is not None:
             return heard_at
-        record = self._records.get(name)
-        return float("-inf") if record is None else record.heard_at
+        return self.ratchet.heard_at(name)
 
     def holding(self, names: Sequence[str]) -> bool:
         """Whether values newer than those known of any of the names are about to come; no names means all."""
@@ -506,6 +517,8 @@ class WatchState:
             self.ratchet.admit(view)
             self.router.seen(view.computation, view.epoch)
             shown.append(self.ratchet.get(view.computation))
+            if view.computation not in self._records:
+                self.ratchet.forget(view.computation)
         return shown
 
     def begin(self, incarnations: Iterable[tuple[str, int]]) -> None:
@@ -590,6 +603,7 @@ class WatchState:
         record = self._record(name)
         self._part(stream, record)
         if record.at != stream.key:
+            self._let_go(record)
             return
         self._keep_age(stream, record)
         record.hops += 1
@@ -598,6 +612,7 @@ class WatchState:
             self._place(record, place)
         else:
             self.refused(stream, name)
+        self._let_go(record)
 
     def arrived(self, stream: WatchStream, name: str, address: str, epoch: int) -> bool:
         """A stream tells of a computation that was placed elsewhere; returns whether it is now placed there."""
@@ -613,6 +628,7 @@ class WatchState:
             record.elsewhere = False
             self._elsewhere.pop(name, None)
         record.place = stream.key
+        self._let_go(record)
         return True
 
     def dropped(self, view: WatermarkView) -> None:
@@ -626,14 +642,18 @@ class WatchState:
         self._part(stream, record)
         if record.at == stream.key:
             self._lose(stream, record, self.search.refused(record))
+        self._let_go(record)
 
     def deny(self, stream: WatchStream, name: str, error: errors.LowwaterError) -> None:
         """A stream that has ended was refused for a computation: ask for it on its own, so that the next stream is not."""
         record = self._record(name)
         if record.at == stream.key:
             record.place = None
-            self.denials.add(record, error)
+            for each in self.denials.add(record, error):
+                self._let_go(each)
             self._untended[self.denials] = None
+        else:
+            self._let_go(record)
 
     def lose_all(self, stream: WatchStream, at_least: float) -> None:
         """A stream serves nothing of what was placed there: look for it, in so many seconds at the earliest. O(names)."""
@@ -669,12 +689,12 @@ class WatchState:
     def keep_ages(self, names: Iterable[str], heard_at: float) -> None:
         """Note when the values of computations were confirmed last, by a stream that has ended."""
         for name in names:
-            self._record(name).heard_at = heard_at
+            self.ratchet.heard(name, heard_at)
 
     def _keep_age(self, stream: WatchStream, record: Followed) -> None:
         # One that has come back to a stream is told of by the next only.
         if stream.heard_at is not None and stream.follows(record.name):
-            record.heard_at = stream.heard_at
+            self.ratchet.heard(record.name, stream.heard_at)
 
     def _part(self, stream: WatchStream, record: Followed) -> None:
         """A stream does not tell of a computation: if it follows all, that one has to be followed by name."""
@@ -705,6 +725,8 @@ class WatchState:
         record.hops = 0
         if self._is_followed(record):
             self._place(record, self.router.place(record.name))
+        else:
+            self._let_go(record)
 
 
 class Waiting:
