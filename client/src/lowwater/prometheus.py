@@ -1,4 +1,4 @@
-"""The client's figures for Prometheus, for a process that is scraped anyway. Needs ``lowwater[prometheus]``.
+"""The client's figures for Prometheus, for a process that is scraped anyway. Needs the package prometheus-client.
 
     import lowwater, lowwater.prometheus
 

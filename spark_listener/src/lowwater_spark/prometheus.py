@@ -1,4 +1,4 @@
-"""Figures of tracked queries and of attachments for Prometheus, for a driver that is scraped. Needs ``lowwater-spark[prometheus]``.
+"""Figures of tracked queries and of attachments for Prometheus, for a driver that is scraped. Needs the package prometheus-client.
 
     import lowwater_spark as lws
     import lowwater_spark.prometheus

@@ -264,10 +264,10 @@ def _words(failure: Exception) -> str:
 
 
 FAILURES: Final = 3
-"""Failures in a row that open it."""
+"""Failures in a row that open the breaker."""
 
 FIRST_WAIT: Final = 5.0
-"""Seconds that it stays open at first; twice as long after each attempt that fails."""
+"""Seconds that the breaker stays open at first; twice as long after each attempt that fails."""
 
 LONGEST_WAIT: Final = 60.0
 
