@@ -19,7 +19,7 @@ from lowwater_authority.rpc.services import Services
 from lowwater_authority.rpc.streams import Streams
 from lowwater_authority.rpc.watermarks import WatermarkServicer
 from tests.kit.eventually import eventually_async
-from tests.unit.sharded_memory import NAMES, Deployment, One, held, two
+from tests.kit.shards import NAMES, Deployment, One, held, two
 
 
 @dataclass

@@ -16,8 +16,8 @@ from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard
 from tests.kit.memory_journal import MemoryDisk
+from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, held, two
 from tests.kit.times import HOUR
-from tests.unit.sharded_memory import DEAD_AFTER, NAMES, Deployment, held, two
 
 
 @pytest.fixture

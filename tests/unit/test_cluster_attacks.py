@@ -15,8 +15,8 @@ from lowwater_authority.core.topology import Spec
 from lowwater_authority.journal import GRAPH
 from tests.kit.faults import Outcome
 from tests.kit.memory_journal import StoredLog
+from tests.kit.shards import NAMES, Deployment, One, held, numbers, turns, two
 from tests.kit.times import HOUR
-from tests.unit.sharded_memory import NAMES, Deployment, One, held, numbers, turns, two
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from lowwater_authority.rpc.cluster import ClusterServicer
 from lowwater_authority.rpc.services import Services
 from lowwater_authority.rpc.streams import Streams
 from lowwater_authority.rpc.watermarks import WatermarkServicer
-from tests.unit.sharded_memory import NAMES, Deployment, One, held, turns, two
+from tests.kit.shards import NAMES, Deployment, One, held, turns, two
 
 LATEST = TOGETHER_SECONDS + 2.0
 """Seconds after which an answer is too late, with as much time for the answer itself as a busy machine may need."""

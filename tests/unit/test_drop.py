@@ -22,8 +22,8 @@ from lowwater_authority.journal.copy import Copy, survey
 from tests.contract.journal_stores import flipped
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.shards import NAMES, Deployment, One, held, turns, two
 from tests.kit.times import HOUR
-from tests.unit.sharded_memory import NAMES, Deployment, One, held, turns, two
 from tests.unit.test_shard import Running
 
 A, B, C = Spec("a"), Spec("b", inputs=("a",)), Spec("c", inputs=("b",))

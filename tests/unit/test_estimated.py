@@ -19,7 +19,7 @@ from lowwater_authority.core.requests import Fold
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.rpc import codec
-from tests.unit.sharded_memory import Deployment
+from tests.kit.shards import Deployment
 
 GUESS = Spec("guess", estimated=True)
 NOON = Watermark(1_357_732_800_000_000)

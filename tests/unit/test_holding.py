@@ -27,7 +27,7 @@ from lowwater_authority.engine.logs import SNAPSHOT_AGAIN, SNAPSHOT_BYTES, Log
 from lowwater_authority.journal import GRAPH, JournalFailed, JournalFenced, LoadedLog, Ownership
 from lowwater_authority.ops.observer import Observer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
-from tests.unit.sharded_memory import Deployment, held, turns, two
+from tests.kit.shards import Deployment, held, turns, two
 
 REASON = JournalFailed("it cannot be read")
 

@@ -25,8 +25,8 @@ from lowwater_authority.journal import JournalReplaced
 from tests.contract.journal_stores import flipped
 from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryJournal
+from tests.kit.shards import Deployment, One, held, ids, numbers, turns, two
 from tests.kit.times import HOUR
-from tests.unit.sharded_memory import Deployment, One, held, ids, numbers, turns, two
 
 NOTHING = np.zeros(0, dtype=np.int64)
 TASK = TaskAttempt(0, 0, 0)

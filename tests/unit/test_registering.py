@@ -15,7 +15,7 @@ from lowwater_authority.journal import GRAPH, Entry
 from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
-from tests.unit.sharded_memory import Deployment, turns
+from tests.kit.shards import Deployment, turns
 
 
 class Plan(FaultPlan):

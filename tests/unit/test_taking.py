@@ -25,8 +25,8 @@ from lowwater_authority.journal.frames import decode, encode
 from tests.contract.journal_stores import flipped
 from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryJournal, StoredLog
+from tests.kit.shards import DEAD_AFTER, Deployment, One, held, turns, two
 from tests.kit.times import SECOND
-from tests.unit.sharded_memory import DEAD_AFTER, Deployment, One, held, turns, two
 
 
 @pytest.fixture
