@@ -407,7 +407,7 @@ def test_a_wait_does_not_survive_a_reset(lw: lowwater.Client, monkeypatch: pytes
     assert lw.wait("enriched", Watermark.FINISHED, timeout=30).incarnation == 2
 
 
-def test_a_wait_after_a_reset_never_sees_the_old_life(server: Serving, lw: lowwater.Client) -> None:
+def test_a_wait_after_a_reset_never_sees_the_old_incarnation(server: Serving, lw: lowwater.Client) -> None:
     lw.register("flights")
     lw.register("other")
     for _ in range(5):

@@ -239,7 +239,9 @@ def test_a_viewer_sees_each_computation_come_to_what_was_reported(server: Servin
         assert len(sent[0] & sent[1]) >= min(map(len, sent)) - 2
 
 
-def test_a_viewer_is_told_of_a_new_life_and_of_lags_of_what_reads_it(server: Serving, lw: lowwater.Client) -> None:
+def test_a_viewer_is_told_of_a_new_incarnation_and_of_lags_of_what_reads_it(
+    server: Serving, lw: lowwater.Client
+) -> None:
     lw.register("reset/a")
     lw.register("reset/b", inputs=["reset/a"])
     lease = lw.worker("reset/a").claim()

@@ -129,7 +129,7 @@ def test_a_cycle_that_a_heal_has_made_can_be_reset_read_and_undone() -> None:
     assert undone.downstream("a") == ["a", "b", "reader"]
 
 
-def test_a_merge_leaves_a_newer_life_as_it_was_registered() -> None:
+def test_a_merge_leaves_a_newer_incarnation_as_it_was_registered() -> None:
     """A guess that was dropped and registered again as exact stays exact, whoever has not heard of it; in one incarnation a guess stays one."""
     guessed = Topology().register(Spec("a", estimated=True))
     exact = guessed.drop("a").register(Spec("a")).register(Spec("reader", ("a",)))

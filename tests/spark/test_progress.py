@@ -533,7 +533,7 @@ def test_a_replay_does_not_bring_back_the_w_of_inputs_that_were_changed() -> Non
         assert progress.reading == reading
 
 
-def test_an_input_that_was_not_registered_is_in_the_same_life_when_it_is() -> None:
+def test_an_input_that_was_not_registered_is_in_the_same_incarnation_when_it_is() -> None:
     progress = Progress(1, None, [Log()], Committed())
     progress.inputs = (1, (1, 0))
     progress.settle(Committed(0, [0], Reading(12, {}, 1, (1, 7))), "")

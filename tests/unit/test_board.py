@@ -108,7 +108,7 @@ def test_changed_inputs_change_the_lags() -> None:
     assert (known.local_lag("c"), known.global_lag("c")) == (3600.0, 3600.0)
 
 
-def test_rule3_no_value_goes_back_within_a_life() -> None:
+def test_rule3_no_value_goes_back_within_an_incarnation() -> None:
     known = board(view("a", 2 * HOUR, life=2))
     for older in (view("a", HOUR, life=2), view("a", 3 * HOUR, life=1)):
         known.admit(older)
@@ -156,7 +156,7 @@ def test_a_computation_is_sampled_from_when_it_was_heard_of() -> None:
     assert known.recent("b") == [(2, 7, 7), (3, 7, 7)]
 
 
-def test_a_new_life_drops_the_samples_of_the_old_one() -> None:
+def test_a_new_incarnation_drops_the_samples_of_the_old_one() -> None:
     known = board(view("a", 5), view("b", 5))
     known.sample(1)
     known.admit(view("a", UNKNOWN, life=2))
@@ -168,7 +168,9 @@ def test_a_new_life_drops_the_samples_of_the_old_one() -> None:
     assert known.recent("b") == [(1, 5, 5), (2, 5, 5), (3, 5, 5)]
 
 
-def test_a_life_that_begins_during_a_sample_gets_no_value_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incarnation_that_begins_during_a_sample_gets_no_value_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The one who samples and the one who follows are two threads."""
     known = board(view("a", 5))
     following = threading.Thread(target=known.admit, args=(view("a", UNKNOWN, life=2),))

@@ -70,7 +70,7 @@ def test_who_holds_is_told_down_to_the_worker() -> None:
     )
 
 
-def test_an_input_in_another_life_is_told_apart() -> None:
+def test_an_input_in_another_incarnation_is_told_apart() -> None:
     view = WatermarkView("flights", registered=True, incarnation=3, low=Watermark(5))
     seen = fold_inputs(("flights",), {"flights": view}, Reading("c", ("flights",), 1, (2,), ()), 0.0)
     assert seen.low.unknown
@@ -78,7 +78,7 @@ def test_an_input_in_another_life_is_told_apart() -> None:
     assert seen.incarnations == (3,)
 
 
-def test_an_input_registered_after_the_claim_counts_in_any_life() -> None:
+def test_an_input_registered_after_the_claim_counts_in_any_incarnation() -> None:
     view = WatermarkView("flights", registered=True, incarnation=3, low=Watermark(5))
     assert fold_inputs(("flights",), {"flights": view}, Reading("c", ("flights",), 1, (0,), ()), 0.0).low == Watermark(
         5

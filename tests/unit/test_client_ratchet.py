@@ -46,7 +46,7 @@ def test_values_order_by_incarnation_then_value_and_epochs_never_go_down(answers
         shown = now
 
 
-def test_a_new_life_starts_below_the_old_one() -> None:
+def test_a_new_incarnation_starts_below_the_old_one() -> None:
     ratchet = Ratchet()
     ratchet.admit(WatermarkView("a", registered=True, incarnation=1, epoch=1, low=Watermark(9)))
     assert ratchet.admit(WatermarkView("a", registered=True, incarnation=2, epoch=1))
@@ -93,7 +93,7 @@ def test_only_what_changed_is_told() -> None:
     assert ratchet.changed_since(version) == [b]
 
 
-def test_a_new_life_hides_the_old_one_however_late_that_is_told() -> None:
+def test_a_new_incarnation_hides_the_old_one_however_late_that_is_told() -> None:
     ratchet = Ratchet()
     old = WatermarkView(
         "c", registered=True, incarnation=1, epoch=3, low=Watermark(5), shares=((990_000, Watermark(6)),)

@@ -128,7 +128,7 @@ def test_a_full_history_is_small() -> None:
 # -- in a computation --------------------------------------------------------------------------------------
 
 
-def test_a_history_of_one_life_to_its_end() -> None:
+def test_a_history_of_one_incarnation_to_its_end() -> None:
     d, sequencer = moved(3, 9, 10, 12, 57)
     d.report(sequencer, MAX, finish=True)
     assert history(d) == [(1, MIN, 0), (1, 0, 10), (1, 10, 50), (1, 50, MAX)]
@@ -159,7 +159,7 @@ def test_it_follows_what_is_published_and_not_what_is_held() -> None:
     assert history(d) == [(1, MIN, 30), (1, 30, 40)]
 
 
-def test_another_life_starts_anew_and_keeps_what_was() -> None:
+def test_another_incarnation_starts_anew_and_keeps_what_was() -> None:
     d, _ = moved(5, 31)
     d.reset()
     assert history(d) == [(1, MIN, 0), (1, 0, 30)]
@@ -168,7 +168,7 @@ def test_another_life_starts_anew_and_keeps_what_was() -> None:
     assert history(d) == [(1, MIN, 0), (1, 0, 30), (2, MIN, 10)]
 
 
-def test_the_new_life_has_a_history_of_its_own() -> None:
+def test_the_new_incarnation_has_a_history_of_its_own() -> None:
     d, sequencer = moved(31)
     fresh = recovery.restarted(d.core, SPEC)
     d.report(sequencer, 45 * SECOND)

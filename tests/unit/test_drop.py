@@ -181,7 +181,7 @@ async def dropped_and_back(running: Running, disk: MemoryDisk) -> None:
     await other.stop()
 
 
-async def test_rule3_a_registration_after_a_drop_begins_a_life_above_all_that_was_shown(
+async def test_rule3_a_registration_after_a_drop_begins_an_incarnation_above_all_that_was_shown(
     running: Running, disk: MemoryDisk
 ) -> None:
     await dropped_and_back(running, disk)
@@ -204,7 +204,7 @@ async def test_followers_are_told_and_those_of_a_neighbour_are_not(running: Runn
     assert await beside.take(0) == {}
 
 
-async def test_a_log_is_left_as_short_as_its_next_life_needs(running: Running, disk: MemoryDisk) -> None:
+async def test_a_log_is_left_as_short_as_its_next_incarnation_needs(running: Running, disk: MemoryDisk) -> None:
     grant = await running.claim("b", *(bytes([i]) for i in range(100)))
     before = len(disk.logs["b"].records[1])
     await running.shard.drop("b", force=True)
@@ -641,7 +641,7 @@ async def end_behind_the_next_life(
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-async def test_rule3_the_end_of_a_log_leaves_the_next_life_as_it_is(damaged: bool) -> None:
+async def test_rule3_the_end_of_a_log_leaves_the_next_incarnation_as_it_is(damaged: bool) -> None:
     deployment = Deployment()
     one, other = await two(deployment)
     await end_behind_the_next_life(deployment, one, other, min(held(other)), damaged=damaged)

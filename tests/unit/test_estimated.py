@@ -104,7 +104,7 @@ def test_a_worker_of_one_that_reads_an_estimate_by_a_heal_comes_back() -> None:
             healed.register(Spec("hourly", ("guess",), estimated=True))
 
 
-def test_exact_inputs_make_it_exact_again_in_a_new_life() -> None:
+def test_exact_inputs_make_it_exact_again_in_a_new_incarnation() -> None:
     """What it, and all that reads it, has published meanwhile was a guess: it counts no more."""
     for healed in healed_of_two_halves():
         with pytest.raises(errors.EstimatedInput):

@@ -415,7 +415,7 @@ async def test_what_another_process_has_taken_is_not_written_again(deployment: D
     assert await report(one, grants, "y") == []
 
 
-async def test_a_new_life_may_begin_of_what_is_written_again(deployment: Deployment) -> None:
+async def test_a_new_incarnation_may_begin_of_what_is_written_again(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "x", "y")
     await kept_in_memory(deployment, one, grants, "x")
     await one.shard.reset("x")
@@ -522,7 +522,7 @@ async def test_rule2_breaks_when_a_heal_writes_whatever_is_in_memory(
     await test_rule2_half_a_change_is_not_written_by_a_heal(deployment)
 
 
-async def test_half_a_change_ends_with_a_new_life(deployment: Deployment) -> None:
+async def test_half_a_change_ends_with_a_new_incarnation(deployment: Deployment) -> None:
     one, grants, _ = await torn_in_a_store_that_lost_its_end(deployment)
     await one.shard.reset("x")
     await asyncio.gather(*one.shard.held.mending())
@@ -536,7 +536,7 @@ async def test_half_a_change_ends_with_a_new_life(deployment: Deployment) -> Non
     assert (deployment.owner("x"), other.low("x")) == (other, 13)
 
 
-async def test_a_new_life_is_called_whole_when_it_is_written(
+async def test_a_new_incarnation_is_called_whole_when_it_is_written(
     deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

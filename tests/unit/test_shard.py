@@ -308,7 +308,7 @@ async def test_a_reset_starts_new_lives_downstream_and_makes_every_sequencer_sta
     assert shard.view("other").incarnation == 1  # type: ignore[union-attr]
 
 
-async def test_a_new_life_survives_a_crash_before_its_first_record(disk: MemoryDisk, running: Running) -> None:
+async def test_a_new_incarnation_survives_a_crash_before_its_first_record(disk: MemoryDisk, running: Running) -> None:
     grant = await running.claim()
     await running.report(grant, 15)
     await running.shard.reset("a")
@@ -356,7 +356,7 @@ async def test_h4_what_was_retired_comes_back_no_further_than_the_inputs(running
     assert revived.watermarks.tolist() == [14 * HOUR]
 
 
-async def test_adopt_starts_a_new_life(running: Running) -> None:
+async def test_adopt_starts_a_new_incarnation(running: Running) -> None:
     await running.claim("a", identity="first")
     with pytest.raises(errors.IdentityMismatch):
         await running.claim("a", identity="second")
@@ -449,7 +449,7 @@ async def test_a_snapshot_that_cannot_be_taken_stops_nothing(running: Running, m
     assert running.low() == 15
 
 
-async def test_a_fold_over_another_life_is_refused_and_counts_as_unknown(running: Running) -> None:
+async def test_a_fold_over_another_incarnation_is_refused_and_counts_as_unknown(running: Running) -> None:
     await running.shard.register(Spec("b", ("a",)))
     grant = await running.claim("b")
     ((_, refused),) = await running.report(grant, MAX, name="b", finish=True, lives=(0,))

@@ -465,7 +465,7 @@ async def test_what_is_recovered_in_two_pieces_is_what_is_recovered_in_one(deplo
             found._check()
 
 
-async def test_a_log_of_a_life_that_is_not_known_yet_is_not_taken_for_damaged(
+async def test_a_log_of_an_incarnation_that_is_not_known_yet_is_not_taken_for_damaged(
     deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other, name = await moving(deployment)
