@@ -208,6 +208,20 @@ def test_inputs_that_are_answered_behind_a_claim_leave_what_that_one_knows() -> 
     runtime.close()
 
 
+def test_a_claim_that_was_answered_late_leaves_the_inputs_of_a_newer_one() -> None:
+    """The inputs were set in between: a fold of those before is refused, until somebody claims again."""
+    newer, older = ((12, NEWER), (11, OLDER))
+    runtime = Granting(
+        dataclasses.replace(grant([b"", b""], sequencer), reading=reading) for sequencer, reading in (newer, older)
+    )
+    runtime.connection.settings = dataclasses.replace(SETTINGS, timeout=0.01)
+    with SyncWorker(Runtimes(lambda: runtime), CLAIMANT, REAL) as worker:
+        worker.claim()
+        worker.claim()
+        assert worker.inputs().input_version == NEWER.input_version
+    runtime.close()
+
+
 class Meeting(Granting):
     """All claims are answered at one moment."""
 

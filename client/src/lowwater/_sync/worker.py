@@ -39,6 +39,7 @@ class Worker:
         self._owner: Runtime | None = None
         self._leases = _leases()
         self._reading: Reading | None = None
+        self._read_for = 0  # the sequencer of the claim whose answer said so
         self._reader: InputReader | None = None
         self.closed: bool = False
 
@@ -73,7 +74,7 @@ class Worker:
             adopt=adopt,
         )
         grant = runtime.call(call)
-        self._read_as(grant.reading)
+        self._read_as(runtime, grant.reading, grant.state.sequencer)
         lease = Lease(runtime, grant)
         with runtime.reporter.guard:
             if self._owner is not runtime:  # those of the process that forked this one are its business
@@ -104,21 +105,24 @@ class Worker:
         """
         runtime = self._open()
         if self._reading is None:
-            reading = runtime.call(runtime.calls.reading(self.computation))
-            if self._reading is None:  # else a claim was quicker, and knows better
-                self._read_as(reading)
+            self._read_as(runtime, runtime.call(runtime.calls.reading(self.computation)))
         if self._reader is None:
             raise no_inputs(self.computation)
         return self._reader.read()
 
-    def _read_as(self, reading: Reading) -> None:
-        if reading == self._reading:
-            return
-        if self._reader is not None:
-            self._reader.close()
-        self._reading = reading
+    def _read_as(self, runtime: Runtime, reading: Reading, sequencer: int = 0) -> None:
+        """Read the inputs as a claim was told to, or as anybody is. Of several answers, in whatever order they come, the newest claim's counts."""
         names = {name: name for name in reading.inputs}
-        self._reader = InputReader(self._runtimes, names, reading) if names else None
+        with runtime.reporter.guard:
+            if sequencer < self._read_for:
+                return
+            self._read_for = sequencer
+            if reading == self._reading:
+                return
+            before, self._reading = self._reader, reading
+            self._reader = InputReader(self._runtimes, names, reading) if names else None
+        if before is not None:
+            before.close()
 
     def _open(self) -> Runtime:
         if self.closed:
