@@ -449,6 +449,30 @@ def test_new_inputs_are_folded_after_a_new_claim(lw: lowwater.Client) -> None:
     assert lw.wait("enriched", at(13), timeout=30).low == mark(13)
 
 
+def test_an_input_may_be_registered_between_a_look_at_the_inputs_and_its_report(
+    server: Serving, lw: lowwater.Client
+) -> None:
+    flights, neighbour, hourly = pipeline(lw)
+    flights.advance(None, oldest=None, frontier=at(14))
+    lw.register("joined", inputs=["flights", "weather"])
+    worker = lw.worker("joined")
+    lease = worker.claim()
+    before = worker.inputs()
+    lease.advance(before, oldest=None)
+    lease.flush()
+    lw.register("weather")
+    lease.advance(before, oldest=None, waiting_for="the first file")
+    lease.flush()
+    assert lease.refused is None
+    assert lw.why("joined").guilty.computation == "weather"
+    hourly.advance(inputs_at(neighbour, mark(14)), oldest=None)
+    assert lw.wait("enriched", at(14), timeout=30).low == mark(14)
+    lw.worker("weather").claim().advance(None, oldest=None, frontier=at(13))
+    lease.advance(inputs_at(worker, mark(13)), oldest=None)
+    assert lw.wait("joined", at(13), timeout=30).low == mark(13)
+    assert "refused" not in (server.data.parent / "serve.log").read_text()
+
+
 def test_another_deployment_is_refused(server: Serving, lw: lowwater.Client, tmp_path: Path) -> None:
     flights, worker, _ = pipeline(lw)
     flights.advance(None, oldest=None, frontier=at(14))

@@ -275,6 +275,33 @@ def test_rule1_off_unregistered_inputs_count() -> None:
     unregistered_input(switches.UnregisteredInputsCount)
 
 
+def read_before_the_registration(made: type[Computation]) -> None:
+    """Rule 1: an input is registered between a worker's look at it and its report, which says what was known then: nothing."""
+    before, after = Fold(1, (1, 0)), Fold(1, (1, 1))
+    d = Driver(Spec("c", ("a", "b"), (500_000,), max_skew=10**9), made=made)
+    owner = d.claim(b"", b"m", b"").sequencer
+    nothing = mass(frontiers={500_000: MIN})
+    assert d.report(owner, MIN, mass=nothing, fold=before, required=after) == set(), "nothing is wrong with it"
+    for values in ((10, 20), (10, MIN)):
+        assert d.report(owner, *values, fold=before, required=after) == {("INVALID_ARGUMENT", None)}
+        assert d.values() == [(b"", MIN), (b"m", MIN)]
+    ahead = mass(frontiers={500_000: 10})
+    assert d.report(owner, MIN, mass=ahead, fold=before, required=after) == {("INVALID_ARGUMENT", None)}
+    assert d.report(owner, MIN, fold=Fold(1, (2, 0)), required=after) == {("INCARNATION_CHANGED", None)}
+    assert d.report(owner, 10, 20, fold=after, required=after) == set()
+    assert d.low == 10
+    assert d.report(owner, 30, 30, fold=after, required=Fold(1, (1, 2))) == {("INCARNATION_CHANGED", None)}
+
+
+def test_rule1_a_fold_of_before_an_inputs_registration_counts_as_unknown_and_is_not_refused() -> None:
+    read_before_the_registration(Computation)
+
+
+@off(1)
+def test_rule1_off_an_input_read_before_its_registration_counts() -> None:
+    read_before_the_registration(switches.UnregisteredInputsCount)
+
+
 def test_the_refusal_of_such_a_fold_names_the_input_the_field_and_the_fix() -> None:
     d = Driver(Spec("c", ("a", "b")))
     owner = d.claim(b"", b"").sequencer

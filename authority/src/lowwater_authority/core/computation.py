@@ -413,7 +413,7 @@ class Computation:
         group.oldest_operation = min(report.oldest_operation, now)
         group.waiting_for = report.waiting_for
         refused: list[Refused] = []
-        if report.fold.input_incarnations != required.input_incarnations:
+        if _was_reset(report.fold, required):
             values = np.full(len(values), MIN, dtype=np.int64)
             mass = mass and replace(mass, frontiers=dict.fromkeys(mass.frontiers, MIN))
             msg = "the report folds another incarnation of an input than the one in force, so it counts as unknown; fold anew"
