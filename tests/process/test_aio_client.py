@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,6 @@ async def inputs_at(worker: lowwater.aio.Worker, low: Watermark) -> lowwater.Inp
 
     await eventually_async(come, f"inputs at {low}", seen=lambda: seen)
     return seen
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path / "data") as one:
-        yield one
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -41,12 +40,6 @@ def epoch(lw: lowwater.Client) -> int:
 
 def copy(source: str | Path, target: str | Path) -> None:
     assert main(["journal", "copy", str(source), str(target)]) == 0
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path / "data") as one:
-        yield one
 
 
 def connect(address: str) -> lowwater.Client:

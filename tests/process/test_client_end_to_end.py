@@ -29,18 +29,6 @@ from tests.process.serving import Serving
 BOUNDS = [b"", b"\x40", b"\x80", b""]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path / "data") as one:
-        yield one
-
-
-@pytest.fixture
-def lw(server: Serving) -> Iterator[lowwater.Client]:
-    with lowwater.connect(server.address) as client:
-        yield client
-
-
 def pipeline(lw: lowwater.Client) -> tuple[lowwater.Lease, lowwater.Worker, lowwater.Lease]:
     """Register flights -> enriched, each with one worker."""
     lw.register("flights")

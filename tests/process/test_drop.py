@@ -7,7 +7,6 @@ import json
 import signal
 import threading
 import urllib.request
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -25,18 +24,6 @@ from tests.process.serving import Serving
 from tests.process.sharding import Sharded, balanced, move, served, spread
 
 NOON = 1_767_268_800_000_000
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path / "data") as one:
-        yield one
-
-
-@pytest.fixture
-def lw(server: Serving) -> Iterator[lowwater.Client]:
-    with lowwater.connect(server.address) as client:
-        yield client
 
 
 def reported(lw: lowwater.Client, name: str, hour: int) -> lowwater.Lease:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.process.serving import Serving
 from tests.process.test_client_end_to_end import run
@@ -66,12 +63,6 @@ def use(lw, name):
     return lw.wait(name, 7, timeout=20).low.micros
 
 """
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path / "data") as one:
-        yield one
 
 
 def reports(server: Serving) -> tuple[int, int]:

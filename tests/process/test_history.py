@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -18,18 +16,6 @@ from tests.process.serving import Serving
 
 MINUTE = timedelta(minutes=1)
 BOUNDS = [b"", b"\x80", b""]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path / "data") as one:
-        yield one
-
-
-@pytest.fixture
-def lw(server: Serving) -> Iterator[lowwater.Client]:
-    with lowwater.connect(server.address) as client:
-        yield client
 
 
 def flights(lw: lowwater.Client, *times: datetime, name: str = "flights") -> lowwater.Lease:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -22,13 +20,6 @@ from lowwater_authority.journal.redis import PART_BYTES
 from tests.contract.journal_stores import RedisStore, entry, turn
 
 LOGS = (GRAPH, "a")
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[RedisStore]:
-    made = RedisStore(tmp_path)
-    yield made
-    await made.close()
 
 
 def payloads(log: str, first: int, last: int) -> list[tuple[int, bytes]]:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -73,13 +72,6 @@ class Network:
     def flow(self) -> None:
         """Hold nothing back any more."""
         self._flowing.set()
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[RedisStore]:
-    made = RedisStore(tmp_path)
-    yield made
-    await made.close()
 
 
 @pytest.fixture

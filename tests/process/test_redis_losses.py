@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -22,13 +22,6 @@ from lowwater_authority.journal import (
 )
 from lowwater_authority.journal.redis import PART_BYTES, RedisJournal
 from tests.contract.journal_stores import RedisStore, entry, turn
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[RedisStore]:
-    made = RedisStore(tmp_path)
-    yield made
-    await made.close()
 
 
 def payloads(log: str, first: int, last: int) -> list[tuple[int, bytes]]:

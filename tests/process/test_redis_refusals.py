@@ -6,7 +6,6 @@ import logging
 import re
 import subprocess
 import traceback
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -39,13 +38,6 @@ COMMANDS = (
     "+xtrim",
 )
 """All that a user needs; docs/durability.md lists them."""
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[RedisStore]:
-    made = RedisStore(tmp_path)
-    yield made
-    await made.close()
 
 
 async def refusal(url: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
@@ -18,14 +17,6 @@ from lowwater_authority.engine import shard
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, held, two
 from tests.kit.times import HOUR
-
-
-@pytest.fixture
-async def deployment() -> AsyncIterator[Deployment]:
-    made = Deployment()
-    yield made
-    for one in made.shards:
-        await one.stop()
 
 
 async def test_computations_are_divided_and_each_is_served_once(deployment: Deployment) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,14 +19,6 @@ from tests.kit.shards import NAMES, Deployment, One, held, numbers, turns, two
 from tests.kit.times import HOUR
 
 T = TypeVar("T")
-
-
-@pytest.fixture
-async def deployment() -> AsyncIterator[Deployment]:
-    made = Deployment()
-    yield made
-    for one in made.shards:
-        await one.stop()
 
 
 def alive(one: One) -> bool:

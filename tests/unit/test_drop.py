@@ -94,11 +94,6 @@ def test_a_heal_does_not_bring_back_what_was_dropped() -> None:
 
 
 @pytest.fixture
-def disk() -> MemoryDisk:
-    return MemoryDisk()
-
-
-@pytest.fixture
 async def running(disk: MemoryDisk) -> AsyncIterator[Running]:
     one = await Running(disk).start()
     for spec in (A, B, Spec("beside")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import count
 
@@ -23,14 +22,6 @@ from tests.kit.shards import Deployment
 
 GUESS = Spec("guess", estimated=True)
 NOON = Watermark(1_357_732_800_000_000)
-
-
-@pytest.fixture
-async def deployment() -> AsyncIterator[Deployment]:
-    made = Deployment()
-    yield made
-    for one in made.shards:
-        await one.stop()
 
 
 def test_only_estimated_computations_read_estimated_ones() -> None:

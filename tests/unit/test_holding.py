@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -30,14 +29,6 @@ from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.shards import Deployment, held, turns, two
 
 REASON = JournalFailed("it cannot be read")
-
-
-@pytest.fixture
-async def deployment() -> AsyncIterator[Deployment]:
-    made = Deployment()
-    yield made
-    for one in made.shards:
-        await one.stop()
 
 
 def none_yet() -> Holdings:

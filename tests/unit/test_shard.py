@@ -97,11 +97,6 @@ class Running:
 
 
 @pytest.fixture
-def disk() -> MemoryDisk:
-    return MemoryDisk()
-
-
-@pytest.fixture
 async def running(disk: MemoryDisk) -> AsyncIterator[Running]:
     one = await Running(disk).start()
     await one.shard.register(Spec("a"))

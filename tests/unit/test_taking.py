@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -27,14 +27,6 @@ from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryJournal, StoredLog
 from tests.kit.shards import DEAD_AFTER, Deployment, One, held, turns, two
 from tests.kit.times import SECOND
-
-
-@pytest.fixture
-async def deployment() -> AsyncIterator[Deployment]:
-    made = Deployment()
-    yield made
-    for one in made.shards:
-        await one.stop()
 
 
 def flip_a_bit(log: str, stored: StoredLog) -> None:

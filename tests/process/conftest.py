@@ -1,0 +1,34 @@
+"""A server, a client and a store, each made for one test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+import lowwater
+from tests.contract.journal_stores import RedisStore
+from tests.process.serving import Serving
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Serving]:
+    """An authority of one process, which a test may kill and start again."""
+    with Serving(tmp_path / "data") as one:
+        yield one
+
+
+@pytest.fixture
+def lw(server: Serving) -> Iterator[lowwater.Client]:
+    """A client of the server."""
+    with lowwater.connect(server.address) as client:
+        yield client
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[RedisStore]:
+    """A Redis of the test's own, as the journal's tests have it."""
+    made = RedisStore(tmp_path)
+    yield made
+    await made.close()
