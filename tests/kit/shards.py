@@ -17,6 +17,7 @@ from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import JournalFailed
 from lowwater_authority.ops.observer import Observer
+from tests.kit.clock import Clock
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
@@ -54,9 +55,9 @@ class Deployment:
     """One store, one clock, and the shards that a test starts."""
 
     def __init__(self) -> None:
-        self.seconds = 1000.0
+        self.clock = Clock(1000.0)
         self.disk = MemoryDisk()
-        self.members = MemoryMembers(lambda: int(self.seconds * SECOND), dead_after=int(DEAD_AFTER * SECOND))
+        self.members = MemoryMembers(self.clock.micros, dead_after=int(DEAD_AFTER * SECOND))
         self.shards: list[One] = []
 
     async def start(self, address: str) -> One:
@@ -69,7 +70,7 @@ class Deployment:
     async def settle(self, *shards: One, seconds: float = 0.6) -> None:
         """Let time pass, and these shards beat and settle every 0.3 s: what one proposes the others see the next time."""
         for _ in range(round(seconds / 0.3)):
-            self.seconds += 0.3
+            self.clock.now += 0.3
             for one in shards:
                 await one.beat()
 
@@ -110,13 +111,12 @@ class One:
             self.directory,
             Member(f"id-{next(ids)}", address),
             peers=Asks(deployment),  # type: ignore[arg-type]  # the same questions, without a network
-            monotonic=lambda: deployment.seconds,
+            monotonic=deployment.clock,
             dead_after=DEAD_AFTER,
         )
         self.faults = Faults()
         journal = MemoryJournal(deployment.disk, shared=True, faults=self.faults)
-        clock = lambda: int(deployment.seconds * SECOND) + 1_000_000 * HOUR  # noqa: E731
-        self.shard = Shard(journal, clock=clock, observer=Observer(), placement=self.cluster)
+        self.shard = Shard(journal, clock=deployment.clock.micros, observer=Observer(), placement=self.cluster)
 
     async def start(self) -> None:
         await self.shard.start()

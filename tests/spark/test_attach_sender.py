@@ -16,26 +16,17 @@ from lowwater_spark.attach import sender as sender_module
 from lowwater_spark.attach.book import Book, QueryStatus
 from lowwater_spark.attach.progress import BatchProgress
 from lowwater_spark.attach.sender import SILENCE, Sender
+from tests.kit.clock import Clock
 from tests.kit.eventually import eventually
 from tests.kit.times import DAY, micros
 from tests.process.serving import Serving
-
-
-class Clock:
-    """Real time, and what a test adds to it."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def __call__(self) -> float:
-        return time.monotonic() + self.ahead
 
 
 class Driver:
     """A book with a sender: a Spark driver without Spark."""
 
     def __init__(self, address: str, timeout: float = 1.0) -> None:
-        self.clock = Clock()
+        self.clock = Clock(0.0, over=time.monotonic)
         self.book = Book(lambda name, query: f"spark.{name or query}", self.clock)
         settings = lowwater.Settings(address, timeout=timeout)
         self.sender = Sender(self.book, lowwater.Client(settings), self.clock)
@@ -52,7 +43,7 @@ class Driver:
 
     def later(self, seconds: float) -> None:
         """Let time pass at once."""
-        self.clock.ahead += seconds
+        self.clock.now += seconds
         with self.book.changed:
             self.book.changed.notify_all()
 

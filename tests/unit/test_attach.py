@@ -13,6 +13,7 @@ from lowwater_spark.attach.book import Book, Saying
 from lowwater_spark.attach.progress import BatchProgress, computation_name, read_progress
 from lowwater_spark.attach.sender import FAILURES, FIRST_WAIT, LONGEST_WAIT, Breaker
 from lowwater_spark.attach.settings import AttachSettings, resolve
+from tests.kit.clock import Clock
 
 NINE = 1_357_722_000_000_000
 """2013-01-09T09:00Z."""
@@ -131,17 +132,9 @@ def test_a_probe_that_fails_doubles_the_wait_and_one_that_succeeds_closes_it() -
 # -- the book ---------------------------------------------------------------------------------------------------------
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ from lowwater._sync.reporter import Reporter
 from lowwater._sync.watcher import Watcher
 from lowwater_authority.authority import Authority
 from lowwater_authority.ops.observer import Observer
+from tests.kit.clock import Clock
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 
 CERTAIN = Surroundings(random=lambda: 1.0)
@@ -185,16 +186,6 @@ async def test_a_stream_that_grpc_cancels_by_itself_is_one_that_failed(
 
 
 # -- the state machine --------------------------------------------------------------------------------------------
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def reporting(clock: Clock | None = None) -> Reporting:

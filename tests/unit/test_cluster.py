@@ -195,7 +195,7 @@ async def test_a_shard_that_is_cut_off_says_so_and_keeps_its_memory(deployment: 
     one.cluster.on_cut_off = told.append
     deployment.members.away = True
     for _ in range(4):
-        deployment.seconds += 0.6
+        deployment.clock.now += 0.6
         for each in (one, other):
             with contextlib.suppress(Exception):
                 await each.cluster._beat()
@@ -225,7 +225,7 @@ async def test_a_process_that_was_replaced_puts_nobody_out_behind_an_outage(depl
     await deployment.settle(new, other)
     await old.cluster._beat()
     assert deployment.members.view.at("one:1") == new.cluster.me
-    deployment.seconds += 2 * DEAD_AFTER  # nobody reaches the store
+    deployment.clock.now += 2 * DEAD_AFTER  # nobody reaches the store
     await old.cluster._beat()
     assert deployment.members.view.at("one:1") == new.cluster.me
     await deployment.settle(new, other)

@@ -54,7 +54,7 @@ async def taking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(one.shard.journal, "load", slowly)
     for _ in range(8):
-        deployment.seconds += 0.3
+        deployment.clock.now += 0.3
         await one.cluster._beat()
         await one.cluster._look_after_what_is_held()
         await turns()

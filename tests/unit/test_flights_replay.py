@@ -14,6 +14,7 @@ import pytest
 from examples.flights import data, replay
 from examples.flights.data import HOUR, MINUTE, Flight
 from examples.flights.replay import FEED_DDL, FEED_SCHEMA, STEP, Beat, Row, beats
+from tests.kit.clock import Clock
 from tests.unit.flights_year import START, demo_slice
 
 
@@ -154,18 +155,6 @@ def test_spark_and_arrow_name_the_same_columns() -> None:
     assert tuple(FEED_SCHEMA.names) == Row._fields
 
 
-class Clock:
-    """Time that passes by waiting only."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.waits: list[float] = []
-
-    def wait(self, seconds: float) -> None:
-        self.waits.append(seconds)
-        self.now += seconds
-
-
 def test_beats_are_written_at_the_rate_and_lost_time_is_caught_up(tmp_path: Path) -> None:
     clock = Clock()
     steps = feed()[:6]
@@ -176,7 +165,7 @@ def test_beats_are_written_at_the_rate_and_lost_time_is_caught_up(tmp_path: Path
                 clock.now += 0.2
             yield beat
 
-    count = replay.run(slowly(), tmp_path, start=START, rate=2.0, now=lambda: clock.now, wait=clock.wait)
+    count = replay.run(slowly(), tmp_path, start=START, rate=2.0, now=clock, wait=clock.wait)
     assert count == len(list(tmp_path.iterdir())) == 6
     # A quarter of an hour at two hours a second is an eighth of a second; the third beat came too late to wait.
     assert clock.waits == pytest.approx([0.125, 0.125, 0.05, 0.125, 0.125])
@@ -185,7 +174,7 @@ def test_beats_are_written_at_the_rate_and_lost_time_is_caught_up(tmp_path: Path
 
 def test_without_a_rate_limit_nothing_waits(tmp_path: Path) -> None:
     clock = Clock()
-    replay.run(feed()[:3], tmp_path, start=START, rate=float("inf"), now=lambda: clock.now, wait=clock.wait)
+    replay.run(feed()[:3], tmp_path, start=START, rate=float("inf"), now=clock, wait=clock.wait)
     assert clock.waits == []
 
 

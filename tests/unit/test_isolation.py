@@ -367,7 +367,7 @@ async def test_the_neighbours_are_confirmed_while_one_is_written_again(deploymen
     assert isinstance(both, errors.Unavailable)
     assert isinstance(y, int)
     assert isinstance(everything, int)
-    deployment.seconds += 5
+    deployment.clock.now += 5
     await one.shard.confirm()
     assert one.shard.confirmed < one.shard.now, "it is not known of all of them"
     await written_again(one)

@@ -1,0 +1,37 @@
+"""The clock of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tests.kit.times import HOUR, SECOND
+
+BEGINNING: Final = 1_000_000 * HOUR
+"""What the wall clock says when the other one says 0."""
+
+
+class Clock:
+    """A clock that a test moves. Called, it says seconds, as the monotonic clock of a process.
+
+    ``over`` is a clock that goes by itself, such as the real one: then a test moves this one ahead of it.
+    """
+
+    def __init__(self, now: float = 100.0, over: Callable[[], float] | None = None) -> None:
+        self.now = now
+        """Seconds; ahead of the other clock, if there is one."""
+        self.waits: list[float] = []
+        """What :meth:`wait` was called with."""
+        self._over = over
+
+    def __call__(self) -> float:
+        return self.now if self._over is None else self.now + self._over()
+
+    def micros(self) -> int:
+        """Processing time, as an authority has it: microseconds since the epoch."""
+        return BEGINNING + int(self() * SECOND)
+
+    def wait(self, seconds: float) -> None:
+        """Wait, in no time."""
+        self.waits.append(seconds)
+        self.now += seconds
