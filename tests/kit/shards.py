@@ -54,8 +54,8 @@ class Faults(FaultPlan):
 class Deployment:
     """One store, one clock, and the shards that a test starts."""
 
-    def __init__(self) -> None:
-        self.clock = Clock(1000.0)
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock(1000.0)
         self.disk = MemoryDisk()
         self.members = MemoryMembers(self.clock.micros, dead_after=int(DEAD_AFTER * SECOND))
         self.shards: list[One] = []
@@ -100,13 +100,20 @@ class Asks:
 
 
 class One:
-    """A shard, whose beats a test makes one by one."""
+    """A shard, whose beats a test makes one by one. ``faults`` are those of its way to the members."""
 
-    def __init__(self, deployment: Deployment, address: str) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        address: str,
+        *,
+        journal: type[MemoryJournal] = MemoryJournal,
+        faults: FaultPlan | None = None,
+    ) -> None:
         self.deployment = deployment
         self.address = address
         self.ended = False
-        self.directory = MemoryDirectory(deployment.members)
+        self.directory = MemoryDirectory(deployment.members, faults=faults)
         self.cluster = Cluster(
             self.directory,
             Member(f"id-{next(ids)}", address),
@@ -115,8 +122,9 @@ class One:
             dead_after=DEAD_AFTER,
         )
         self.faults = Faults()
-        journal = MemoryJournal(deployment.disk, shared=True, faults=self.faults)
-        self.shard = Shard(journal, clock=deployment.clock.micros, observer=Observer(), placement=self.cluster)
+        """Those of its way to the journal."""
+        self.journal = journal(deployment.disk, shared=True, faults=self.faults)
+        self.shard = Shard(self.journal, clock=deployment.clock.micros, observer=Observer(), placement=self.cluster)
 
     async def start(self) -> None:
         await self.shard.start()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.kit.memory_journal import MemoryDisk
-from tests.unit.sharded_memory import Deployment
+from tests.kit.shards import Deployment
 
 
 @pytest.fixture
