@@ -79,7 +79,7 @@ class Order:
         return json.loads(said.read_text(encoding="utf-8")) if said.exists() else None
 
 
-class World:
+class Pipeline:
     """The pipeline, what has been put into it, what has come out, and what was published."""
 
     def __init__(self, folder: Path, shipped: Shipped, cluster: Standalone, server: Serving, seed: int) -> None:
@@ -287,12 +287,12 @@ class World:
 
 
 @contextlib.contextmanager
-def world(folder: Path, seed: int, shipped: Shipped | None = None) -> Iterator[World]:
+def pipeline(folder: Path, seed: int, shipped: Shipped | None = None) -> Iterator[Pipeline]:
     """A cluster, an authority and a pipeline whose driver is not started yet."""
     ours = ship(folder / "shipped") if shipped is None else shipped
     (folder / "authority").mkdir()
     with serving(folder / "authority") as server, Standalone(folder / "cluster") as cluster:
-        made = World(folder, ours, cluster, server, seed)
+        made = Pipeline(folder, ours, cluster, server, seed)
         try:
             yield made
         finally:
@@ -321,7 +321,7 @@ def run(
 ) -> dict[str, Any]:
     """Run until so many faults have taken effect; return the result. Stops at the first round in which anything is wrong."""
     began = time.monotonic()
-    with world(folder, seed, shipped) as made:
+    with pipeline(folder, seed, shipped) as made:
         made.start_driver()
         made.put()
         made.promise()

@@ -31,13 +31,13 @@ def test_rule3_rule6_under_twenty_counted_faults(tmp_path: Path, shipped: Shippe
 def test_rule6_a_report_before_the_commit_is_found(tmp_path: Path, shipped: Shipped) -> None:
     """The verdict can fail: the same checks find a driver that tells the authority of a batch before Spark's commit log has it."""
     found: list[str] = []
-    with chaos.world(tmp_path, SEED, shipped) as world:
-        world.start_driver(early=True)
+    with chaos.pipeline(tmp_path, SEED, shipped) as pipeline:
+        pipeline.start_driver(early=True)
         for _ in range(5):
-            world.put()
-            world.promise()
-            world.recovered()
-            found = world.wrong()
+            pipeline.put()
+            pipeline.promise()
+            pipeline.recovered()
+            found = pipeline.wrong()
             if found:
                 break
     assert any(each.startswith("hourly") and "committed" in each for each in found), found

@@ -126,7 +126,7 @@ tried: set[object] = set()
 
 
 @dataclass
-class World:
+class Target:
     """A server with everything registered, and every range of it owned by the administrator."""
 
     server: Serving
@@ -140,7 +140,7 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     folder = tmp_path_factory.mktemp("access")
     path = folder / "access.toml"
     path.write_text("".join(rules_of(name, TOKENS[name], rules) for name, rules in RULES.items()))
@@ -149,7 +149,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             for name in REGISTERED:
                 lw.register(name, inputs=INPUTS.get(name, []))
             leases = {name: lw.worker(name).claim() for name in REGISTERED}
-            yield World(server, Wire(channel, server.address), lw, leases)
+            yield Target(server, Wire(channel, server.address), lw, leases)
 
 
 # -- each forbidden thing ------------------------------------------------------------------------------------------------
@@ -161,10 +161,10 @@ def test_every_method_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("thing", NOT_KNOWN, ids=str)
-def test_who_is_not_known_may_do_nothing(world: World, thing: Thing) -> None:
+def test_who_is_not_known_may_do_nothing(target: Target, thing: Thing) -> None:
     tried.add(thing)
-    refused = world.wire.attempt(
-        thing.rpc, UNKNOWN[thing.who], thing.name, sequencer=world.sequencer(thing.name), server_token="another"
+    refused = target.wire.attempt(
+        thing.rpc, UNKNOWN[thing.who], thing.name, sequencer=target.sequencer(thing.name), server_token="another"
     )
     assert isinstance(refused, errors.Unauthenticated), refused
     assert "LOWWATER_TOKEN" in refused.message
@@ -172,11 +172,11 @@ def test_who_is_not_known_may_do_nothing(world: World, thing: Thing) -> None:
 
 
 @pytest.mark.parametrize("thing", NOT_ALLOWED, ids=str)
-def test_what_no_rule_allows_is_refused(world: World, thing: Thing) -> None:
+def test_what_no_rule_allows_is_refused(target: Target, thing: Thing) -> None:
     tried.add(thing)
     # Also with the numbers of the claim that somebody else holds, and whatever deployment is meant.
-    refused = world.wire.attempt(
-        thing.rpc, bearer(TOKENS[thing.who]), thing.name, sequencer=world.sequencer(thing.name)
+    refused = target.wire.attempt(
+        thing.rpc, bearer(TOKENS[thing.who]), thing.name, sequencer=target.sequencer(thing.name)
     )
     assert isinstance(refused, errors.PermissionDenied), refused
     assert thing.who in refused.message
@@ -191,9 +191,9 @@ def test_what_no_rule_allows_is_refused(world: World, thing: Thing) -> None:
 
 
 @pytest.mark.parametrize("thing", ALLOWED, ids=str)
-def test_what_a_rule_allows_is_let_through(world: World, thing: Thing) -> None:
+def test_what_a_rule_allows_is_let_through(target: Target, thing: Thing) -> None:
     """Up to the service, which finds that another deployment is meant, and changes nothing."""
-    refused = world.wire.attempt(thing.rpc, bearer(TOKENS[thing.who]), thing.name, server_token="another")
+    refused = target.wire.attempt(thing.rpc, bearer(TOKENS[thing.who]), thing.name, server_token="another")
     assert refused is not None
     assert refused.reason == "SERVER_TOKEN_MISMATCH"
 
@@ -252,28 +252,28 @@ MORE: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", MORE)
-def test_what_else_a_request_asks_is_refused_too(world: World, case: str) -> None:
+def test_what_else_a_request_asks_is_refused_too(target: Target, case: str) -> None:
     tried.add(case)
     who, rpc, name, fields, permission = MORE[case]
-    refused = world.wire.attempt(rpc, bearer(TOKENS[who]), name, **fields)
+    refused = target.wire.attempt(rpc, bearer(TOKENS[who]), name, **fields)
     assert isinstance(refused, errors.PermissionDenied), refused
     assert refused.metadata["permission"] == permission
     assert refused.metadata["principal"] == who
 
 
 @pytest.mark.parametrize("rpc", [rpc for action in ("report", "read", "operate") for rpc in NEEDS[action]])
-def test_whether_something_exists_is_not_said(world: World, rpc: str) -> None:
+def test_whether_something_exists_is_not_said(target: Target, rpc: str) -> None:
     """To somebody who may do nothing with it, what exists and what does not differ in nothing but the name."""
     told = []
     for name in ("flights/minute", "flights/absent"):
-        refused = world.wire.attempt(rpc, bearer(TOKENS["idle"]), name)
+        refused = target.wire.attempt(rpc, bearer(TOKENS["idle"]), name)
         assert refused is not None
         told.append((type(refused), refused.message.replace(name.partition("/")[2], "X"), refused.metadata.keys()))
     assert told[0] == told[1]
 
 
-def test_a_list_of_all_has_what_one_may_read_and_nothing_else(world: World) -> None:
-    stubs, patience = world.wire.stubs, {"timeout": PATIENCE}
+def test_a_list_of_all_has_what_one_may_read_and_nothing_else(target: Target) -> None:
+    stubs, patience = target.wire.stubs, {"timeout": PATIENCE}
     for who, rights in RIGHTS.items():
         metadata, seen = bearer(TOKENS[who]), rights.get("read", set()) & set(REGISTERED)
         graph = stubs.graph.GetTopology(topology_pb2.GetTopologyRequest(), metadata=metadata, **patience)
@@ -285,15 +285,15 @@ def test_a_list_of_all_has_what_one_may_read_and_nothing_else(world: World) -> N
         watch.cancel()
 
 
-def test_a_watch_of_all_never_tells_of_what_one_may_not_read(world: World) -> None:
+def test_a_watch_of_all_never_tells_of_what_one_may_not_read(target: Target) -> None:
     request = watermarks_pb2.WatchRequest()
-    watch = world.wire.stubs.watermarks.Watch(request, metadata=bearer(TOKENS["local"]), timeout=PATIENCE)
+    watch = target.wire.stubs.watermarks.Watch(request, metadata=bearer(TOKENS["local"]), timeout=PATIENCE)
     messages = iter(watch)
     next(messages)
     low = 1_500_000_000_000_000
     for name in ("flights/minute", "flights/enriched", "solo"):
-        world.leases[name].advance(None, oldest=None, frontier=low)
-        world.leases[name].flush(timeout=PATIENCE)
+        target.leases[name].advance(None, oldest=None, frontier=low)
+        target.leases[name].flush(timeout=PATIENCE)
     seen = set()
     while "solo" not in seen:
         seen |= {each.computation for each in next(messages).watermarks}
@@ -301,12 +301,12 @@ def test_a_watch_of_all_never_tells_of_what_one_may_not_read(world: World) -> No
     assert seen == {"solo"}
 
 
-def test_an_error_does_not_name_what_one_may_not_know(world: World) -> None:
+def test_an_error_does_not_name_what_one_may_not_know(target: Target) -> None:
     """The circle goes through billing/sum, of which one of the two may know nothing."""
     told: dict[str, errors.Cycle] = {}
     fields: dict[str, Any] = {"inputs": ["flights/circle"]}
     for who in ("admin", "cyclist"):
-        refused = world.wire.attempt("SetInputs", bearer(TOKENS[who]), "flights/enriched", **fields)
+        refused = target.wire.attempt("SetInputs", bearer(TOKENS[who]), "flights/enriched", **fields)
         assert isinstance(refused, errors.Cycle), refused
         told[who] = refused
     assert "billing/sum" in told["admin"].message
@@ -318,8 +318,8 @@ def test_an_error_does_not_name_what_one_may_not_know(world: World) -> None:
 # -- from the client library ---------------------------------------------------------------------------------------------
 
 
-def test_calls_of_the_client_end_at_once(world: World) -> None:
-    with lowwater.connect(world.server.address, token="wrong", timeout=10 * PATIENCE) as lw:
+def test_calls_of_the_client_end_at_once(target: Target) -> None:
+    with lowwater.connect(target.server.address, token="wrong", timeout=10 * PATIENCE) as lw:
         for call in (
             lambda: lw.register("solo"),
             lambda: lw.get("solo"),
@@ -334,44 +334,44 @@ def test_calls_of_the_client_end_at_once(world: World) -> None:
                 call()
 
 
-def test_one_may_wait_for_what_one_may_read_beside_what_one_may_not(world: World) -> None:
-    with lowwater.connect(world.server.address, token=TOKENS["reader"], timeout=PATIENCE) as lw:
+def test_one_may_wait_for_what_one_may_read_beside_what_one_may_not(target: Target) -> None:
+    with lowwater.connect(target.server.address, token=TOKENS["reader"], timeout=PATIENCE) as lw:
         with pytest.raises(errors.PermissionDenied, match="read on 'solo'"):
             lw.wait("solo", until=lowwater.Watermark(0))
         with pytest.raises(errors.PermissionDenied, match="operate on 'minute'"):
             lw.reset("flights/minute")
         low = 1_500_000_000_000_001
-        world.leases["flights/minute"].advance(None, oldest=None, frontier=low)
+        target.leases["flights/minute"].advance(None, oldest=None, frontier=low)
         assert lw.wait("flights/minute", until=lowwater.Watermark(low), timeout=PATIENCE).low.micros == low
 
 
-def test_a_stolen_claim_moves_nothing(world: World) -> None:
+def test_a_stolen_claim_moves_nothing(target: Target) -> None:
     """After all that was tried: every claim is whose it was, and reports of its owner count."""
-    before = world.lw.get(*REGISTERED)
+    before = target.lw.get(*REGISTERED)
     for number, name in enumerate(REGISTERED):
         assert before[name].incarnation == 1
         if not before[name].inputs:
             low = 1_600_000_000_000_000 + number
-            world.leases[name].advance(None, oldest=None, frontier=low)
-            world.leases[name].flush(timeout=PATIENCE)
-            assert world.lw.get(name)[name].low.micros == low
-    assert set(world.lw.topology().computations) == set(REGISTERED)
+            target.leases[name].advance(None, oldest=None, frontier=low)
+            target.leases[name].flush(timeout=PATIENCE)
+            assert target.lw.get(name)[name].low.micros == low
+    assert set(target.lw.topology().computations) == set(REGISTERED)
 
 
-def test_health_is_for_anybody(world: World) -> None:
+def test_health_is_for_anybody(target: Target) -> None:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    with grpc.insecure_channel(world.server.address) as channel:
+    with grpc.insecure_channel(target.server.address) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
         answer = health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_moving_computations_takes_everything(world: World) -> None:
+def test_moving_computations_takes_everything(target: Target) -> None:
     """The administrator gets as far as the service, which has no other shards."""
     request = cluster_pb2.DrainRequest(address="127.0.0.1:1")
     with pytest.raises(grpc.RpcError, match="this authority is alone"):
-        world.wire.stubs.cluster.Drain(request, metadata=bearer(TOKENS["admin"]), timeout=PATIENCE)
+        target.wire.stubs.cluster.Drain(request, metadata=bearer(TOKENS["admin"]), timeout=PATIENCE)
 
 
 def test_the_number_of_forbidden_things_is_that_of_the_documentation(request: pytest.FixtureRequest) -> None:
@@ -392,14 +392,14 @@ def test_the_number_of_forbidden_things_is_that_of_the_documentation(request: py
     assert tried == things & selected
 
 
-def test_only_who_may_report_says_what_is_waited_for_and_who_may_read_is_told(world: World) -> None:
+def test_only_who_may_report_says_what_is_waited_for_and_who_may_read_is_told(target: Target) -> None:
     name, said = "flights/enriched", "/in/daily.json"
-    lease = world.leases[name]
+    lease = target.leases[name]
     lease.advance(None, oldest=None, frontier=1, waiting_for=said)
     lease.flush()
 
     def told(who: str) -> str:
-        with lowwater.connect(world.server.address, token=TOKENS[who], timeout=PATIENCE) as lw:
+        with lowwater.connect(target.server.address, token=TOKENS[who], timeout=PATIENCE) as lw:
             return lw.ranges(name).ranges[0].waiting_for
 
     group = workers_pb2.GroupReport(
@@ -409,7 +409,7 @@ def test_only_who_may_report_says_what_is_waited_for_and_who_may_read_is_told(wo
         workers_pb2.ReportRequest(open=workers_pb2.ReportOpen(sender=bytes(16), stream=1)),
         workers_pb2.ReportRequest(report=workers_pb2.Report(number=1, groups=[group])),
     ]
-    with world.server.channel() as channel:
+    with target.server.channel() as channel:
         stub = workers_pb2_grpc.WorkerServiceStub(channel)
         answers = list(stub.Report(iter(messages), metadata=bearer(TOKENS["local"])))
     [refused] = [each.reason for answer in answers for each in answer.ack.refused]

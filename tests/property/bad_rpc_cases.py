@@ -12,7 +12,7 @@ from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.watermarks import MAX_HOLDERS, MAX_PAGE
 from tests.kit.times import HOUR, MAX, MIN
-from tests.property.rpc_world import STUBS, Pipeline, opening, report
+from tests.property.rpc_server import STUBS, Pipeline, opening, report
 
 Change = Callable[[Any, Random, Pipeline], None]
 """Spoils a valid request in place."""
@@ -57,7 +57,7 @@ def up(*messages: Callable[[Random, Pipeline], workers_pb2.ReportRequest]) -> Ch
 def again(request: Any, random: Random, pipeline: Pipeline) -> None:
     """Open a stream whose number, or a later one, was used before."""
     newest = next(pipeline.streams)
-    pipeline.world.call("Report", [opening(newest)])
+    pipeline.server.call("Report", [opening(newest)])
     request[:] = [opening(max(1, newest - random.choice([0, 1]))), report(1, pipeline.group("a", 20))]
 
 

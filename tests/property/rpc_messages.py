@@ -14,7 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
 from tests.kit.times import HOUR
-from tests.property.rpc_world import FIRST_SEQUENCER, NOW, Pipeline
+from tests.property.rpc_server import FIRST_SEQUENCER, NOW, Pipeline
 
 NAMES: Final = ("a", "b", "n/c", "spare", "d", "new", "", "no name", "x" * 300, "水\0")
 COUNTS: Final = (0, 1, 2, 3, 4, 5, 2**31, 2**40, 2**40 + 1, 2**63 - 1, 2**63, 2**64 - 1)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.property.bad_rpc_cases import CASES, IN_PART, TOO_LARGE, Case
-from tests.property.rpc_world import SOURCES, STUBS, Pipeline, Refusal, opening, report, running
+from tests.property.rpc_server import SOURCES, STUBS, Pipeline, Refusal, opening, report, running
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +27,14 @@ def refused(pipeline: Pipeline, case: Case, random: Random) -> Refusal:
     """Send the spoilt request."""
     request = pipeline.valid(case.method)
     case.change(request, random, pipeline)
-    return pipeline.world.refused(case.method, request)
+    return pipeline.server.refused(case.method, request)
 
 
 @pytest.mark.parametrize("method", STUBS)
 def test_the_valid_requests_are_valid(method: str) -> None:
     with running() as one:
-        one.world.call(method, one.valid(method))
-        one.world.check()
+        one.server.call(method, one.valid(method))
+        one.server.check()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -42,7 +42,7 @@ def test_the_valid_requests_are_valid(method: str) -> None:
 @settings(max_examples=4)
 def test_a_bad_request_is_refused_and_changes_nothing(pipeline: Pipeline, name: str, random: Random) -> None:
     case = CASES[name]
-    before = pipeline.world.dump()
+    before = pipeline.server.dump()
     found = refused(pipeline, case, random)
     assert (found.reason, found.metadata.get("field", "")) == (case.reason, case.field)
     assert found.code not in {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
@@ -51,7 +51,7 @@ def test_a_bad_request_is_refused_and_changes_nothing(pipeline: Pipeline, name: 
     if case.reason == "INVALID_ARGUMENT":
         assert found.code is grpc.StatusCode.INVALID_ARGUMENT
         assert found.metadata["fix"]
-    assert pipeline.world.dump() == before
+    assert pipeline.server.dump() == before
 
 
 TAKEN_IN_PART = {
@@ -71,11 +71,11 @@ TAKEN_IN_PART = {
 @pytest.mark.parametrize("name", IN_PART)
 def test_a_bad_part_of_a_report_is_refused_in_its_acknowledgement(pipeline: Pipeline, name: str) -> None:
     made, reason, handles = IN_PART[name]
-    before = pipeline.world.durable()
+    before = pipeline.server.durable()
     (found,) = pipeline.say(made(pipeline))
     assert (found.reason, list(found.handles)) == (reason, handles)
     assert found.message
-    after = pipeline.world.durable()
+    after = pipeline.server.durable()
     if name in TAKEN_IN_PART:
         last, *rest = before["journal"]["a"]
         before["journal"]["a"] = (last + 1, *rest)
@@ -89,7 +89,7 @@ def test_every_refusal_in_the_sources_is_reached_by_a_case() -> None:
             assert (found.reason, found.metadata.get("field", "")) == (case.reason, case.field)
         for made, _, _ in IN_PART.values():
             one.say(made(one))
-        reached = one.world.sites.reached
+        reached = one.server.sites.reached
     missing = []
     for path in (*(SOURCES / "rpc").glob("*.py"), *(SOURCES / "core").glob("*.py"), SOURCES / "engine/shard.py"):
         place = str(path.relative_to(SOURCES))
@@ -153,10 +153,10 @@ def test_a_long_name_does_not_hide_the_refusal(pipeline: Pipeline) -> None:
     """A status of more than 8 KB is replaced by gRPC's own, which says nothing of what to do."""
     request = pipeline.valid("Register")
     request.inputs[:] = [f"{'x' * 120}{n}" for n in range(1000)]
-    pipeline.world.call("Register", request)
+    pipeline.server.call("Register", request)
     request.inputs.append("one-more/than-is-registered")
     request.inputs.pop(0)
-    found = pipeline.world.refused("Register", request)
+    found = pipeline.server.refused("Register", request)
     assert found.reason == "REGISTRATION_CONFLICT"
     assert found.message.startswith("new is registered with inputs")
     assert found.message.endswith("change the inputs with set_inputs.")
@@ -164,32 +164,32 @@ def test_a_long_name_does_not_hide_the_refusal(pipeline: Pipeline) -> None:
 
 
 def test_bytes_that_are_no_utf8_are_refused_by_protobuf(pipeline: Pipeline) -> None:
-    before = pipeline.world.dump()
-    raw: Any = pipeline.world.channel.unary_unary("/lowwater.v1.TopologyService/Reset")
+    before = pipeline.server.dump()
+    raw: Any = pipeline.server.channel.unary_unary("/lowwater.v1.TopologyService/Reset")
 
     async def send(data: bytes) -> None:
         await raw(data, timeout=30)
 
     for data in (b"\x0a\x02\xff\xfe", b"\x0a\x05\x80", b"\xff" * 100):
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            pipeline.world.run(send(data))
+            pipeline.server.run(send(data))
         assert "Error parsing message" in (error.value.details() or "")
-    assert pipeline.world.dump() == before
+    assert pipeline.server.dump() == before
 
 
 def test_nothing_of_a_report_behind_a_gap_is_applied() -> None:
     with running() as one:
         first, lost, third = (report(n, one.group("a", hour)) for n, hour in ((1, 17), (2, 16), (3, 18)))
         del lost
-        found = one.world.refused("Report", [opening(50), first, third])
+        found = one.server.refused("Report", [opening(50), first, third])
         assert found.metadata == {"field": "report.number", "fix": "open a new stream and send the full state"}
         assert one.low("a") == 17 * 3_600_000_000
-        one.world.check()
+        one.server.check()
 
 
 def test_rule8_a_repeated_report_is_harmless() -> None:
     with running() as one:
         reports = [report(n, one.group("a", hour)) for n, hour in ((1, 17), (2, 16), (1, 17), (2, 16), (3, 18))]
-        answers = one.world.call("Report", [opening(50), *reports])
+        answers = one.server.call("Report", [opening(50), *reports])
         assert answers[-1].ack.number == 3
         assert one.low("a") == 18 * 3_600_000_000

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.kit.times import HOUR
 from tests.property.rpc_messages import call
-from tests.property.rpc_world import Pipeline, running
+from tests.property.rpc_server import Pipeline, running
 
 CRASHES = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED}
 
@@ -22,7 +22,7 @@ def send(pipeline: Pipeline, method: str, request: Any) -> grpc.StatusCode:
         if message.HasField("open") and not message.open.stream:
             message.open.stream = next(pipeline.streams)
     try:
-        pipeline.world.call(method, request)
+        pipeline.server.call(method, request)
     except grpc.RpcError as error:
         # Raised failures are calls as well, which the types do not say.
         return cast(grpc.Call, error).code()
@@ -48,8 +48,8 @@ def test_no_sequence_of_well_formed_messages_does_harm(seed: int, length: int) -
         for _ in range(length):
             method, request = call(random, pipeline)
             note(f"{method} {request}"[:2000])
-            pipeline.world.now += HOUR // 60
+            pipeline.server.now += HOUR // 60
             assert send(pipeline, method, request) not in CRASHES
-            pipeline.world.check()
+            pipeline.server.check()
         works(pipeline)
-        pipeline.world.check()
+        pipeline.server.check()

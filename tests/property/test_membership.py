@@ -14,8 +14,8 @@ from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from lowwater_authority.cluster.membership import Beats, Member, View, proposal
-from tests.property import membership_world
-from tests.property.membership_world import ADDRESSES, DEAD_AFTER, INTERVAL, NAMES, Store, World
+from tests.property import membership_model
+from tests.property.membership_model import ADDRESSES, DEAD_AFTER, INTERVAL, NAMES, MembershipModel, Store
 
 SEED = int(os.environ.get("LOWWATER_SEED", "1"))
 MANY = [f"team/computation-{number}" for number in range(300)]
@@ -77,25 +77,25 @@ def test_the_way_to_a_view_does_not_matter(members: list[str], order: Random) ->
     assert served(replace(view, members=tuple(reversed(view.members)))) == served(view)
 
 
-def play(world: World, random: Random, kind: str, pick: int, amount: int) -> None:
+def play(model: MembershipModel, random: Random, kind: str, pick: int, amount: int) -> None:
     """One move of chaos."""
-    if not world.living:
-        world.start(ADDRESSES[0])
-    shards = world.living
+    if not model.living:
+        model.start(ADDRESSES[0])
+    shards = model.living
     shard = shards[pick % len(shards)]
-    world.now += 1
+    model.now += 1
     match kind:
         case "step":
             for _ in range(0 if shard.paused else amount):
                 if not shard.ended:
-                    world.step(shard)
+                    model.step(shard)
         case "rounds":
             for _ in range(amount):
-                world.round(random)
+                model.round(random)
         case "wait":
-            world.now += amount
+            model.now += amount
         case "start" if len(shards) < 8:
-            world.start(ADDRESSES[amount % len(ADDRESSES)])
+            model.start(ADDRESSES[amount % len(ADDRESSES)])
         case "kill" if len(shards) > 1:
             shard.end()
         case "pause":
@@ -103,17 +103,17 @@ def play(world: World, random: Random, kind: str, pick: int, amount: int) -> Non
         case "cut":
             shard.directory.cut_off = not shard.directory.cut_off
             if not shard.paused:
-                world.step(shard)
+                model.step(shard)
         case "away":
-            world.store.go(away=not world.store.away)
+            model.store.go(away=not model.store.away)
         case "lose":
-            world.reached["lost views"] += world.store.view.version > 0
-            world.store.lose(1 + amount // 3)
+            model.reached["lost views"] += model.store.view.version > 0
+            model.store.lose(1 + amount // 3)
         case "drain" if not shard.paused:
-            world.step(shard, shard.operate("", ADDRESSES[amount % len(ADDRESSES)], on=amount > 3))
+            model.step(shard, shard.operate("", ADDRESSES[amount % len(ADDRESSES)], on=amount > 3))
         case "pin" if not shard.paused:
             name, address = NAMES[amount], ADDRESSES[pick % len(ADDRESSES)]
-            world.step(shard, shard.operate(name, address, on=amount > 2))
+            model.step(shard, shard.operate(name, address, on=amount > 2))
 
 
 def chaos(examples: int) -> Counter[str]:
@@ -124,12 +124,12 @@ def chaos(examples: int) -> Counter[str]:
     @given(moves=moves, random_seed=st.integers(0, 2**32))
     @settings(max_examples=examples, database=None, phases=[Phase.generate], report_multiple_bugs=False)
     def run(moves: list[tuple[str, int, int]], random_seed: int) -> None:
-        world, random = World(reached), Random(random_seed)
+        model, random = MembershipModel(reached), Random(random_seed)
         for address in ADDRESSES[:3]:
-            world.start(address)
+            model.start(address)
         for kind, pick, amount in moves:
-            play(world, random, kind, pick, amount)
-        world.heal(random)
+            play(model, random, kind, pick, amount)
+        model.heal(random)
 
     run()
     return reached
@@ -149,29 +149,29 @@ def outages(examples: int) -> Counter[str]:
     )
     @settings(max_examples=examples, database=None, phases=[Phase.generate], report_multiple_bugs=False)
     def run(shards: int, phases: list[tuple[str, int]], random_seed: int) -> None:
-        world, random = World(Counter()), Random(random_seed)
+        model, random = MembershipModel(Counter()), Random(random_seed)
         for address in ADDRESSES[:shards]:
-            world.start(address)
-        agreed = world.heal(random)
-        due = {shard.me.id: world.now + random.randrange(1, INTERVAL) for shard in world.shards}
+            model.start(address)
+        agreed = model.heal(random)
+        due = {shard.me.id: model.now + random.randrange(1, INTERVAL) for shard in model.shards}
         for kind, length in phases:
-            world.store.go(away=kind == "away")
+            model.store.go(away=kind == "away")
             if kind == "lose":
                 # A store that loses the same beats again and again is one thing too many.
-                world.store.lose()
+                model.store.lose()
                 length += 2 * DEAD_AFTER
-            end = world.now + length
+            end = model.now + length
             while (next_due := min(due.values())) < end:
-                world.now = max(world.now, next_due)
-                shard = next(shard for shard in world.shards if due[shard.me.id] == next_due)
-                while not world.step(shard):
+                model.now = max(model.now, next_due)
+                shard = next(shard for shard in model.shards if due[shard.me.id] == next_due)
+                while not model.step(shard):
                     pass
                 due[shard.me.id] = next_due + INTERVAL
-            world.now = max(world.now, end)
-        assert world.heal(random).members == agreed.members
-        assert world.store.view == agreed or any(kind == "lose" for kind, _ in phases)
-        assert not world.reached["left out"]
-        reached.update(world.reached)
+            model.now = max(model.now, end)
+        assert model.heal(random).members == agreed.members
+        assert model.store.view == agreed or any(kind == "lose" for kind, _ in phases)
+        assert not model.reached["left out"]
+        reached.update(model.reached)
 
     run()
     return reached
@@ -211,7 +211,7 @@ def blind_writes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trust_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership_world, "proposal", lambda *args, known, **kwargs: proposal(*args, known=0, **kwargs))
+    monkeypatch.setattr(membership_model, "proposal", lambda *args, known, **kwargs: proposal(*args, known=0, **kwargs))
 
 
 def nobody_dies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ class Reader:
         self.forgotten = True
 
 
-class World:
+class WriterAndReaders:
     """A writer and two readers. A step is its name, its arguments, and what comes at which point of it: other steps, or a kill."""
 
     def __init__(self, base: Path, writer: type[Writer] = Writer, reader: type[Reader] = Reader) -> None:
@@ -223,7 +223,7 @@ class World:
                 assert not lost, f"{lost} was removed, and {reader.name} has not read it"
 
 
-def live(world: World, steps: Sequence[tuple[Any, ...]]) -> None:
+def live(world: WriterAndReaders, steps: Sequence[tuple[Any, ...]]) -> None:
     for step in steps:
         world.do(step)
     for reader in world.readers:
@@ -246,7 +246,7 @@ STEP = st.tuples(
 def test_removal_no_reader_leads_and_none_loses_a_batch_whoever_is_killed_when(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]]
 ) -> None:
-    live(World(tmp_path_factory.mktemp("world")), steps)
+    live(WriterAndReaders(tmp_path_factory.mktemp("world")), steps)
 
 
 def step(name: str, which: int = 0, *between: tuple[str, tuple[str, int] | None]) -> tuple[Any, ...]:
@@ -265,18 +265,18 @@ COMES_BEFORE_THE_NOTE = [*A_HAS_READ, step("remove", 0, ("looked", B_COMES))]
 COMES_WHILE_ALL_IS_REMOVED = [*A_HAS_READ, step("start", 1, ("recorded", ("remove", 0)))]
 
 
-def started(world: World) -> list[bool]:
+def started(world: WriterAndReaders) -> list[bool]:
     return [reader.running for reader in world.readers]
 
 
-def left(world: World) -> list[str]:
+def left(world: WriterAndReaders) -> list[str]:
     """The batches that have files."""
     return sorted({path.parent.name for path in world.writer.folder.glob("batch=*/*.json") if path.name[0] != "."})
 
 
 def test_removal_a_reader_that_comes_then_is_refused_or_waited_for(tmp_path: Path) -> None:
     """Whoever needs what goes is told so at its start; and what somebody needs who has begun does not go."""
-    world = World(tmp_path / "killed")
+    world = WriterAndReaders(tmp_path / "killed")
     live(world, KILLED_HALF_WAY)
     assert (started(world), left(world)) == ([True, False], ["batch=1"])
     assert [mark.reader for mark in bookmarks(world.writer.folder)] == ["a"], (
@@ -284,14 +284,14 @@ def test_removal_a_reader_that_comes_then_is_refused_or_waited_for(tmp_path: Pat
     )
     assert world.writer.remove() == [0, 1]
     assert left(world) == [], "the next run goes on where the killed one was"
-    world = World(tmp_path / "chosen")
+    world = WriterAndReaders(tmp_path / "chosen")
     live(world, COMES_WHEN_ALL_IS_CHOSEN)
     assert (started(world), left(world)) == ([True, False], [])
-    world = World(tmp_path / "looked")
+    world = WriterAndReaders(tmp_path / "looked")
     live(world, COMES_BEFORE_THE_NOTE)
     assert (started(world), left(world)) == ([True, True], ["batch=0", "batch=1"])
     assert removed(os.fspath(world.writer.folder)) == Removed(), "the note says no more than what may have gone"
-    world = World(tmp_path / "between")
+    world = WriterAndReaders(tmp_path / "between")
     live(world, COMES_WHILE_ALL_IS_REMOVED)
     assert (started(world), left(world)) == ([True, False], [])
 
@@ -356,30 +356,30 @@ def broken(removal: type[Removal] = Removal, marks: type[Bookmarks] = Bookmarks)
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when batches are removed before the note")
 @pytest.mark.parametrize("steps", [KILLED_HALF_WAY, COMES_WHEN_ALL_IS_CHOSEN])
 def test_removal_breaks_when_it_is_noted_afterwards(tmp_path: Path, steps: list[tuple[Any, ...]]) -> None:
-    live(World(tmp_path, *broken(NotesAfterwards)), steps)
+    live(WriterAndReaders(tmp_path, *broken(NotesAfterwards)), steps)
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the bookmarks are not looked at again")
 def test_removal_breaks_when_the_bookmarks_are_looked_at_once(tmp_path: Path) -> None:
-    live(World(tmp_path, *broken(LooksOnce)), COMES_BEFORE_THE_NOTE)
+    live(WriterAndReaders(tmp_path, *broken(LooksOnce)), COMES_BEFORE_THE_NOTE)
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a bookmark is ignored")
 def test_removal_breaks_when_a_bookmark_is_ignored(tmp_path: Path) -> None:
-    live(World(tmp_path, *broken(IgnoresABookmark)), [step("start", 1), *A_HAS_READ, step("remove")])
+    live(WriterAndReaders(tmp_path, *broken(IgnoresABookmark)), [step("start", 1), *A_HAS_READ, step("remove")])
 
 
 @pytest.mark.xfail(
     strict=True, raises=AssertionError, reason="breaks when the note is read before the bookmark is left"
 )
 def test_removal_breaks_when_the_note_is_read_first(tmp_path: Path) -> None:
-    live(World(tmp_path, *broken(marks=ChecksFirst)), COMES_WHILE_ALL_IS_REMOVED)
+    live(WriterAndReaders(tmp_path, *broken(marks=ChecksFirst)), COMES_WHILE_ALL_IS_REMOVED)
 
 
 def test_removal_keeps_what_the_slowest_reader_and_the_writer_may_still_need(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = World(tmp_path)
+    world = WriterAndReaders(tmp_path)
     writer, (a, b) = world.writer, world.readers
     for _ in range(4):
         writer.write()
@@ -420,7 +420,7 @@ def test_removal_keeps_what_the_slowest_reader_and_the_writer_may_still_need(
 
 
 def test_removal_a_damaged_bookmark_keeps_everything_and_nobody_else_is_disturbed(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = WriterAndReaders(tmp_path)
     live(world, A_HAS_READ)
     mark = world.writer.folder / BOOKMARKS / "c-0.json"
     for content in ("", "[]", '{"format": 1}', '{"format": 2, "read": 9}'):
@@ -439,8 +439,8 @@ BEGUN_ANEW = [*A_HAS_READ, step("remove"), step("kill")]
 """The first reader has read two batches, which were removed then; it is stopped when the output is begun anew."""
 
 
-def others_read_the_new_output(tmp_path: Path) -> World:
-    world = World(tmp_path)
+def others_read_the_new_output(tmp_path: Path) -> WriterAndReaders:
+    world = WriterAndReaders(tmp_path)
     live(world, BEGUN_ANEW)
     world.writer.begin_anew()
     live(world, [step("start", 1), *[step("write")] * 3, step("read", 1), step("look", 1), step("look", 1)])
@@ -471,7 +471,7 @@ def test_removal_of_an_output_that_was_begun_anew_waits_for_who_has_read_the_one
 
 
 def test_removal_of_an_output_that_is_begun_anew_under_a_reader_that_does_not_look_meanwhile(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = WriterAndReaders(tmp_path)
     live(world, [step("start", 1), *A_HAS_READ, step("read", 1), step("look", 1), step("remove")])
     a, b = world.readers
     a.forget()
@@ -494,7 +494,7 @@ def test_removal_breaks_when_batches_are_known_by_their_numbers_alone(tmp_path: 
 
 def test_removal_is_noticed_where_the_marks_of_the_writers_were_deleted(tmp_path: Path) -> None:
     """Somebody takes the writer for gone, and deletes all of its marks; it runs on."""
-    world = World(tmp_path)
+    world = WriterAndReaders(tmp_path)
     live(world, A_HAS_READ)
     shutil.rmtree(world.writer.folder / MARKS)
     assert world.writer.remove() == [0, 1]
@@ -634,7 +634,7 @@ def test_removal_counts_what_it_removes_and_how_far_readers_hold_it_back(tmp_pat
 
 
 def test_removal_a_directory_that_lowwater_has_not_made_stays(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = WriterAndReaders(tmp_path)
     foreign = world.writer.folder / "batch=0"
     foreign.mkdir()
     (foreign / "rows.json").write_text("{}")
@@ -651,13 +651,13 @@ def test_removal_a_directory_that_lowwater_has_not_made_stays(tmp_path: Path) ->
 
 def test_removal_takes_a_thousand_batches_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Removal, "AT_ONCE", 3)
-    world = World(tmp_path)
+    world = WriterAndReaders(tmp_path)
     live(world, [step("start"), *[step("write")] * 8, step("read"), step("look")])
     assert [world.writer.remove() for _ in range(4)] == [[0, 1, 2], [3, 4, 5], [6, 7], []]
 
 
 def test_a_checkpoint_knows_what_it_has_read_and_a_copy_of_an_older_one_knows_less(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = WriterAndReaders(tmp_path)
     live(world, A_HAS_READ)
     [reader, _] = world.readers
     record = reader.checkpoint / "lowwater/read.json"
@@ -680,7 +680,7 @@ def test_a_checkpoint_knows_what_it_has_read_and_a_copy_of_an_older_one_knows_le
 
 def test_a_bookmark_that_cannot_be_left_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A reader may have no right to write there. It reads all the same; the writer does not wait for it."""
-    world = World(tmp_path)
+    world = WriterAndReaders(tmp_path)
     world.writer.write()
     (world.writer.folder / BOOKMARKS / "a-0.json").mkdir(parents=True)
     [reader, _] = world.readers
@@ -734,7 +734,7 @@ def test_a_record_is_not_believed_of_another_directory_of_the_same_name(tmp_path
 
 
 def test_removal_a_new_reader_may_begin_at_what_is_left(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = WriterAndReaders(tmp_path)
     live(world, [*A_HAS_READ, step("remove"), step("write"), step("write")])
     [a, b] = world.readers
     b.forgotten = True  # it says itself that rows may be missing
@@ -765,7 +765,7 @@ def test_removal_a_new_reader_may_begin_at_what_is_left(tmp_path: Path) -> None:
 
 def test_removal_who_reads_a_part_of_the_directory_holds(tmp_path: Path) -> None:
     """Nobody waits for it, so it may have missed rows; its neighbours go on."""
-    world = World(tmp_path)
+    world = WriterAndReaders(tmp_path)
     live(world, A_HAS_READ)
     (tmp_path / "links").mkdir()
     (tmp_path / "links/one").symlink_to(world.writer.folder / "batch=1", target_is_directory=True)
@@ -783,7 +783,7 @@ def test_removal_who_reads_a_part_of_the_directory_holds(tmp_path: Path) -> None
 
 def test_removal_passes_over_numbers_that_were_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Removal, "AT_ONCE", 3)
-    world = World(tmp_path)
+    world = WriterAndReaders(tmp_path)
     live(world, [step("start"), step("write")])
     world.writer.last = 7
     live(world, [step("write"), step("read"), step("look")])

@@ -27,7 +27,7 @@ from tests.spark.support import Feed, Upstream, low, row
 ROOT = Path(__file__).parents[2]
 
 
-class World:
+class Crashes:
     """The feed, the driver's process, and what may be published at any moment."""
 
     name = "hourly"
@@ -98,7 +98,7 @@ class World:
         return {(f"{hour:02}:00", key) for key, hour in below} - {(hour, key) for hour, key, _ in self.written()}
 
 
-class PlainWorld(World):
+class PlainCrashes(Crashes):
     """The same with a plain query and Spark's own file sink: what goes in comes out."""
 
     name = "rows"
@@ -119,7 +119,7 @@ class PlainWorld(World):
         return sorted(found)
 
 
-class KeepingWorld(World):
+class KeepingCrashes(Crashes):
     """A stage that removes what it has handed over, and one that reads and copies it."""
 
     name = "rows"
@@ -146,8 +146,8 @@ def _group_lives(group: int) -> bool:
 
 
 @pytest.fixture
-def world(tmp_path: Path, authority: Serving) -> Iterator[World]:
-    made = World(tmp_path, authority.address)
+def crashes(tmp_path: Path, authority: Serving) -> Iterator[Crashes]:
+    made = Crashes(tmp_path, authority.address)
     yield made
     made.kill()
 
@@ -156,57 +156,57 @@ def world(tmp_path: Path, authority: Serving) -> Iterator[World]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("steps", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_rule6_a_driver_killed_at_every_step_of_a_batch(
-    world: World, lw: lowwater.Client, upstream: Upstream, steps: int
+    crashes: Crashes, lw: lowwater.Client, upstream: Upstream, steps: int
 ) -> None:
     """Where a kill shows most: its output written and not committed, and committed and not told. With three also before it has written.
 
     Without a kill, a batch that ends before it has written anything is in test_stage.py.
     """
     lw.register("hourly", inputs=["source"], key_hash="xxhash64")
-    reader = lowwater.connect(world.address)
-    follower = threading.Thread(target=world.follow, args=[reader])
+    reader = lowwater.connect(crashes.address)
+    follower = threading.Thread(target=crashes.follow, args=[reader])
     follower.start()
 
-    world.put(("a", 9), ("b", 9), ("c", 10))
+    crashes.put(("a", 9), ("b", 9), ("c", 10))
     upstream.at(9, 30)
     if steps == 3:
         # Batch 0 has built its state with W=9:30, and written nothing, when its driver dies.
-        world.run("state", 0)
-        world.crashed()
-        assert not (world.folder / "out").exists()
+        crashes.run("state", 0)
+        crashes.crashed()
+        assert not (crashes.folder / "out").exists()
         # Meanwhile W passes both hours. S5: the replay must not see it, or it would close windows in a batch that is done.
-        world.put(("a", 10))
+        crashes.put(("a", 10))
         upstream.at(12)
-    world.run("prepared", 0)
-    world.crashed()
+    crashes.run("prepared", 0)
+    crashes.crashed()
     if steps == 2:
         # The same of the replay of what is written.
-        world.put(("a", 10))
+        crashes.put(("a", 10))
         upstream.at(12)
-    assert [path.name for path in (world.folder / "out").glob("batch=*")] == ["batch=0"]
+    assert [path.name for path in (crashes.folder / "out").glob("batch=*")] == ["batch=0"]
     # The authority has batch 0 prepared, and Spark has not committed it: the claim of the next run must not apply it.
     # S6: batch 0 is replayed over its own output, and dies when Spark's commit log has it and the authority has not.
-    world.run("committed", 0)
-    world.crashed()
-    assert CheckpointLog(world.folder / "ck").last_committed() == 0
+    crashes.run("committed", 0)
+    crashes.crashed()
+    assert CheckpointLog(crashes.folder / "ck").last_committed() == 0
     replayed = ["0 2013-01-09T09:30:00Z True"] * (steps - 1)
-    assert world.lines("lows") == ["0 2013-01-09T09:30:00Z False", *replayed]
+    assert crashes.lines("lows") == ["0 2013-01-09T09:30:00Z False", *replayed]
     assert low(lw, "hourly").unknown
     # The next run takes batch 0 as committed, without a word from the old one.
-    world.run()
-    eventually(lambda: low(lw, "hourly") == mark(12), "everything is written", check=world.check)
-    world.kill()
+    crashes.run()
+    eventually(lambda: low(lw, "hourly") == mark(12), "everything is written", check=crashes.check)
+    crashes.kill()
     reader.close()
     follower.join()
 
-    assert world.wrong == []
-    assert world.seen == sorted(world.seen)
-    assert world.written() == [("09:00", "a", 1), ("09:00", "b", 1), ("10:00", "a", 1), ("10:00", "c", 1)]
+    assert crashes.wrong == []
+    assert crashes.seen == sorted(crashes.seen)
+    assert crashes.written() == [("09:00", "a", 1), ("09:00", "b", 1), ("10:00", "a", 1), ("10:00", "c", 1)]
 
 
 @pytest.fixture
-def plain_world(tmp_path: Path, authority: Serving) -> Iterator[PlainWorld]:
-    made = PlainWorld(tmp_path, authority.address)
+def plain_crashes(tmp_path: Path, authority: Serving) -> Iterator[PlainCrashes]:
+    made = PlainCrashes(tmp_path, authority.address)
     yield made
     made.kill()
 
@@ -215,63 +215,63 @@ def plain_world(tmp_path: Path, authority: Serving) -> Iterator[PlainWorld]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_rule6_a_driver_of_a_plain_query_killed_before_and_after_its_commit_and_while_idle(
-    plain_world: PlainWorld, lw: lowwater.Client, upstream: Upstream
+    plain_crashes: PlainCrashes, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     """No row is lost or doubled, and no watermark is ahead of committed data, wherever the driver dies."""
-    world, log = plain_world, CheckpointLog(plain_world.folder / "ck")
+    crashes, log = plain_crashes, CheckpointLog(plain_crashes.folder / "ck")
     lw.register("rows", inputs=["source"], key_hash="xxhash64")
-    reader = lowwater.connect(world.address)
-    follower = threading.Thread(target=world.follow, args=[reader])
+    reader = lowwater.connect(crashes.address)
+    follower = threading.Thread(target=crashes.follow, args=[reader])
     follower.start()
 
     # Batch 0 is planned, with all that W=10 covers, when its driver dies.
-    world.put(("a", 9), ("b", 9))
+    crashes.put(("a", 9), ("b", 9))
     upstream.at(10)
-    world.run("planned", 0)
-    world.crashed()
+    crashes.run("planned", 0)
+    crashes.crashed()
     assert log.last_committed() is None
     # Meanwhile W passes a row that came too late for that plan: the replay of batch 0 must not count on it.
-    world.put(("c", 10))
+    crashes.put(("c", 10))
     upstream.at(11)
     # Its rows can be read, and Spark has not committed it. The step is short: a driver that was killed too late is sent out again.
     batch = 0
-    world.run("written", batch)
-    world.crashed()
+    crashes.run("written", batch)
+    crashes.crashed()
     while log.committed(batch):
         batch += 1
         assert batch < 5, "no driver died between the sink's commit and Spark's"
-        world.put(("more", 10))
-        world.run("written", batch)
-        world.crashed()
+        crashes.put(("more", 10))
+        crashes.run("written", batch)
+        crashes.crashed()
     # The sink knows the batch that it has, and writes it no second time. The next one is committed by Spark, and nobody has been told.
-    world.put(("d", 11))
+    crashes.put(("d", 11))
     upstream.at(12)
-    world.run("committed", batch + 1)
-    world.crashed()
+    crashes.run("committed", batch + 1)
+    crashes.crashed()
     assert log.committed(batch + 1)
     assert low(lw, "rows") < lowwater.Watermark.of(at(12))
-    world.run()
+    crashes.run()
     eventually(
-        lambda: low(lw, "rows") == mark(12), "what W covers is in committed batches", seconds=200, check=world.check
+        lambda: low(lw, "rows") == mark(12), "what W covers is in committed batches", seconds=200, check=crashes.check
     )
     # While it is idle, with nothing to read and everything told.
-    world.kill()
-    world.put(("e", 12))
+    crashes.kill()
+    crashes.put(("e", 12))
     upstream.at(13)
-    world.run()
-    eventually(lambda: low(lw, "rows") == mark(13), "it goes on from there", seconds=200, check=world.check)
-    world.kill()
+    crashes.run()
+    eventually(lambda: low(lw, "rows") == mark(13), "it goes on from there", seconds=200, check=crashes.check)
+    crashes.kill()
     reader.close()
     follower.join()
 
-    assert world.wrong == []
-    assert world.seen == sorted(world.seen)
-    assert world.rows() == sorted(world.put_so_far)
+    assert crashes.wrong == []
+    assert crashes.seen == sorted(crashes.seen)
+    assert crashes.rows() == sorted(crashes.put_so_far)
 
 
 @pytest.fixture
-def keeping_world(tmp_path: Path, authority: Serving) -> Iterator[KeepingWorld]:
-    made = KeepingWorld(tmp_path, authority.address)
+def keeping_crashes(tmp_path: Path, authority: Serving) -> Iterator[KeepingCrashes]:
+    made = KeepingCrashes(tmp_path, authority.address)
     yield made
     made.kill()
 
@@ -280,36 +280,36 @@ def keeping_world(tmp_path: Path, authority: Serving) -> Iterator[KeepingWorld]:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_removal_a_driver_killed_in_the_middle_of_a_batch_that_is_removed(
-    keeping_world: KeepingWorld, lw: lowwater.Client, upstream: Upstream
+    keeping_crashes: KeepingCrashes, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     """Its note says what may be gone, the next run removes the rest, and the reader has each row once."""
-    world = keeping_world
+    crashes = keeping_crashes
 
     def goes_on(minute: int) -> None:
         """A row comes; the reader has it, unless the driver dies before."""
-        world.put((f"row{minute}", 9))
+        crashes.put((f"row{minute}", 9))
         upstream.at(10, minute)
-        here, reached = world.driver, lowwater.Watermark.of(at(10, minute))
+        here, reached = crashes.driver, lowwater.Watermark.of(at(10, minute))
         assert here is not None
         eventually(
             lambda: low(lw, "copy") == reached or here.poll() is not None, f"the reader has row {minute}", seconds=200
         )
 
-    world.put(("a", 9), ("b", 9), ("c", 9))
+    crashes.put(("a", 9), ("b", 9), ("c", 9))
     upstream.at(10)
-    world.run("removed", ANY)
+    crashes.run("removed", ANY)
     minutes = iter(range(1, 60))
-    while world.driver is not None and world.driver.poll() is None:
+    while crashes.driver is not None and crashes.driver.poll() is None:
         goes_on(next(minutes))
-    world.crashed()
-    cut = world.removed()
+    crashes.crashed()
+    cut = crashes.removed()
     assert cut.through > cut.cleared
-    assert world.left(0) < 3, "a part of the first batch is gone"
+    assert crashes.left(0) < 3, "a part of the first batch is gone"
 
-    world.run()
-    while world.removed().cleared < cut.through:
+    crashes.run()
+    while crashes.removed().cleared < cut.through:
         goes_on(next(minutes))
     goes_on(next(minutes))
-    world.kill()
-    assert [world.left(n) for n in range(cut.through + 1)] == [0] * (cut.through + 1)
-    assert world.copied() == sorted(world.put_so_far)
+    crashes.kill()
+    assert [crashes.left(n) for n in range(cut.through + 1)] == [0] * (cut.through + 1)
+    assert crashes.copied() == sorted(crashes.put_so_far)

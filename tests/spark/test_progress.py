@@ -1,4 +1,4 @@
-"""What a stage claims, against a small world in which everything that is still unread is known.
+"""What a stage claims, against a small pipeline in which everything that is still unread is known.
 
 No Spark here: files arrive, Spark plans and commits batches in any order its options allow, the driver reads W and lists at any
 moments. The oracle knows every row.
@@ -42,7 +42,7 @@ def named(path: str) -> File:
     return File(path, 0)
 
 
-class World:
+class Pipeline:
     """Files with one row each, an input that promises, a Spark that plans and commits, a stage that reports.
 
     Three traps. ``newest_at_once``: a stage that counts W without asking for its head. ``plan_unasked``: one that takes a listing for all
@@ -185,26 +185,26 @@ STEP = st.one_of(
 STEPS = st.lists(STEP, max_size=60)
 
 
-def live(world: World, steps: Sequence[tuple[Any, ...]]) -> None:
+def live(pipeline: Pipeline, steps: Sequence[tuple[Any, ...]]) -> None:
     for name, *arguments in steps:
         if name in ("lose", "rename"):
-            world.lose(*arguments, renamed=name == "rename")
+            pipeline.lose(*arguments, renamed=name == "rename")
         else:
-            getattr(world, name)(*arguments)
-        world.look()
+            getattr(pipeline, name)(*arguments)
+        pipeline.look()
 
 
 @given(st.lists(st.one_of(STEP, STEP, REWRITE), max_size=60))
 @settings(max_examples=400, suppress_health_check=list(HealthCheck))  # pyright: ignore[reportArgumentType]
 def test_head_of_w_no_watermark_passes_a_row_that_is_not_read(steps: list[tuple[Any, ...]]) -> None:
-    live(World(2), steps)
+    live(Pipeline(2), steps)
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the head is not asked for")
 def test_head_of_w_breaks_when_the_rule_is_off() -> None:
-    world = World(1, newest_at_once=True)
+    pipeline = Pipeline(1, newest_at_once=True)
     live(
-        world,
+        pipeline,
         [("put", 0, 3), ("put", 0, 0), ("promise_more", 2), ("read",), ("list_sources",), ("plan", [0]), ("commit",)],
     )
 
@@ -232,17 +232,17 @@ RENAMED_READ_AND_REMOVED: list[tuple[Any, ...]] = [
 
 @pytest.mark.parametrize("steps", [READ_AND_REMOVED, RENAMED_READ_AND_REMOVED])
 def test_head_of_w_a_file_that_is_removed_while_its_batch_runs_is_waited_for(steps: list[tuple[Any, ...]]) -> None:
-    world = World(1)
-    live(world, steps)
-    assert world.progress.reading == UNREAD
-    live(world, [("commit",)])
-    assert world.progress.reading.low == 2
+    pipeline = Pipeline(1)
+    live(pipeline, steps)
+    assert pipeline.progress.reading == UNREAD
+    live(pipeline, [("commit",)])
+    assert pipeline.progress.reading.low == 2
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when only listed files are waited for")
 @pytest.mark.parametrize("steps", [READ_AND_REMOVED, RENAMED_READ_AND_REMOVED])
 def test_head_of_w_breaks_when_the_running_batch_is_not_asked_for(steps: list[tuple[Any, ...]]) -> None:
-    live(World(1, plan_unasked=True), steps)
+    live(Pipeline(1, plan_unasked=True), steps)
 
 
 def test_a_source_log_is_as_large_as_what_stands_in_the_directory() -> None:
@@ -279,35 +279,37 @@ REWRITTEN: list[tuple[Any, ...]] = [
 
 def test_head_of_w_a_file_written_anew_after_it_was_read_is_waited_for_and_named() -> None:
     """The daily file: its batch has taken the old one, and nobody will ever read the new one."""
-    world = World(1)
-    live(world, REWRITTEN)
-    assert world.progress.reading == UNREAD
-    assert world.progress.waiting_for() == ["/in/0/1 (written again after it was read: give it another name)"]
+    pipeline = Pipeline(1)
+    live(pipeline, REWRITTEN)
+    assert pipeline.progress.reading == UNREAD
+    assert pipeline.progress.waiting_for() == ["/in/0/1 (written again after it was read: give it another name)"]
     # Under another name it is read, and what is read again comes twice; that is up to whoever writes it.
-    live(world, [("rename", 0), ("wait",), ("list_sources",), ("plan", [0]), ("commit",)])
-    assert world.progress.reading.low == 2
-    assert world.progress.waiting_for() == []
+    live(pipeline, [("rename", 0), ("wait",), ("list_sources",), ("plan", [0]), ("commit",)])
+    assert pipeline.progress.reading.low == 2
+    assert pipeline.progress.waiting_for() == []
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when files are known by their paths alone")
 def test_head_of_w_breaks_when_paths_alone_are_compared() -> None:
-    live(World(1, paths_alone=True), REWRITTEN)
+    live(Pipeline(1, paths_alone=True), REWRITTEN)
 
 
 @given(STEPS)
 @settings(max_examples=200, suppress_health_check=list(HealthCheck))  # pyright: ignore[reportArgumentType]
 def test_when_everything_is_read_the_promise_arrives(steps: list[tuple[Any, ...]]) -> None:
     """The rule only delays: it never sticks."""
-    world = World(2)
-    live(world, steps)
-    world.commit()
-    world.wait()
-    world.read()
-    world.list_sources()
-    while any(path not in world.planned for path in world.rows):
-        world.plan(range(50))
-        world.commit()
-    assert world.progress.renew().low == max(world.promise, MIN if world.reading is None else world.reading.low)
+    pipeline = Pipeline(2)
+    live(pipeline, steps)
+    pipeline.commit()
+    pipeline.wait()
+    pipeline.read()
+    pipeline.list_sources()
+    while any(path not in pipeline.planned for path in pipeline.rows):
+        pipeline.plan(range(50))
+        pipeline.commit()
+    assert pipeline.progress.renew().low == max(
+        pipeline.promise, MIN if pipeline.reading is None else pipeline.reading.low
+    )
 
 
 def test_a_backlog_that_never_ends_keeps_few_readings_and_still_moves() -> None:

@@ -84,7 +84,7 @@ class Served(grpc.GenericRpcHandler):
         return None
 
 
-class World:
+class GuardedServer:
     """A server with a guard, and a channel to it."""
 
     def __init__(self, made: Guard, served: Served, channel: grpc.aio.Channel, port: int) -> None:
@@ -113,7 +113,7 @@ class World:
 
 
 @asynccontextmanager
-async def world(limits: Limits | None = None, failure: Exception | None = None) -> AsyncIterator[World]:
+async def guarded(limits: Limits | None = None, failure: Exception | None = None) -> AsyncIterator[GuardedServer]:
     access, served = Access([OPERATOR], limits), Served(failure)
     made = Guard(access, observer=Observer(), audit=Audit(lambda: 0.0), insiders=[], monotonic=lambda: 0.0)
     server = grpc.aio.server(interceptors=[made])
@@ -123,7 +123,7 @@ async def world(limits: Limits | None = None, failure: Exception | None = None) 
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield World(made, served, channel, port)
+            yield GuardedServer(made, served, channel, port)
     finally:
         await server.stop(0)
 
@@ -146,7 +146,7 @@ async def ending(call: Any) -> errors.LowwaterError | None:
 
 
 async def test_a_call_that_was_opened_before_a_removal_does_nothing() -> None:
-    async with world() as one:
+    async with guarded() as one:
         allowed, late = one.reset(), one.reset()
         watch = one.watch()
         await one.arrived()
@@ -162,7 +162,7 @@ async def test_a_call_that_was_opened_before_a_removal_does_nothing() -> None:
 
 
 async def test_a_call_that_was_opened_before_a_right_went_does_nothing() -> None:
-    async with world() as one:
+    async with guarded() as one:
         reset, watch = one.reset(), one.watch()
         await one.arrived()
         less = Principal("op", (Allowance("m", {Action.READ: ("*",)}),), digests=OPERATOR.digests)
@@ -175,7 +175,7 @@ async def test_a_call_that_was_opened_before_a_right_went_does_nothing() -> None
 
 
 async def test_a_watch_without_a_request_counts() -> None:
-    async with world(Limits(streams=2)) as one:
+    async with guarded(Limits(streams=2)) as one:
         opened = [one.watch(), one.watch()]
         await one.arrived()
         third = await ending(one.watch())
@@ -187,7 +187,7 @@ async def test_a_watch_without_a_request_counts() -> None:
 
 async def test_a_request_has_a_time_to_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarding, "REQUEST_SECONDS", 0.05)
-    async with world() as one:
+    async with guarded() as one:
         for call in (one.reset(), one.watch()):
             refused = await ending(call)
             assert isinstance(refused, errors.Unavailable)
@@ -195,7 +195,7 @@ async def test_a_request_has_a_time_to_come_in(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_what_is_no_message_is_refused() -> None:
-    async with world() as one:
+    async with guarded() as one:
         raw: Any = one.channel.unary_unary(RESET)
         refused = await ending(raw(b"\xff\xff\xff", metadata=RIGHT))
         assert isinstance(refused, errors.InvalidArgument)
@@ -217,7 +217,7 @@ async def test_health_watches_are_few_and_keep_no_check_away(
     monkeypatch: pytest.MonkeyPatch, limit: str, of_whom: str
 ) -> None:
     monkeypatch.setattr(guarding, limit, Limits(streams=2))
-    async with world() as one:
+    async with guarded() as one:
         watches = [one.health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
         for each in watches:
             assert (await each.read()).status == health_pb2.HealthCheckResponse.SERVING
@@ -239,7 +239,7 @@ async def test_health_watches_are_few_and_keep_no_check_away(
 async def test_a_health_watch_ends_and_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarding, "HEALTH_WATCHES", Limits(streams=1))
     monkeypatch.setattr(guarding, "HEALTH_WATCH_SECONDS", 0.05)
-    async with world() as one:
+    async with guarded() as one:
         for _ in range(3):
             assert await ending(one.health.Watch(health_pb2.HealthCheckRequest())) is None
 
@@ -247,7 +247,7 @@ async def test_a_health_watch_ends_and_leaves_its_place(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
 async def test_what_a_health_check_asks_is_never_read(compression: grpc.Compression) -> None:
     """Anybody may ask, and gRPC would hold and decompress what is sent: here all of what it refuses to, if it is read."""
-    async with world() as one, asyncio.timeout(PATIENCE):
+    async with guarded() as one, asyncio.timeout(PATIENCE):
         check: Any = one.channel.unary_unary("/grpc.health.v1.Health/Check")
         assert await ending(check(bytes(5 << 20), compression=compression)) is None
         found = await one.health.Check(health_pb2.HealthCheckRequest(service="whatever"))
@@ -260,7 +260,7 @@ async def test_what_a_health_check_asks_is_never_read(compression: grpc.Compress
         opened.cancel()
 
 
-async def stalled(one: World, method: str, calls: int, refusal: bytes, host: str = "127.0.0.2") -> Streams:
+async def stalled(one: GuardedServer, method: str, calls: int, refusal: bytes, host: str = "127.0.0.2") -> Streams:
     """Open a connection from a host with calls of the health service that take nothing, and wait until one was refused."""
     reader, writer = await asyncio.open_connection("127.0.0.1", one.port, local_addr=(host, 0))
     writer.write(without_room(f"/grpc.health.v1.Health/{method}", calls))
@@ -281,7 +281,7 @@ async def test_answers_that_are_not_taken_are_few_and_keep_no_check_away(monkeyp
     most = guarding.HEALTH_CHECKS_OF_CONNECTION.streams
     assert most is not None
     monkeypatch.setattr(guarding, "HEALTH_CHECKS_OF_HOST", Limits(streams=2 * most))
-    async with world() as one, asyncio.timeout(PATIENCE):
+    async with guarded() as one, asyncio.timeout(PATIENCE):
         over = b"%d streams of health checks over ipv4:127.0.0.2" % most
         opened = [await stalled(one, "Check", most + 1, over) for _ in range(2)]
         opened.append(await stalled(one, "Check", 1, b"%d streams of health checks from 127.0.0.2" % (2 * most)))
@@ -298,7 +298,7 @@ async def test_a_watch_that_takes_nothing_keeps_its_place_after_its_time(
     monkeypatch.setattr(guarding, "HEALTH_WATCH_SECONDS", 0.05)
     most = guarding.HEALTH_WATCHES_OF_CONNECTION.streams
     assert most is not None
-    async with world() as one, asyncio.timeout(PATIENCE):
+    async with guarded() as one, asyncio.timeout(PATIENCE):
         refusal = b"%d streams of health watches over ipv4:127.0.0.2" % most
         reader, writer = await stalled(one, "Watch", most + 1, refusal)
         assert await ending(one.health.Watch(health_pb2.HealthCheckRequest())) is None, "opened later, and over"
@@ -309,7 +309,7 @@ async def test_a_watch_that_takes_nothing_keeps_its_place_after_its_time(
     assert not [record for record in caplog.records if record.exc_info], "nobody fills the log so"
 
 
-async def nothing_left(one: World) -> None:
+async def nothing_left(one: GuardedServer) -> None:
     """Wait until the places of all that ended are free."""
     while one.guard._health._streams:
         await one.arrived()
@@ -318,7 +318,7 @@ async def nothing_left(one: World) -> None:
 
 async def test_what_health_does_not_serve_is_refused_and_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """The library would log a traceback for each call of a method that is known and not served."""
-    async with world() as one:
+    async with guarded() as one:
         unserved: Any = one.channel.unary_unary("/grpc.health.v1.Health/List")
         assert isinstance(await ending(unserved(b"")), errors.Unauthenticated)
     assert not [record for record in caplog.records if record.exc_info]
@@ -344,7 +344,7 @@ async def test_an_act_that_ends_in_an_error_is_told_as_what_it_may_have_been(
     caplog: pytest.LogCaptureFixture, failure: Exception, outcome: str, reason: str
 ) -> None:
     """An error may come after the act, from what follows it: that it failed is said only where it surely did."""
-    async with world(failure=failure) as one:
+    async with guarded(failure=failure) as one:
         caplog.set_level(logging.INFO, "lowwater_authority.audit")
         call = one.reset()
         await call.write(topology_pb2.ResetRequest(computation="n/a"))
@@ -356,7 +356,7 @@ async def test_an_act_that_ends_in_an_error_is_told_as_what_it_may_have_been(
 
 
 async def test_an_act_whose_caller_goes_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    async with world() as one:
+    async with guarded() as one:
         caplog.set_level(logging.INFO, "lowwater_authority.audit")
         call = one.reset()
         await call.write(topology_pb2.ResetRequest(computation="n/slow"))
@@ -371,7 +371,7 @@ async def test_an_act_whose_caller_goes_is_told(caplog: pytest.LogCaptureFixture
 async def test_a_claim_that_is_answered_with_another_place_may_have_been_granted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with world(failure=errors.Moved("granted, and taken over since")) as one:
+    async with guarded(failure=errors.Moved("granted, and taken over since")) as one:
         caplog.set_level(logging.INFO, "lowwater_authority.audit")
         write = workers_pb2.ClaimRequest.SerializeToString
         claim: Any = one.channel.unary_unary(CLAIM, write, workers_pb2.ClaimResponse.FromString)
@@ -380,7 +380,7 @@ async def test_a_claim_that_is_answered_with_another_place_may_have_been_granted
         assert (told["act"], told["outcome"], told["reason"]) == ("claim", "unknown", "MOVED")
 
 
-async def act(one: World, caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
+async def act(one: GuardedServer, caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
     """What the audit tells of the only act, when it does: a caller may have its answer before."""
     async with asyncio.timeout(PATIENCE):
         while not acts(caplog):

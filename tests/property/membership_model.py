@@ -19,15 +19,15 @@ ADDRESSES = [f"{letter}:1" for letter in "abcde"]
 class Store(MemoryMembers):
     """Writes down what really happened."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(lambda: world.now, dead_after=DEAD_AFTER)
-        self.world = world
+    def __init__(self, model: MembershipModel) -> None:
+        super().__init__(lambda: model.now, dead_after=DEAD_AFTER)
+        self.model = model
         self.heard: list[tuple[int, str]] = []
         self.outages: list[tuple[int, int]] = []
         self.away_since = 0
 
     def beat(self, member_id: str) -> tuple[View, Beats]:
-        self.heard.append((self.world.now, member_id))
+        self.heard.append((self.model.now, member_id))
         return super().beat(member_id)
 
     def lose(self, views: int = 1) -> None:
@@ -37,17 +37,17 @@ class Store(MemoryMembers):
 
     def go(self, *, away: bool) -> None:
         if self.away and not away:
-            self.outages.append((self.away_since, self.world.now))
-        self.away, self.away_since = away, self.world.now
+            self.outages.append((self.away_since, self.model.now))
+        self.away, self.away_since = away, self.model.now
 
 
 class Shard:
     """A process: beats, takes over newer views, proposes; ends when another has taken its address."""
 
-    def __init__(self, world: World, me: Member) -> None:
-        self.world = world
+    def __init__(self, model: MembershipModel, me: Member) -> None:
+        self.model = model
         self.me = me
-        self.directory = MemoryDirectory(world.store)
+        self.directory = MemoryDirectory(model.store)
         self.view = View()
         self.paused = self.ended = self._opened = False
         self._doing: Coroutine[object, None, None] | None = None
@@ -78,10 +78,10 @@ class Shard:
             self.adopt(view)
             wanted = proposal(view, beats, self.me, dead_after=DEAD_AFTER, known=self.view.version)
             if wanted is not None and not self.ended:
-                self.world.check_proposal(view, beats, wanted)
+                self.model.check_proposal(view, beats, wanted)
                 await self.propose(wanted, view.version)
         except JournalError as error:
-            self.world.reached[type(error).__name__] += 1
+            self.model.reached[type(error).__name__] += 1
 
     async def operate(self, name: str, address: str, *, on: bool) -> None:
         """Drain a shard, or pin a computation, as an operator asks."""
@@ -90,7 +90,7 @@ class Shard:
             wanted = view.pinned(name, address if on else "") if name else view.draining(address, on=on)
             await self.propose(wanted.dated(beats.now), view.version)
         except JournalError as error:
-            self.world.reached[type(error).__name__] += 1
+            self.model.reached[type(error).__name__] += 1
 
     async def beat(self) -> tuple[View, Beats]:
         if not self._opened:
@@ -102,21 +102,21 @@ class Shard:
         if await self.directory.propose(view, over=over):
             self.adopt(view)
         else:
-            self.world.reached["outrun"] += 1
+            self.model.reached["outrun"] += 1
 
     def adopt(self, view: View) -> None:
         if view.version <= self.view.version:
-            self.world.reached["older"] += view.version < self.view.version
+            self.model.reached["older"] += view.version < self.view.version
             return
         was_member, now_there = self.view.member(self.me.id) is not None, view.at(self.me.address)
         if was_member and now_there is not None and now_there.id != self.me.id:
-            self.world.reached["replaced"] += 1
+            self.model.reached["replaced"] += 1
             self.ended = True
         self.view = view
-        self.world.check_view(view)
+        self.model.check_view(view)
 
 
-class World:
+class MembershipModel:
     """All of it, and what must always hold."""
 
     def __init__(self, reached: Counter[str]) -> None:

@@ -102,7 +102,7 @@ class Sites(Observer):
             frame = frame.tb_next
 
 
-class World:
+class RpcServer:
     """A server and a raw channel to it. Processing time stands still unless a test moves ``now``."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class World:
         self.now = NOW
         self.sites = Sites()
         self.disk = MemoryDisk()
-        # One nonce for all: the sequencers are the same in every world.
+        # One nonce for all: the sequencers are the same in every server that is made.
         journal = MemoryJournal(self.disk, randbits=lambda _: NONCE)
         self.authority = Authority(journal, clock=lambda: self.now, observer=self.sites)
         self.shard = self.authority.shard
@@ -239,28 +239,28 @@ def report(number: int, *groups: workers_pb2.GroupReport) -> workers_pb2.ReportR
 class Pipeline:
     """a -> b -> n/c, whose ranges are owned and reported; spare, unclaimed; d, which runs micro-batches; guess, estimated."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, server: RpcServer) -> None:
+        self.server = server
         self._ids = iter(range(1, 1 << 20))
         self.streams = iter(range(1, 1 << 20))
         self.sequencers: dict[str, int] = {}
         for name, inputs in (("a", ()), ("b", ("a",)), ("n/c", ("b",)), ("spare", ()), ("d", ())):
             self.register(name, inputs)
-        world.call("Register", topology_pb2.RegisterRequest(name="guess", estimated=True))
+        server.call("Register", topology_pb2.RegisterRequest(name="guess", estimated=True))
         self.claim("a", b"", b"g", b"p", b"")
         self.claim("b", b"", b"m", b"")
         self.claim("d", b"", b"m", b"", identity="query", generation=3)
         self.say(self.group("a", 14, 15, 16))
         self.say(self.group("b", 13, 14, input_version=1, input_incarnations=[1]))
         for batch in (3, 4):
-            world.call("StageTask", self.stage(batch))
-            world.call("PrepareBatch", self.prepare(batch))
+            server.call("StageTask", self.stage(batch))
+            server.call("PrepareBatch", self.prepare(batch))
             if batch == 3:
-                world.call("CommitBatch", self.commit(batch))
+                server.call("CommitBatch", self.commit(batch))
 
     def register(self, name: str, inputs: Sequence[str] = ()) -> None:
         request = topology_pb2.RegisterRequest(name=name, inputs=inputs, heuristics_ppm=[990_000])
-        self.world.call("Register", request)
+        self.server.call("Register", request)
 
     def claiming(self, name: str, *bounds: bytes, **fields: Any) -> workers_pb2.ClaimRequest:
         request_id = next(self._ids).to_bytes(16)
@@ -269,7 +269,7 @@ class Pipeline:
         )
 
     def claim(self, name: str, *bounds: bytes, **fields: Any) -> None:
-        self.sequencers[name] = self.world.call("Claim", self.claiming(name, *bounds, **fields)).sequencer
+        self.sequencers[name] = self.server.call("Claim", self.claiming(name, *bounds, **fields)).sequencer
 
     def group(self, name: str, *hours: int, **fields: Any) -> workers_pb2.GroupReport:
         values = [hour * HOUR for hour in hours]
@@ -280,14 +280,14 @@ class Pipeline:
     def say(self, *groups: workers_pb2.GroupReport) -> list[workers_pb2.RefusedRanges]:
         """Report on a stream of its own; returns what was refused."""
         sender = next(self._ids).to_bytes(16)
-        answers = self.world.call("Report", [opening(1, sender), report(1, *groups)])
+        answers = self.server.call("Report", [opening(1, sender), report(1, *groups)])
         acks = [answer.ack for answer in answers if answer.HasField("ack")]
         assert [ack.number for ack in acks] == [1]
         return list(acks[0].refused)
 
     def low(self, name: str) -> int:
         request = watermarks_pb2.GetWatermarksRequest(computations=[name])
-        low: int = self.world.call("GetWatermarks", request).watermarks[0].low_micros
+        low: int = self.server.call("GetWatermarks", request).watermarks[0].low_micros
         return low
 
     def stage(self, batch: int) -> workers_pb2.StageTaskRequest:
@@ -345,5 +345,5 @@ class Pipeline:
 @contextlib.contextmanager
 def running() -> Iterator[Pipeline]:
     """A pipeline on a server of its own."""
-    with World() as world:
-        yield Pipeline(world)
+    with RpcServer() as server:
+        yield Pipeline(server)
