@@ -357,7 +357,7 @@ def in_a_life(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     def noting(self: Waiting, state: WatchState, subscription: Subscription) -> bool:
         found = reached(self, state, subscription)
-        if self._life:
+        if self._incarnation:
             known.set()
         return found
 
