@@ -447,7 +447,7 @@ async def test_a_snapshot_that_cannot_be_taken_stops_nothing(running: Running, m
 async def test_a_fold_over_another_incarnation_is_refused_and_counts_as_unknown(running: Running) -> None:
     await running.shard.register(Spec("b", ("a",)))
     grant = await running.claim("b")
-    ((_, refused),) = await running.report(grant, MAX, name="b", finish=True, lives=(0,))
+    ((_, refused),) = await running.report(grant, MAX, name="b", finish=True, lives=(2,))
     assert refused.reason == "INCARNATION_CHANGED"
     assert running.low("b") == MIN
     assert await running.report(grant, 14, name="b", lives=(1,)) == []
