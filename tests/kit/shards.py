@@ -47,6 +47,8 @@ class Faults(FaultPlan):
 
     async def read(self, name: str) -> None:
         self.reads += 1
+        if name in self.held:
+            await self.held[name].wait()
         if name in self.unreadable:
             raise JournalFailed("it cannot be read")
 

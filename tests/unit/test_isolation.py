@@ -86,6 +86,25 @@ def refusals(answer: Any) -> list[tuple[str, str]]:
     return [(name, refused.reason) for name, refused in answer]
 
 
+async def test_one_that_is_in_doubt_since_it_was_asked_for_has_nobody_refused_who_asks_for_another(
+    deployment: Deployment,
+) -> None:
+    """All who ask at a time share one check of the store, and wait for the one in front of it."""
+    one, _ = await serving(deployment, "a", "b", "c")
+    one.faults.held["confirm"] = asyncio.Event()
+    in_front = asyncio.ensure_future(one.shard.confirm(["c"]))
+    await turns()
+    a, b, everything = (asyncio.ensure_future(one.shard.confirm(names)) for names in (["a"], ["b"], None))
+    await turns()
+    with one.shard.held.of("a")._renewing():
+        one.faults.held.pop("confirm").set()
+        with pytest.raises(errors.Unavailable, match="put back"):
+            await a
+        assert await in_front <= await b
+        await everything
+    await one.shard.confirm(["a"])
+
+
 async def test_a_computation_that_another_shard_has_taken_leaves_the_round_and_the_others_stay(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

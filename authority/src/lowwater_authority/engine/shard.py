@@ -788,16 +788,25 @@ class Shard:
         """
         if not self.shared:
             return self.confirmed
-        asked = self.held.undoubted() if names is None else list(names)
-        # At once, for all that are asked for at a time share one check.
-        self.held.refuse_doubted(asked)
+        named = None if names is None else list(names)
         async with self._in_time():
-            return await self._confirming.ask(asked)
+            while True:
+                asked = self.held.undoubted() if named is None else named
+                # Before it is asked, for all that are asked for at a time share one check.
+                self.held.refuse_doubted(asked)
+                try:
+                    return await self._confirming.ask(asked)
+                except GivenUp:
+                    continue  # one that somebody has asked for is in doubt since: who has is refused, the others ask without it
 
     async def _confirm(self, names: Iterable[str]) -> int:
         began, end = self._tick(), None
         while end is None:
             began = self._tick()
+            try:
+                self.held.refuse_doubted(names)
+            except errors.Unavailable as doubt:
+                raise GivenUp from doubt
             try:
                 end = await self.held.confirm(names)
             except JournalFenced as error:
