@@ -15,9 +15,9 @@ from lowwater_authority.core.requests import ClaimRequest, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import holdings
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import Entry, Journal, JournalCorrupt, JournalFailed
+from lowwater_authority.journal import GRAPH, Entry, Journal, JournalCorrupt, JournalFailed
 from lowwater_authority.ops.observer import Observer
-from tests.contract.journal_stores import Store
+from tests.contract.journal_stores import SharedStore, Store
 
 T = TypeVar("T")
 
@@ -272,3 +272,88 @@ async def test_what_others_read_is_not_dropped_though_its_log_is_damaged(store: 
     with pytest.raises(errors.StillRead, match="reader"):
         await shard.drop("x", force=True)
     await killed(journal, shard, run)
+
+
+# -- a damaged log of the graph ----------------------------------------------------------------------------------
+
+
+async def stopped(shard: Shard, run: asyncio.Task[None]) -> None:
+    shard.stop()
+    await run
+    await shard.close()
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+async def test_a_process_that_ends_leaves_a_graph_that_the_next_one_can_read(store: Store, snapshot: bool) -> None:
+    """It has the only good copy, in memory, and nothing has made it look at the store's."""
+    journal, shard, run = await started(store)
+    say = await at_ten(shard, "x", "y")
+    await shard.reset("y")
+    if snapshot:
+        shard.held.logs.write_whole(shard.held.graph, shard.topology.encode, shard.now)
+        await shard.held.logs.settle()
+        assert (await journal.load(GRAPH)).records == []
+        store.damage_snapshot(GRAPH)
+    else:
+        store.damage(GRAPH, 2)
+    with pytest.raises(JournalCorrupt, match="the log of the graph at position"):
+        await journal.load(GRAPH)
+    assert await say("x", 11) == []
+    await stopped(shard, run)
+
+    journal, again, run = await started(store)
+    views = {name: again.view(name) for name in again.names()}
+    assert {name: view.incarnation for name, view in views.items() if view} == {"x": 1, "y": 2}
+    x = views["x"]
+    assert x is not None
+    assert x.low == 11
+    await again.register(Spec("z", ("x",)))
+    await stopped(again, run)
+
+
+async def test_a_process_that_ends_writes_nothing_of_a_graph_that_is_whole(store: Store) -> None:
+    journal, shard, run = await started(store)
+    await at_ten(shard, "x", "y")
+    before = await journal.load(GRAPH)
+    await stopped(shard, run)
+    journal = await store.connect()
+    assert await journal.load(GRAPH) == before
+
+
+async def test_a_damaged_graph_that_nobody_has_in_memory_is_left_as_it_is(store: Store) -> None:
+    """The tests above show nothing unless the damage is one that the store notices. Who cannot start puts nothing in its place."""
+    journal, shard, run = await started(store)
+    await at_ten(shard, "x", "y")
+    store.damage(GRAPH, 2)
+    await killed(journal, shard, run)
+    for _ in range(2):
+        shard = sharded(store.make())
+        with pytest.raises(JournalCorrupt, match="no process that lives has it in memory"):
+            await shard.start()
+        await shard.close()
+    journal = await store.connect()
+    assert (await journal.salvage(GRAPH)).last == 2
+
+
+async def test_changes_of_a_damaged_graph_go_on_and_the_next_process_reads_them(shared: SharedStore) -> None:
+    """What one has registered behind the damage, and nobody else has read, counts too."""
+    _, one, running = await started(shared)
+    say = await at_ten(one, "x", "y")
+    _, other, run = await started(shared)
+    await one.register(Spec("z"))
+    await one.reset("z")
+    shared.damage(GRAPH, 2)
+    shared.damage(GRAPH, 4)
+    await other.register(Spec("new"))
+    await one.confirm(())
+    await other.confirm(())
+    assert one.topology == other.topology
+    assert one.topology.get("z").incarnation == 2, "who has reset it has that in memory"
+    _, third, last = await started(shared)
+    assert third.topology.computations.keys() == {"x", "y", "z", "new"}
+    assert third.topology.get("z").incarnation == 2
+    [(_, refused)] = await say("x", 11)
+    assert refused.reason == "MOVED", "each of these processes takes everything when it starts"
+    assert {name: view.low for name in ("x", "y") if (view := third.view(name))} == {"x": 10, "y": 10}
+    for shard, its in ((one, running), (other, run), (third, last)):
+        await stopped(shard, its)

@@ -283,6 +283,25 @@ async def test_damaged_or_missing_snapshot_is_refused(store: Store, size: int) -
 
 
 @pytest.mark.asyncio
+async def test_what_is_whole_of_a_damaged_log_is_salvaged(store: Store) -> None:
+    journal = await store.open()
+    for log in ("a", "b", "c", ""):
+        await journal.append([entry(log, n) for n in range(1, 7)])
+    for log in ("a", "b"):
+        await journal.snapshot(log, 3, b"snapshot")
+    store.damage_snapshot("b")
+    for log in ("a", "c", ""):
+        store.damage(log, 5)
+    store.remove("c", 2)
+    with pytest.raises(JournalCorrupt):
+        await journal.load("c")
+    assert await journal.salvage("a") == (6, [b"snapshot", b"a:4", b"a:6"])
+    assert await journal.salvage("b") == (6, [b"b:4", b"b:5", b"b:6"])
+    assert await journal.salvage("c") == (6, [b"c:1", b"c:3", b"c:4", b"c:6"])
+    assert await journal.salvage("") == (6, [b":1", b":2", b":3", b":4", b":6"])
+    assert await journal.salvage("unknown") == (0, [])
+
+
 async def test_damage_is_refused_while_the_owner_goes_on_appending(shared: SharedStore) -> None:
     """Whoever reads a log of another process is told so in the end: its owner has no reason to stop."""
     owner, reader = await shared.open("a"), await shared.connect()

@@ -75,3 +75,22 @@ async def test_what_is_damaged_and_not_replaced_is_read_once(
     with pytest.raises(JournalCorrupt):
         await replaced.read(times=0, damaged=5)
     assert replaced.readings == 1
+
+
+async def test_what_is_salvaged_is_of_one_moment(redis: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot takes away the records that are about to be read: what it says of them is not to be missing."""
+    owner, reader = await redis.open("a"), await redis.connect()
+    assert isinstance(reader, RedisJournal)
+    await owner.append([entry("a", n) for n in range(1, 6)])
+    redis.damage("a", 2)
+    rows = reader._rows
+    times = iter([3, 4])
+
+    async def replaced(*arguments: Any) -> list[tuple[int, bytes]]:
+        for position in times:
+            await owner.snapshot("a", position, b"snapshot")
+            break
+        return await rows(*arguments)
+
+    monkeypatch.setattr(reader, "_rows", replaced)
+    assert await reader.salvage("a") == (5, [b"snapshot", b"a:5"])

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -30,6 +31,7 @@ from lowwater_authority.journal.contract import (
     Meter,
     Owned,
     Ownership,
+    Salvage,
     Writer,
     is_usurped,
     judge,
@@ -45,6 +47,7 @@ from lowwater_authority.journal.frames import (
     encode,
     refuse_another,
     runs_of,
+    salvaged,
 )
 from tests.kit.faults import FaultPlan, Operation, Outcome
 
@@ -262,6 +265,20 @@ class MemoryJournal(Journal):
         if found[log].owner == believed[log].owner:
             self._owned.reached(log, stored.end)
         return LoadedLog(stored.snapshot_position, snapshot, records)
+
+    async def salvage(self, log: str) -> Salvage:
+        """See Journal."""
+        believed = self._owned.held([log])
+        await self._read("salvage")
+        self._check_token(believed)
+        refuse_lost(believed, self._disk.held([log]))
+        stored = self._disk.logs.get(log, StoredLog())
+        payloads = []
+        if stored.snapshot is not None:
+            with suppress(JournalCorrupt):
+                payloads.append(decode(log, stored.snapshot_position, stored.snapshot, kind=Kind.SNAPSHOT).payload)
+        rows = [row for row in sorted(stored.records.items()) if row[0] <= stored.last]
+        return Salvage(stored.last, payloads + salvaged(log, rows))
 
     async def append(self, entries: Sequence[Entry]) -> None:
         """See Journal."""

@@ -108,6 +108,10 @@ class Cluster:
         """Of that: once is enough, if the store takes it."""
         self._said: dict[str, str] = {}
         """By computation that could not be taken: why, as it was logged."""
+        self._opened = False
+        """Whether the directory is open."""
+        self._look_at_graph = float("-inf")
+        """When to read the graph again that is in doubt."""
         self._leaving = asyncio.Event()
         self._quiet = Limited()
 
@@ -117,11 +121,9 @@ class Cluster:
         """Become a member; the shard is to run its rounds already. Returns also when told to leave before that. Raises as :meth:`run`."""
         self._shard = shard
         shard.held.address = self.me.address
-        opened = False
         while not self._leaving.is_set() and self.view.member(self.me.id) is None:
             again = self._monotonic() + self._dead_after / BEATS
-            opened = opened or await self._answered(self._directory.open())
-            if not opened or not await self._answered(self._beat()):
+            if not await self._answered(self._open()) or not await self._answered(self._beat()):
                 await self._pause(again)
 
     async def run(self) -> None:
@@ -132,6 +134,11 @@ class Cluster:
             await self._look_after_what_is_held()
             self._judge()
             await self._pause(again)
+
+    async def _open(self) -> None:
+        if not self._opened:
+            await self._directory.open()
+            self._opened = True
 
     async def _answered(self, asking: Awaitable[None]) -> bool:
         """Return whether the store has answered; that it has not is told."""
@@ -213,6 +220,8 @@ class Cluster:
     async def _beat_once(self) -> None:
         view, beats = await self._directory.beat(self.me.id)
         now = self._monotonic()
+        if self._hears_stranger(view, beats):
+            self._shard.doubt_graph()
         if now - self._heard > self._dead_after:
             self._resumed = now
         self._heard = now
@@ -224,6 +233,12 @@ class Cluster:
             if proposed is not None and await self._directory.propose(proposed, over=view.version):
                 view = proposed
         self._look(view)
+
+    def _hears_stranger(self, view: View, beats: Beats) -> bool:
+        """Whether somebody beats who is no member: perhaps it cannot start, because what the store has of the graph is damaged."""
+        members = {self.me.id, *(member.id for member in view.members)}
+        heard = (at for member_id, at in beats.last.items() if member_id not in members)
+        return any(beats.now - at <= self._dead_after * 1e6 for at in heard)
 
     def _has_rival(self, view: View, beats: Beats) -> bool:
         """Whether another process may have this one's place. Raises Replaced when that one is heard of.
@@ -314,6 +329,10 @@ class Cluster:
             with contextlib.suppress(JournalError, errors.LowwaterError):
                 await self.unpin_dropped()
         self._leave_readable()
+        if self._shard.held.graph_doubted and self._monotonic() >= self._look_at_graph:
+            self._look_at_graph = self._monotonic() + self._dead_after
+            with contextlib.suppress(errors.LowwaterError):
+                await self._shard.refresh()
         return True
 
     def _leave_readable(self) -> None:
@@ -395,6 +414,16 @@ class Cluster:
         """
         now = self._monotonic()
         return now - self._heard <= self._dead_after <= now - self._resumed
+
+    async def wait_for_graph(self) -> bool:
+        """See Placement: all who live hear a beat of one that is no member. Raises JournalFailed, JournalUnknown and JournalCorrupt."""
+        again = self._monotonic() + self._dead_after / BEATS
+        await self._open()
+        view, beats = await self._directory.beat(self.me.id)
+        if all(beats.silence(member.id) > self._dead_after * 1e6 for member in view.members):
+            return False
+        await self._pause(again)
+        return True
 
     async def outvoted(self) -> None:
         """See Placement."""

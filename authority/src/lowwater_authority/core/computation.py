@@ -108,6 +108,8 @@ class Computation:
         self.reference = MIN
         """The event time that ages of histograms count from, as of the last record; MIN before any frontier."""
         self.last_sequencer = 0
+        self.input_version = 0
+        """The version of its inputs that the last revocation asks for; 0: there is none behind the snapshot that it was restored from."""
         self.identity: str | None = None
         self.order = (0, 0)
         self.last_batch: tuple[int, bytes] | None = None
@@ -322,6 +324,7 @@ class Computation:
         return fenced
 
     def _apply_revoke(self, op: pb.Revoke, now: int) -> None:
+        self.input_version = op.input_version
         for group in self.map.groups.values():
             group.state = GroupState.UNOWNED
         self._forget_dead_batches()

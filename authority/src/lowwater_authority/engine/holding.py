@@ -330,13 +330,26 @@ class Holding:
         """Recover it from its log, whoever owns that. Raises JournalCorrupt, JournalVersion, JournalFailed, ..."""
         among = self.among
         self.coming = State.READING
+        if among.graph_doubted:
+            # Without it nothing can be served that was taken: whoever has the log keeps it until the graph can be read.
+            await refresh()
         loaded = await among.journal.load(self.name)
         try:
-            return among.recover(among.topology.get(self.name), loaded)
+            return self._recovered(loaded)
         except JournalCorrupt:
-            # It may be of an incarnation that this process has not heard of yet.
+            # It may be of an incarnation, or of inputs, that this process has not heard of yet.
             await refresh()
-            return among.recover(among.topology.get(self.name), loaded)
+            return self._recovered(loaded)
+
+    def _recovered(self, loaded: LoadedLog) -> Recovered:
+        spec = self.among.topology.get(self.name)
+        recovered = self.among.recover(spec, loaded)
+        known = recovered.computation.input_version
+        if known > spec.input_version:
+            # The graph has lost a change that was acknowledged. It would go on without an input that it has to wait for.
+            reason = f"it has version {known} of its inputs, but the graph knows only {spec.input_version}: reset it"
+            raise JournalCorrupt(self.name, None, reason)
+        return recovered
 
     async def own(self, known: LoadedLog | None = None) -> tuple[Ownership, LoadedLog]:
         """Become the owner of its log, and read what is not known of it. It is to be held, or given up.

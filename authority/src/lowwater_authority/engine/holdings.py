@@ -28,6 +28,7 @@ from lowwater_authority.journal import (
     JournalClosed,
     JournalCorrupt,
     JournalError,
+    JournalFailed,
     JournalFenced,
     JournalLost,
     JournalOutvoted,
@@ -88,10 +89,8 @@ class BrokenGraph(JournalCorrupt):
     So a store has lost changes, and nobody knew it when others went on. A process that has the graph in memory puts it right.
     """
 
-    def __init__(self, loaded: LoadedLog, reason: str) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__(GRAPH, None, f"{reason}; shards that still serve put it right from memory, then start again")
-        self.last = loaded.last
-        """Where the log ends."""
 
 
 class Holdings:
@@ -103,6 +102,10 @@ class Holdings:
         self.graph = Log(GRAPH)
         self._read: ReadGraph | None = None
         """The log of the graph as it was read last."""
+        self.graph_doubted = False
+        """Whether the store may have a damaged graph: it could not be read, or another process waits because it cannot read it."""
+        self._told = ""
+        """The damage of the graph that was logged, so that it is not at each attempt to put it right."""
         self._known: dict[str, Holding] = {}
         """All that this process has to do with, held or not."""
         self.served: dict[str, Holding] = {}
@@ -131,11 +134,18 @@ class Holdings:
     async def read_graph(self) -> ReadGraph:
         """Read the graph as the journal has it; :meth:`newer` tells whether there is anything new in it.
 
-        Raises JournalCorrupt, ... What was read before is not read again where the store can tell that the log goes on from there.
+        Raises JournalCorrupt, ... What was read before is not read again where the store can tell that the log goes on from there, unless
+        the graph is in doubt.
         """
-        known = self._read
-        loaded = await self.journal.load(GRAPH, known=known.loaded if known is not None else None)
-        self._read = read = replayed(loaded, known)
+        known = None if self.graph_doubted else self._read
+        try:
+            loaded = await self.journal.load(GRAPH, known=known.loaded if known is not None else None)
+            self._read = read = replayed(loaded, known)
+        except (JournalCorrupt, JournalVersion):
+            self.graph_doubted = True
+            raise
+        if known is None:
+            self.graph_doubted = False
         return read
 
     def newer(self, read: ReadGraph) -> Topology | None:
@@ -446,34 +456,81 @@ class Holdings:
         holding = self._known.get(name)
         return holding is not None and holding.renewing
 
+    async def heal_graph(self, damage: JournalCorrupt) -> None:
+        """Write a graph again that is damaged in the store. Raises as :meth:`heal`, and JournalPosition when it is to be read then."""
+        self.logs.refuse_to_heal(damage)
+        await self._heal_graph()
+
+    async def mend_graph(self) -> None:
+        """Write the graph again when what the store has of it is damaged. Reads all of it.
+
+        Raises JournalLost, JournalFailed and JournalUnknown. A process that has never read it has nothing to put in its place.
+        """
+        if self._read is None:
+            return
+        try:
+            replayed(await self.journal.load(GRAPH))
+        except JournalCorrupt:
+            await self._put_graph_back()
+
     async def _heal_graph(self) -> None:
-        """Whatever other shards have written on top of what is left stays; this process reads it afterwards."""
-        self.journal.release(GRAPH)
-        left = Topology()
+        if await self._put_graph_back() != self.topology:
+            # What is staged was staged against another graph.
+            self.graph.forget()
+            raise JournalPosition(GRAPH, position=0, last=0, reason="other shards have changed it meanwhile")
+
+    async def _put_graph_back(self) -> Topology:
+        """Write what is in memory of the graph, and what is left of it in the store, in the place of that; returns what is there then.
+
+        Whatever other shards have written on top of what is left stays; this process reads it afterwards. What only other shards
+        have in memory they add when they read it. Raises JournalFailed when nothing can be written in the place of what is there.
+        """
+        position, lost, left = self.graph.position, False, Topology()
         try:
             try:
-                loaded = await self.journal.load(GRAPH)
-                try:
-                    left = replayed(loaded).topology
-                except BrokenGraph:
-                    left = Topology.gathered(_payloads(loaded))
-                    # What is put in its place is to be behind all of it.
-                    self.graph.reached(loaded.last)
+                left, last = await self._left_of_graph()
             except JournalLost:
-                log.warning("nothing is left of the graph", extra=event("graph_lost"))
+                lost = True
+                self.journal.release(GRAPH)
+                left, last = await self._left_when_lost()
+            # What is put in the place of what is damaged is to be behind all of it.
+            self.graph.reached(last)
             merged = self.topology.merged(left)
             await self.logs.restore(self.graph, merged.encode(), view=self.view, address=self.address)
         except JournalPosition:
             log.info("another shard has put the graph back", extra=event("graph_restored"))
             self.graph.forget()
-            merged = left
-        except BaseException:
-            self.graph.forget()  # so that it is read, and what it lacks is written, at the next look
+            return left
+        except BaseException as error:
+            if lost:
+                self.graph.forget()  # so that it is read, and what it lacks is written, at the next look
+            else:
+                # What this process knows of it is as new as before, whatever it cannot write.
+                self.graph.position = position
+            if isinstance(error, JournalCorrupt | JournalVersion):
+                raise JournalFailed(str(error)) from error
             raise
-        if merged != self.topology:
-            # What is staged was staged against another graph.
-            self.graph.forget()
-            raise JournalPosition(GRAPH, position=0, last=0, reason="other shards have changed it meanwhile")
+        self._told = ""
+        return merged
+
+    async def _left_when_lost(self) -> tuple[Topology, int]:
+        try:
+            return await self._left_of_graph()
+        except JournalLost:
+            log.warning("nothing is left of the graph", extra=event("graph_lost"))
+            return Topology(), 0
+
+    async def _left_of_graph(self) -> tuple[Topology, int]:
+        """Return all that the store tells of the graph, and where its log ends if some of it is damaged, else 0."""
+        try:
+            return replayed(await self.journal.load(GRAPH)).topology, 0
+        except JournalCorrupt as damage:
+            if str(damage) != self._told:
+                self._told = str(damage)
+                msg = "the graph is damaged in the store, %s; it is written again from memory, with what can still be read of it"
+                log.error(msg, damage.reason, extra=event("damaged_graph_mended", reason=str(damage)))
+        last, payloads = await self.journal.salvage(GRAPH)
+        return Topology.gathered(payloads), last
 
 
 def replayed(loaded: LoadedLog, known: ReadGraph | None = None) -> ReadGraph:
@@ -489,7 +546,7 @@ def replayed(loaded: LoadedLog, known: ReadGraph | None = None) -> ReadGraph:
     try:
         return ReadGraph(loaded, graph.replayed(payloads))
     except WrongGraph as error:
-        raise BrokenGraph(loaded, str(error)) from error
+        raise BrokenGraph(str(error)) from error
 
 
 def _payloads(loaded: LoadedLog) -> list[bytes]:

@@ -265,9 +265,7 @@ class Logs:
         Raises JournalFailed while this process has to wait whether another one does it, which may know more. When the others are put
         back: JournalPosition when other processes have changed the graph meanwhile, JournalFenced when they own some of the logs by now.
         """
-        if not self._may_heal():
-            msg = f"{error}. This process was out of touch with it: another one may own them, and goes first; try again"
-            raise JournalFailed(msg)
+        self.refuse_to_heal(error)
         _logger.error("%s; putting it back from memory", error, extra=event("store_lost_records", reason=str(error)))
         names = set(error.logs)
         try:
@@ -287,6 +285,12 @@ class Logs:
             raise moved
         if fenced:
             raise JournalFenced(fenced)
+
+    def refuse_to_heal(self, error: JournalError) -> None:
+        """Raise JournalFailed while this process has to wait whether another one puts right what is wrong."""
+        if not self._may_heal():
+            msg = f"{error}. This process was out of touch with it: another one may own them, and goes first; try again"
+            raise JournalFailed(msg)
 
     async def restore(self, log: Log, payload: bytes, *, view: int, address: str) -> Ownership:
         """Make a snapshot all there is of a log, which the store has lost a part of. Raises JournalFenced, JournalPosition, ...

@@ -31,6 +31,10 @@ class Placement(Protocol):
         """Whether another shard owns a computation, and lives. Raises Unavailable."""
         ...
 
+    async def wait_for_graph(self) -> bool:
+        """Let the other shards hear that this one cannot read the graph, and wait a moment; False when none lives that has it in memory."""
+        ...
+
     async def lows(self, names: Sequence[str]) -> Lows:
         """Ask the shards that serve them how far computations are. Raises Unavailable."""
         ...
@@ -54,6 +58,10 @@ class Alone:
     async def lives_elsewhere(self, name: str) -> bool:
         """See Placement: there is nobody else."""
         del name
+        return False
+
+    async def wait_for_graph(self) -> bool:
+        """See Placement: there is nobody else."""
         return False
 
     async def lows(self, names: Sequence[str]) -> Lows:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lowwater_authority.core.topology import Topology
     from lowwater_authority.engine.logs import Log
     from lowwater_authority.engine.shard import Shard
-    from lowwater_authority.journal import JournalLost
+    from lowwater_authority.journal import JournalCorrupt, JournalLost
 
 T = TypeVar("T")
 
@@ -78,6 +78,8 @@ class Round:
     """Whether it is to be written whole: it is made of two, of which the journal has one."""
     lost: JournalLost | None = None
     """What the store has lost and is to get back first."""
+    damage: JournalCorrupt | None = None
+    """What is wrong with the graph in the store, which is to be written again first."""
     above: dict[str, int] = field(default_factory=dict)
     """Computations that need an ownership number above another."""
     fenced: list[Fenced] = field(default_factory=list)

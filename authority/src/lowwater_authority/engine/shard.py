@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
     from lowwater_authority.core.topology import Spec, Topology
     from lowwater_authority.engine.holding import Holding
+    from lowwater_authority.engine.holdings import ReadGraph
     from lowwater_authority.engine.placement import Lows, Placement
     from lowwater_authority.journal import Journal
     from lowwater_authority.ops.observer import Observer
@@ -127,7 +128,7 @@ class Shard:
         """Open the journal and serve what is this shard's, but for what is damaged. Raises what the journal raises."""
         held = self.held
         await self.journal.open()
-        held.topology = held.newer(await held.read_graph()) or held.topology
+        held.topology = held.newer(await self._first_graph()) or held.topology
         if not held.graph.position and await self.journal.logs():
             msg = (
                 "there are logs but no graph: a copy that was not finished. Repeat `lowwater journal copy`, or remove what there is; "
@@ -144,7 +145,7 @@ class Shard:
                         raise  # perhaps more than this one log
                     self._taking.damaged(name, damage)
         # Incarnations that began before the logs were taken; rounds do not run yet.
-        held.topology = held.newer(await held.read_graph()) or held.topology
+        held.topology = held.newer(await self._first_graph()) or held.topology
         for name, (ownership, loaded) in taken.items():
             if name not in held.topology.computations:
                 held.of(name).give_up()  # it was dropped meanwhile
@@ -157,6 +158,28 @@ class Shard:
         self._count()
         if not self.shared:
             self.end_dropped()
+
+    async def _first_graph(self) -> ReadGraph:
+        """Read the graph. While it is damaged, wait for shards that have it in memory. Raises JournalCorrupt when none lives."""
+        told = False
+        while True:
+            try:
+                return await self.held.read_graph()
+            except JournalCorrupt as damage:
+                if damage.log != GRAPH:
+                    raise
+                if not told:
+                    log.warning(
+                        "the graph is damaged in the store, %s; looking for a shard that has it in memory, and writes it again",
+                        damage.reason,
+                        extra=event("damaged_graph", reason=str(damage)),
+                    )
+                told = True
+                if not await self.placement.wait_for_graph():
+                    if isinstance(damage, BrokenGraph):
+                        raise
+                    reason = f"{damage.reason}, and no process that lives has it in memory"
+                    raise JournalCorrupt(GRAPH, damage.position, reason) from damage
 
     async def run(self) -> None:
         """Run rounds until :meth:`stop`. Raises JournalReplaced, JournalCorrupt and their like: this process must not go on."""
@@ -173,8 +196,8 @@ class Shard:
     async def close(self) -> None:
         """Write a snapshot of every changed computation, so that the next start is quick, and close the journal.
 
-        It replaces what is damaged in the store. What has not changed is read and checked, for this process may have the only good
-        copy of it, in memory.
+        It replaces what is damaged in the store. What has not changed is read and checked, and so is the graph, for this process may have
+        the only good copy of it, in memory.
         """
         logs = self.held.logs
         mending = self.held.mending()
@@ -183,7 +206,7 @@ class Shard:
         await asyncio.gather(*mending, return_exceptions=True)
         await logs.settle()
         await self.held.settle()
-        readable = True
+        readable = await self._mend("the graph", self.held.mend_graph)
         for name, computation in [(name, each.computation) for name, each in self.held.served.items()]:
             if self.held.is_torn(name):
                 continue
@@ -192,13 +215,13 @@ class Shard:
                 logs.snapshot(its, partial(recovery.snapshot, computation))
                 await logs.settle()
             elif readable:
-                readable = await self._mend(name)
+                readable = await self._mend(name, self.held.of(name).mend)
         await self.journal.close()
 
-    async def _mend(self, name: str) -> bool:
-        """Put right what the store has of a computation; False when the store is away, and would be so for the others."""
+    async def _mend(self, name: str, mend: Callable[[], Awaitable[None]]) -> bool:
+        """Put right what the store has of a computation, or of the graph; False when the store is away, and would be so for the others."""
         try:
-            await self.held.of(name).mend()
+            await mend()
         except (JournalFenced, JournalLost) as error:
             log.warning(
                 "what the store has of %s is not checked: %s",
@@ -276,8 +299,14 @@ class Shard:
                 extra=event("registered", computation=spec.name, inputs=inputs),
             )
         if not self.serves(spec.name):
-            async with self._registered:
-                await self.serve(spec.name)
+            try:
+                async with self._registered:
+                    await self.serve(spec.name)
+            except errors.Unavailable as error:
+                msg = (
+                    f"{spec.name} is registered, but it is not known yet whether this shard serves it: {error.message}"
+                )
+                raise errors.Unavailable(msg, metadata=error.metadata) from error
         return registered
 
     async def set_inputs(self, name: str, inputs: Sequence[str], *, permit: Permit = anything) -> Spec:
@@ -752,7 +781,14 @@ class Shard:
                 await self._loop.write(await self._what_is_read(), alone=True)
             except GivenUp:
                 continue  # others have written meanwhile
+            except errors.JournalFailed as error:
+                msg = f"this shard cannot put the graph right in its store yet: {error.message}"
+                raise errors.Unavailable(msg) from error
             return self.held.graph.position
+
+    def doubt_graph(self) -> None:
+        """Another process may wait because it cannot read the graph: what the store has of it is read whole, next time."""
+        self.held.graph_doubted = True
 
     async def _what_is_read(self) -> Callable[[Round], None]:
         """Return what a round does with the graph as it is stored now. Raises Unavailable."""
@@ -760,9 +796,10 @@ class Shard:
             read = await self.held.read_graph()
         except JournalLost as lost:
             return partial(_stage_lost, lost)
-        except BrokenGraph as broken:
-            return partial(_stage_lost, JournalLost({GRAPH: (self.held.graph.position, broken.last)}))
         except JournalError as error:
+            if isinstance(error, JournalCorrupt) and error.log == GRAPH:
+                # All that this process has read of it is in memory, and takes the place of what is damaged.
+                return partial(_stage_damage, error)
             msg = f"this shard cannot read the graph from its store: {error}"
             raise errors.Unavailable(msg) from error
 
@@ -911,6 +948,8 @@ class Shard:
         round_.readings = {log: log.reading for log in logs.values()}
         if round_.lost is not None:
             await self.held.heal(round_.lost)
+        if round_.damage is not None:
+            await self.held.heal_graph(round_.damage)
         for name, seen in round_.above.items():
             if (holding := self.held.served.get(name)) is not None:  # else it was let go meanwhile
                 await holding.rise(seen)
@@ -1027,8 +1066,8 @@ class Shard:
         The journal is the truth, and recovery the one way to it, but for what the store has lost or damaged.
         """
         held = self.held
-        if self.shared and round_.topology is not None:
-            held.graph.forget()  # it may have been read for this round
+        if round_.read or round_.merged:
+            held.graph.forget()  # it was read for this round
         for name in round_.torn & held.served.keys():
             held.served[name].tear()
         kept: set[str] = set()
@@ -1182,6 +1221,10 @@ async def within(seconds: float, refusal: Callable[[], errors.Unavailable]) -> A
 
 def _stage_lost(lost: JournalLost, round_: Round) -> None:
     round_.lost = lost
+
+
+def _stage_damage(damage: JournalCorrupt, round_: Round) -> None:
+    round_.damage = damage
 
 
 def _slow(name: str) -> errors.Unavailable:

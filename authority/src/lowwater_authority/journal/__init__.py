@@ -19,6 +19,7 @@ from lowwater_authority.journal.contract import (
     JournalVersion,
     LoadedLog,
     Ownership,
+    Salvage,
 )
 from lowwater_authority.journal.sqlite import SqliteJournal
 
@@ -29,6 +30,7 @@ __all__ = [
     "JournalStatistics",
     "LoadedLog",
     "Ownership",
+    "Salvage",
     "SqliteJournal",
     "JournalError",
     "JournalClosed",

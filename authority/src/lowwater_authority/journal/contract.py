@@ -104,7 +104,7 @@ class JournalCorrupt(JournalError):
         self.log = log
         self.position = position
         self.reason = reason
-        where = "the journal" if log is None else f"log {log!r}"
+        where = "the journal" if log is None else f"log {log!r}" if log else "the log of the graph"
         if position is not None:
             where += f" at position {position}"
         super().__init__(
@@ -194,6 +194,15 @@ class LoadedLog:
         (5, 4)
         """
         return self.records[-1][0] if self.records else self.snapshot_position
+
+
+class Salvage(NamedTuple):
+    """What can still be read of a damaged log."""
+
+    last: int
+    """Where the log ends."""
+    payloads: list[bytes]
+    """Its snapshot, if that is whole, and the records behind that are, oldest first: any may be missing in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +311,14 @@ class Journal(ABC):
 
         Raises JournalCorrupt, JournalVersion, or JournalLost. Not fenced: what it returns may be old for an owner that was
         replaced, who learns so at the next append. Costs memory for the whole log, a snapshot for a moment twice.
+        """
+
+    @abstractmethod
+    async def salvage(self, log: str) -> Salvage:
+        """Read what is left of a log that ``load`` refuses as damaged, as of one moment. Nothing tells what is missing.
+
+        So it is only to be put beside what is in memory, before that is written in its place. Raises JournalVersion, JournalLost,
+        JournalFailed; and JournalCorrupt when the damage is such that nothing can be read at all. Costs as much as ``load``.
         """
 
     @abstractmethod

@@ -22,6 +22,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 from zlib import crc32
 
@@ -128,6 +129,15 @@ def decode_records(
     if found != tail:
         raise JournalCorrupt(log, last, "it is not the record that was written last")
     return records
+
+
+def salvaged(log: str, rows: Iterable[tuple[int, bytes]]) -> list[bytes]:
+    """Payloads of those rows that are whole, whatever is missing or damaged between them. Raises JournalVersion as decode does."""
+    payloads = []
+    for position, data in rows:
+        with suppress(JournalCorrupt):
+            payloads.append(decode(log, position, data).payload)
+    return payloads
 
 
 def _place(log: str, position: int, part: int) -> int:

@@ -31,7 +31,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 from zlib import crc32
@@ -58,10 +58,11 @@ from lowwater_authority.journal.contract import (
     Meter,
     Owned,
     Ownership,
+    Salvage,
     judge,
     refuse_lost,
 )
-from lowwater_authority.journal.frames import Kind, Run, checksum, decode, decode_records, encode, runs_of
+from lowwater_authority.journal.frames import Kind, Run, checksum, decode, decode_records, encode, runs_of, salvaged
 from lowwater_authority.journal.redis_link import Address, Command, RedisExchange, RedisLink
 from lowwater_authority.journal.redis_scripts import (
     APPEND,
@@ -216,7 +217,24 @@ class RedisJournal(Journal):
                 if seen.held.owner[:2] == owner[:2]:
                     self._owned.reached(log, seen.held.end)
                 return loaded
-        raise JournalFailed(f"log {log!r} was replaced by a snapshot {_READINGS} times while it was read; try again")
+        raise _replaced_too_often(log)
+
+    async def salvage(self, log: str) -> Salvage:
+        """See Journal. Raises JournalFailed when the log is replaced as often as it is read."""
+        owner = self._owned.ownership(log)
+        seen = await self._look(log, owner)
+        for _ in range(_READINGS):
+            payloads = []
+            if seen.position:
+                with suppress(JournalCorrupt):
+                    payloads.append(await self._load_parts(log, seen))
+            payloads += salvaged(log, await self._rows(log, seen, seen.position))
+            again = await self._look(log, owner)
+            if _basis(log, again) == _basis(log, seen):
+                return Salvage(seen.held.last, payloads)
+            # Perhaps pieces of two states: what was read is not to stand for all that there is.
+            seen = again
+        raise _replaced_too_often(log)
 
     async def append(self, entries: Sequence[Entry]) -> None:
         """See Journal. Cost: one round trip; a strong entry may wait for a sync and for replicas."""
@@ -355,16 +373,22 @@ class RedisJournal(Journal):
     async def _load_records(
         self, log: str, seen: Look, after: int
     ) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]]]:
-        """Read the records behind a position page by page, so that appends get their turn in between: as stored, and decoded."""
-        (owner, (last, tail)), start = seen.held, after
+        """Read the records behind a position: as stored, and decoded."""
+        owner, (last, tail) = seen.held
+        rows = await self._rows(log, seen, after)
+        return rows, decode_records(log, rows, after=after, last=last, tail=tail, epoch=owner.epoch)
+
+    async def _rows(self, log: str, seen: Look, after: int) -> list[tuple[int, bytes]]:
+        """Read the records behind a position as they are stored, page by page, so that appends get their turn in between."""
         rows: list[tuple[int, bytes]] = []
         more = True
         while more:
+            last = seen.held.last
             page = await self._in_order(partial(RedisDatabase.records, log=log, after=after, last=last, count=_PAGE))
             rows += page
             more = len(page) == _PAGE
             after = rows[-1][0] if rows else after
-        return rows, decode_records(log, rows, after=start, last=last, tail=tail, epoch=owner.epoch)
+        return rows
 
     async def _load_parts(self, log: str, seen: Look) -> bytes:
         """All parts of a snapshot, joined; the first says how many there are."""
@@ -398,6 +422,10 @@ class RedisJournal(Journal):
             self._in_doubt -= places
             raise
         self._in_doubt -= places
+
+
+def _replaced_too_often(log: str) -> JournalFailed:
+    return JournalFailed(f"log {log!r} was replaced by a snapshot {_READINGS} times while it was read; try again")
 
 
 def _basis(log: str, seen: Look) -> tuple[object, ...]:

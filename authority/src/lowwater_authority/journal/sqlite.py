@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar, TypeVarTuple
 from zlib import crc32
@@ -39,6 +39,7 @@ from lowwater_authority.journal.contract import (
     Meter,
     Owned,
     Ownership,
+    Salvage,
     Writer,
     judge,
     refuse_lost,
@@ -53,6 +54,7 @@ from lowwater_authority.journal.frames import (
     encode,
     refuse_another,
     runs_of,
+    salvaged,
 )
 from lowwater_authority.ops.events import event
 
@@ -144,6 +146,10 @@ class SqliteJournal(Journal):
         loaded, end = await self._run(self._database.load, log, self._owned.held([log]))
         self._owned.reached(log, end)
         return loaded
+
+    async def salvage(self, log: str) -> Salvage:
+        """See Journal."""
+        return await self._run(self._database.salvage, log, self._owned.held([log]))
 
     async def append(self, entries: Sequence[Entry]) -> None:
         """See Journal. Cost: about 0.2 ms and one sync; every few megabytes a checkpoint of some ten milliseconds."""
@@ -339,6 +345,21 @@ class SqliteDatabase:
             epoch = self._owner.writer.epoch
             records = decode_records(log, rows, after=position, last=last, tail=tail, epoch=epoch)
             return LoadedLog(position, snapshot, records), row.end
+
+    def salvage(self, log: str, believed: Mapping[str, Held]) -> Salvage:
+        """What is whole of a log."""
+        with self._reading(log):
+            key, last, _, position = row = self._find(log)
+            refuse_lost(believed, self._held({log: row}))
+            payloads = []
+            if position:
+                with suppress(JournalCorrupt):
+                    payloads.append(self._load_snapshot(log, key, position))
+            rows = self._connection.execute(
+                "SELECT position, frame FROM records WHERE log = ? AND position > ? AND position <= ? ORDER BY position",
+                (key, position, last),
+            )
+            return Salvage(last, payloads + salvaged(log, rows))
 
     def append(self, runs: list[Run], believed: Mapping[str, Held]) -> None:
         """Write all runs in one transaction, or none."""
