@@ -165,7 +165,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.1)
     board = Board()
     with Serving(tmp_path / "data") as server:
-        follower = Follower(lambda: lowwater.connect(server.address), board, clock=lambda: 1, sharded=False)
+        follower = Follower(lambda _: lowwater.connect(server.address), board, clock=lambda: 1, sharded=False)
         listening = listen("127.0.0.1", 0)
         http = HttpServer(
             listening, board, follower, expose=lambda _: (b"#" * LARGE, "text/plain"), version="0", clock=lambda: 1

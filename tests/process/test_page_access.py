@@ -110,7 +110,7 @@ def opened(certificates: Certificates | None = None) -> Iterator[Guarded]:
     guarded = Guarded(listening.getsockname()[1], certificates)
     board = Board()
     # Nothing is asked of an authority here: what is refused is refused before that.
-    follower = Follower(lambda: lowwater.connect("127.0.0.1:1"), board, clock=lambda: 1, sharded=False)
+    follower = Follower(lambda _: lowwater.connect("127.0.0.1:1"), board, clock=lambda: 1, sharded=False)
     server = HttpServer(
         listening,
         board,
@@ -433,7 +433,7 @@ def test_without_access_rules_nobody_signs_in() -> None:
     assert EVERYBODY.routes()[0].method == "GET"
     listening = listen("127.0.0.1", 0)
     board = Board()
-    follower = Follower(lambda: lowwater.connect("127.0.0.1:1"), board, clock=lambda: 1, sharded=False)
+    follower = Follower(lambda _: lowwater.connect("127.0.0.1:1"), board, clock=lambda: 1, sharded=False)
     server = HttpServer(
         listening, board, follower, expose=lambda _: (b"figures", "text/plain"), version="0", clock=time.time_ns
     )

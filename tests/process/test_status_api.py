@@ -406,12 +406,12 @@ class Flaky:
         self._address = address
         self._failures = failures
 
-    def __call__(self) -> lowwater.Client:
+    def __call__(self, interval: float) -> lowwater.Client:
         self.made += 1
         if self.made <= self._failures:
             msg = "it cannot connect, as this test wants it"
             raise RuntimeError(msg)
-        return lowwater.connect(self._address, timeout=5)
+        return lowwater.connect(self._address, timeout=5, watch_interval=interval)
 
 
 @contextlib.contextmanager
@@ -493,7 +493,7 @@ def test_what_fails_in_a_request_is_told_and_nothing_else_fails(
 
     lw.register("followed")
     board = Board()
-    with following(lambda: lowwater.connect(server.address), board) as follower:
+    with following(lambda _: lowwater.connect(server.address), board) as follower:
         listening = listen("127.0.0.1", 0)
         page = f"http://127.0.0.1:{listening.getsockname()[1]}/"
         http = HttpServer(listening, board, follower, expose=expose, version="0", clock=lambda: 1)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from lowwater._pb.lowwater.v1 import types_pb2, workers_pb2
 from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.rpc import codec
-from lowwater_authority.rpc.watermarks import MAX_HOLDERS, MAX_PAGE
+from lowwater_authority.rpc.watermarks import MAX_HOLDERS, MAX_INTERVAL_MILLIS, MAX_PAGE
 from tests.kit.times import HOUR, MAX, MIN
 from tests.property.rpc_server import STUBS, Pipeline, opening, report
 
@@ -163,6 +163,9 @@ CASES: Final[dict[str, Case]] = {
         "GetWatermarks", put(computations=["a"] * (codec.MAX_NAMES + 1)), field="computations"
     ),
     "too many names to watch": Case("Watch", put(computations=["a"] * (codec.MAX_NAMES + 1)), field="computations"),
+    "an interval of more than a beat": Case(
+        "Watch", put(interval_millis=any_of(MAX_INTERVAL_MILLIS + 1, 2**32 - 1)), field="interval_millis"
+    ),
     "too many holders": Case("CheckComplete", put(max_holders=any_of(MAX_HOLDERS + 1, 2**32 - 1)), field="max_holders"),
     "too many ranges": Case("ListRanges", put(page_size=any_of(MAX_PAGE + 1, 2**32 - 1)), field="page_size"),
     "too many completions": Case("GetHistory", put(page_size=any_of(MAX_PAGE + 1, 2**32 - 1)), field="page_size"),

@@ -279,6 +279,10 @@ SETTINGS: dict[str, tuple[str, st.SearchStrategy[Any]]] = {
     "namespace": ("namespace", NO_NAME.filter(lambda v: v != "") | st.just("a/b")),
     "timeout": ("timeout", NO_PERIOD),
     "report_interval": ("report_interval", NO_PERIOD),
+    "watch_interval": (
+        "watch_interval",
+        NO_TIMEOUT.filter(lambda v: v is not None) | st.sampled_from([None, 1.001, 3600]),
+    ),
 }
 
 

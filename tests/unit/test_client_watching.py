@@ -28,17 +28,19 @@ WALL = 1_700_000_000.0
 class World:
     """A watch stream and the two clocks at its ends."""
 
-    def __init__(self, names: Iterable[str] = ("c",), *, first_release: bool = False) -> None:
+    def __init__(
+        self, names: Iterable[str] = ("c",), *, first_release: bool = False, watch_interval: float = 0.0
+    ) -> None:
         self.now = 100.0
         self.wall = WALL
         self.first_release = first_release
         self.hangs_since: float | None = None
-        settings = Settings("there:1")
+        settings = Settings("there:1", watch_interval=watch_interval)
         router = Router(settings.addresses, nullcontext())
         self.state = WatchState(settings, Surroundings(lambda: self.now, lambda: 1.0, bytes), router)
         self.subscription = self.state.subscribe(names)
         self.stream = self.state.stream()
-        self.stream.open("there:1")
+        self.asked = self.stream.open("there:1")
 
     def sent(self, low: int | None = None, *, name: str = "c", incarnation: int = 1) -> watermarks_pb2.WatchResponse:
         """A message that the authority sends now."""
@@ -252,6 +254,15 @@ def shown_by(changes: Changes, world: World) -> list[int]:
     while changes.come(world.state, world.subscription):
         shown.append(changes.take(world.state).low.micros)
     return shown
+
+
+@pytest.mark.parametrize(("seconds", "millis"), [(0.0, 0), (0.25, 250), (1.0, 1000)])
+def test_every_stream_asks_for_the_interval_of_its_client(seconds: float, millis: int) -> None:
+    world = World(watch_interval=seconds)
+    assert world.asked.interval_millis == millis
+    world.hears(1)
+    world.stream.ended(None)
+    assert world.stream.open("there:1").interval_millis == millis, "and each after it"
 
 
 def test_rule7_the_first_value_a_stalled_subscriber_sees_is_the_newest() -> None:

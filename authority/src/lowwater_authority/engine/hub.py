@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,9 +35,12 @@ class Subscription:
         self._pending_since = 0.0
         self._clock = clock
         self._changed = asyncio.Event()
+        self._woken = asyncio.Event()
+        self._taken_at = -math.inf
+        """When values were taken last, by the clock of the event loop."""
         self._conflated = 0
         self.waited = 0.0
-        """Seconds that the oldest of the values taken last had waited; 0 when none were."""
+        """Seconds that the oldest of the values taken last had waited since it might be taken; 0 when none were."""
 
     def put(self, name: str, view: View | None) -> bool:
         """Replace the value of a computation; None: another shard serves it. Returns whether one waited there. O(1)."""
@@ -49,19 +54,38 @@ class Subscription:
 
     def wake(self) -> None:
         """Make a waiting :meth:`take` return, even with nothing."""
+        self._woken.set()
         self._changed.set()
 
-    async def take(self, timeout: float) -> dict[str, View | None]:  # noqa: ASYNC109 - a beat is due then, nothing is cancelled
-        """Wait for changes, at most ``timeout`` seconds, and take them all by name; empty when there were none."""
+    async def take(self, timeout: float, interval: float = 0.0) -> dict[str, View | None]:  # noqa: ASYNC109 - a beat is due then, nothing is cancelled
+        """Wait for changes, at most ``timeout`` seconds, and take them all by name; empty when there were none.
+
+        What changes within ``interval`` seconds after the last that were taken waits for their end, and is conflated meanwhile.
+        """
+        due = asyncio.get_running_loop().time() + timeout
+        if interval:
+            await self._rest(self._taken_at + interval)
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout_at(due):
                 await self._changed.wait()
         except TimeoutError:
             return {}
         self._changed.clear()
+        self._woken.clear()
         taken, self._pending = self._pending, {}
         self.waited = self._clock() - self._pending_since if taken else 0.0
+        if taken:
+            self._taken_at = asyncio.get_running_loop().time()
         return taken
+
+    async def _rest(self, until: float) -> None:
+        """Let changes pile up until a time of the event loop, or until :meth:`wake`."""
+        if until <= asyncio.get_running_loop().time():
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._woken.wait()
+        self._pending_since = self._clock()  # nobody could take them before
 
     def statistics(self) -> SubscriptionStatistics:
         """Return how the subscription fares."""

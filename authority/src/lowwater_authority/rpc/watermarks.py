@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 BEAT_SECONDS: Final = 1.0
 """A subscriber that gets nothing for several of these knows that the authority is away."""
 
+MAX_INTERVAL_MILLIS: Final = 1000
+"""Between two messages with watermarks: whoever hears nothing for longer than a beat believes that the authority is away."""
+
 DEFAULT_HOLDERS: Final = 10
 MAX_HOLDERS: Final = 1000
 DEFAULT_PAGE: Final = 100
@@ -66,6 +69,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         try:
             services.check()
             check_token(services.token, request.server_token)
+            interval = _interval(request.interval_millis)
             await enter(self._open)
             counted = True
             asked = list(dict.fromkeys(codec.names("computations", request.computations)))
@@ -82,7 +86,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
                     rights = _rights()
                     async with inside(self._starting):
                         await self._begin(subscription, asked)
-                taken = await subscription.take(BEAT_SECONDS)
+                taken = await subscription.take(BEAT_SECONDS, interval)
                 taken = taken if asked else _readable(taken)
                 yield await self._response(taken, shard.confirmed, waited=subscription.waited if taken else None)
             yield await self._response({}, shard.confirmed, go_away=services.go_away())
@@ -214,6 +218,13 @@ def _rights() -> object:
     """Return what decides what the caller may read; it changes with the access file."""
     caller = calling()
     return None if caller is None else caller.principal.allow
+
+
+def _interval(asked: int) -> float:
+    """Return how many seconds a watch stream leaves between two messages with watermarks. Raises InvalidArgument."""
+    if asked > MAX_INTERVAL_MILLIS:
+        raise bad_field("interval_millis", f"is {asked}", f"ask for at most {MAX_INTERVAL_MILLIS}")
+    return asked / 1000
 
 
 def _page(asked: int) -> int:

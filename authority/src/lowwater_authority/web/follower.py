@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 PERIOD: Final = 0.2
 """Seconds within which changes of one computation are conflated: nobody is told more often than every quarter of a second."""
 
+MOST_PERIOD: Final = 1.0
+"""The same of many computations."""
+
+TOLD: Final = 1000
+"""Computations in a second, at most and on average, that each shard tells a follower of: it encodes them on the loop that commits."""
+
 POLLED: Final = 200
 """Computations asked for in a second, on average, while nobody looks."""
 
@@ -43,10 +49,13 @@ class Follower:
     While somebody looks it watches everything; else it asks every ``STEP_SECONDS``, less often of very many, since to be told of every change
     costs those who report. When one shard does not answer, no such question is, so it watches for a while: that goes on for the others. The clients go to this process's own address, find the other shards by themselves, and go on when
     they come back. Whatever else ends one is logged, and another begins after ``AGAIN_SECONDS``, twice as long after each that fails; the
-    board keeps what it has. ``sharded``: whether there may be other shards.
+    board keeps what it has. ``connect`` makes one, which is told of changes in so many seconds at the earliest. ``sharded``: whether there may be other
+    shards.
     """
 
-    def __init__(self, connect: Callable[[], Client], board: Board, *, clock: Callable[[], int], sharded: bool) -> None:
+    def __init__(
+        self, connect: Callable[[float], Client], board: Board, *, clock: Callable[[], int], sharded: bool
+    ) -> None:
         self._connect = connect
         self._board = board
         self._clock = clock
@@ -92,7 +101,7 @@ class Follower:
                 msg = "this process is stopping; ask again, at the next one"
                 raise errors.Closed(msg)
             if self._asking is None:
-                self._asking = self._connect()
+                self._asking = self._connect(0.0)
             return self._asking
 
     @property
@@ -153,7 +162,7 @@ class Follower:
             self._board.admit(view)
 
     def _watch(self) -> None:
-        client = self._connect()
+        client = self._connect(period(len(self._board.names())))
         with self._lock:
             self._watching = client
         try:
@@ -191,3 +200,12 @@ class Follower:
                     self._board.post(self.client().shards())
             self._board.sample(self._clock())
             self._stopping.wait(STEP_SECONDS - time.time() % STEP_SECONDS)
+
+
+def period(computations: int) -> float:
+    """Return how many seconds shards leave between two messages to a follower of so many computations.
+
+    >>> period(12), period(500), period(20_000)
+    (0.2, 0.5, 1.0)
+    """
+    return min(max(PERIOD, computations / TOLD), MOST_PERIOD)

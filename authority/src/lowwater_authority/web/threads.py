@@ -64,7 +64,7 @@ class WebThreads(Web):
         settings = replace(reach, server_token=authority.shard.journal.server_token, timeout=ASK_SECONDS)
         board = Board()
         self._follower = Follower(
-            lambda: lowwater.Client(settings),
+            lambda interval: lowwater.Client(replace(settings, watch_interval=interval)),
             board,
             clock=clock,
             sharded=authority.shard.shared,

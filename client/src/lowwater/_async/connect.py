@@ -19,6 +19,7 @@ def connect(
     namespace: str = "",
     timeout: float = 10.0,
     report_interval: float = 0.05,
+    watch_interval: float = 0.0,
 ) -> Client:
     """Return a client for the running event loop. Nothing goes over the network before its first use, so this never fails or waits.
 
@@ -37,6 +38,9 @@ def connect(
             between they are conflated. A state of a claim that was quiet leaves at once, and so do more, until it has reported as often
             as it might have in the last ten seconds. All claims together report to a shard at most five times as often, likewise.
             What is flushed waits for none of this.
+        watch_interval: Seconds that each shard leaves at least between two messages of watermarks to this client, at most one; what changes
+            meanwhile is conflated there, and costs neither end anything. 0: each change is told at once. For programs that show watermarks, and
+            wait for none. An authority of 0.1 takes no notice.
     """
     return Client(
         Settings(
@@ -49,5 +53,6 @@ def connect(
             namespace=namespace,
             timeout=timeout,
             report_interval=report_interval,
+            watch_interval=watch_interval,
         )
     )

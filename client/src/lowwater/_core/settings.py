@@ -28,6 +28,9 @@ _NO_PORT: Final = re.compile(r"(unix|unix-abstract|vsock|xds|passthrough):")
 _SECRET: Final = "(not shown)"
 _TOKEN: Final = re.compile(r"[\x20-\x7e]*")
 
+_MOST_WATCH_INTERVAL: Final = 1.0
+"""What the authority takes: a stream on which nothing comes for longer passes for broken."""
+
 OPTIONS: Final = (
     # A frozen peer is noticed after 11 s; without ping_timeout_ms its default of 60 s would override keepalive_timeout_ms.
     # The authority allows a ping every 2 s.
@@ -65,6 +68,7 @@ class Settings:
     namespace: str = ""
     timeout: float = 10.0
     report_interval: float = 0.05
+    watch_interval: float = 0.0
 
     def __post_init__(self) -> None:
         checks.text("address", self.address)
@@ -85,6 +89,8 @@ class Settings:
             checks.name_part("namespace", self.namespace)
         checks.seconds("timeout", self.timeout, positive=True)
         checks.seconds("report_interval", self.report_interval, positive=True)
+        if checks.seconds("watch_interval", self.watch_interval) > _MOST_WATCH_INTERVAL:
+            raise checks.refused("watch_interval", self.watch_interval, f"at most {_MOST_WATCH_INTERVAL:g} second")
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -196,7 +196,9 @@ class WatchStream:
     def open(self, address: str) -> watermarks_pb2.WatchRequest:
         """Begin a stream to an address that follows all that is wanted here now; returns its request."""
         known = self._known
-        request = watermarks_pb2.WatchRequest(server_token=known.ratchet.server_token)
+        request = watermarks_pb2.WatchRequest(
+            server_token=known.ratchet.server_token, interval_millis=known.interval_millis
+        )
         names = sorted(known.placed(self.key))
         # Of another shard than home, all is what there is no room to name; it is ignored where it is not followed there.
         self.covers_all = (self.key == HOME and known.everything) or len(names) > MOST_NAMES
@@ -335,6 +337,8 @@ class WatchState:
         """Why nothing will ever be heard again."""
         self.router: Router = router
         self.surroundings: Surroundings = surroundings
+        self.interval_millis: int = round(1000 * settings.watch_interval)
+        """What every stream leaves between two messages with watermarks."""
         self.search: Search[Followed] = Search(router, surroundings, self._found)
         self.denials: Denials = Denials(
             router, surroundings, self.ratchet, followed=self._is_followed, allowed=self._found

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from lowwater._pb.lowwater.v1 import types_pb2 as lowwater_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1clowwater/v1/watermarks.proto\x12\x0blowwater.v1\x1a\x17lowwater/v1/types.proto\"B\n\x14GetWatermarksRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x14\n\x0c\x63omputations\x18\x02 \x03(\t\"\x98\x01\n\x15GetWatermarksResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12*\n\nwatermarks\x18\x02 \x03(\x0b\x32\x16.lowwater.v1.Watermark\x12\x13\n\x0btime_micros\x18\x03 \x01(\x10\x12(\n\tredirects\x18\x04 \x03(\x0b\x32\x15.lowwater.v1.Redirect\":\n\x0cWatchRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x14\n\x0c\x63omputations\x18\x02 \x03(\t\"\xf5\x01\n\rWatchResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12*\n\nwatermarks\x18\x02 \x03(\x0b\x32\x16.lowwater.v1.Watermark\x12\x13\n\x0btime_micros\x18\x03 \x01(\x10\x12$\n\x07go_away\x18\x04 \x01(\x0b\x32\x13.lowwater.v1.GoAway\x12\x14\n\x0c\x63lock_micros\x18\x05 \x01(\x10\x12(\n\tredirects\x18\x06 \x03(\x0b\x32\x15.lowwater.v1.Redirect\x12\'\n\x07\x64ropped\x18\x07 \x03(\x0b\x32\x16.lowwater.v1.Watermark\"l\n\x14\x43heckCompleteRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\x14\n\x0cuntil_micros\x18\x03 \x01(\x10\x12\x13\n\x0bmax_holders\x18\x04 \x01(\r\"\x9f\x01\n\x15\x43heckCompleteResponse\x12\x10\n\x08\x63omplete\x18\x01 \x01(\x08\x12)\n\twatermark\x18\x02 \x01(\x0b\x32\x16.lowwater.v1.Watermark\x12#\n\x07holders\x18\x03 \x03(\x0b\x32\x12.lowwater.v1.Range\x12\x0f\n\x07holding\x18\x04 \x01(\x04\x12\x13\n\x0btime_micros\x18\x05 \x01(\x10\"}\n\x11ListRangesRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x19\n\x0c\x62\x65low_micros\x18\x03 \x01(\x10H\x00\x88\x01\x01\x12\x14\n\x0cserver_token\x18\x04 \x01(\tB\x0f\n\r_below_micros\"G\n\x12ListRangesResponse\x12\"\n\x06ranges\x18\x01 \x03(\x0b\x32\x12.lowwater.v1.Range\x12\r\n\x05total\x18\x02 \x01(\x04\"}\n\x11GetHistoryRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\x19\n\x0csince_micros\x18\x03 \x01(\x10H\x00\x88\x01\x01\x12\x11\n\tpage_size\x18\x04 \x01(\rB\x0f\n\r_since_micros\"d\n\nCompletion\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x14\n\x0c\x61\x66ter_micros\x18\x02 \x01(\x10\x12\x16\n\x0ethrough_micros\x18\x03 \x01(\x10\x12\x13\n\x0btime_micros\x18\x04 \x01(\x10\"f\n\x12GetHistoryResponse\x12\x13\n\x0bstep_micros\x18\x01 \x01(\x04\x12,\n\x0b\x63ompletions\x18\x02 \x03(\x0b\x32\x17.lowwater.v1.Completion\x12\r\n\x05total\x18\x03 \x01(\x04\x32\xa2\x03\n\x10WatermarkService\x12V\n\rGetWatermarks\x12!.lowwater.v1.GetWatermarksRequest\x1a\".lowwater.v1.GetWatermarksResponse\x12@\n\x05Watch\x12\x19.lowwater.v1.WatchRequest\x1a\x1a.lowwater.v1.WatchResponse0\x01\x12V\n\rCheckComplete\x12!.lowwater.v1.CheckCompleteRequest\x1a\".lowwater.v1.CheckCompleteResponse\x12M\n\nListRanges\x12\x1e.lowwater.v1.ListRangesRequest\x1a\x1f.lowwater.v1.ListRangesResponse\x12M\n\nGetHistory\x12\x1e.lowwater.v1.GetHistoryRequest\x1a\x1f.lowwater.v1.GetHistoryResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1clowwater/v1/watermarks.proto\x12\x0blowwater.v1\x1a\x17lowwater/v1/types.proto\"B\n\x14GetWatermarksRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x14\n\x0c\x63omputations\x18\x02 \x03(\t\"\x98\x01\n\x15GetWatermarksResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12*\n\nwatermarks\x18\x02 \x03(\x0b\x32\x16.lowwater.v1.Watermark\x12\x13\n\x0btime_micros\x18\x03 \x01(\x10\x12(\n\tredirects\x18\x04 \x03(\x0b\x32\x15.lowwater.v1.Redirect\"S\n\x0cWatchRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x14\n\x0c\x63omputations\x18\x02 \x03(\t\x12\x17\n\x0finterval_millis\x18\x03 \x01(\r\"\xf5\x01\n\rWatchResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12*\n\nwatermarks\x18\x02 \x03(\x0b\x32\x16.lowwater.v1.Watermark\x12\x13\n\x0btime_micros\x18\x03 \x01(\x10\x12$\n\x07go_away\x18\x04 \x01(\x0b\x32\x13.lowwater.v1.GoAway\x12\x14\n\x0c\x63lock_micros\x18\x05 \x01(\x10\x12(\n\tredirects\x18\x06 \x03(\x0b\x32\x15.lowwater.v1.Redirect\x12\'\n\x07\x64ropped\x18\x07 \x03(\x0b\x32\x16.lowwater.v1.Watermark\"l\n\x14\x43heckCompleteRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\x14\n\x0cuntil_micros\x18\x03 \x01(\x10\x12\x13\n\x0bmax_holders\x18\x04 \x01(\r\"\x9f\x01\n\x15\x43heckCompleteResponse\x12\x10\n\x08\x63omplete\x18\x01 \x01(\x08\x12)\n\twatermark\x18\x02 \x01(\x0b\x32\x16.lowwater.v1.Watermark\x12#\n\x07holders\x18\x03 \x03(\x0b\x32\x12.lowwater.v1.Range\x12\x0f\n\x07holding\x18\x04 \x01(\x04\x12\x13\n\x0btime_micros\x18\x05 \x01(\x10\"}\n\x11ListRangesRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x19\n\x0c\x62\x65low_micros\x18\x03 \x01(\x10H\x00\x88\x01\x01\x12\x14\n\x0cserver_token\x18\x04 \x01(\tB\x0f\n\r_below_micros\"G\n\x12ListRangesResponse\x12\"\n\x06ranges\x18\x01 \x03(\x0b\x32\x12.lowwater.v1.Range\x12\r\n\x05total\x18\x02 \x01(\x04\"}\n\x11GetHistoryRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\x19\n\x0csince_micros\x18\x03 \x01(\x10H\x00\x88\x01\x01\x12\x11\n\tpage_size\x18\x04 \x01(\rB\x0f\n\r_since_micros\"d\n\nCompletion\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x14\n\x0c\x61\x66ter_micros\x18\x02 \x01(\x10\x12\x16\n\x0ethrough_micros\x18\x03 \x01(\x10\x12\x13\n\x0btime_micros\x18\x04 \x01(\x10\"f\n\x12GetHistoryResponse\x12\x13\n\x0bstep_micros\x18\x01 \x01(\x04\x12,\n\x0b\x63ompletions\x18\x02 \x03(\x0b\x32\x17.lowwater.v1.Completion\x12\r\n\x05total\x18\x03 \x01(\x04\x32\xa2\x03\n\x10WatermarkService\x12V\n\rGetWatermarks\x12!.lowwater.v1.GetWatermarksRequest\x1a\".lowwater.v1.GetWatermarksResponse\x12@\n\x05Watch\x12\x19.lowwater.v1.WatchRequest\x1a\x1a.lowwater.v1.WatchResponse0\x01\x12V\n\rCheckComplete\x12!.lowwater.v1.CheckCompleteRequest\x1a\".lowwater.v1.CheckCompleteResponse\x12M\n\nListRanges\x12\x1e.lowwater.v1.ListRangesRequest\x1a\x1f.lowwater.v1.ListRangesResponse\x12M\n\nGetHistory\x12\x1e.lowwater.v1.GetHistoryRequest\x1a\x1f.lowwater.v1.GetHistoryResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,23 +37,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETWATERMARKSRESPONSE']._serialized_start=139
   _globals['_GETWATERMARKSRESPONSE']._serialized_end=291
   _globals['_WATCHREQUEST']._serialized_start=293
-  _globals['_WATCHREQUEST']._serialized_end=351
-  _globals['_WATCHRESPONSE']._serialized_start=354
-  _globals['_WATCHRESPONSE']._serialized_end=599
-  _globals['_CHECKCOMPLETEREQUEST']._serialized_start=601
-  _globals['_CHECKCOMPLETEREQUEST']._serialized_end=709
-  _globals['_CHECKCOMPLETERESPONSE']._serialized_start=712
-  _globals['_CHECKCOMPLETERESPONSE']._serialized_end=871
-  _globals['_LISTRANGESREQUEST']._serialized_start=873
-  _globals['_LISTRANGESREQUEST']._serialized_end=998
-  _globals['_LISTRANGESRESPONSE']._serialized_start=1000
-  _globals['_LISTRANGESRESPONSE']._serialized_end=1071
-  _globals['_GETHISTORYREQUEST']._serialized_start=1073
-  _globals['_GETHISTORYREQUEST']._serialized_end=1198
-  _globals['_COMPLETION']._serialized_start=1200
-  _globals['_COMPLETION']._serialized_end=1300
-  _globals['_GETHISTORYRESPONSE']._serialized_start=1302
-  _globals['_GETHISTORYRESPONSE']._serialized_end=1404
-  _globals['_WATERMARKSERVICE']._serialized_start=1407
-  _globals['_WATERMARKSERVICE']._serialized_end=1825
+  _globals['_WATCHREQUEST']._serialized_end=376
+  _globals['_WATCHRESPONSE']._serialized_start=379
+  _globals['_WATCHRESPONSE']._serialized_end=624
+  _globals['_CHECKCOMPLETEREQUEST']._serialized_start=626
+  _globals['_CHECKCOMPLETEREQUEST']._serialized_end=734
+  _globals['_CHECKCOMPLETERESPONSE']._serialized_start=737
+  _globals['_CHECKCOMPLETERESPONSE']._serialized_end=896
+  _globals['_LISTRANGESREQUEST']._serialized_start=898
+  _globals['_LISTRANGESREQUEST']._serialized_end=1023
+  _globals['_LISTRANGESRESPONSE']._serialized_start=1025
+  _globals['_LISTRANGESRESPONSE']._serialized_end=1096
+  _globals['_GETHISTORYREQUEST']._serialized_start=1098
+  _globals['_GETHISTORYREQUEST']._serialized_end=1223
+  _globals['_COMPLETION']._serialized_start=1225
+  _globals['_COMPLETION']._serialized_end=1325
+  _globals['_GETHISTORYRESPONSE']._serialized_start=1327
+  _globals['_GETHISTORYRESPONSE']._serialized_end=1429
+  _globals['_WATERMARKSERVICE']._serialized_start=1432
+  _globals['_WATERMARKSERVICE']._serialized_end=1850
 # @@protoc_insertion_point(module_scope)

@@ -87,8 +87,17 @@ class WatchRequest(google.protobuf.message.Message):
 
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
     COMPUTATIONS_FIELD_NUMBER: builtins.int
+    INTERVAL_MILLIS_FIELD_NUMBER: builtins.int
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
+    interval_millis: builtins.int
+    """The least time between two messages with watermarks, in milliseconds, at
+    most 1,000; 0: each change is told at once. What changes meanwhile is
+    conflated by the authority, and told by the next message. For whoever shows
+    values to people, or writes them down now and then. Beats and the last
+    message do not wait for it. An authority of the first release passes over
+    it.
+    """
     @property
     def computations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Which ones, at most 10,000; empty means all, also those registered later."""
@@ -98,8 +107,9 @@ class WatchRequest(google.protobuf.message.Message):
         *,
         server_token: builtins.str = ...,
         computations: collections.abc.Iterable[builtins.str] | None = ...,
+        interval_millis: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computations", b"computations", "server_token", b"server_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computations", b"computations", "interval_millis", b"interval_millis", "server_token", b"server_token"]) -> None: ...
 
 Global___WatchRequest: typing_extensions.TypeAlias = WatchRequest
 

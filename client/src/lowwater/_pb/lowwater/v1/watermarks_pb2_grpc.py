@@ -75,7 +75,7 @@ class WatermarkServiceServicer(object):
 
     def Watch(self, request, context):
         """Follows them: the newest value at once, then every change, conflated, and a
-        beat when nothing has changed for a second. What a slow reader has not read
+        beat when nothing was told for a second. What a slow reader has not read
         waits in gRPC's buffers; small flow-control windows keep old values few.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -161,7 +161,7 @@ class WatermarkServiceStub(typing.Generic[_WatermarkServiceGetWatermarksType, _W
 
     Watch: _WatermarkServiceWatchType
     """Follows them: the newest value at once, then every change, conflated, and a
-    beat when nothing has changed for a second. What a slow reader has not read
+    beat when nothing was told for a second. What a slow reader has not read
     waits in gRPC's buffers; small flow-control windows keep old values few.
     """
 
@@ -215,7 +215,7 @@ class WatermarkServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[lowwater._pb.lowwater.v1.watermarks_pb2.WatchResponse], collections.abc.AsyncIterator[lowwater._pb.lowwater.v1.watermarks_pb2.WatchResponse]]:
         """Follows them: the newest value at once, then every change, conflated, and a
-        beat when nothing has changed for a second. What a slow reader has not read
+        beat when nothing was told for a second. What a slow reader has not read
         waits in gRPC's buffers; small flow-control windows keep old values few.
         """
 
