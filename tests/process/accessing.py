@@ -191,6 +191,7 @@ CALLS: Final[dict[str, Call]] = {
     "ListShards": _unary("cluster", "ListShards", cluster_pb2.ListShardsRequest),
     "Drain": _unary("cluster", "Drain", cluster_pb2.DrainRequest, address=_constant("127.0.0.1:1")),
     "Pin": _unary("cluster", "Pin", cluster_pb2.PinRequest, computation=_name, address=_constant("127.0.0.1:1")),
+    "Identify": _unary("cluster", "Identify", cluster_pb2.IdentifyRequest),
     "ServerReflectionInfo": _reflect,
 }
 """Every method of the server but the health checks, which are for anybody."""

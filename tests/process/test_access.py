@@ -70,7 +70,7 @@ NEEDS = {
     "any": ("Locate",),
     "everything": ("Drain", "Pin"),
 }
-FOR_ANYBODY_KNOWN = ("GetTopology", "ListShards", "ServerReflectionInfo")
+FOR_ANYBODY_KNOWN = ("GetTopology", "ListShards", "Identify", "ServerReflectionInfo")
 
 UNKNOWN = {
     "nobody": (),

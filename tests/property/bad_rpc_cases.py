@@ -166,6 +166,9 @@ CASES: Final[dict[str, Case]] = {
     "an interval of more than a beat": Case(
         "Watch", put(interval_millis=any_of(MAX_INTERVAL_MILLIS + 1, 2**32 - 1)), field="interval_millis"
     ),
+    "a token in place of its digest": Case(
+        "Identify", put(token_sha256=any_of("a token", "A" * 64, "0" * 63, "0" * 65)), field="token_sha256"
+    ),
     "too many holders": Case("CheckComplete", put(max_holders=any_of(MAX_HOLDERS + 1, 2**32 - 1)), field="max_holders"),
     "too many ranges": Case("ListRanges", put(page_size=any_of(MAX_PAGE + 1, 2**32 - 1)), field="page_size"),
     "too many completions": Case("GetHistory", put(page_size=any_of(MAX_PAGE + 1, 2**32 - 1)), field="page_size"),

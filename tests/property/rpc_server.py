@@ -15,6 +15,8 @@ import grpc
 
 import lowwater_authority
 from lowwater._pb.lowwater.v1 import (
+    cluster_pb2,
+    cluster_pb2_grpc,
     errors_pb2,
     topology_pb2,
     topology_pb2_grpc,
@@ -57,6 +59,7 @@ STUBS: Final = {
     "StageTask": workers_pb2_grpc.WorkerServiceStub,
     "PrepareBatch": workers_pb2_grpc.WorkerServiceStub,
     "CommitBatch": workers_pb2_grpc.WorkerServiceStub,
+    "Identify": cluster_pb2_grpc.ClusterServiceStub,
 }
 """The stub of each method of the protocol but for those that need many shards: tests/process/test_shards.py."""
 
@@ -338,6 +341,7 @@ class Pipeline:
             "StageTask": lambda: self.stage(4),
             "PrepareBatch": lambda: self.prepare(4),
             "CommitBatch": lambda: self.commit(4),
+            "Identify": lambda: cluster_pb2.IdentifyRequest(token_sha256="0" * 64),
         }
         return requests[method]()
 

@@ -44,6 +44,7 @@ NEEDS = {
     "ListShards": [],
     "Drain": [],
     "Pin": [],
+    "Identify": [],
 }
 
 

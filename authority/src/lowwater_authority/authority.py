@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     import grpc
 
+    from lowwater_authority.access.policy import Access
     from lowwater_authority.cluster.cluster import Cluster
     from lowwater_authority.journal import Journal
     from lowwater_authority.ops.observer import Observer
@@ -28,7 +29,8 @@ class Authority:
     """One process of a deployment: all of it, or with a ``cluster`` one shard among others.
 
     ``clock`` is the wall clock in microseconds since the Unix epoch, UTC, which decides what is too far ahead. All else is stamped and
-    measured by ``monotonic``, in microseconds since any moment; None: ``clock`` makes no steps, as virtual time does not.
+    measured by ``monotonic``, in microseconds since any moment; None: ``clock`` makes no steps, as virtual time does not. ``access`` returns the access
+    rules in force, for those who ask whose a token is; who calls here is decided before.
     """
 
     def __init__(
@@ -39,10 +41,11 @@ class Authority:
         monotonic: Callable[[], int] | None = None,
         observer: Observer,
         cluster: Cluster | None = None,
+        access: Callable[[], Access] | None = None,
     ) -> None:
         self.shard = Shard(journal, clock=clock, monotonic=monotonic, observer=observer, placement=cluster)
         self._cluster = cluster
-        self._services = Services(self.shard, observer, cluster)
+        self._services = Services(self.shard, observer, cluster, access)
         self._workers = WorkerServicer(self._services)
         self._stopping = False
         if cluster is not None:

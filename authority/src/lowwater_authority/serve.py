@@ -209,18 +209,20 @@ def _steady_seconds() -> float:
     return time.clock_gettime(STEADY)
 
 
-def _embedded(args: argparse.Namespace, metrics: Metrics) -> Authority:
+def _embedded(args: argparse.Namespace, metrics: Metrics, door: Door | None) -> Authority:
     """The only process of a deployment, over a file."""
     try:
         args.data.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         msg = f"--data {args.data} cannot be made: {error.strerror}. Name a folder on a writable local disk."
         raise CannotServe(msg) from error
-    return Authority(SqliteJournal(args.data / "journal.sqlite"), clock=_clock, monotonic=_steady, observer=metrics)
+    journal = SqliteJournal(args.data / "journal.sqlite")
+    access = None if door is None else door.access
+    return Authority(journal, clock=_clock, monotonic=_steady, observer=metrics, access=access)
 
 
 def _shared(
-    args: argparse.Namespace, bound: int, metrics: Metrics, certificates: Certificates | None, token: str | None
+    args: argparse.Namespace, bound: int, metrics: Metrics, certificates: Certificates | None, door: Door | None
 ) -> Authority:
     """One shard of a deployment, over Redis."""
     if not args.advertise:
@@ -247,13 +249,14 @@ def _shared(
     except ValueError as error:
         msg = f"--store: {error}"
         raise CannotServe(msg) from error
+    token, access = (None, None) if door is None else (door.token, door.access)
     peers = Peers(
         lambda: Client(
             PeerSettings(me.address, token=token, server_token=journal.server_token, certificates=certificates)
         )
     )
     cluster = Cluster(directory, me, peers=peers, monotonic=_steady_seconds, dead_after=args.dead_after)
-    return Authority(journal, clock=_clock, monotonic=_steady, observer=metrics, cluster=cluster)
+    return Authority(journal, clock=_clock, monotonic=_steady, observer=metrics, cluster=cluster, access=access)
 
 
 def _tell_recovery(authority: Authority, seconds: float) -> None:
@@ -309,7 +312,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     bound = _listen(server, args, certificates)
     own = "" if certificates is None or args.http == "off" else _own_socket(server, leaving)
     token = None if door is None else door.token
-    authority = _shared(args, bound, metrics, certificates, token) if args.store else _embedded(args, metrics)
+    authority = _shared(args, bound, metrics, certificates, door) if args.store else _embedded(args, metrics, door)
     if not await _recover(authority, stopping):
         return 0
     authority.add_to(server)

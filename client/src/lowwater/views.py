@@ -309,6 +309,20 @@ class Shards:
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose a token is, by the access file as it was when this was asked."""
+
+    controlled: bool
+    """Whether there is an access file. Without one everybody may see everything, and nobody has a name."""
+    name: str
+    """The principal in the access file; empty when the token is nobody's."""
+    page: bool
+    """Whether they may see the status page and its API, with all namespaces."""
+    metrics: bool
+    """Whether they may scrape /metrics."""
+
+
+@dataclass(frozen=True, slots=True)
 class TaskAttempt:
     """Names one attempt of one task of a Spark micro-batch."""
 

@@ -9,7 +9,7 @@ from lowwater import errors
 from lowwater._pb.lowwater.v1 import cluster_pb2 as pb
 from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, types_pb2
 from lowwater_authority.access.caller import calling
-from lowwater_authority.access.policy import Action
+from lowwater_authority.access.policy import SHA256, Action
 from lowwater_authority.journal import JournalError
 from lowwater_authority.ops.events import event
 from lowwater_authority.rpc import codec
@@ -125,6 +125,31 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         self.services.shard.topology.get(name)
         view = await self._change("address", request.address, lambda view: view.pinned(name, request.address))
         return pb.PinResponse(version=view.version)
+
+    @refusing
+    async def Identify(self, request: pb.IdentifyRequest, context: Context) -> pb.IdentifyResponse:  # noqa: N802
+        """Tell whose a token is, and what they may see over HTTP."""
+        if request.token_sha256 and SHA256.fullmatch(request.token_sha256) is None:
+            # It is not repeated: it may be the token itself.
+            fix = "send its SHA-256, 64 lower-case hexadecimal digits, and never the token itself"
+            raise bad_field("token_sha256", "is no digest of a token", fix)
+        token = self.services.token
+        if self.services.access is None:
+            return pb.IdentifyResponse(server_token=token, page=True, metrics=True)
+        caller = calling()
+        if request.token_sha256:
+            principal = self.services.access().whose(request.token_sha256)  # in constant time
+        else:
+            principal = None if caller is None else caller.principal
+        if principal is None:
+            return pb.IdentifyResponse(server_token=token, controlled=True)
+        return pb.IdentifyResponse(
+            server_token=token,
+            controlled=True,
+            principal=principal.name,
+            page=principal.page,
+            metrics=principal.metrics,
+        )
 
     def _tell_ahead(self, name: str, seen: int) -> None:
         """Log that somebody who may not have a computation owned anew says that it was owned by a greater number; once in a while for each."""

@@ -12,8 +12,9 @@ from lowwater_authority.engine.placement import moved
 from lowwater_authority.ops.events import Limited
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
+    from lowwater_authority.access.policy import Access
     from lowwater_authority.cluster.cluster import Cluster
     from lowwater_authority.engine.shard import Shard
     from lowwater_authority.ops.observer import Observer
@@ -30,6 +31,8 @@ class Services:
     observer: Observer
     cluster: Cluster | None = None
     """None: there is one process."""
+    access: Callable[[], Access] | None = None
+    """Returns the access rules in force; None: there are none, and everybody may do everything."""
     quiet: Limited = field(default_factory=Limited)
     """Keeps what callers can cause from flooding the log."""
     leaving: asyncio.Event = field(default_factory=asyncio.Event)

@@ -27,6 +27,7 @@ from lowwater.views import (
     Completeness,
     Computation,
     History,
+    Identity,
     Ranges,
     Refusal,
     Shards,
@@ -294,6 +295,15 @@ class Client:
         """
         runtime = self._runtime()
         return await runtime.call(runtime.calls.pin(name, address))
+
+    async def identify(self, token_sha256: str = "") -> Identity:
+        """Tell whose a token is, and what they may see over HTTP; empty: the token or certificate of this client.
+
+        ``token_sha256`` is its digest as the access file has it, 64 hexadecimal digits: the token itself need not be known here. Good for
+        a moment, since the file may change. Raises Unauthenticated when the authority does not know this client, InvalidArgument.
+        """
+        runtime = self._runtime()
+        return await runtime.call(runtime.calls.identify(token_sha256))
 
     # -- life -------------------------------------------------------------------------------------------------------
 

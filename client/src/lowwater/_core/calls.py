@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +19,7 @@ from lowwater.views import (
     Completeness,
     Computation,
     History,
+    Identity,
     Inputs,
     Ranges,
     Refusal,
@@ -32,6 +34,7 @@ __all__ = ["Calls", "Published", "full_name"]
 
 Result = TypeVar("Result")
 
+_DIGEST: Final = re.compile(r"(?:[0-9a-f]{64})?")
 _MICROSECOND: Final = timedelta(microseconds=1)
 _HOLDING: Final = 100
 """Key ranges that are asked for to say who holds."""
@@ -415,6 +418,20 @@ class Calls:
             return answer.version
 
         return Call(lambda stubs: stubs.cluster.Pin, request, take)
+
+    def identify(self, token_sha256: str) -> Call[Identity]:
+        """Ask whose a token is."""
+        given: Any = token_sha256
+        if not isinstance(given, str) or _DIGEST.fullmatch(given) is None:
+            fix = "the SHA-256 of a token, 64 lower-case hexadecimal digits, and never the token itself; or nothing, for what this client presents"
+            raise checks.refused("token_sha256", "(not shown)", fix)
+        request = cluster_pb2.IdentifyRequest(server_token=self._known.server_token, token_sha256=token_sha256)
+
+        def take(answer: cluster_pb2.IdentifyResponse) -> Identity:
+            self._known.admit(answer.server_token)
+            return Identity(answer.controlled, answer.principal, answer.page, answer.metrics)
+
+        return Call(lambda stubs: stubs.cluster.Identify, request, take)
 
 
 def _frontier(pair: Any) -> tuple[int, int]:

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 91cd49e132d2dffec28462c25aeba7968fc3826eee2eab9664c0904d197f4148
+Made from: sha256 ab0cdd71f03704664adf326bc828c9797de62366188fd2c8997d7a08481b1993
 """

@@ -280,3 +280,63 @@ class PinResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["version", b"version"]) -> None: ...
 
 Global___PinResponse: typing_extensions.TypeAlias = PinResponse
+
+@typing.final
+class IdentifyRequest(google.protobuf.message.Message):
+    """Names a token, by what no token can be made from."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    TOKEN_SHA256_FIELD_NUMBER: builtins.int
+    server_token: builtins.str
+    """The deployment the caller means; empty accepts any."""
+    token_sha256: builtins.str
+    """The SHA-256 of the token, 64 lower-case hexadecimal digits, as the access
+    file has it; empty: what the caller has presented itself.
+    """
+    def __init__(
+        self,
+        *,
+        server_token: builtins.str = ...,
+        token_sha256: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["server_token", b"server_token", "token_sha256", b"token_sha256"]) -> None: ...
+
+Global___IdentifyRequest: typing_extensions.TypeAlias = IdentifyRequest
+
+@typing.final
+class IdentifyResponse(google.protobuf.message.Message):
+    """Whose it is, by the access file as it is now: ask again, for it may change."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    CONTROLLED_FIELD_NUMBER: builtins.int
+    PRINCIPAL_FIELD_NUMBER: builtins.int
+    PAGE_FIELD_NUMBER: builtins.int
+    METRICS_FIELD_NUMBER: builtins.int
+    server_token: builtins.str
+    """The deployment's identity."""
+    controlled: builtins.bool
+    """Whether there is an access file. Without one everybody may see everything,
+    and nobody has a name.
+    """
+    principal: builtins.str
+    """The name in the access file; empty when the token is nobody's."""
+    page: builtins.bool
+    """Whether they may see the status page and its API, with all namespaces."""
+    metrics: builtins.bool
+    """Whether they may scrape /metrics."""
+    def __init__(
+        self,
+        *,
+        server_token: builtins.str = ...,
+        controlled: builtins.bool = ...,
+        principal: builtins.str = ...,
+        page: builtins.bool = ...,
+        metrics: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["controlled", b"controlled", "metrics", b"metrics", "page", b"page", "principal", b"principal", "server_token", b"server_token"]) -> None: ...
+
+Global___IdentifyResponse: typing_extensions.TypeAlias = IdentifyResponse

@@ -55,6 +55,11 @@ class ClusterServiceStub(object):
                 request_serializer=lowwater_dot_v1_dot_cluster__pb2.PinRequest.SerializeToString,
                 response_deserializer=lowwater_dot_v1_dot_cluster__pb2.PinResponse.FromString,
                 _registered_method=True)
+        self.Identify = channel.unary_unary(
+                '/lowwater.v1.ClusterService/Identify',
+                request_serializer=lowwater_dot_v1_dot_cluster__pb2.IdentifyRequest.SerializeToString,
+                response_deserializer=lowwater_dot_v1_dot_cluster__pb2.IdentifyResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServiceServicer(object):
@@ -92,6 +97,14 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Identify(self, request, context):
+        """Whose is a token, and what may they see over HTTP? For whatever shows
+        watermarks to people, and has to know who may look.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -114,6 +127,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.Pin,
                     request_deserializer=lowwater_dot_v1_dot_cluster__pb2.PinRequest.FromString,
                     response_serializer=lowwater_dot_v1_dot_cluster__pb2.PinResponse.SerializeToString,
+            ),
+            'Identify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Identify,
+                    request_deserializer=lowwater_dot_v1_dot_cluster__pb2.IdentifyRequest.FromString,
+                    response_serializer=lowwater_dot_v1_dot_cluster__pb2.IdentifyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -225,6 +243,33 @@ class ClusterService(object):
             '/lowwater.v1.ClusterService/Pin',
             lowwater_dot_v1_dot_cluster__pb2.PinRequest.SerializeToString,
             lowwater_dot_v1_dot_cluster__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Identify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lowwater.v1.ClusterService/Identify',
+            lowwater_dot_v1_dot_cluster__pb2.IdentifyRequest.SerializeToString,
+            lowwater_dot_v1_dot_cluster__pb2.IdentifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -89,7 +89,23 @@ _ClusterServicePinType = typing_extensions.TypeVar(
     ],
 )
 
-class ClusterServiceStub(typing.Generic[_ClusterServiceLocateType, _ClusterServiceListShardsType, _ClusterServiceDrainType, _ClusterServicePinType]):
+_ClusterServiceIdentifyType = typing_extensions.TypeVar(
+    '_ClusterServiceIdentifyType',
+    grpc.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.cluster_pb2.IdentifyRequest,
+        lowwater._pb.lowwater.v1.cluster_pb2.IdentifyResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.cluster_pb2.IdentifyRequest,
+        lowwater._pb.lowwater.v1.cluster_pb2.IdentifyResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.cluster_pb2.IdentifyRequest,
+        lowwater._pb.lowwater.v1.cluster_pb2.IdentifyResponse,
+    ],
+)
+
+class ClusterServiceStub(typing.Generic[_ClusterServiceLocateType, _ClusterServiceListShardsType, _ClusterServiceDrainType, _ClusterServicePinType, _ClusterServiceIdentifyType]):
     """Every shard answers these, whichever computations it serves."""
 
     @typing.overload
@@ -109,6 +125,10 @@ class ClusterServiceStub(typing.Generic[_ClusterServiceLocateType, _ClusterServi
         grpc.UnaryUnaryMultiCallable[
             lowwater._pb.lowwater.v1.cluster_pb2.PinRequest,
             lowwater._pb.lowwater.v1.cluster_pb2.PinResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.cluster_pb2.IdentifyRequest,
+            lowwater._pb.lowwater.v1.cluster_pb2.IdentifyResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -130,6 +150,10 @@ class ClusterServiceStub(typing.Generic[_ClusterServiceLocateType, _ClusterServi
             lowwater._pb.lowwater.v1.cluster_pb2.PinRequest,
             lowwater._pb.lowwater.v1.cluster_pb2.PinResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.cluster_pb2.IdentifyRequest,
+            lowwater._pb.lowwater.v1.cluster_pb2.IdentifyResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Locate: _ClusterServiceLocateType
@@ -149,6 +173,11 @@ class ClusterServiceStub(typing.Generic[_ClusterServiceLocateType, _ClusterServi
     Pin: _ClusterServicePinType
     """Says which shard serves a computation while it lives, or takes that back."""
 
+    Identify: _ClusterServiceIdentifyType
+    """Whose is a token, and what may they see over HTTP? For whatever shows
+    watermarks to people, and has to know who may look.
+    """
+
 ClusterServiceAsyncStub: typing_extensions.TypeAlias = ClusterServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.cluster_pb2.LocateRequest,
@@ -165,6 +194,10 @@ ClusterServiceAsyncStub: typing_extensions.TypeAlias = ClusterServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.cluster_pb2.PinRequest,
         lowwater._pb.lowwater.v1.cluster_pb2.PinResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.cluster_pb2.IdentifyRequest,
+        lowwater._pb.lowwater.v1.cluster_pb2.IdentifyResponse,
     ],
 ]
 
@@ -207,5 +240,15 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[lowwater._pb.lowwater.v1.cluster_pb2.PinResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.cluster_pb2.PinResponse]]:
         """Says which shard serves a computation while it lives, or takes that back."""
+
+    @abc.abstractmethod
+    def Identify(
+        self,
+        request: lowwater._pb.lowwater.v1.cluster_pb2.IdentifyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[lowwater._pb.lowwater.v1.cluster_pb2.IdentifyResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.cluster_pb2.IdentifyResponse]]:
+        """Whose is a token, and what may they see over HTTP? For whatever shows
+        watermarks to people, and has to know who may look.
+        """
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
