@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
+from lowwater._core.lag import lag_seconds, root_lows, upstream_first
 from lowwater._core.text import describe_range
 from lowwater.prometheus import Figure
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.web.board import lag_seconds, root_lows, upstream_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from lowwater import WatermarkView
-from lowwater_authority.core.times import MAX, MIN
+from lowwater._core.lag import lag_seconds, root_lows, upstream_first
+from lowwater.watermark import MAX, MIN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -157,45 +158,6 @@ class Board:
                 self._order = upstream_first({name: view.inputs for name, view in self._views.items()})
             roots = self._roots = root_lows(self._order, lambda name: self._views[name].inputs, self._low)
             return roots
-
-
-def lag_seconds(ahead: int, behind: int) -> float | None:
-    """Return by how many seconds a watermark is behind another one, never below 0; None while either has no time."""
-    if not (MIN < ahead < MAX and MIN < behind < MAX):
-        return None
-    return max(0, ahead - behind) / 1e6
-
-
-def upstream_first(inputs: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return computations, whose inputs are given, so that each comes behind its own, but for circles, which are cut somewhere."""
-    order: list[str] = []
-    seen: set[str] = set()
-    for start in inputs:
-        stack = [(start, False)]
-        while stack:
-            name, inputs_done = stack.pop()
-            if inputs_done:
-                order.append(name)
-            elif name not in seen and name in inputs:
-                seen.add(name)
-                stack.append((name, True))
-                stack += [(each, False) for each in inputs[name]]
-    return tuple(order)
-
-
-def root_lows(
-    order: Iterable[str], inputs: Callable[[str], Sequence[str]], low: Callable[[str], int]
-) -> dict[str, int]:
-    """Return the least low watermark of the injectors upstream of each computation, its own for an injector.
-
-    ``order`` has each behind its inputs, as from :func:`upstream_first`. An input that is not in it is unknown, and so is one further down:
-    views of two versions of the graph may make a circle for a moment.
-    """
-    lows: dict[str, int] = {}
-    for name in order:
-        before = inputs(name)
-        lows[name] = min(lows.get(each, MIN) for each in before) if before else low(name)
-    return lows
 
 
 class _Samples:
