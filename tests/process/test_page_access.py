@@ -22,6 +22,7 @@ from lowwater_authority.web import feed, visitors
 from lowwater_authority.web.board import Board
 from lowwater_authority.web.follower import Follower
 from lowwater_authority.web.http import HttpServer, listen
+from lowwater_authority.web.rights import RulesHere
 from lowwater_authority.web.visitors import EVERYBODY, SESSION_SECONDS, TRIES, KnownVisitors, WrongTokens
 from tests.process.browsing import Answer, ask
 from tests.process.test_tls import OURS, put, trusting
@@ -71,7 +72,7 @@ class Guarded:
         self.ticks = 0.0
         self.page = f"{'http' if certificates is None else 'https'}://127.0.0.1:{port}/"
         self.visitors = KnownVisitors(
-            lambda: self.access,
+            RulesHere(lambda: self.access),
             secure=certificates is not None,
             port=port,
             clock=lambda: self.now,

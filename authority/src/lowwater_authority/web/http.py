@@ -269,7 +269,7 @@ class HttpServer:
             async with aclosing(self._feed.follow()) as events:
                 async for each in events:
                     # Who was let in an hour ago may have been removed since, or the sign-in be over.
-                    if not self._visitors.still(request) or not await _send(request, response, each):
+                    if not await self._visitors.still(request) or not await _send(request, response, each):
                         break
         return response
 

@@ -10,6 +10,7 @@ import lowwater
 from lowwater_authority.web.board import Board
 from lowwater_authority.web.follower import Follower
 from lowwater_authority.web.http import HttpServer
+from lowwater_authority.web.rights import RulesHere
 from lowwater_authority.web.visitors import EVERYBODY, KnownVisitors
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class WebThreads(Web):
             visitors=EVERYBODY
             if access is None
             else KnownVisitors(
-                access, secure=certificates is not None, port=port, clock=time.time, monotonic=time.monotonic
+                RulesHere(access), secure=certificates is not None, port=port, clock=time.time, monotonic=time.monotonic
             ),
         )
         metrics.watch(

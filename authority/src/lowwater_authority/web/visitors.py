@@ -2,7 +2,8 @@
 
 Programs present their token with each request (``Authorization: Bearer``). A browser cannot, above all not for a stream of events, so a person
 signs in once: the token is exchanged for a cookie that this process alone has signed and alone takes, for ``SESSION_SECONDS`` at most. It
-names a principal and is bound to the token: both are looked up anew with every request, so it ends when either leaves the access file.
+holds the digest of the token, from which nobody can make the token. Whose that is is looked up anew with every request, so it ends when the token
+leaves the access file.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import hmac
 import json
 import secrets
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -24,7 +26,8 @@ from lowwater_authority.access.policy import ANONYMOUS, digest
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from lowwater_authority.access.policy import Access, Principal
+    from lowwater import Identity
+    from lowwater_authority.web.rights import Rights
 
 SESSION_SECONDS: Final = 12 * 3600
 """A working day: how long a sign-in counts."""
@@ -92,21 +95,21 @@ class WrongTokens:
 class Visitors:
     """Lets everybody in: without ``--access`` nobody knows who is who."""
 
-    def check(self, request: web.Request) -> None:
-        """Return when a request may be answered. Raises Denied."""
+    async def check(self, request: web.Request) -> None:
+        """Return when a request may be answered. Raises Denied, and LowwaterError when nobody can tell."""
 
-    def still(self, request: web.Request) -> bool:
+    async def still(self, request: web.Request) -> bool:
         """Whether a request that was let in would be let in now."""
         try:
-            self.check(request)
-        except Denied:
+            await self.check(request)
+        except (Denied, errors.LowwaterError):
             return False
         return True
 
     @web.middleware
     async def admitting(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
         """Answer those who may ask. Raises Denied."""
-        self.check(request)
+        await self.check(request)
         response: web.StreamResponse = await handler(request)
         return response
 
@@ -124,22 +127,22 @@ EVERYBODY: Final = Visitors()
 
 
 class KnownVisitors(Visitors):
-    """Lets in those whom the access rules know. For the one event loop it is used in.
+    """Lets in those whom the access rules know, and everybody where there are none. For the one event loop it is used in.
 
-    ``access`` returns the rules in force. ``secure``: whether the page is served over TLS. ``port`` tells the cookies of two processes on one
+    ``rights`` says whose a token is. ``secure``: whether the page is served over TLS. ``port`` tells the cookies of two processes on one
     host apart, which browsers do not. ``clock`` gives seconds since the Unix epoch, ``monotonic`` seconds of any clock.
     """
 
     def __init__(
         self,
-        access: Callable[[], Access],
+        rights: Rights,
         *,
         secure: bool,
         port: int,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
-        self._access = access
+        self._rights = rights
         self._secure = secure
         self._cookie = f"lowwater_{port}"
         self._clock = clock
@@ -149,14 +152,14 @@ class KnownVisitors(Visitors):
         self._wrong = WrongTokens()
         self._audit = Audit(monotonic)
 
-    def check(self, request: web.Request) -> None:
+    async def check(self, request: web.Request) -> None:
         """See Visitors. What is not named as open is not: that goes for whatever is served here in future."""
         resource = request.match_info.route.resource
         route = "" if resource is None else resource.canonical
-        if route in OPEN:
+        if route in OPEN or not await self._rights.controlled():
             return
         act = "metrics" if route == METRICS else "page"
-        principal = self._who(request, act)
+        principal = await self._who(request, act)
         if not (principal.metrics if act == "metrics" else principal.page):
             self._audit.refused(act, principal.name, _peer(request), "", errors.PermissionDenied.reason)
             raise Denied(403, _lacks(principal, act))
@@ -167,19 +170,19 @@ class KnownVisitors(Visitors):
 
     async def session(self, request: web.Request) -> web.Response:
         """See Visitors."""
-        principal = self._signed_in(request)
-        found = {"required": True, "name": None if principal is None else principal.name}
+        principal = await self._signed_in(request)
+        found = {"required": await self._rights.controlled(), "name": None if principal is None else principal.name}
         return web.json_response(found, headers={hdrs.CACHE_CONTROL: "no-store"})
 
     async def sign_in(self, request: web.Request) -> web.Response:
         """Exchange a token for a cookie. Raises Denied."""
         _check_site(request)
-        principal, token_digest = self._by_token(await _token(request), request, "sign_in")
+        principal, token_digest = await self._by_token(await _token(request), request, "sign_in")
         if not principal.page:
             self._audit.refused("sign_in", principal.name, _peer(request), "", errors.PermissionDenied.reason)
             raise Denied(403, _lacks(principal, "page"))
         until = int(self._clock()) + SESSION_SECONDS
-        value = f"{until}.{self._seal(until, principal.name, token_digest)}.{principal.name}"
+        value = f"{until}.{self._seal(until, token_digest)}.{token_digest}"
         self._audit.done("sign_in", principal.name, _peer(request))
         response = _no_content()
         response.set_cookie(
@@ -196,31 +199,33 @@ class KnownVisitors(Visitors):
     async def sign_out(self, request: web.Request) -> web.Response:
         """Have the browser forget its cookie. Raises Denied."""
         _check_site(request)
-        principal = self._signed_in(request)
+        principal = None
+        with suppress(errors.LowwaterError):  # who wants to go may go, whether or not somebody can tell who that was
+            principal = await self._signed_in(request)
         if principal is not None:
             self._audit.done("sign_out", principal.name, _peer(request))
         response = _no_content()
         response.del_cookie(self._cookie, path="/", httponly=True, samesite="Strict", secure=self._secure)
         return response
 
-    def _who(self, request: web.Request, act: str) -> Principal:
+    async def _who(self, request: web.Request, act: str) -> Identity:
         headers = request.headers.getall(hdrs.AUTHORIZATION, ())
         if headers:
             try:
                 token = bearer(headers)
             except ValueError as error:
                 raise self._unknown(request, act, str(error)) from None
-            return self._by_token(token, request, act)[0]
-        principal = self._signed_in(request)
+            return (await self._by_token(token, request, act))[0]
+        principal = await self._signed_in(request)
         if principal is None:
             raise self._unknown(request, act, "sign in at the page, or send 'Authorization: Bearer TOKEN'")
         return principal
 
-    def _by_token(self, token: str, request: web.Request, act: str) -> tuple[Principal, str]:
+    async def _by_token(self, token: str, request: web.Request, act: str) -> tuple[Identity, str]:
         """Return whose token it is, and its digest. Raises Denied."""
         token_digest = digest(token)
-        principal = self._access().whose(token_digest)  # in constant time
-        if principal is None:
+        principal = await self._rights.whose(token_digest)
+        if not principal.name:
             peer, now = _peer(request), self._monotonic()
             wait = self._wrong.wait(peer, now)
             if wait:
@@ -233,19 +238,18 @@ class KnownVisitors(Visitors):
             raise self._unknown(request, act, "this token is nobody's: it is wrong, or was removed")
         return principal, token_digest
 
-    def _signed_in(self, request: web.Request) -> Principal | None:
+    async def _signed_in(self, request: web.Request) -> Identity | None:
         until, _, rest = request.cookies.get(self._cookie, "").partition(".")
-        seal, _, name = rest.partition(".")
-        if not (until.isascii() and until.isdecimal() and seal.isascii()) or len(until) > len(str(2**63)):
+        seal, _, token_digest = rest.partition(".")
+        if not (until.isascii() and until.isdecimal() and rest.isascii()) or len(until) > len(str(2**63)):
             return None
-        principal = self._access().named(name)
-        if principal is None or int(until) <= self._clock():
+        if not hmac.compare_digest(seal, self._seal(int(until), token_digest)) or int(until) <= self._clock():
             return None
-        seals = [self._seal(int(until), name, each) for each in principal.digests]
-        return principal if any(hmac.compare_digest(seal, each) for each in seals) else None
+        principal = await self._rights.whose(token_digest)
+        return principal if principal.name else None
 
-    def _seal(self, until: int, name: str, token_digest: str) -> str:
-        return hmac.digest(self._key, f"{until} {name} {token_digest}".encode(), "sha256").hex()
+    def _seal(self, until: int, token_digest: str) -> str:
+        return hmac.digest(self._key, f"{until} {token_digest}".encode(), "sha256").hex()
 
     def _unknown(self, request: web.Request, act: str, sentence: str) -> Denied:
         self._audit.refused(act, ANONYMOUS, _peer(request), "", errors.Unauthenticated.reason)
@@ -256,7 +260,7 @@ def _peer(request: web.Request) -> str:
     return request.remote or "unknown"
 
 
-def _lacks(principal: Principal, right: str) -> str:
+def _lacks(principal: Identity, right: str) -> str:
     what = "scrape /metrics" if right == "metrics" else "see the page: it shows every namespace"
     return f"{principal.name!r} may not {what}. {right} = true in the access file allows it"
 
