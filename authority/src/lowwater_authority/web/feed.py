@@ -148,7 +148,11 @@ class Feed:
     def _head(self) -> bytes:
         stale_for = self._follower.stale_for
         stale = None if stale_for is None else round(stale_for, 3)
-        return b'{"time_micros":%d,"stale_for":%s' % (self._clock(), json.dumps(stale).encode())
+        return b'{"time_micros":%d,"stale_for":%s,"away":%s' % (
+            self._clock(),
+            json.dumps(stale).encode(),
+            json.dumps(records.away(self._follower.away)).encode(),
+        )
 
     async def _tell(self) -> None:
         await self._encode()

@@ -31,6 +31,9 @@ TOLD: Final = 1000
 POLLED: Final = 200
 """Computations asked for in a second, on average, while nobody looks."""
 
+AWAY_SECONDS: Final = 3.0
+"""How old what is shown may be before it is asked why."""
+
 LOOKED_SECONDS: Final = 30.0
 """How long after somebody looked every change is followed."""
 
@@ -50,16 +53,18 @@ class Follower:
     costs those who report. When one shard does not answer, no such question is, so it watches for a while: that goes on for the others. The clients go to this process's own address, find the other shards by themselves, and go on when
     they come back. Whatever else ends one is logged, and another begins after ``AGAIN_SECONDS``, twice as long after each that fails; the
     board keeps what it has. ``connect`` makes one, which is told of changes in so many seconds at the earliest. ``sharded``: whether there may be other
-    shards.
+    shards; an authority that is alone says so when it is asked, and stays so.
     """
 
     def __init__(
-        self, connect: Callable[[float], Client], board: Board, *, clock: Callable[[], int], sharded: bool
+        self, connect: Callable[[float], Client], board: Board, *, clock: Callable[[], int], sharded: bool = True
     ) -> None:
         self._connect = connect
         self._board = board
         self._clock = clock
-        self._sharded = sharded
+        self._alone = not sharded
+        self.away: tuple[int, str] | None = None
+        """Since when, by the clock, no authority answers, and what was said of that last; None: one does."""
         self._asking: Client | None = None
         self._watching: Client | None = None
         self._confirmed = -math.inf
@@ -195,11 +200,29 @@ class Follower:
 
     def _look(self) -> None:
         while not self._stopping.is_set():
-            if self._sharded:
-                with suppress(errors.LowwaterError):  # the board says how stale it is
-                    self._board.post(self.client().shards())
+            self._ask_shards()
             self._board.sample(self._clock())
             self._stopping.wait(STEP_SECONDS - time.time() % STEP_SECONDS)
+
+    def _ask_shards(self) -> None:
+        """Ask for the shards, which also tells whether anybody answers."""
+        stale_for = self.stale_for
+        if self._alone and stale_for is not None and stale_for < AWAY_SECONDS:
+            self.away = None
+            return
+        try:
+            if self._alone:
+                self.client().identify()
+            else:
+                self._board.post(self.client().shards())
+        except errors.InvalidArgument:  # it is the only one
+            self._alone = True
+        except errors.Closed:
+            return
+        except errors.LowwaterError as error:
+            self.away = (self._clock() if self.away is None else self.away[0]), error.message
+            return
+        self.away = None
 
 
 def period(computations: int) -> float:

@@ -99,7 +99,7 @@ def listen(host: str, port: int) -> socket.socket:
 class HttpServer:
     """Serves a board and the metrics until :meth:`close`.
 
-    ``expose`` returns the metrics for an Accept header as (bytes, content type); it is called in a thread. With ``certificates`` it speaks
+    ``expose`` returns the metrics for an Accept header as (bytes, content type); it is called in a thread; None: there are none here. With ``certificates`` it speaks
     TLS only; it answers those whom ``visitors`` lets in. ``on_not_http`` is called for what is sent to it and is no HTTP.
     """
 
@@ -109,7 +109,7 @@ class HttpServer:
         board: Board,
         follower: Follower,
         *,
-        expose: Expose,
+        expose: Expose | None,
         version: str,
         clock: Callable[[], int],
         certificates: Certificates | None = None,
@@ -190,7 +190,7 @@ class HttpServer:
             [
                 web.get("/", self._page),
                 web.get("/static/{path:.+}", self._page),
-                web.get("/metrics", self._metrics),
+                *([] if self._expose is None else [web.get("/metrics", self._metrics)]),
                 web.get("/healthz", self._health),
                 *self._visitors.routes(),
                 web.get("/api/snapshot", self._snapshot),
@@ -235,6 +235,7 @@ class HttpServer:
             msg = f"{MOST_SCRAPES} scrapes are waiting already; scrape less often, or from fewer places"
             raise errors.Overloaded(msg)
         self._scraping += 1
+        assert self._expose is not None
         try:
             loop = asyncio.get_running_loop()
             body, content_type = await loop.run_in_executor(self._scrapes, _exposition, self._expose, accept, zipped)

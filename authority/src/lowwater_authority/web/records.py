@@ -64,6 +64,11 @@ def shard(view: ShardView) -> Record:
     return {"address": view.address, "draining": view.draining, "silent_seconds": view.silent_for}
 
 
+def away(told: tuple[int, str] | None) -> Record | None:
+    """Return since when no authority answers, and why; None: one does."""
+    return None if told is None else {"since_micros": told[0], "sentence": told[1]}
+
+
 def ranges(found: Ranges) -> Record:
     """Return the key ranges furthest behind, first."""
     return {"total": found.total, "ranges": [key_range(each) for each in found]}

@@ -35,6 +35,7 @@
  * @typedef {object} Snapshot
  * @property {number} time_micros
  * @property {number | null} stale_for Seconds since the authority was last heard; null when it never was.
+ * @property {Away | null} away
  * @property {string} version
  * @property {{address: string, draining: boolean, silent_seconds: number}[]} shards
  * @property {Computation[]} computations
@@ -42,8 +43,11 @@
  * @typedef {object} Changes
  * @property {number} time_micros
  * @property {number | null} stale_for
+ * @property {Away | null} away
  * @property {Computation[]} computations
  * @property {string[]} removed
+ *
+ * @typedef {{since_micros: number, sentence: string}} Away Since when no authority answers the page, and why; null while one does.
  */
 
 export {};

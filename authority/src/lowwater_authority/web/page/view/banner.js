@@ -27,6 +27,14 @@ export function Banner({ state, now }) {
         : html` The values are asked for every few seconds instead.`)}
       ${" "}Trying again.
     </p>`);
+  } else if (board.away) {
+    const gone = (now - board.away.since_micros) / 1e6;
+    lines.push(html`<p key="away">
+      <b>No authority answers</b> for ${duration(Math.max(0, gone))} now: ${board.away.sentence}${" "}
+      ${board.staleFor === null
+        ? html`Nothing was heard of it yet.`
+        : html`What is shown is ${duration(board.staleFor + (performance.now() - heard) / 1000)} old.`}
+    </p>`);
   } else if (board.changes > 0 && (board.staleFor === null || board.staleFor > STALE_SECONDS)) {
     lines.push(
       board.staleFor === null

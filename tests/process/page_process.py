@@ -1,0 +1,59 @@
+"""The status page as a process of its own, for tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+READY = re.compile(r"lowwater: page (\S+)")
+
+
+class PageProcess:
+    """One page of the authority at an address; ``flags`` are more arguments, ``token`` is what it presents."""
+
+    def __init__(self, folder: Path, address: str, *flags: str, token: str = "") -> None:
+        self._log = folder / "page.log"
+        self._arguments = ["--address", address, "--listen", "127.0.0.1:0", "--log-format", "json", *flags]
+        self._environment = {**os.environ, "LOWWATER_TOKEN": token}
+        self._process: subprocess.Popen[str] | None = None
+        self.page = ""
+        """Its URL, with a slash behind it."""
+
+    @property
+    def log(self) -> str:
+        """What it has logged."""
+        return self._log.read_text()
+
+    def stop(self) -> int:
+        """Ask it to stop; returns its exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(30)
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "lowwater_authority.web", *self._arguments]
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment
+            )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        found = READY.match(line)
+        assert found, f"no ready line but {line!r}:\n{self.log}"
+        self.page = found[1]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
