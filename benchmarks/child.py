@@ -40,10 +40,10 @@ class Server:
 
 
 @contextmanager
-def authority(data: Path, http: str = "off") -> Iterator[Server]:
-    """Run ``lowwater serve`` with its journal in ``data``."""
+def authority(data: Path, http: str = "off", page: str = "off") -> Iterator[Server]:
+    """Run ``lowwater serve`` with its journal in ``data``; ``page`` is where a process beside it serves the page."""
     code = "from lowwater_authority.serve import main; raise SystemExit(main())"
-    arguments = ["--data", str(data), "--listen", "127.0.0.1:0", "--http", http]
+    arguments = ["--data", str(data), "--listen", "127.0.0.1:0", "--http", http, "--page", page]
     with _running([sys.executable, "-c", code, *arguments], data) as (process, line):
         # lowwater: serving on HOST:PORT (page URL, metrics URL)
         words = line.split()

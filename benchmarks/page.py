@@ -73,16 +73,22 @@ class Crowd:
 
 
 def run(folder: Path, *, quick: bool) -> list[Result]:
-    """Measure without HTTP, with the page that nobody looks at, and with viewers; they take turns."""
+    """Measure without HTTP, with the page that nobody looks at, with viewers, and with viewers of a page beside; they take turns."""
     size = QUICK if quick else FULL
-    kinds = {"off": ("off", 0), "unwatched": ("127.0.0.1:0", 0), "watched": ("127.0.0.1:0", size.viewers)}
+    free = "127.0.0.1:0"
+    kinds = {
+        "off": ("off", "off", 0),
+        "unwatched": (free, "off", 0),
+        "watched": (free, "off", size.viewers),
+        "beside": ("off", free, size.viewers),
+    }
     taken: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
     processor: dict[str, list[float]] = {kind: [] for kind in kinds}
-    messages: list[float] = []
+    messages: dict[str, list[float]] = {"watched": [], "beside": []}
     with ExitStack() as stack:
         probes = {}
-        for kind, (http, viewers) in kinds.items():
-            server = stack.enter_context(child.authority(folder / kind, http))
+        for kind, (http, page, viewers) in kinds.items():
+            server = stack.enter_context(child.authority(folder / kind, http, page))
             crowd = stack.enter_context(_crowd(server, size.computations, viewers))
             lw = stack.enter_context(lowwater.connect(server.address, report_interval=INTERVAL))
             lw.register("probe")
@@ -94,20 +100,21 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
                 taken[kind].append(_sample(lease, size.seconds))
                 processor[kind].append(((server.processor_seconds() or 0) - before) / (time.monotonic() - began))
                 told = crowd.end()
-                if kind == "watched":
-                    messages.append(told)
+                if kind in messages:
+                    messages[kind].append(told)
     facts = {
         "ranges": size.computations,
         "changes_per_second": size.computations * CHANGES,
         "viewers": size.viewers,
-        "messages_per_second": round(statistics.median(messages), 2),
+        "messages_per_second": round(statistics.median(messages["watched"]), 2),
+        "messages_per_second_beside": round(statistics.median(messages["beside"]), 2),
         "n": sum(map(len, taken["watched"])),
     }
 
     def lines(metric: str, found: Mapping[str, Spread], unit: str) -> list[Result]:
         return [
             Result("page", f"{kind}_{metric}", found[kind], unit, OFF, found["off"], facts)
-            for kind in ("unwatched", "watched")
+            for kind in ("unwatched", "watched", "beside")
         ]
 
     p50, p99 = ({kind: Spread.percentile(taken[kind], percent) for kind in kinds} for percent in (50, 99))

@@ -40,6 +40,8 @@ NOT_PROVOKED = {
     "traces_on": "tests/process/test_traces.py",
     "traces_off": "tests/process/test_traces.py",
     "page_follower_failed": "as internal_error",
+    "page_begun": "tests/process/test_page_process.py",
+    "page_ended": "tests/process/test_page_process.py",
     "page_refused": "hundreds of connections; tests/process/test_connections.py",
     "page_not_http": "tests/process/test_connections.py",
     "access_failed": "tests/unit/test_access_guard.py",

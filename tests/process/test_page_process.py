@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -169,3 +171,106 @@ def test_what_it_cannot_serve_with_it_says_and_ends(flags: list[str], says: str)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# -- beside an authority -------------------------------------------------------------------------------------------------
+
+
+class Beside(Serving):
+    """An authority that starts a page beside itself."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        super().__init__(folder / "data", "--page", "127.0.0.1:0", "--log-format", "json", *flags)
+        self.http = "off"
+
+    def events(self, name: str) -> list[Json]:
+        """What it has logged under a name."""
+        lines = (self.data.parent / "serve.log").read_text().splitlines()
+        return [each for each in map(json.loads, lines) if each["event"] == name]
+
+    def child(self) -> int:
+        """The process of the page that it began last."""
+        eventually(lambda: bool(self.events("page_begun")))
+        return int(self.events("page_begun")[-1]["pid"])
+
+
+def runs(pid: int) -> bool:
+    """Whether a process has not ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_an_authority_serves_a_page_beside_itself_which_ends_with_it(tmp_path: Path) -> None:
+    with Beside(tmp_path) as server:
+        report(server.address, "flights", NOON)
+        with Viewer(server.page) as viewer:
+            viewer.until(lambda seen: seen.low("flights") == NOON)
+        first = server.child()
+        assert server.stop() == 0
+        assert not runs(first)
+        assert server.events("page_ended") == []
+        server.start()
+        eventually(lambda: server.child() != first)
+        second = server.child()
+        eventually(lambda: ask(server.page, "healthz").status == 200)
+        server.kill()
+        eventually(lambda: not runs(second))
+
+
+def test_a_page_that_dies_is_begun_anew_at_its_place_and_nobody_else_hears_of_it(tmp_path: Path) -> None:
+    with Beside(tmp_path) as server, lowwater.connect(server.address) as lw:
+        lw.register("flights")
+        lease = lw.worker("flights").claim()
+        for turn in range(2):
+            dead = server.child()
+            os.kill(dead, signal.SIGKILL)
+            lease.advance(None, oldest=None, frontier=NOON + turn * HOUR)
+            lease.flush(30)
+            eventually(lambda: server.child() != dead)  # noqa: B023 - called in this turn
+            # The socket listens all the time: who comes meanwhile waits for the next one.
+            found = ask(server.page, "api/snapshot").json
+            eventually(lambda: lows(ask(server.page, "api/snapshot").json) == {"flights": NOON + turn * HOUR})  # noqa: B023
+            assert found["away"] is None
+        assert [each["reason"] for each in server.events("page_ended")] == ["signal 9"] * 2
+        assert server.events("page_ended")[0]["again_seconds"] == 1.0
+
+
+def test_the_page_beside_an_authority_asks_it_who_may_look_and_has_none_of_its_secrets(tmp_path: Path) -> None:
+    tokens, path = Tokens(), tmp_path / "access.toml"
+    path.write_text(
+        rules_of("etl", tokens["etl"], [("*", {"report": ["*"]})])
+        + rules_of("oncall", tokens["oncall"], (), "page = true")
+    )
+    with Beside(tmp_path, "--access", str(path)) as server:
+        report(server.address, "flights", NOON, token=tokens["etl"])
+        given = {"Authorization": f"Bearer {tokens['oncall']}"}
+        eventually(lambda: ask(server.page, "api/snapshot", headers=given).status == 200)
+        eventually(lambda: lows(ask(server.page, "api/snapshot", headers=given).json) == {"flights": NOON})
+        assert ask(server.page, "api/snapshot").status == 401
+        assert ask(server.page, "api/snapshot", headers={"Authorization": f"Bearer {tokens['etl']}"}).status == 403
+        command = Path(f"/proc/{server.child()}/cmdline").read_bytes()
+        assert not any(token.encode() in command for token in tokens.values())
+        variables = Path(f"/proc/{server.child()}/environ").read_bytes().split(b"\0")
+        assert {each.partition(b"=")[0] for each in variables if each.startswith(b"LOWWATER_")} == {b"LOWWATER_TOKEN"}
+
+
+def test_an_address_that_is_taken_is_told_before_anything_is_served(tmp_path: Path) -> None:
+    with Beside(tmp_path) as server:
+        place = server.page.removeprefix("http://").rstrip("/")
+        other = [
+            sys.executable,
+            "-m",
+            "lowwater_authority",
+            "--data",
+            str(tmp_path / "other"),
+            "--listen",
+            "127.0.0.1:0",
+        ]
+        done = subprocess.run(
+            [*other, "--http", "off", "--page", place], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 2
+        assert "Choose another with --page" in done.stderr

@@ -33,6 +33,7 @@ from lowwater_authority.ops.events import event
 from lowwater_authority.ops.logging import set_up
 from lowwater_authority.ops.metrics import Metrics
 from lowwater_authority.ops.traces import begin as begin_traces
+from lowwater_authority.page_child import PageChild, arguments_of, environment_of
 from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.interceptors import Decoding, Timing
 from lowwater_authority.web.http import listen
@@ -187,6 +188,20 @@ def _web(
     )
 
 
+def _page(args: argparse.Namespace, reach: PeerSettings, server_token: str, door: Door | None) -> PageChild | None:
+    """The page as a process of its own; None: there is none. ``reach`` is how this process reaches itself."""
+    if args.page == "off":
+        return None
+    host, port = _address(args.page, "--page")
+    try:
+        listening = listen(host, port)
+    except OSError as error:
+        msg = f"cannot serve the page on {args.page}: {error.strerror}. Choose another with --page, or 'off'."
+        raise CannotServe(msg) from error
+    environment = environment_of(os.environ, door)
+    return PageChild(listening, arguments_of(args, reach, server_token), environment, encrypted=reach.encrypted)
+
+
 def _own(host: str, bound: int) -> str:
     """Return where a process that listens on a host reaches itself."""
     everywhere = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
@@ -310,7 +325,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     interceptors = (*traces.interceptors, Decoding(metrics), *guards, Timing(metrics))
     server = grpc.aio.server(options=_options(door), interceptors=interceptors)
     bound = _listen(server, args, certificates)
-    own = "" if certificates is None or args.http == "off" else _own_socket(server, leaving)
+    own = "" if certificates is None or args.http == args.page == "off" else _own_socket(server, leaving)
     token = None if door is None else door.token
     authority = _shared(args, bound, metrics, certificates, door) if args.store else _embedded(args, metrics, door)
     if not await _recover(authority, stopping):
@@ -324,10 +339,13 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
     reach = PeerSettings(own or _own(host, bound), token=token, certificates=certificates, own=own)
     web = _web(args, reach, authority, metrics, door)
+    page = _page(args, reach, authority.shard.journal.server_token, door)
     await server.start()
     web.start()
+    beside = [] if page is None else [asyncio.create_task(page.run())]
     rounds = asyncio.create_task(authority.run())
-    print(f"lowwater: serving on {host}:{bound} ({web.places})", flush=True)  # noqa: T201 - what callers wait for
+    places = f"page {web.page if page is None else page.url}, metrics {web.metrics}"
+    print(f"lowwater: serving on {host}:{bound} ({places})", flush=True)  # noqa: T201 - what callers wait for
     log.info(
         "serving on %s:%d, version %s",
         host,
@@ -349,7 +367,10 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     log.info("stopping: telling clients", extra=event("stopping", reason="failed" if failed else "asked to"))
     authority.leave()
     health.stop()
+    for each in beside:
+        each.cancel()
     await asyncio.gather(server.stop(GRACE_SECONDS), asyncio.to_thread(web.close), asyncio.to_thread(traces.close))
+    await asyncio.gather(*beside, return_exceptions=True)
     asked.cancel()
     for each in watching:
         each.cancel()

@@ -67,6 +67,12 @@ def parser() -> CommandParser:
         help="HOST:PORT for the status page, its API and /metrics, or 'off' (default: %(default)s)",
     )
     parse.add_argument(
+        "--page",
+        metavar="HOST:PORT",
+        default="off",
+        help="serve the status page from a process of its own there as well: who looks at it there costs those who report less (default: %(default)s)",
+    )
+    parse.add_argument(
         "--tls-cert",
         metavar="PEM",
         type=Path,

@@ -96,6 +96,12 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
 
 
+def url_of(listening: socket.socket, *, encrypted: bool) -> str:
+    """Return where a listening socket is reached, with a slash behind it."""
+    host, port = listening.getsockname()[:2]
+    return f"{'https' if encrypted else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
 class HttpServer:
     """Serves a board and the metrics until :meth:`close`.
 

@@ -6,12 +6,14 @@ authority has to be allowed to read everything; who looks needs ``page = true`` 
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
+import socket
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,13 +27,17 @@ from lowwater_authority.access.tls import BadCertificate, Certificates, Files
 from lowwater_authority.ops.logging import FORMATS, set_up
 from lowwater_authority.web.board import Board
 from lowwater_authority.web.follower import Follower
-from lowwater_authority.web.http import HttpServer, listen
+from lowwater_authority.web.http import HttpServer, listen, url_of
 from lowwater_authority.web.rights import AskedRights
 from lowwater_authority.web.visitors import KnownVisitors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from socket import socket
+
+    import grpc
+
+NICE: Final = 5
+"""By how much a page beside an authority gives way to it, where processors are scarce."""
 
 ASK_SECONDS: Final = 5.0
 """How long a question of a viewer may take."""
@@ -40,13 +46,25 @@ FAILED: Final = 2
 """Exit code of a process that could not serve."""
 
 
+@dataclass(frozen=True, slots=True)
+class PageSettings(FileSettings):
+    """How the page reaches shards, and the authority beside it, if there is one."""
+
+    own: str = ""
+    """The socket of the authority beside this process, which never leaves the machine and needs no TLS; see PeerSettings."""
+
+    def credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
+        """See Settings."""
+        return None if self.own and address == self.own else FileSettings.credentials_for(self, address)
+
+
 class PageProcess:
     """The page of the authority that some settings lead to, until :meth:`close`. It begins whether or not the authority is there."""
 
-    def __init__(self, listening: socket, settings: lowwater.Settings, certificates: Certificates | None) -> None:
-        host, port = listening.getsockname()[:2]
-        scheme = "http" if certificates is None else "https"
-        self.url: str = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
+    def __init__(
+        self, listening: socket.socket, settings: lowwater.Settings, certificates: Certificates | None
+    ) -> None:
+        self.url: str = url_of(listening, encrypted=certificates is not None)
         board = Board()
         self._follower = Follower(
             lambda interval: lowwater.Client(replace(settings, watch_interval=interval)), board, clock=_clock
@@ -63,7 +81,7 @@ class PageProcess:
             visitors=KnownVisitors(
                 self._rights,
                 secure=certificates is not None,
-                port=port,
+                port=listening.getsockname()[1],
                 clock=time.time,
                 monotonic=time.monotonic,
             ),
@@ -109,6 +127,9 @@ def parser() -> CommandParser:
     ):
         name = f"LOWWATER_{flag.upper()}"
         parse.add_argument(f"--{flag}", metavar="PEM", default="", help=f"{what} (default: {name})")
+    # Of a page that an authority has started: the socket to serve on; it ends with its standard input.
+    parse.add_argument("--beside", type=int, help=argparse.SUPPRESS)
+    parse.add_argument("--own", default="", help=argparse.SUPPRESS)
     parse.add_argument("--log-format", choices=FORMATS, help="as of lowwater serve")
     return parse
 
@@ -121,7 +142,7 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     args = parser().parse_args(argv)
     set_up(args.log_format, verbose=False)
     try:
-        settings = FileSettings(
+        settings = PageSettings(
             address_of(args.address),
             token=environment.get("LOWWATER_TOKEN") or None,
             server_token=args.server_token,
@@ -129,20 +150,39 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
             ca=args.ca or environment.get("LOWWATER_CA", ""),
             certificate=args.cert or environment.get("LOWWATER_CERT", ""),
             key=args.key or environment.get("LOWWATER_KEY", ""),
+            own=args.own,
         ).read()
         files = Files.of(args.tls_cert, args.tls_key, None, None)
         certificates = None if files is None else Certificates(files)
-        host, _, port = args.listen.rpartition(":")
-        listening = listen(host, int(port))
+        listening = _listen(args.listen) if args.beside is None else socket.socket(fileno=args.beside)
     except (errors.LowwaterError, BadCertificate, ValueError, OSError) as error:
         print(f"the status page: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
         return FAILED
+    if args.beside is not None:
+        os.nice(NICE)
+        threading.Thread(target=_until_end_of_input, args=(stopping,), daemon=True).start()
     page = PageProcess(listening, settings, certificates)
     page.start()
     print(f"lowwater: page {page.url}", flush=True)  # noqa: T201 - what callers wait for
     stopping.wait()
     page.close()
     return 0
+
+
+def _listen(place: str) -> socket.socket:
+    """Return a listening socket. Raises ValueError, OSError."""
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdecimal():
+        msg = f"--listen takes HOST:PORT, for example 127.0.0.1:7422, not {place!r}"
+        raise ValueError(msg)
+    return listen(host, int(port))
+
+
+def _until_end_of_input(stopping: threading.Event) -> None:
+    """Stop when whoever holds the other end of standard input has gone."""
+    while os.read(0, 1024):
+        pass
+    stopping.set()
 
 
 def _clock() -> int:

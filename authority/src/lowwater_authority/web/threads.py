@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import lowwater
 from lowwater_authority.web.board import Board
 from lowwater_authority.web.follower import Follower
-from lowwater_authority.web.http import HttpServer
+from lowwater_authority.web.http import HttpServer, url_of
 from lowwater_authority.web.rights import RulesHere
 from lowwater_authority.web.visitors import EVERYBODY, KnownVisitors
 
@@ -29,8 +29,9 @@ ASK_SECONDS: Final = 5.0
 class Web:
     """Nothing at all: ``--http off``."""
 
-    places: str = "page off, metrics off"
-    """Where it is reached, for people."""
+    page: str = "off"
+    metrics: str = "off"
+    """Where these are reached, for people."""
 
     def start(self) -> None:
         """Begin to follow and to serve."""
@@ -57,11 +58,9 @@ class WebThreads(Web):
         version: str,
         access: Callable[[], Access] | None = None,
     ) -> None:
-        host, port = listening.getsockname()[:2]
         certificates = reach.certificates
-        scheme = "http" if certificates is None else "https"
-        place = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-        self.places = f"page {place}/, metrics {place}/metrics"
+        self.page = url_of(listening, encrypted=certificates is not None)
+        self.metrics = f"{self.page}metrics"
         settings = replace(reach, server_token=authority.shard.journal.server_token, timeout=ASK_SECONDS)
         board = Board()
         self._follower = Follower(
@@ -82,7 +81,11 @@ class WebThreads(Web):
             visitors=EVERYBODY
             if access is None
             else KnownVisitors(
-                RulesHere(access), secure=certificates is not None, port=port, clock=time.time, monotonic=time.monotonic
+                RulesHere(access),
+                secure=certificates is not None,
+                port=listening.getsockname()[1],
+                clock=time.time,
+                monotonic=time.monotonic,
             ),
         )
         metrics.watch(

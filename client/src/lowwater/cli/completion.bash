@@ -9,7 +9,7 @@ _shtab_lowwater_journal_subparsers=(copy show)
 _shtab_lowwater_access_subparsers=(token hash check)
 _shtab_lowwater_subparsers=(serve journal access status watch why wait complete ranges history reset retire set-inputs drop shards drain pin completion)
 
-_shtab_lowwater_serve_option_strings=(-h --help --data --store --deployment --advertise --dead-after --listen --http --tls-cert --tls-key --tls-client-ca --peer-ca --access --reflection --log-format --verbose)
+_shtab_lowwater_serve_option_strings=(-h --help --data --store --deployment --advertise --dead-after --listen --http --page --tls-cert --tls-key --tls-client-ca --peer-ca --access --reflection --log-format --verbose)
 _shtab_lowwater_journal_copy_option_strings=(-h --help --json)
 _shtab_lowwater_journal_show_option_strings=(-h --help --json)
 _shtab_lowwater_journal_option_strings=(-h --help)

@@ -51,7 +51,7 @@ function _shtab_lowwater_using
 end
 
 set -g _shtab_lowwater_commands serve journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' status watch why wait complete ranges history reset retire set-inputs drop shards drain pin completion
-set -g _shtab_lowwater_opts_with_value --access --address --advertise --answer-within --as --below --ca --cert --data --dead-after --deployment --end --http --key --last --limit --listen --log-format --may --namespace --peer-ca --server-token --since --start --store --timeout --tls-cert --tls-client-ca --tls-key --until
+set -g _shtab_lowwater_opts_with_value --access --address --advertise --answer-within --as --below --ca --cert --data --dead-after --deployment --end --http --key --last --limit --listen --log-format --may --namespace --page --peer-ca --server-token --since --start --store --timeout --tls-cert --tls-client-ca --tls-key --until
 
 complete -c lowwater -e
 complete -c lowwater -f
@@ -67,6 +67,7 @@ complete -c lowwater -n '_shtab_lowwater_using serve' -l advertise -x -d 'where 
 complete -c lowwater -n '_shtab_lowwater_using serve' -l dead-after -x -d 'a shard that is silent for so long loses what it serves to the others; the same for all (default: 1.5)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l listen -x -d 'HOST:PORT for gRPC; port 0 picks one (default: 0.0.0.0:7420)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l http -x -d 'HOST:PORT for the status page, its API and /metrics, or '"'"'off'"'"' (default: 0.0.0.0:7421)'
+complete -c lowwater -n '_shtab_lowwater_using serve' -l page -x -d 'serve the status page from a process of its own there as well: who looks at it there costs those who report less (default: off)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l tls-cert -xka "(__fish_complete_path (commandline -ct))" -d 'certificate, and those between it and the root, for gRPC and the page; turns TLS on'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l tls-key -xka "(__fish_complete_path (commandline -ct))" -d 'its key, without a passphrase'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l tls-client-ca -xka "(__fish_complete_path (commandline -ct))" -d 'gRPC takes only clients with a certificate signed by one of these (mutual TLS)'

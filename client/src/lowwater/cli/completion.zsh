@@ -273,6 +273,7 @@ _shtab_lowwater_serve_options=(
   "--dead-after[a shard that is silent for so long loses what it serves to the others\; the same for all (default\: 1.5)]:SECONDS:"
   "--listen[HOST\:PORT for gRPC\; port 0 picks one (default\: 0.0.0.0\:7420)]:listen:"
   "--http[HOST\:PORT for the status page, its API and \/metrics, or \'off\' (default\: 0.0.0.0\:7421)]:http:"
+  "--page[serve the status page from a process of its own there as well\: who looks at it there costs those who report less (default\: off)]:HOST:PORT:"
   "--tls-cert[certificate, and those between it and the root, for gRPC and the page\; turns TLS on]:PEM:_files"
   "--tls-key[its key, without a passphrase]:PEM:_files"
   "--tls-client-ca[gRPC takes only clients with a certificate signed by one of these (mutual TLS)]:PEM:_files"
