@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Sequence
 from typing import Any
 
+import grpc.aio
 import numpy as np
 import pytest
 
 from lowwater import errors
+from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
@@ -22,6 +24,10 @@ from lowwater_authority.engine.holding import Holding
 from lowwater_authority.engine.logs import Logs, Record
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import JournalReplaced
+from lowwater_authority.ops.observer import Observer
+from lowwater_authority.rpc.services import Services
+from lowwater_authority.rpc.streams import Streams
+from lowwater_authority.rpc.watermarks import WatermarkServicer
 from tests.contract.journal_stores import flipped
 from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryJournal
@@ -643,6 +649,48 @@ async def test_half_a_change_ends_when_the_store_can_be_read_again(deployment: D
     await asyncio.gather(*one.shard.held.mending())
     assert one.low("x") == 11, "what failed half way has left nothing"
     assert await report(one, grants, "x", "y") == []
+
+
+async def test_what_cannot_be_read_back_does_not_let_the_others_seem_old(deployment: Deployment) -> None:
+    """Whoever follows them is told with each beat how new they are, and a wait that begins uses nothing older than a moment."""
+    one, grants = await serving(deployment, "x", "y")
+    whole, following = deployment.disk.logs["x"].copy(), one.shard.hub.subscribe(("x", "y"))
+    damage(deployment, "x")
+    await half_a_change(one, grants, "x", "y")
+    assert one.shard.held.is_torn("x")
+    assert [one.shard.tells(name) for name in "xy"] == [False, True]
+    deployment.clock.now += 60
+    await one.shard.confirm()
+    assert one.shard.confirmed == one.shard.now
+    assert await following.take(0) == {"x": None, "y": one.shard.view("y")}, (
+        "who follows it is told that nobody tells of it"
+    )
+    deployment.disk.logs["x"] = whole
+    await asyncio.gather(*one.shard.held.mending())
+    assert await following.take(0) == {"x": one.shard.view("x")}
+
+
+async def test_what_cannot_be_read_back_keeps_nobody_from_following_the_others(deployment: Deployment) -> None:
+    one, grants = await serving(deployment, "x", "y")
+    damage(deployment, "x")
+    await half_a_change(one, grants, "x", "y")
+    services = Services(one.shard, Observer(), one.cluster)
+    server = grpc.aio.server()
+    watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(WatermarkServicer(services, Streams().admission), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = watermarks_pb2_grpc.WatermarkServiceStub(channel)
+        for names in (["x", "y"], []):
+            watching = stub.Watch(watermarks_pb2.WatchRequest(computations=names))
+            first = await watching.read()
+            assert isinstance(first, watermarks_pb2.WatchResponse)
+            assert "y" in {each.computation for each in first.watermarks}, names
+            assert [each.computation for each in first.redirects] == ["x"]
+            watching.cancel()
+        with pytest.raises(grpc.aio.AioRpcError, match="a request to x failed half way"):
+            await stub.GetWatermarks(watermarks_pb2.GetWatermarksRequest(computations=["x"]))
+    await server.stop(None)
 
 
 @pytest.mark.parametrize("torn", [False, True])

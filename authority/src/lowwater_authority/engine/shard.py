@@ -699,6 +699,14 @@ class Shard:
         """Return whether this process serves a computation, as far as it knows."""
         return name in self.held.served
 
+    def tells(self, name: str) -> bool:
+        """Return whether this process says what is published of a computation that it serves.
+
+        Not while half a change of it may be in memory: whether another process owns it by then is not known, and that must not make its
+        neighbours seem old. Of an embedded journal there is no other owner.
+        """
+        return self.serves(name) and not (self.shared and self.held.is_torn(name))
+
     def epoch(self, name: str) -> int:
         """Return the ownership number of a computation that this shard serves; 0 for others."""
         return self.held.epoch(name)
@@ -854,7 +862,8 @@ class Shard:
                 raise self._unconfirmed(f"it cannot reach its store: {error}") from error
         if end > self.held.graph.position:
             await self.refresh()
-        if self.held.served.keys() <= set(names):
+        asked = set(names)
+        if all(name in asked or holding.is_torn() for name, holding in self.held.served.items()):  # see tells
             self._confirmed = began
         return began
 
@@ -1098,6 +1107,8 @@ class Shard:
         unwritten = holding.unwritten
         if holding.mending is not None or unwritten is None:
             return
+        if not self.tells(name):
+            self.hub.move(name)  # told again when it is whole
         log.error(
             "%s; %s",
             unwritten.reason,

@@ -173,8 +173,10 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
                 await shard.serve(registered[0])
         else:
             await shard.serve_those(registered)
-        confirmed = await shard.confirm([name for name in names if shard.serves(name)])
-        elsewhere = [name for name in names if name in shard.topology.computations and not shard.serves(name)]
+        # Where nothing else is asked for, the refusal says why nothing is told.
+        told = [name for name in names if shard.tells(name)] or [name for name in names if shard.serves(name)]
+        confirmed = await shard.confirm(told)
+        elsewhere = [name for name in names if name in shard.topology.computations and not shard.tells(name)]
         away = set(elsewhere)
         return confirmed, [name for name in names if name not in away], elsewhere
 
@@ -197,7 +199,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         told = {name: view for name, view in taken.items() if view is not None or name not in known}
         watermarks = [*unknown, *(self._watermark(name, view) for name, view in told.items())]
         self.services.observer.pushed(len(watermarks), waited)
-        elsewhere = [name for name in taken if name not in told and not shard.serves(name)]
+        elsewhere = [name for name in taken if name not in told and not shard.tells(name)]
         return pb.WatchResponse(
             server_token=self.services.token,
             watermarks=watermarks,
