@@ -115,9 +115,9 @@ class Unfenced(Computation):
         super().__init__(spec, epoch_base=epoch_base)
         self.bounds: dict[int, Sequence[bytes]] = {}
 
-    def _apply_claim(self, op: pb.Claim, now: int) -> tuple[Group, list[Taken]]:
+    def _apply_claim(self, op: pb.Claim, now: int, bounds: Sequence[bytes] | None = None) -> tuple[Group, list[Taken]]:
         self.bounds[op.sequencer] = list(op.bounds)
-        return super()._apply_claim(op, now)
+        return super()._apply_claim(op, now, bounds)
 
     def accepts(self, sequencer: int) -> bool:
         return sequencer in self.bounds

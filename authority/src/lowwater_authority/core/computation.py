@@ -142,21 +142,21 @@ class Computation:
         if prepared is not None and prepared.request.batch < request.generation:
             self._apply_prepared(now, wall)
         self._flush()
-        op = pb.Claim(
-            sequencer=max(self.last_sequencer, self.epoch_base) + 1,
-            bounds=request.bounds,
-            worker=request.worker,
-            host=request.host,
-            identity=request.identity,
-            generation=request.generation,
-            ordinal=request.ordinal,
-            request_id=request.request_id,
-            bound_micros=codec.int64_bytes(request.bound_micros),
-            asked=request.digest,
-        )
-        group, taken = self._apply_claim(op, now)
+        op = pb.Op()
+        claim = op.claim  # made where it stays: a copy of millions of bounds takes long
+        claim.sequencer = max(self.last_sequencer, self.epoch_base) + 1
+        claim.bounds.extend(request.bounds)
+        claim.worker = request.worker
+        claim.host = request.host
+        claim.identity = request.identity
+        claim.generation = request.generation
+        claim.ordinal = request.ordinal
+        claim.request_id = request.request_id
+        claim.bound_micros = codec.int64_bytes(request.bound_micros)
+        claim.asked = request.digest
+        group, taken = self._apply_claim(claim, now, request.bounds)
         group.last_report = now  # nobody is accused of silence from the time of an owner before it
-        self._ops.append(pb.Op(claim=op))
+        self._ops.append(op)
         self._strong = True
         watermarks = self.map.columns.values[group.slots()].copy()
         fenced = tuple(self._fenced(taken, "a newer claim took it over"))
@@ -217,10 +217,11 @@ class Computation:
             fix = "event times up to max_skew ahead of the clock, or none"
             raise errors.TooFarAhead(msg, metadata=self._about(field="bound_micros", fix=fix))
 
-    def _apply_claim(self, op: pb.Claim, now: int) -> tuple[Group, list[Taken]]:
+    def _apply_claim(self, op: pb.Claim, now: int, bounds: Sequence[bytes] | None = None) -> tuple[Group, list[Taken]]:
+        """Take over what a record says; ``bounds`` are its own, where the caller has them: millions take long to read."""
         group = Group(
             op.sequencer,
-            list(op.bounds),
+            list(op.bounds if bounds is None else bounds),
             0,
             GroupState.OWNED,
             worker=op.worker,
@@ -269,9 +270,9 @@ class Computation:
     def _fenced(self, taken: Iterable[Taken], reason: str) -> Iterable[Fenced]:
         for lost in taken:
             if lost.group.sequencer and lost.group.state is GroupState.OWNED:
-                handles = [handle for low, high in lost.handles for handle in range(low, high)]
-                whole = len(handles) == lost.group.granted
-                yield Fenced(self.spec.name, lost.group.sequencer, None if whole else handles, reason)
+                whole = sum(high - low for low, high in lost.handles) == lost.group.granted
+                handles = None if whole else [handle for low, high in lost.handles for handle in range(low, high)]
+                yield Fenced(self.spec.name, lost.group.sequencer, handles, reason)
 
     def release(self, sequencer: int) -> None:
         """Leave a claim's ranges unowned, holding their values. Raises StaleSequencer."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,8 +18,30 @@ if TYPE_CHECKING:
     from lowwater_authority.core.groups import Mass
 
 
+Made = TypeVar("Made")
+
 DIGESTED_TOGETHER: Final = 1024
 """Bounds of a claim."""
+
+PIECE: Final = 32 * DIGESTED_TOGETHER
+"""Bounds of a claim that are looked at at one go: some 5 ms."""
+
+NO_DIGEST: Final = b"none yet"
+"""The digest of a request of which it is still being made."""
+
+
+Pieces = Generator[None, None, Made]
+"""Work that yields wherever others may have their turn, and returns what it makes."""
+
+
+def finished(pieces: Pieces[Made]) -> Made:
+    """Do all the work at once."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            made: Made = end.value
+            return made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,9 +62,10 @@ class ClaimRequest:
 
     def __post_init__(self) -> None:
         if not self.digest:
-            object.__setattr__(self, "digest", self._digest())
+            object.__setattr__(self, "digest", finished(self.digested()))
 
-    def _digest(self) -> bytes:
+    def digested(self) -> Pieces[bytes]:
+        """Make the digest, piece by piece. O(bounds)."""
         names = (self.worker.encode(), self.host.encode(), self.identity.encode(), self.batch_digest, self.request_id)
         parts = [*names, b"%d %d" % (self.generation, self.ordinal), self.bound_micros.tobytes(), *self.bounds]
         found = sha256(b"%d" % len(parts))
@@ -50,6 +74,8 @@ class ClaimRequest:
             some = parts[first : first + DIGESTED_TOGETHER]
             found.update(np.fromiter(map(len, some), dtype=np.uint32, count=len(some)).tobytes())
             found.update(b"".join(some))
+            if first % PIECE == PIECE - DIGESTED_TOGETHER:
+                yield
         return found.digest()[:16]
 
 

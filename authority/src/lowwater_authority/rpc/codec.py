@@ -6,15 +6,28 @@ What decodes checks shapes and limits, so that the core sees only well-formed re
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import islice
+from operator import lt
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater_authority.core.batches import MAX_PARTS
+from lowwater_authority.core.codec import int64_bytes
 from lowwater_authority.core.groups import MOST_RECORDS, GroupState, Mass
 from lowwater_authority.core.heuristics import PPM
-from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport, Prepare, TaskAttempt, TaskPart
+from lowwater_authority.core.requests import (
+    NO_DIGEST,
+    PIECE,
+    ClaimRequest,
+    Fold,
+    GroupReport,
+    Prepare,
+    TaskAttempt,
+    TaskPart,
+)
 from lowwater_authority.core.times import DAY, MAX, MIN
 from lowwater_authority.core.topology import MAX_HEURISTICS, Spec
 from lowwater_authority.ops.events import NAME_BYTES, shortened
@@ -29,7 +42,7 @@ if TYPE_CHECKING:
     from lowwater_authority.core.computation import View
     from lowwater_authority.core.history import Completion
     from lowwater_authority.core.interval_map import Range
-    from lowwater_authority.core.requests import Fenced, Refused
+    from lowwater_authority.core.requests import Fenced, Pieces, Refused
     from lowwater_authority.core.topology import Topology
 
 
@@ -91,10 +104,9 @@ def spec(message: topology_pb2.RegisterRequest) -> Spec:
     )
 
 
-def claim(message: workers_pb2.ClaimRequest) -> ClaimRequest:
-    """Decode a claim. Raises InvalidArgument."""
-    bounds = list(message.bounds)
-    _check_bounds(bounds)
+def claim(message: workers_pb2.ClaimRequest) -> Pieces[ClaimRequest]:
+    """Decode a claim, piece by piece: millions of bounds take long. Raises InvalidArgument."""
+    bounds = yield from _bounds(message)
     _check_digest("batch_digest", message.batch_digest)
     for path in ("worker", "host", "identity"):
         if len(getattr(message, path)) > MAX_NAME:
@@ -109,7 +121,7 @@ def claim(message: workers_pb2.ClaimRequest) -> ClaimRequest:
         raise bad_field(
             "bound_micros", f"has {len(starting)} values for {len(bounds) - 1} ranges", "send none, one, or one each"
         )
-    return ClaimRequest(
+    asked = ClaimRequest(
         bounds,
         message.worker,
         message.host,
@@ -119,21 +131,39 @@ def claim(message: workers_pb2.ClaimRequest) -> ClaimRequest:
         message.request_id,
         starting,
         message.batch_digest,
+        NO_DIGEST,
     )
+    return replace(asked, digest=(yield from asked.digested()))
 
 
-def _check_bounds(bounds: list[bytes]) -> None:
-    if len(bounds) < 2:
-        raise bad_field("bounds", f"has {len(bounds)} keys", "n ranges need n + 1 bounds")
-    if len(bounds) - 1 > MAX_RANGES:
-        raise bad_field("bounds", f"delimits {len(bounds) - 1} ranges", f"claim at most {MAX_RANGES} at once")
-    if max(map(len, bounds)) > MAX_KEY:
-        raise bad_field("bounds", "has a key that is too long", f"use keys of at most {MAX_KEY} bytes")
-    inner = bounds[:-1] if not bounds[-1] else bounds
-    for index in range(len(inner) - 1):
-        if inner[index] >= inner[index + 1]:
+def _bounds(message: workers_pb2.ClaimRequest) -> Pieces[list[bytes]]:
+    count = len(message.bounds)
+    if count < 2:
+        raise bad_field("bounds", f"has {count} keys", "n ranges need n + 1 bounds")
+    if count - 1 > MAX_RANGES:
+        raise bad_field("bounds", f"delimits {count - 1} ranges", f"claim at most {MAX_RANGES} at once")
+    bounds: list[bytes] = []
+    for first in range(0, count, PIECE):
+        if first:
+            yield
+        bounds += message.bounds[first : first + PIECE]
+        if max(map(len, bounds[first:])) > MAX_KEY:
+            raise bad_field("bounds", "has a key that is too long", f"use keys of at most {MAX_KEY} bytes")
+        some = bounds[max(0, first - 1) :]  # with the last one of the piece before
+        rises = list(map(lt, some, islice(some, 1, None)))
+        if len(bounds) == count and not bounds[-1]:
+            rises[-1] = True  # no upper bound
+        if not all(rises):
+            index = max(0, first - 1) + rises.index(False)
             fix = "sort the bounds and name each once; only the last may be empty"
-            raise bad_field(f"bounds[{index + 1}]", f"{inner[index + 1]!r} does not come after {inner[index]!r}", fix)
+            raise bad_field(f"bounds[{index + 1}]", f"{bounds[index + 1]!r} does not come after {bounds[index]!r}", fix)
+    return bounds
+
+
+def claim_watermarks(response: workers_pb2.ClaimResponse, values: Int64s) -> None:
+    """Add where the ranges of a claim stand: as protobuf reads it, at once."""
+    packed = int64_bytes(values)
+    response.MergeFromString(_WATERMARKS + _varint(len(packed)) + packed)
 
 
 def _check_digest(path: str, digest: bytes) -> None:
@@ -267,6 +297,7 @@ STATES: Final = {
 }
 
 _HANDLES: Final = bytes([workers_pb2.RefusedRanges.HANDLES_FIELD_NUMBER << 3 | 2])
+_WATERMARKS: Final = bytes([workers_pb2.ClaimResponse.WATERMARKS_MICROS_FIELD_NUMBER << 3 | 2])
 """Before the packed handles of refused ranges."""
 
 

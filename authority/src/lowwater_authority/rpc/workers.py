@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import grpc
 
     from lowwater._pb.lowwater.v1.types_pb2 import Redirect
-    from lowwater_authority.core.requests import GroupReport
+    from lowwater_authority.core.requests import GroupReport, Made, Pieces
     from lowwater_authority.rpc.services import Services
 
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -63,7 +63,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         """Take ownership of key ranges."""
         shard, name = self.services.shard, request.computation
         await self.services.confirm(name)  # an incarnation that was begun elsewhere begins here first
-        asked = codec.claim(request)
+        asked = await in_turns(codec.claim(request))
         grant = await shard.claim(name, asked, adopt=request.adopt, permit=permit(name), room=room_for_ranges(name))
         self.services.observer.claimed()
         spec, required = shard.topology.get(name), shard.topology.required(name)
@@ -82,7 +82,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             heuristics_ppm=spec.heuristics,
             reference_micros=grant.reference,
         )
-        response.watermarks_micros.extend(grant.watermarks.tolist())
+        codec.claim_watermarks(response, grant.watermarks)
         return response
 
     @refusing
@@ -319,6 +319,17 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     def _references(self, names: dict[str, None]) -> dict[str, int]:
         shard = self.services.shard
         return {name: shard.reference(name) for name in names if shard.view(name) is not None}
+
+
+async def in_turns(pieces: Pieces[Made]) -> Made:
+    """Do all the work, and let others have the event loop in between."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            made: Made = end.value
+            return made
+        await asyncio.sleep(0)
 
 
 def _permitted(message: pb.GroupReport) -> GroupReport:
