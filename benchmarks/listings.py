@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.result import Result, Spread
-from lowwater_spark.sources.files import FileSource, Settled
-from lowwater_spark.sources.head import Candidates, Head, list_head
-from lowwater_spark.sources.source_log import SourceLog, Taken
+from lowwater_spark.sources.files import FileSource, Settled, list_head
+from lowwater_spark.sources.head import Candidates
+from lowwater_spark.sources.source_log import Head, SourceLog, Taken
 from lowwater_spark.track.handover import HANDED_OVER
 
 

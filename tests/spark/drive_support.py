@@ -15,6 +15,7 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.sources.source_log import log_offset
 from tests.kit.eventually import TooLate
 from tests.kit.times import at
 from tests.process.serving import Serving
@@ -129,7 +130,7 @@ class Driven(Queries):
 
     def watermark(self, checkpoint: str = "ck") -> int:
         """The watermark that the last committed batch ran with, milliseconds."""
-        log = CheckpointLog(self.folder / checkpoint, range(10))
+        log = CheckpointLog(self.folder / checkpoint)
         batch = log.last_committed()
         plan = None if batch is None else log.plan(batch)
         return 0 if plan is None else plan.watermark
@@ -142,12 +143,12 @@ class Driven(Queries):
 
     def await_read(self, files: int, name: str = "in", source: int = 1) -> None:
         """Wait until a number of files is in committed batches."""
-        log = CheckpointLog(self.folder / "ck", (0, 2) if source else ())
+        log = CheckpointLog(self.folder / "ck")
 
         def come() -> bool:
             batch = log.last_committed()
             plan = None if batch is None else log.plan(batch)
-            return plan is not None and plan.offsets[source] >= files - 1
+            return plan is not None and log_offset(plan.lines[source]) >= files - 1
 
         self._await(come, f"{files} files of {name} read")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import lowwater
 from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.sources.base import NONE, Line
 from tests.kit.times import at
 
 if TYPE_CHECKING:
@@ -79,6 +80,11 @@ class Upstream:
 def low(lw: lowwater.Client, name: str) -> lowwater.Watermark:
     """The published low watermark."""
     return lw.get(name)[name].low
+
+
+def lines(*offsets: int) -> list[Line]:
+    """Places in the logs of file sources, as Spark writes them into its offset log."""
+    return [NONE if offset < 0 else json.dumps({"logOffset": offset}, separators=(",", ":")) for offset in offsets]
 
 
 class Follower:

@@ -33,13 +33,14 @@ from lowwater_spark.sources.bookmarks import (
     note_removed,
     removed,
 )
-from lowwater_spark.sources.files import FileSource
-from lowwater_spark.sources.roots import Roots
+from lowwater_spark.sources.files import FileSource, OpenFiles
+from lowwater_spark.sources.head import Heads
 from lowwater_spark.sources.source_log import NOTHING, SourceLog, Taken
 from lowwater_spark.sources.writers import MARKS, mark_writer
 from lowwater_spark.track import removal as removal_module
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.removal import Removal
+from tests.spark.support import lines
 
 LATER = 1e12
 """A time at which every batch is old."""
@@ -128,17 +129,17 @@ class Reader:
         self.batch = NOTHING
         self.running = False
         self.forgotten = False
-        self.heads: Roots
+        self.heads: Heads
         self.marks: Bookmarks
 
     def start(self, at: Steps = lambda _point: None, *, skip_removed: bool = False) -> bool:
         source = FileSource(os.fspath(self.writer.folder), recursive=True)
         self.running = False
-        self.heads = Roots(self.checkpoint, [source], [self.log])
+        self.heads = Heads([OpenFiles(source, 0, self.checkpoint, self.log)])
         self.marks = self.bookmarks(
             self.checkpoint, self.heads.outputs, self.name, self.name, skip_removed=skip_removed, probe=at
         )
-        self.heads.list_heads([self.batch])
+        self.heads.list_heads(lines(self.batch))
         at("listed")
         try:
             self.marks.begin(self.batch, 0.0)
@@ -161,7 +162,7 @@ class Reader:
     def look(self, at: Steps = lambda _point: None) -> bool:
         """One look of the clock; whether a watermark that was read before it counts."""
         self.marks._probe = at
-        heads = self.heads.list_heads([self.batch])
+        heads = self.heads.list_heads(lines(self.batch))
         counts = heads == [set()]
         if counts:
             unread = self.writer.written - self.log.taken.keys()
@@ -411,7 +412,7 @@ def test_removal_keeps_what_the_slowest_reader_and_the_writer_may_still_need(
     assert not b.look()
     assert any(
         "batches up to 3 were removed, and this query has read those up to 0" in str(head)
-        for head in b.heads.list_heads([b.batch]) or []
+        for head in b.heads.list_heads(lines(b.batch)) or []
     )
     assert not b.start()
     writer.write()
@@ -514,7 +515,7 @@ def test_removal_waits_for_each_of_two_sources_over_one_output(tmp_path: Path) -
     query.look()
     assert writer.remove() == [0]
     query.start()
-    assert query.heads.list_heads([query.batch] * 2) == [set(), set()]
+    assert query.heads.list_heads(lines(query.batch, query.batch)) == [set(), set()]
 
 
 class TwoOutputs:
@@ -528,9 +529,10 @@ class TwoOutputs:
         self.sources = [FileSource(os.fspath(each.folder), recursive=True) for each in self.writers]
 
     def start(self, at: Steps = lambda _point: None) -> Bookmarks:
-        self.heads = Roots(self.checkpoint, self.sources, self.logs)
+        opened = enumerate(zip(self.sources, self.logs, strict=True))
+        self.heads = Heads([OpenFiles(source, n, self.checkpoint, log) for n, (source, log) in opened])
         self.marks = Bookmarks(self.checkpoint, self.heads.outputs, "query", "query", probe=at)
-        self.heads.list_heads([self.batch] * 2)
+        self.heads.list_heads(lines(self.batch, self.batch))
         self.marks.begin(self.batch, 0.0)
         return self.marks
 
@@ -545,7 +547,7 @@ class TwoOutputs:
 
     def look(self) -> None:
         for _ in range(2):
-            self.heads.list_heads([self.batch] * 2)
+            self.heads.list_heads(lines(self.batch, self.batch))
             self.marks.keep_up(self.batch, 0.0)
 
     def marked(self) -> list[list[str]]:
@@ -562,7 +564,7 @@ def test_a_checkpoint_keeps_what_it_knows_of_an_output_that_is_away_for_a_while(
     folder.rename(tmp_path / "elsewhere")
     query.start()
     (tmp_path / "elsewhere").rename(folder)
-    assert query.heads.list_heads([query.batch] * 2) == [set(), set()], "nothing is missing"
+    assert query.heads.list_heads(lines(query.batch, query.batch)) == [set(), set()], "nothing is missing"
     query.start()
     query.read()
     assert [writer.remove() for writer in query.writers] == [[1], [1]]
@@ -747,10 +749,10 @@ def test_removal_a_new_reader_may_begin_at_what_is_left(tmp_path: Path) -> None:
     assert world.writer.remove() == [], "what is left waits for the new one, too"
     assert b.start(), "it goes on, without being told again"
     b.read()
-    [head] = b.heads.list_heads([b.batch]) or []
+    [head] = b.heads.list_heads(lines(b.batch)) or []
     assert head == set()
     b.marks.keep_up(b.batch, 0.0)
-    b.heads.list_heads([b.batch])
+    b.heads.list_heads(lines(b.batch))
     b.marks.keep_up(b.batch, 0.0)
     assert world.writer.remove() == [2, 3]
     # A checkpoint that has begun is refused all the same: its rows would be missing in the middle.
@@ -771,12 +773,16 @@ def test_removal_who_reads_a_part_of_the_directory_holds(tmp_path: Path) -> None
     (tmp_path / "links/one").symlink_to(world.writer.folder / "batch=1", target_is_directory=True)
     world.readers[0].log.take(tmp_path / "links/one/part.json", 0)
     for root in (world.writer.folder / "batch=1", tmp_path / "links"):
-        part = Roots(tmp_path / "part", [FileSource(os.fspath(root), recursive=True)], [world.readers[0].log])
-        assert part.list_heads([world.readers[0].batch]) == [set()]
+        part = Heads(
+            [OpenFiles(FileSource(os.fspath(root), recursive=True), 0, tmp_path / "part", world.readers[0].log)]
+        )
+        assert part.list_heads(lines(world.readers[0].batch)) == [set()]
     assert world.writer.remove() == [0, 1]
     for root in (world.writer.folder / "batch=1", tmp_path / "links"):
-        part = Roots(tmp_path / "part", [FileSource(os.fspath(root), recursive=True)], [world.readers[0].log])
-        [[file]] = part.list_heads([world.readers[0].batch]) or []
+        part = Heads(
+            [OpenFiles(FileSource(os.fspath(root), recursive=True), 0, tmp_path / "part", world.readers[0].log)]
+        )
+        [[file]] = part.list_heads(lines(world.readers[0].batch)) or []
         assert "only who reads all of the directory is waited for" in file.path
     assert world.readers[0].look()
 

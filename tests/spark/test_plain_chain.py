@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 
 import lowwater
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.files import FileSource
-from lowwater_spark.sources.head import list_head
+from lowwater_spark.sources.files import FileSource, list_head
 from lowwater_spark.sources.sink_log import list_sink
 from lowwater_spark.sources.source_log import File
 from lowwater_spark.track.plan import check_plan

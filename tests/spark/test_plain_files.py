@@ -13,14 +13,14 @@ from lowwater import errors
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.control import END, ControlSource
+from lowwater_spark.sources.control import END, ControlSource, Offset
 from lowwater_spark.sources.files import FileSource
-from lowwater_spark.sources.head import list_head, source_logs
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.events import BatchEvent, Events
 from lowwater_spark.track.inputs import UNREAD, Reading, still_counts
 from lowwater_spark.track.plain import LastReading
 from lowwater_spark.track.plan import Checked
+from tests.spark.support import lines
 
 READING = Reading(14, {990_000: 15}, 3, (1, 7))
 
@@ -55,7 +55,7 @@ def test_a_kept_reading_counts_for_the_same_lives_of_the_same_inputs() -> None:
 
 
 def plan(watermark: int) -> Plan:
-    return Plan(0, [0], "", watermark, [])
+    return Plan(0, lines(0), "", watermark)
 
 
 def test_what_spark_holds_is_bounded_by_the_watermark_of_the_committed_batch() -> None:
@@ -71,19 +71,19 @@ def test_what_spark_holds_is_bounded_by_the_watermark_of_the_committed_batch() -
 
 def test_a_control_has_no_place_in_a_log(tmp_path: Path) -> None:
     (tmp_path / "offsets").mkdir()
-    lines = ["v1", '{"batchWatermarkMs":7}', '{"logOffset":3}', '{"watermark":5}', "-"]
-    (tmp_path / "offsets/2").write_text("\n".join(lines))
-    found = CheckpointLog(tmp_path, {1}).plan(2)
+    given = [*lines(3), json.dumps(Offset(5).to_json()), "-"]
+    (tmp_path / "offsets/2").write_text("\n".join(["v1", '{"batchWatermarkMs":7}', *given]))
+    found = CheckpointLog(tmp_path).plan(2)
     assert found is not None
-    assert (list(found.offsets), found.watermark, found.entries[1]) == ([3, NOTHING, NOTHING], 7, '{"watermark":5}')
+    assert (list(found.lines), found.watermark) == (given, 7)
     assert CheckpointLog(tmp_path).last_planned() == 2
     with pytest.raises(CheckpointMismatch, match="not the offset of a file source"):
-        CheckpointLog(tmp_path).plan(2)
-    control = ControlSource(str(tmp_path))
-    assert list_head(control) == set()
-    [log] = source_logs(tmp_path, [control])
-    log.read_to(found.offsets[1])
-    assert log.taken == {}
+        FileSource("/in", recursive=False).open(tmp_path, 1).read_to(found.lines[1])
+    control = ControlSource(str(tmp_path)).open(tmp_path, 1)
+    control.read_to(found.lines[1])
+    with pytest.raises(CheckpointMismatch, match="not the offset of a control source"):
+        control.read_to(found.lines[0])
+    assert control.evidence(found.lines[1]) == []
 
 
 class Progress:

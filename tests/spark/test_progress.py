@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lowwater.watermark import MAX, MIN
-from lowwater_spark.sources.head import KEPT, Candidates, Head
-from lowwater_spark.sources.source_log import File, SourceLog, Taken
+from lowwater_spark.sources.head import KEPT, Candidates
+from lowwater_spark.sources.source_log import File, Head, SourceLog, Taken
 from lowwater_spark.track.inputs import UNREAD, Reading, floor_stamp
 from lowwater_spark.track.progress import RELIST, Committed, Progress
 from lowwater_spark.track.update import lowest_stamp
@@ -123,7 +123,7 @@ class Pipeline:
 
     def leave_out_what_is_settled(self, heads: Sequence[Head]) -> None:
         """A listing leaves out what committed batches have taken."""
-        for head, log, offset in zip(heads, self.logs, self.progress.committed.offsets, strict=False):
+        for head, log, offset in zip(heads, self.logs, self.progress.committed.lines, strict=False):
             settled = {file for file in head if (batch := log.batch_of(file)) is not None and batch <= offset}
             head -= settled
             head.settled += settled
@@ -573,7 +573,7 @@ class CountsPlans(Progress):
 
 def claims_no_more_than_a_restart(progress: Progress) -> None:
     """A batch has read all that W covers; only when it is committed would a restart know that."""
-    log = progress._candidates._logs[0]
+    log = progress._candidates._sources[0]
     assert isinstance(log, Log)
     progress.observe(Reading(10), [{named("/in/a")}], 0.0, [])
     log.take(named("/in/a"), 0)

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from lowwater_spark.checkpoint import durable
-from lowwater_spark.sources import roots
-from lowwater_spark.sources.files import FileSource
-from lowwater_spark.sources.roots import Roots, birth_of
+from lowwater_spark.sources import files, roots
+from lowwater_spark.sources.files import FileSource, OpenFiles
+from lowwater_spark.sources.head import Heads
+from lowwater_spark.sources.roots import birth_of
 from lowwater_spark.sources.source_log import File, SourceLog, Taken
+from tests.spark.support import lines
 
 
 class Query:
@@ -26,11 +28,11 @@ class Query:
         self.record = self.checkpoint / "lowwater/roots.json"
         self.log = SourceLog(Path("unused"))
         self.read = -1
-        self.roots = self.again()
+        self.heads = self.again()
 
-    def again(self) -> Roots:
+    def again(self) -> Heads:
         """Another look at the checkpoint: a new run, or a driven query's second one."""
-        return Roots(self.checkpoint, [FileSource(os.fspath(self.folder), recursive=True)], [self.log])
+        return Heads([OpenFiles(FileSource(os.fspath(self.folder), recursive=True), 0, self.checkpoint, self.log)])
 
     def put(self, name: str) -> Path:
         path = self.folder / name
@@ -44,8 +46,8 @@ class Query:
             path = self.put(name)
             self.log._taken[os.fspath(path)] = Taken(self.read, path.stat().st_mtime_ns // 1_000_000)
 
-    def holds(self, looker: Roots | None = None) -> bool:
-        return (looker or self.roots).list_heads([self.read]) is None
+    def holds(self, looker: Heads | None = None) -> bool:
+        return (looker or self.heads).list_heads(lines(self.read)) is None
 
     def replace(self) -> Path:
         """Put an empty directory in its place, as where a volume is not mounted; return where the volume is."""
@@ -68,11 +70,11 @@ def test_head_of_w_what_is_read_of_a_mount_point_ends_no_hold(query: Query) -> N
     assert query.holds()
     query.take("c.json")
     assert query.holds()
-    query.roots = query.again()
+    query.heads = query.again()
     assert query.holds(), "killed and started again"
     shutil.rmtree(query.folder)
     volume.rename(query.folder)
-    assert query.roots.list_heads([query.read]) == [
+    assert query.heads.list_heads(lines(query.read)) == [
         {File(os.fspath(query.folder / "b.json"), (query.folder / "b.json").stat().st_mtime_ns // 1_000_000)}
     ]
     query.take("d.json")
@@ -129,7 +131,7 @@ def test_head_of_w_another_directory_with_the_same_inode_is_noticed(query: Query
 
 def numbered(monkeypatch: pytest.MonkeyPatch, birth: Callable[[str], int | None]) -> None:
     """Number all directories alike, as ext4 does with the roots of its volumes."""
-    monkeypatch.setattr(roots, "_identity", lambda path: roots._Identity(2, birth(path)))
+    monkeypatch.setattr(files, "identity_of", lambda path: roots.Identity(2, birth(path)))
 
 
 def test_head_of_w_another_volume_whose_root_has_the_same_inode_is_noticed(
@@ -142,7 +144,7 @@ def test_head_of_w_another_volume_whose_root_has_the_same_inode_is_noticed(
     assert not query.holds(), "it is still the same one"
     query.replace()
     assert query.holds()
-    assert "delete " + str(query.record) in query.roots.lost
+    assert "delete " + str(query.record) in query.heads.lost
     query.record.unlink()
     assert not query.holds()
 
@@ -195,7 +197,7 @@ def test_head_of_w_a_checkpoint_that_is_away_with_its_source_holds(query: Query,
     query.checkpoint.mkdir()
     for _ in range(2):
         assert query.holds()
-        assert str(query.record) in query.roots.lost
+        assert str(query.record) in query.heads.lost
     assert not query.record.exists()
     query.checkpoint.rmdir()
     (tmp_path / "ck-aside").rename(query.checkpoint)
@@ -223,7 +225,7 @@ def test_what_is_known_already_is_not_written_again(query: Query, monkeypatch: p
     query.take("a.json")
     for _ in range(3):
         assert not query.holds()
-    query.roots = query.again()
+    query.heads = query.again()
     assert not query.holds()
     assert written == [query.record]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from lowwater_spark.sources.files import FileSource, Settled
-from lowwater_spark.sources.head import Candidates, Head
-from lowwater_spark.sources.roots import Roots
-from lowwater_spark.sources.source_log import NOTHING, File, SourceLog, Taken
+from lowwater_spark.sources.files import FileSource, OpenFiles, Settled
+from lowwater_spark.sources.head import Candidates, Heads
+from lowwater_spark.sources.source_log import NOTHING, File, Head, SourceLog, Taken
 from lowwater_spark.track.handover import HANDED_OVER, publish_directory
+from tests.spark.support import lines
 
 
 class Log(SourceLog):
@@ -39,7 +39,8 @@ class Reader:
     def __init__(self, base: Path, log: Log, patch: pytest.MonkeyPatch) -> None:
         self.out, self.log = base / "out", log
         self.out.mkdir()
-        self.roots = Roots(base / "ck", [FileSource(os.fspath(self.out), recursive=True)], [log])
+        source = FileSource(os.fspath(self.out), recursive=True)
+        self.heads = Heads([OpenFiles(source, 0, base / "ck", log)])
         self.looked: set[str] = set()
         scandir = os.scandir
 
@@ -60,7 +61,7 @@ class Reader:
     def head(self, offset: int) -> tuple[set[str], set[str]]:
         """What is waited for, and which sub-directories were looked into."""
         self.looked.clear()
-        [head] = self.roots.list_heads([offset]) or [Head()]
+        [head] = self.heads.list_heads(lines(offset)) or [Head()]
         return {os.path.relpath(file.path, self.out) for file in head}, self.looked - {"out"}
 
 
@@ -142,7 +143,7 @@ def test_head_of_w_under_a_root_of_another_inode_everything_is_looked_at(reader:
     reader.out.mkdir()
     (tmp_path / "before/batch=0").rename(folder)
     assert reader.head(0) == (set(), {"batch=0"})
-    assert reader.roots.lost == "", "a file that was read is in it"
+    assert reader.heads.lost == "", "a file that was read is in it"
 
 
 def test_what_was_not_looked_at_is_not_taken_for_gone(reader: Reader) -> None:
@@ -151,7 +152,7 @@ def test_what_was_not_looked_at_is_not_taken_for_gone(reader: Reader) -> None:
     for number in range(40):
         folder = reader.hand_over(number, "a.json")
         reader.log.take(folder / "a.json", number)
-        heads = reader.roots.list_heads([number])
+        heads = reader.heads.list_heads(lines(number))
         assert heads is not None
         waiting.add(number, heads)
         assert waiting.newest_reached([number], forget=True) == number
@@ -161,7 +162,7 @@ def test_what_was_not_looked_at_is_not_taken_for_gone(reader: Reader) -> None:
             file.unlink()
         (reader.out / f"batch={number}").rmdir()
     for reading in (40, 41):
-        waiting.add(reading, reader.roots.list_heads([40]) or [])
+        waiting.add(reading, reader.heads.list_heads(lines(40)) or [])
     assert {Path(path).parent.name for path in reader.log.taken} == {f"batch={number}" for number in range(35, 40)}
 
 

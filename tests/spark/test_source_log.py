@@ -11,13 +11,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.files import FileSource
-from lowwater_spark.sources.head import Candidates, list_head, source_logs
-from lowwater_spark.sources.source_log import File, SourceLog
+from lowwater_spark.sources.base import NONE
+from lowwater_spark.sources.files import FileSource, list_head
+from lowwater_spark.sources.head import Candidates
+from lowwater_spark.sources.source_log import File, SourceLog, log_offset
 from lowwater_spark.sources.ticks import Ticks, with_ticks
 from lowwater_spark.track.plan import check_plan
 from tests.kit.eventually import eventually
-from tests.spark.support import Feed
+from tests.spark.support import Feed, lines
 
 pytestmark = pytest.mark.spark
 
@@ -86,7 +87,7 @@ def test_the_listing_and_the_log_agree_with_spark_on_every_name(
     plan = run.log.plan(0)
     assert plan is not None
     log = SourceLog(tmp_path / "ck/sources/0")
-    log.read_to(plan.offsets[0])
+    log.read_to(log_offset(plan.lines[0]))
     assert {file.path for file in head} == {str(source.folder / name) for name in [*ODD_NAMES, "empty.json"]}
     logged = {File(path, taken.modified) for path, taken in log.taken.items()}
     summaries = {file for file in logged if Path(file.path).name in HIDDEN_NAMES}
@@ -111,8 +112,8 @@ def test_a_rate_limit_takes_older_files_later_and_the_set_knows(
     for number in range(7):
         plan = run.log.plan(number)
         assert plan is not None
-        log.read_to(plan.offsets[0])
-        reached = waiting.newest_reached(plan.offsets, forget=False)
+        log.read_to(log_offset(plan.lines[0]))
+        reached = waiting.newest_reached([log_offset(plan.lines[0])], forget=False)
         assert (reached == "W") == (number == 6), "only the last of the limited batches has read all that was there"
     # A log that has been compacted says the same to somebody who reads it for the first time.
     again = SourceLog(tmp_path / "ck/sources/0")
@@ -134,7 +135,7 @@ def test_a_planned_batch_is_not_a_committed_one(
         plan = log.plan(number)
         assert plan is not None
         taken = SourceLog(checkpoint / "sources/0")
-        taken.read_to(plan.offsets[0])
+        taken.read_to(log_offset(plan.lines[0]))
         seen.append((number, log.last_committed(), log.committed(number), len(taken.taken), plan.digest, batch.count()))
 
     def start() -> None:
@@ -162,27 +163,26 @@ def test_a_tick_makes_an_empty_batch_and_leaves_the_data_where_it_was(
     source.put([{"key": "a", "t": 1}])
     checkpoint = tmp_path / "ck"
     frame = with_ticks(spark, stream(source), checkpoint)
-    log = SourceLog(checkpoint / "sources/1")
+    ticks = Ticks(checkpoint, 1, 7)
 
-    def tick_offset(number: int) -> int:
+    def tick_line(number: int) -> str:
         plan = run.log.plan(number)
         assert plan is not None
-        log.read_to(plan.offsets[1])
-        return plan.offsets[1]
+        ticks.read_to(plan.lines[1])
+        return plan.lines[1]
 
     run = Batches(frame, checkpoint)
     run.query.processAllAvailable()
-    assert (run.keys, tick_offset(0)) == ({0: ["a"]}, -1)
-    ticks = Ticks(checkpoint, 7, log)
-    assert ticks.force(-1)
-    assert not ticks.force(-1), "at most one that is not committed"
+    assert (run.keys, tick_line(0)) == ({0: ["a"]}, "-")
+    assert ticks.force("-")
+    assert not ticks.force("-"), "at most one that is not committed"
     eventually(lambda: run.log.committed(1), "an empty batch")
-    assert (run.keys[1], tick_offset(1)) == ([], 0)
+    assert (run.keys[1], [tick_line(1)]) == ([], lines(0))
     plans = [run.log.plan(n) for n in (0, 1)]
-    assert [plan.offsets[0] for plan in plans if plan] == [0, 0]
-    assert ticks.force(0)
+    assert [plan.lines[0] for plan in plans if plan] == lines(0, 0)
+    assert ticks.force(*lines(0))
     eventually(lambda: run.log.committed(2), "another one")
-    ticks.clean(tick_offset(2))
+    ticks.clean(tick_line(2))
     run.query.stop()
     assert [path.name for path in (checkpoint / "lowwater/ticks").iterdir()] == ["7-2"]
 
@@ -190,7 +190,7 @@ def test_a_tick_makes_an_empty_batch_and_leaves_the_data_where_it_was(
     run = Batches(frame, checkpoint)
     source.put([{"key": "b", "t": 2}])
     eventually(lambda: run.log.committed(3), "the restarted query goes on")
-    assert Ticks(checkpoint, 8, log).force(1)
+    assert Ticks(checkpoint, 1, 8).force(*lines(1))
     eventually(lambda: run.log.committed(4), "a tick of the new run")
     run.query.stop()
     assert run.keys == {3: ["b"], 4: []}
@@ -253,7 +253,7 @@ def test_hive_partitions_are_listed_as_spark_takes_them(
     source.put([{"key": "later", "t": 1}], "year=2014/month=12/b.json")
     run.query.processAllAvailable()
     run.query.stop()
-    [log] = source_logs(tmp_path / "ck", [found])
+    log = found.log_in(tmp_path / "ck/sources/0")
     log.read_to(1)
     assert list_head(found) == {File(path, taken.modified) for path, taken in log.taken.items()}
     assert run.keys == {0: ["year=2012/month=2/y.json", "year=2013/month=1/a.json"], 1: ["later"]}
@@ -291,13 +291,14 @@ def test_an_old_file_is_read_or_named(
     run.query.processAllAvailable()
     old = source.put([{"key": "old", "t": 1}], mtime=now - 8 * 86_400)
     source.put([{"key": "newer", "t": 1}], mtime=now + 1)
-    logs = source_logs(tmp_path / "ck", checked.sources)
-    waiting = Candidates[str](logs)
-    waiting.add("W", [list_head(each) for each in checked.sources])
+    [source_read] = checked.sources
+    opened = source_read.open(tmp_path / "ck", 0)
+    waiting = Candidates[str]([opened])
+    waiting.add("W", [opened.head(NONE)])
     run.query.processAllAvailable()
     run.query.stop()
-    logs[0].read_to(1)
-    reached = waiting.newest_reached([1], forget=False)
+    opened.read_to(*lines(1))
+    reached = waiting.newest_reached(lines(1), forget=False)
     if age == "7d":
         assert (reached, run.keys[1]) == (None, ["newer"])
         assert waiting.missing() == [f"{old} (older than the newest file by more than maxFileAge)"]

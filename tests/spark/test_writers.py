@@ -18,8 +18,7 @@ from lowwater_spark.checkpoint.durable import write_over
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources import writers
 from lowwater_spark.sources.control import ControlSource
-from lowwater_spark.sources.files import FileSource, Intruder, hidden, intruders
-from lowwater_spark.sources.head import list_head
+from lowwater_spark.sources.files import FileSource, Intruder, hidden, intruders, list_head
 from lowwater_spark.sources.sink_log import refuse_sink
 from lowwater_spark.sources.writers import MARKS, mark_sink, mark_writer, strangers
 from lowwater_spark.track.batch import Batch

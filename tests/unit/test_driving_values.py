@@ -128,7 +128,7 @@ def test_rule_3_a_clock_that_is_behind_moves_nothing() -> None:
 
 def test_an_input_that_comes_later_is_refused(tmp_path: Path) -> None:
     """Of what it still holds, the watermark in the checkpoint knows nothing. Fewer inputs are fine."""
-    log = CheckpointLog(tmp_path, [0])
+    log = CheckpointLog(tmp_path)
     one, two = Drive("", ("a",), "t"), Drive("", ("a", "b"), "t")
     assert given_offsets(log, {0: two}) == {0: Offset()}
     (tmp_path / "offsets").mkdir()

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater.watermark import MAX, MIN
-from lowwater_spark.checkpoint.log import CheckpointLog, Plan
+from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sources.base import NONE, Source
 from lowwater_spark.sources.control import END, NOTHING_GIVEN, ControlSource, Drive, Offset, is_control
-from lowwater_spark.sources.head import Source
 from lowwater_spark.track.operators import KINDS, Window, items, nodes
 from lowwater_spark.track.plan import Checked
 
@@ -179,12 +179,11 @@ def check_checkpoint(checkpoint: Path, sources: Sequence[Source]) -> None:
     or read one source's offset as another's.
     """
     controls = [i for i, source in enumerate(sources) if isinstance(source, ControlSource)]
-    log = CheckpointLog(checkpoint, range(len(sources) + 1))
-    plan = _newest(log)
+    plan = CheckpointLog(checkpoint).newest()
     if plan is None:
         return
-    found = [i for i, line in enumerate(plan.entries) if _is_offset(line)]
-    unknown = [i for i in controls if i < len(plan.entries) and plan.entries[i] == "-"]
+    found = [i for i, line in enumerate(plan.lines) if _is_offset(line)]
+    unknown = [i for i in controls if i < len(plan.lines) and plan.lines[i] == NONE]
     if sorted(found + unknown) == controls:
         return
     what = "has no lws.drive()" if not controls else f"has {len(controls)} lws.drive()"
@@ -200,14 +199,9 @@ _OTHER_SOURCES: Final = (
 )
 
 
-def _newest(log: CheckpointLog) -> Plan | None:
-    batch = log.last_planned()
-    return None if batch is None else log.plan(batch)
-
-
 def _is_offset(line: str) -> bool:
     try:
-        return line != "-" and bool(Offset.of_line(line))
+        return line != NONE and bool(Offset.of_line(line))
     except ValueError:
         return False
 
@@ -218,10 +212,10 @@ def given_offsets(log: CheckpointLog, drives: Mapping[int, Drive]) -> dict[int, 
     Raises CheckpointMismatch when a frame follows an input now that it did not follow then: of what that still holds, the watermark knows
     nothing.
     """
-    plan = _newest(log)
+    plan = log.newest()
     if plan is None:
         return {number: Offset() for number in drives}
-    given = {number: Offset.of_line(plan.entries[number]) for number in drives}
+    given = {number: Offset.of_line(plan.lines[number]) for number in drives}
     for number, offset in given.items():
         new = sorted(set(drives[number].inputs) - set(offset.incarnations))
         if offset.watermark and new:

@@ -29,10 +29,10 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive.late import LateRule, open_late, reserve_late, windows_of
 from lowwater_spark.drive.plan import Steps, check_checkpoint, check_driven, check_ending, given_offsets, steps_for
 from lowwater_spark.errors import AWAY
+from lowwater_spark.sources.base import Line
 from lowwater_spark.sources.control import Control, Drive, Offset, Told
-from lowwater_spark.sources.head import Candidates, source_logs
-from lowwater_spark.sources.roots import Roots
-from lowwater_spark.sources.source_log import NOTHING, SourceLog
+from lowwater_spark.sources.head import Candidates, Heads
+from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.plan import Checked
 from lowwater_spark.track.progress import RELIST
 
@@ -99,10 +99,9 @@ class Driving:
     """Whether the query ends by itself: then what is read of the inputs at the start is all that it can reach."""
     clock: Callable[[], float] = time.monotonic
     log: CheckpointLog = field(init=False)
-    _logs: list[SourceLog] = field(init=False)
-    _roots: Roots = field(init=False)
+    _heads: Heads = field(init=False)
     _candidates: Candidates[_Seen] = field(init=False)
-    _planned: Sequence[int] = field(default=(), init=False)
+    _planned: Sequence[Line] = field(default=(), init=False)
     """How far the newest planned batch goes that was looked at."""
     _authority: Authority | None = field(default=None, init=False)
     _reader: lowwater.InputReader | None = field(default=None, init=False)
@@ -145,10 +144,9 @@ class Driving:
         return cls(checkpoint, checked, drives, pinned=bool(trigger.get("availableNow"))) if drives else None
 
     def __post_init__(self) -> None:
-        self.log = CheckpointLog(self.checkpoint, self.checked.controls)
-        self._logs = source_logs(self.checkpoint, self.checked.sources)
-        self._roots = Roots(self.checkpoint, self.checked.sources, self._logs)
-        self._candidates = Candidates(self._logs)
+        self.log = CheckpointLog(self.checkpoint)
+        self._heads = Heads.of(self.checkpoint, self.checked.sources)
+        self._candidates = Candidates(self._heads.sources)
 
     # -- a run ------------------------------------------------------------------------------------------------------
 
@@ -246,7 +244,7 @@ class Driving:
         higher = self._seen is None or any(value > self._seen.values[number] for number, value in seen.values.items())
         if not higher and not (len(self._candidates) > 0 and now - self._listed >= RELIST):
             return
-        heads = self._roots.list_heads(self._planned)
+        heads = self._heads.list_heads(self._planned)
         if heads is None:
             return
         if higher:
@@ -289,28 +287,26 @@ class Driving:
 
     def _reached(self) -> _Seen | None:
         """Return the newest reading whose head is planned; the plans that it stands on are durable then."""
-        batch, offsets = self.read_plans()
-        if batch is not None and self._candidates.newest_reached(offsets, forget=False) is not None:
+        batch, lines = self.read_plans()
+        if batch is not None and self._candidates.newest_reached(lines, forget=False) is not None:
             self._sync(batch)
         # Only now: what cannot be synced yet is asked for again.
-        return self._candidates.newest_reached(offsets, forget=True)
+        return self._candidates.newest_reached(lines, forget=True)
 
-    def read_plans(self) -> tuple[int | None, Sequence[int]]:
+    def read_plans(self) -> tuple[int | None, Sequence[Line]]:
         """Read the source logs as far as batches are planned; return the newest of these, and how far it goes."""
-        batch = self.log.last_planned()
-        plan = None if batch is None else self.log.plan(batch)
-        offsets: Sequence[int] = () if plan is None else plan.offsets
-        for log, offset in zip(self._logs, offsets, strict=False):
-            log.read_to(offset)
-        self._planned = offsets
-        return batch, offsets
+        plan = self.log.newest()
+        lines: Sequence[Line] = () if plan is None else plan.lines
+        self._heads.read_to(lines)
+        self._planned = lines
+        return None if plan is None else plan.batch, lines
 
     def _sync(self, newest: int) -> None:
         """Make the plans up to ``newest`` durable: a file that a lost plan had taken would be read again, below the watermark."""
         if newest <= self._synced:
             return
         for plan in self.log.plans_after(self._synced, newest):
-            for file in self.log.files_of(plan):
+            for file in self._heads.evidence(self.log, plan):
                 with contextlib.suppress(FileNotFoundError):  # Spark has cleaned up: newer entries stand in for it
                     sync_file(file)
                 sync_directory(file.parent)
@@ -327,7 +323,7 @@ class Driving:
         self._followed = batch
         if plan is None or found is None:
             return
-        offsets = [Offset.of_line(plan.entries[number]) for number in self.drives]
+        offsets = [Offset.of_line(plan.lines[number]) for number in self.drives]
         expected = min(offset.watermark for offset in offsets)
         # Of several controls Spark knows only those that have given a row in this run.
         complete = len(offsets) == 1 or all(

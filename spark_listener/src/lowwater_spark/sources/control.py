@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from lowwater_spark.checkpoint.durable import write_over
+from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.sources.base import Line, Rowless
 
 __all__ = [
     "DIRECTORY",
@@ -183,8 +185,35 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlSource:
-    """The source that moves Spark's own watermark in a driven query. It has no rows that a reading covers, and no log of its own."""
+class ControlSource(Rowless):
+    """The source that moves Spark's own watermark in a driven query. It has no log of its own, and keeps nothing of a run."""
 
     directory: str
     """Where the value lies that it gives out next."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in errors."""
+        return "the control of lws.drive()"
+
+    def waiting_for(self, inputs: frozenset[str]) -> ControlSource:
+        """Return it: it has no rows of anybody."""
+        return self
+
+    def check_writers(self) -> None:
+        """Do nothing: it has no rows of anybody."""
+
+    def open(self, checkpoint: Path, number: int) -> ControlSource:
+        """Return it for one run of a query."""
+        return self
+
+    def read_to(self, line: Line) -> None:
+        """Read nothing. Raises as :meth:`check`."""
+        self.check(line)
+
+    def check(self, line: Line) -> None:
+        """Raise CheckpointMismatch for a line that is no offset of a control."""
+        try:
+            Offset.of_line(line)
+        except ValueError as error:
+            raise CheckpointMismatch(str(error)) from error

@@ -19,23 +19,24 @@ lowwater itself has handed over as ``batch=N`` appears whole and is not changed 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from lowwater_spark.sources.bookmarks import BOOKMARKS, Output, Scan, batch_number, removed
+from lowwater_spark.errors import Unsupported
+from lowwater_spark.sources.base import Line
+from lowwater_spark.sources.bookmarks import BOOKMARKS, Extent, Output, ReadRecord, Scan, batch_number, removed, unread
+from lowwater_spark.sources.roots import Roots, identity_of
 from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
-from lowwater_spark.sources.source_log import NOTHING, File, SourceLog
+from lowwater_spark.sources.source_log import NO_FILE, NOTHING, File, Files, Head, SourceLog, log_files, log_offset
 from lowwater_spark.sources.writers import MARKS, above, behind, strangers
 from lowwater_spark.track.handover import HANDED_OVER
 
-__all__ = ["NO_FILE", "FileSource", "Intruder", "Settled", "hidden", "intruders", "walk"]
-
-NO_FILE: Final = -1
-"""Stands for the modification time of what is no file of rows, and which Spark therefore never takes."""
+__all__ = ["FileSource", "Intruder", "OpenFiles", "Settled", "hidden", "intruders", "list_head", "walk"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,38 @@ class FileSource:
     """The columns of its Hive partitions, directories like ``year=2013/month=1``: Spark reads files that have all of them, and no others."""
     max_age: int = 7 * 86_400_000
     """maxFileAge, milliseconds, by default a week: Spark passes over a file that is older than the newest one by more."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in errors."""
+        return f"the files in {self.root}"
+
+    def waiting_for(self, inputs: frozenset[str]) -> FileSource:
+        """Return it with the computations that are waited for, by their full names."""
+        return dataclasses.replace(self, inputs=inputs)
+
+    def check_writers(self) -> None:
+        """Raise Unsupported when computations write into the directory which the inputs do not name."""
+        writers = {found.writer: found.path for found in intruders(self) if found.writer}
+        if writers:
+            names = ", ".join(sorted(writers))
+            raise Unsupported(
+                f"The path {self.root}",
+                f"{names} writes there, and the inputs do not name it: its rows would not be waited for",
+                f"Name it in inputs (those of lws.drive() as well). If it does not write there any more, delete {', '.join(sorted(writers.values()))}.",
+            )
+
+    def check(self, line: Line) -> None:
+        """Raise CheckpointMismatch for a line that is no place in a log of files."""
+        log_offset(line)
+
+    def open(self, checkpoint: Path, number: int) -> OpenFiles:
+        """Return it for one run of a query."""
+        return OpenFiles(self, number, checkpoint)
+
+    def log_in(self, folder: Path) -> SourceLog:
+        """Return the reader of its log, which is this folder of a checkpoint."""
+        return SourceLog(folder, self.root, self.max_age, None if self.recursive or self.sink_log else self.columns)
 
 
 class Intruder(NamedTuple):
@@ -167,6 +200,119 @@ def _below(
         found = list(_list(source, folder.path, columns, settled))
         yield from found
         settled.learn(folder, found)
+
+
+def list_head(source: FileSource, settled: Settled | None = None) -> Head:
+    """Return every file that Spark has to take before all that stands in the source now has been read.
+
+    What is settled is left out: it is taken, for good. What Spark never takes holds for as long as it is there: a sub-directory without
+    recursiveFileLookup, and each :class:`Intruder`. O(entries), with a stat of each file that is in no settled batch. Raises OSError when the root
+    cannot be listed; then nothing is known, and no watermark counts.
+    """
+    head = Head()
+    for found in walk(source, settled):
+        if isinstance(found, Intruder):
+            head.add(_waited_for(found))
+        elif settled is not None and settled.has(found):
+            head.settled.append(found)
+        else:
+            head.add(found)
+    if settled is not None:
+        head.batches, head.unseen = settled.batches, settled.files
+    return head
+
+
+def _waited_for(found: Intruder) -> File:
+    reason = f" ({found.writer} writes here, and the inputs do not name it)" if found.writer else ""
+    return File(found.path + reason, NO_FILE)
+
+
+class OpenFiles:
+    """A file source of a query that runs: what Spark has logged of it, its directory, and how far what is handed over there was read.
+
+    Its offset is a place in Spark's log of it, its head the set of files that no committed batch has taken. ``log`` is the reader of that log, by
+    default of the one in the checkpoint. Holds one path per file ever read, and what :class:`Settled` does.
+    """
+
+    def __init__(self, source: FileSource, number: int, checkpoint: Path, log: SourceLog | None = None) -> None:
+        self.source = source
+        self._number = number
+        self._folder = checkpoint / "sources" / str(number)
+        self._log = source.log_in(self._folder) if log is None else log
+        self._settled = Settled(self._log)
+        self._roots = Roots(checkpoint)
+        self._record = ReadRecord(checkpoint)
+
+    @property
+    def outputs(self) -> Mapping[str, Output]:
+        """The directories in it that batches are handed over into, by their paths. They change with each listing."""
+        return self._settled.outputs
+
+    def read_to(self, line: Line) -> None:
+        """Read the log up to a planned batch, see :meth:`~lowwater_spark.sources.source_log.SourceLog.read_to`."""
+        self._log.read_to(log_offset(line))
+
+    def head(self, settled: Line) -> Head:
+        """List the directory, see :func:`list_head`.
+
+        Costs two looks more at the directory, a read for each output of batches, and two fsyncs if the directory has new files. Raises OSError, also
+        when the directory is not the one that was read before.
+        """
+        self._roots.look()
+        root = self.source.root
+        identity = identity_of(root)
+        self._settled.begin(log_offset(settled), identity)
+        head = list_head(self.source, self._settled)
+        if identity_of(root) != identity:
+            msg = f"{root} was replaced while it was listed"
+            raise OSError(msg)
+        self._roots.recognize(root, identity, head)
+        self._settled.end()
+        # Only after the listing: what had been removed before it is noted by now.
+        self._wait_for_removed(head)
+        return head
+
+    def _wait_for_removed(self, head: Head) -> None:
+        """Hold, for good, when batches were removed that this checkpoint has not read."""
+        for folder, output in self._settled.outputs.items():
+            through = removed(folder).through
+            if output.extent.lacks(through):
+                output.believe(self._record.load().get((self._number, folder), Extent()))
+            if output.extent.lacks(through):
+                head.wait_for(unread(folder, through, output.extent.read))
+            else:
+                output.advance()
+
+    def wait(self, listed: Head, planned: Line | None) -> Files:
+        """Return what is missing of a listing."""
+        return self._log.wait(listed, log_offset(planned))
+
+    def look(self, head: Files) -> None:
+        """Take notice of what the log has taken since."""
+        self._log.look(head)
+
+    def renewed(self, head: Files, listed: Head, planned: Line | None) -> Files:
+        """Wait for a later listing, if a file that nobody has taken is gone."""
+        return self._log.renewed(head, listed, log_offset(planned))
+
+    def reached(self, head: Files, offset: Line | None) -> bool:
+        """Return whether all files are taken up to an offset."""
+        return self._log.reached(head, log_offset(offset))
+
+    def same(self, one: Files, other: Files) -> bool:
+        """Return whether both wait for the same files and entries."""
+        return self._log.same(one, other)
+
+    def missing(self, head: Files, limit: int) -> list[str]:
+        """Return some of the paths."""
+        return self._log.missing(head, limit)
+
+    def confirm(self, line: Line) -> None:
+        """Do nothing: each listing looks at the directory, and each entry of the log says where its files were."""
+
+    def evidence(self, line: Line) -> list[Path]:
+        """Return the log's entry of a batch."""
+        return log_files(self._folder, line)
 
 
 class Settled:

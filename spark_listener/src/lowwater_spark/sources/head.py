@@ -1,134 +1,108 @@
-"""head(W): the files that stood in the sources when an input watermark had been read, and the readings that wait for theirs.
+"""The heads of a query's sources, and the readings of the inputs that wait for theirs.
 
-A batch may count on an input low watermark W only if it read everything that was there when W was read (a rate limit, targets
-fixed earlier, a replayed plan and a stale listing all leave rows behind that W covers). So the driver lists the source *after*
-it has read W, and W counts from a batch that has taken each listed path. The set is exact where a count or a greatest name is
-not: with ``latestFirst`` an older file is taken later than a newer one.
+A reading W counts from the first batch that has read everything which stood in the sources when W had been read. What a head is, and when it is
+reached, each source knows itself (:mod:`lowwater_spark.sources.base`). Here stands what all of them have in common: the rule is joint, so a reading waits for
+all sources, and one source that cannot be listed holds all.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
-from collections.abc import Container, Iterable, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from lowwater_spark.sources.control import ControlSource
-from lowwater_spark.sources.files import NO_FILE, FileSource, Intruder, Settled, walk
-from lowwater_spark.sources.source_log import NOTHING, File, SourceLog
+from lowwater_spark.checkpoint.log import CheckpointLog, Plan
+from lowwater_spark.sources.base import NONE, Awaited, Line, OpenSource, Source
+from lowwater_spark.sources.bookmarks import Output
+from lowwater_spark.sources.roots import Replaced
 
-__all__ = ["Candidates", "Head", "Source", "list_head", "source_logs"]
+__all__ = ["KEPT", "Candidates", "Heads"]
+
+logger = logging.getLogger("lowwater.spark")
 
 KEPT: Final = 16
 """Bound of heads waited for; beyond it the candidate of every second one is dropped, the oldest and the newest never."""
 
-Source = FileSource | ControlSource
-
-
-def source_logs(checkpoint: Path, sources: Sequence[Source]) -> list[SourceLog]:
-    """Return the logs of a query's sources, in their order. A control's stays empty: its plan names no offset in it."""
-    folder = checkpoint / "sources"
-    return [
-        SourceLog(
-            folder / str(i),
-            source.root,
-            source.max_age,
-            None if source.recursive or source.sink_log else source.columns,
-        )
-        if isinstance(source, FileSource)
-        else SourceLog(folder / str(i))
-        for i, source in enumerate(sources)
-    ]
-
-
-class Head(set[File]):
-    """What of a listing is still to be waited for. Any set of files is the head of a source of which nothing is left out."""
-
-    __slots__ = ("batches", "settled", "unseen")
-
-    def __init__(self, files: Iterable[File] = ()) -> None:
-        super().__init__(files)
-        self.settled: list[File] = []
-        """Those that were looked at and left out."""
-        self.batches: Container[str] = ()
-        """The directories that were not looked into, since all in them is taken."""
-        self.unseen = 0
-        """The number of files in them."""
-
-    def wait_for(self, reason: str) -> None:
-        """Wait for what Spark never takes: nothing newer counts until a listing does not find it."""
-        self.add(File(reason, NO_FILE))
-
-
-def list_head(source: Source, settled: Settled | None = None) -> Head:
-    """Return every file that Spark has to take before all that stands in the source now has been read; of a control none.
-
-    What is settled is left out: it is taken, for good. What Spark never takes holds for as long as it is there: a sub-directory without
-    recursiveFileLookup, and each :class:`Intruder`. O(entries), with a stat of each file that is in no settled batch. Raises OSError when the root
-    cannot be listed; then nothing is known, and no watermark counts.
-    """
-    head = Head()
-    if isinstance(source, ControlSource):
-        return head
-    for found in walk(source, settled):
-        if isinstance(found, Intruder):
-            head.add(_waited_for(found))
-        elif settled is not None and settled.has(found):
-            head.settled.append(found)
-        else:
-            head.add(found)
-    if settled is not None:
-        head.batches, head.unseen = settled.batches, settled.files
-    return head
-
-
-def _waited_for(found: Intruder) -> File:
-    reason = f" ({found.writer} writes here, and the inputs do not name it)" if found.writer else ""
-    return File(found.path + reason, NO_FILE)
-
-
 T = TypeVar("T")
 
 
+class Heads:
+    """The sources of one query, in the order in which Spark numbers them."""
+
+    def __init__(self, sources: Sequence[OpenSource]) -> None:
+        self.sources = sources
+        self._error: OSError | None = None
+
+    @classmethod
+    def of(cls, checkpoint: Path, sources: Sequence[Source]) -> Heads:
+        """Open the sources of a query for a run. Raises CheckpointMismatch."""
+        return cls([source.open(checkpoint, number) for number, source in enumerate(sources)])
+
+    @property
+    def outputs(self) -> list[Mapping[str, Output]]:
+        """By source: the directories in it that batches are handed over into, by their paths. They change with each listing."""
+        return [source.outputs for source in self.sources]
+
+    @property
+    def lost(self) -> str:
+        """Why no newer low watermark counts; empty: the newest listing has succeeded."""
+        return "" if self._error is None else str(self._error)
+
+    def list_heads(self, lines: Sequence[Line] = ()) -> list[Any] | None:
+        """Return the head of each source; None, and a warning once, when one cannot be known: then no newer low watermark counts.
+
+        ``lines`` are how far the batches go that can no more be taken back, of whoever counts what is committed the committed ones. What has been
+        taken up to there, and is as it was, is left out. Costs what each source's :meth:`~lowwater_spark.sources.base.OpenSource.head` does.
+        """
+        known = itertools.chain(lines, itertools.repeat(NONE))
+        try:
+            heads = [source.head(line) for source, line in zip(self.sources, known, strict=False)]
+        except OSError as error:
+            if str(error) != self.lost:
+                logger.warning("a source cannot be listed, so no newer watermark counts: %s", error)
+            self._error = error
+            return None
+        self._error = None
+        return heads
+
+    def forgive(self) -> None:
+        """Forget that a listing failed: none is needed any more."""
+        self._error = None
+
+    def fail_again(self) -> None:
+        """Raise what the newest listing has failed with, if a later look may help without anybody's doing. For a look that is the last one."""
+        if self._error is not None and not isinstance(self._error, Replaced):
+            raise self._error
+
+    def read_to(self, lines: Sequence[Line]) -> None:
+        """Read what Spark has logged of the sources up to a planned batch. Raises CheckpointMismatch, and OSError."""
+        for source, line in zip(self.sources, lines, strict=False):
+            source.read_to(line)
+
+    def settle(self, plan: Plan) -> None:
+        """The same of a batch that is committed, and make sure that it was read from the sources that were known before. Raises as :meth:`read_to`."""
+        self.read_to(plan.lines)
+        for source, line in zip(self.sources, plan.lines, strict=False):
+            source.confirm(line)
+
+    def evidence(self, log: CheckpointLog, plan: Plan) -> list[Path]:
+        """Return the files that a plan stands on: what must be durable before anything is made from it."""
+        found = [log.path(plan)]
+        for source, line in zip(self.sources, plan.lines, strict=False):
+            found += source.evidence(line)
+        return found
+
+
 class _Candidate(Generic[T]):
-    """One reading of W, what is missing of its head, and how far the rest reaches into each source's log."""
+    """One reading of W, and what it waits for, by source."""
 
-    __slots__ = ("missing", "needs", "reading")
+    __slots__ = ("heads", "reading")
 
-    def __init__(self, reading: T, heads: Sequence[set[File]], planned: Sequence[int]) -> None:
+    def __init__(self, reading: T, heads: Sequence[Any]) -> None:
         self.reading = reading
-        # Not the heads themselves: they also have the paths that are left out.
-        self.missing = [set(head) for head in heads]
-        self.needs = [NOTHING] * len(heads)
-        self._need(planned)
-
-    def _need(self, planned: Sequence[int]) -> None:
-        # What is not listed may have been read by a batch that is still running, and removed since.
-        known = itertools.chain(planned, itertools.repeat(NOTHING))
-        self.needs = [max(each) for each in zip(self.needs, known, strict=False)]
-
-    def look(self, logs: Sequence[SourceLog]) -> None:
-        for i, log in enumerate(logs):
-            found = {file: batch for file in self.missing[i] if (batch := log.batch_of(file)) is not None}
-            self.missing[i].difference_update(found)
-            self.needs[i] = max([self.needs[i], *found.values()])
-
-    def relist(self, heads: Sequence[set[File]], planned: Sequence[int], logs: Sequence[SourceLog]) -> None:
-        """Wait for a later listing instead, if a file that no entry has taken is gone: removed, written again, or renamed to another one of it."""
-        self.look(logs)
-        if any(not missing <= head for missing, head in zip(self.missing, heads, strict=True)):
-            self.missing = [set(head) for head in heads]
-            self._need(planned)
-
-    def same_head(self, other: _Candidate[T]) -> bool:
-        """Return whether both are reached by the same offsets, now and later. Both must have looked at the same logs."""
-        return self.needs == other.needs and self.missing == other.missing
-
-    def reached(self, offsets: Sequence[int]) -> bool:
-        # Before the first batch there are no offsets: then only an empty head is reached.
-        known = itertools.chain(offsets, itertools.repeat(NOTHING))
-        return not any(self.missing) and all(n <= offset for n, offset in zip(self.needs, known, strict=False))
+        self.heads = list(heads)
 
 
 class Candidates(Generic[T]):
@@ -143,87 +117,78 @@ class Candidates(Generic[T]):
     reached by the same offsets, and the newest that is reached is what counts.
     """
 
-    def __init__(self, logs: Sequence[SourceLog]) -> None:
-        self._logs = logs
+    def __init__(self, sources: Sequence[Awaited[Any, Any]]) -> None:
+        self._sources = sources
         self._waiting: list[_Candidate[T]] = []
 
     def __len__(self) -> int:
         """Return how many readings wait."""
         return len(self._waiting)
 
-    def add(self, reading: T, heads: Sequence[set[File]], planned: Sequence[int] = ()) -> None:
+    def add(self, reading: T, heads: Sequence[Any], planned: Sequence[Any] = ()) -> None:
         """Add a reading with the heads that were listed after it, one per source.
 
         ``planned`` are the offsets of the newest batch that was planned when the listing had ended: its tasks may have read a file that
         was removed before. Only who counts planned batches as read may leave them out.
         """
-        gone = [_gone(log, head) for log, head in zip(self._logs, heads, strict=False)]
-        self._waiting.append(_Candidate(reading, heads, planned))
+        known = itertools.chain(planned, itertools.repeat(None))
+        waits = [source.wait(*each) for source, *each in zip(self._sources, heads, known, strict=False)]
+        self._waiting.append(_Candidate(reading, waits))
         self._look()
-        # Only now: what a reading waited for and was taken before it went is known by its entry.
-        for log, paths in zip(self._logs, gone, strict=False):
-            log.forget(paths)
         if len(self._waiting) > KEPT:
             newest = self._waiting[-1]
             self._waiting = self._waiting[:-1:2]
             self._waiting.append(newest)
 
-    def relist(self, heads: Sequence[set[File]], planned: Sequence[int] = ()) -> None:
+    def relist(self, heads: Sequence[Any], planned: Sequence[Any] = ()) -> None:
         """List for the newest reading again: a later listing is one after it as well.
 
-        A path that is gone before any entry took it gives no rows any more, and would be waited for in vain. One that an entry has
-        taken still counts: its batch may have read it. The logs must have been read as for the batch that runs.
+        The logs must have been read as for the batch that runs.
         """
         if self._waiting:
-            self._waiting[-1].relist(heads, planned, self._logs)
+            newest = self._waiting[-1]
+            known = itertools.chain(planned, itertools.repeat(None))
+            newest.heads = [
+                source.renewed(*each) for source, *each in zip(self._sources, newest.heads, heads, known, strict=False)
+            ]
 
-    def newest_reached(self, offsets: Sequence[int], *, forget: bool) -> T | None:
-        """Return the newest reading whose head lies within these log offsets, None when there is none.
+    def newest_reached(self, offsets: Sequence[Any], *, forget: bool) -> T | None:
+        """Return the newest reading whose head lies within these offsets, None when there is none.
 
         The source logs must have been read up to the offsets. ``forget`` drops it and all older ones; only a committed batch
-        may do that, since the plan of a running one may still be lost.
+        may do that, since the plan of a running one may still be lost. Raises OSError where a source cannot tell now.
         """
         self._look()
         for i in reversed(range(len(self._waiting))):
-            if self._waiting[i].reached(offsets):
+            if self._reached(self._waiting[i], offsets):
                 reading = self._waiting[i].reading
                 if forget:
                     del self._waiting[: i + 1]
                 return reading
         return None
 
+    def _reached(self, candidate: _Candidate[T], offsets: Sequence[Any]) -> bool:
+        # Before the first batch there are no offsets: then only an empty head is reached.
+        known = itertools.chain(offsets, itertools.repeat(None))
+        each = zip(self._sources, candidate.heads, known, strict=False)
+        return all(source.reached(head, offset) for source, head, offset in each)
+
     def _look(self) -> None:
         for candidate in self._waiting:
-            candidate.look(self._logs)
-        kept = [older for older, newer in itertools.pairwise(self._waiting) if not older.same_head(newer)]
+            for source, head in zip(self._sources, candidate.heads, strict=False):
+                source.look(head)
+        kept = [older for older, newer in itertools.pairwise(self._waiting) if not self._same(older, newer)]
         self._waiting = [*kept, *self._waiting[-1:]]
 
-    def missing(self, limit: int = 5) -> list[str]:
-        """Return some of the paths that no batch has taken yet, of the oldest reading that waits for any; in order of names.
+    def _same(self, older: _Candidate[T], newer: _Candidate[T]) -> bool:
+        each = zip(self._sources, older.heads, newer.heads, strict=False)
+        return len(older.heads) == len(newer.heads) and all(source.same(*heads) for source, *heads in each)
 
-        Where waiting does not help, the reason goes with the path: it was written again since a batch has read it, or it is too old.
-        """
+    def missing(self, limit: int = 5) -> list[str]:
+        """Return some of what no batch has taken yet, of the oldest reading that waits for any; in order of names."""
         for candidate in self._waiting:
-            named = [
-                _named(file, log)
-                for missing, log in zip(candidate.missing, self._logs, strict=True)
-                for file in heapq.nsmallest(limit, missing)
-            ]
+            each = zip(self._sources, candidate.heads, strict=False)
+            named = [name for source, head in each for name in source.missing(head, limit)]
             if named:
                 return sorted(named)[:limit]
         return []
-
-
-def _gone(log: SourceLog, head: set[File]) -> list[str]:
-    listed = [file.path for file in head]
-    if isinstance(head, Head):
-        return log.gone([*listed, *(file.path for file in head.settled)], head.batches, head.unseen)
-    return log.gone(listed)
-
-
-def _named(file: File, log: SourceLog) -> str:
-    if file.path in log.taken and file.modified != NO_FILE:
-        return f"{file.path} (written again after it was read: give it another name)"
-    if file.modified != NO_FILE and log.passes_over(file):
-        return f"{file.path} (older than the newest file by more than maxFileAge)"
-    return file.path

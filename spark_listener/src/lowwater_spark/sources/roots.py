@@ -17,23 +17,17 @@ import errno
 import heapq
 import itertools
 import json
-import logging
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from lowwater_spark.checkpoint.durable import make_directory, write_over
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.bookmarks import Extent, Output, ReadRecord, removed, unread
-from lowwater_spark.sources.files import FileSource, Settled
-from lowwater_spark.sources.head import Head, Source, list_head
-from lowwater_spark.sources.source_log import NOTHING, File, SourceLog
+from lowwater_spark.sources.source_log import File, Head
 
-__all__ = ["Roots"]
-
-logger = logging.getLogger("lowwater.spark")
+__all__ = ["Identity", "Replaced", "Roots", "birth_of", "identity_of"]
 
 _FORMAT: Final = 1
 
@@ -41,11 +35,11 @@ _WITNESSES: Final = 8
 """How many files are remembered of a directory: the newest, since old ones are removed first. They also are not in what was copied from before."""
 
 
-class _Replaced(OSError):
+class Replaced(OSError):
     """A directory is not the one that was read before. Only who has replaced it, or who mounts the right one, can help."""
 
 
-class _Identity(NamedTuple):
+class Identity(NamedTuple):
     """Which directory a path leads to."""
 
     inode: int
@@ -56,13 +50,14 @@ class _Identity(NamedTuple):
 class _Root(NamedTuple):
     """What is remembered of a directory."""
 
-    identity: _Identity
+    identity: Identity
     witnesses: tuple[File, ...] = ()
     """Files that stood in it, the newest first."""
 
 
-def _identity(path: str) -> _Identity:
-    return _Identity(Path(path).stat().st_ino, birth_of(path))
+def identity_of(path: str) -> Identity:
+    """Return which directory a path leads to now. Raises OSError."""
+    return Identity(Path(path).stat().st_ino, birth_of(path))
 
 
 def _files(head: Head) -> Iterator[File]:
@@ -74,98 +69,41 @@ def _age(file: File) -> tuple[int, str]:
     return file.modified, file.path
 
 
-def _is_same(known: _Root, identity: _Identity, head: Head) -> bool:
+def _is_same(known: _Root, identity: Identity, head: Head) -> bool:
     if known.identity == identity:
         return True
     return not set(known.witnesses).isdisjoint(_files(head))
 
 
 class Roots:
-    """The directories that a query reads, and in ``CHECKPOINT/lowwater/roots.json`` what they are known by.
+    """By what the directories that a query reads are known again: ``CHECKPOINT/lowwater/roots.json``.
 
-    ``logs`` are those of the sources, in their order; they may be read on by others. A directory of which nothing is known, as in a new
-    checkpoint, is taken as it is found. Several may share a checkpoint, one after the other: each changes what it has itself listed.
+    A directory of which nothing is known, as in a new checkpoint, is taken as it is found. Each source of a query has one of these, and so may each of
+    several that share the checkpoint, one after the other: each changes what it has itself listed.
     """
 
-    def __init__(self, checkpoint: Path, sources: Sequence[Source], logs: Sequence[SourceLog]) -> None:
+    def __init__(self, checkpoint: Path) -> None:
         self._path = checkpoint / "lowwater" / "roots.json"
-        self._sources = [(source, Settled(log)) for source, log in zip(sources, logs, strict=False)]
         self._known: dict[str, _Root] = {}
         self._known = self._load()
-        self._record = ReadRecord(checkpoint)
-        self._error: OSError | None = None
 
-    @property
-    def outputs(self) -> list[dict[str, Output]]:
-        """By source: the directories in it that batches are handed over into, by their paths. They change with each listing."""
-        return [settled.outputs for _, settled in self._sources]
+    def look(self) -> None:
+        """Read the file again: another one may have written it, and whoever has replaced a directory on purpose deletes it. Raises OSError."""
+        self._known = self._load()
 
-    @property
-    def lost(self) -> str:
-        """Why no newer low watermark counts; empty: the newest listing has succeeded."""
-        return "" if self._error is None else str(self._error)
+    def recognize(self, root: str, identity: Identity, head: Head) -> None:
+        """Remember a directory by what was just listed of it. Raises Replaced when it is not the one that was read before.
 
-    def list_heads(self, offsets: Sequence[int] = ()) -> list[Head] | None:
-        """Return the head of each source; None, and a warning once, when one cannot be known: then no newer low watermark counts.
-
-        ``offsets`` are how far the batches go that can no more be taken back, of whoever counts what is committed the committed ones. What has been
-        taken up to there, and is as it was, is left out.
-
-        Costs as :func:`~lowwater_spark.sources.head.list_head`, two looks at each directory, a read for each output of batches, and two fsyncs for each
-        directory that has new files.
+        ``identity`` is the directory's before the listing and after it. Costs two fsyncs if it has new files.
         """
-        try:
-            # Another one of the checkpoint may have written it, and whoever has replaced a directory on purpose deletes it.
-            self._known = self._load()
-            known = itertools.chain(offsets, itertools.repeat(NOTHING))
-            heads = [
-                self._list(source, settled, offset)
-                for (source, settled), offset in zip(self._sources, known, strict=False)
-            ]
-            # Only after the listings: what had been removed before them is noted by now.
-            for number, head in enumerate(heads):
-                self._wait_for_removed(number, head)
-        except OSError as error:
-            if str(error) != self.lost:
-                logger.warning("a source cannot be listed, so no newer watermark counts: %s", error)
-            self._error = error
-            return None
-        self._error = None
-        return heads
-
-    def forgive(self) -> None:
-        """Forget that a listing failed: none is needed any more."""
-        self._error = None
-
-    def fail_again(self) -> None:
-        """Raise what the newest listing has failed with, if a later look may help without anybody's doing. For a look that is the last one."""
-        if self._error is not None and not isinstance(self._error, _Replaced):
-            raise self._error
-
-    def _list(self, source: Source, settled: Settled, offset: int) -> Head:
-        if not isinstance(source, FileSource):
-            return list_head(source)
-        root = source.root
-        identity = _identity(root)
-        settled.begin(offset, identity)
-        head = list_head(source, settled)
-        if _identity(root) != identity:
-            msg = f"{root} was replaced while it was listed"
-            raise OSError(msg)
-        known = self._known.get(root, _Root(identity))
-        if not _is_same(known, identity, head):
+        if not _is_same(self._known.get(root, _Root(identity)), identity, head):
             msg = (
                 f"{root} is not the directory that was read before, and none of its newest files is in it: mount its volume. If it was "
                 f"replaced on purpose, delete {self._path}"
             )
-            raise _Replaced(msg)
+            raise Replaced(msg)
         # Only now: what stands in another directory can be no witness of this one.
-        self._remember(root, identity, heapq.nlargest(_WITNESSES, _files(head), key=_age))
-        settled.end()
-        return head
-
-    def _remember(self, root: str, identity: _Identity, newest: Sequence[File]) -> None:
-        """Write down what a directory is known by, if that is news."""
+        newest = heapq.nlargest(_WITNESSES, _files(head), key=_age)
         before = self._known.get(root)
         # Batches that are not looked into any more still stand there. Of a directory that this one is a copy of, what is not in the copy counts no more.
         older = before.witnesses if before is not None and before.identity == identity else ()
@@ -176,17 +114,6 @@ class Roots:
         make_directory(self._path.parent)
         write_over(self._path, json.dumps({"format": _FORMAT, "roots": known}).encode())
         self._known = known
-
-    def _wait_for_removed(self, number: int, head: Head) -> None:
-        """Hold, for good, when batches of a source were removed that this checkpoint has not read."""
-        for folder, output in self.outputs[number].items():
-            through = removed(folder).through
-            if output.extent.lacks(through):
-                output.believe(self._record.load().get((number, folder), Extent()))
-            if output.extent.lacks(through):
-                head.wait_for(unread(folder, through, output.extent.read))
-            else:
-                output.advance()
 
     def _load(self) -> dict[str, _Root]:
         try:
@@ -199,7 +126,7 @@ class Roots:
             msg = f"{self._path} is of format {content.get('format')}; this release reads {_FORMAT}. Use the release that wrote it, or a newer one."
             raise CheckpointMismatch(msg)
         return {
-            root: _Root(_Identity(*identity), tuple(itertools.starmap(File, witnesses)))
+            root: _Root(Identity(*identity), tuple(itertools.starmap(File, witnesses)))
             for root, (identity, witnesses) in content["roots"].items()
         }
 

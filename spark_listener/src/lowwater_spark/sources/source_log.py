@@ -3,25 +3,48 @@
 Pure reading, probed on PySpark 4.3: ``sources/<i>/<n>`` is written while batch N is being *planned*, one JSON line a file; every few entries come
 as one ``<n>.compact`` that repeats all earlier ones. So a path may stand here and not be in any batch yet: only the log offset in ``offsets/N``
 says what a batch holds (:mod:`~lowwater_spark.checkpoint.log`). Each line has the modification time that Spark has listed, milliseconds.
+
+head(W) of such a source is the set of the files that stood there when an input watermark had been read. A batch may count on an input low watermark W only
+if it read everything that was there when W was read (a rate limit, targets fixed earlier, a replayed plan and a stale listing all leave rows
+behind that W covers). So the driver lists the source *after* it has read W, and W counts from a batch that has taken each listed path. The set is
+exact where a count or a greatest name is not: with ``latestFirst`` an older file is taken later than a newer one.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
+import weakref
 from collections.abc import Collection, Container, Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 from urllib.parse import unquote
 
 from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.sources.base import NONE, Line
 
-__all__ = ["FOR_EVER", "NOTHING", "File", "SourceLog", "Taken", "local_path"]
+__all__ = [
+    "FOR_EVER",
+    "NOTHING",
+    "NO_FILE",
+    "Files",
+    "File",
+    "Head",
+    "SourceLog",
+    "Taken",
+    "local_path",
+    "log_files",
+    "log_offset",
+]
 
 FOR_EVER: Final = 1 << 63
 """Milliseconds that no file is old."""
 
 NOTHING: Final = -1
 """The log offset of a source that has given nothing yet: below every batch id."""
+
+NO_FILE: Final = -1
+"""Stands for the modification time of what is no file of rows, and which Spark therefore never takes."""
 
 
 class File(NamedTuple):
@@ -41,6 +64,41 @@ class Taken(NamedTuple):
     """As :attr:`File.modified`, when Spark listed it."""
 
 
+class Head(set[File]):
+    """What of a listing is still to be waited for. Any set of files is the head of a source of which nothing is left out."""
+
+    __slots__ = ("batches", "settled", "unseen")
+
+    def __init__(self, files: Iterable[File] = ()) -> None:
+        super().__init__(files)
+        self.settled: list[File] = []
+        """Those that were looked at and left out."""
+        self.batches: Container[str] = ()
+        """The directories that were not looked into, since all in them is taken."""
+        self.unseen = 0
+        """The number of files in them."""
+
+    def wait_for(self, reason: str) -> None:
+        """Wait for what Spark never takes: nothing newer counts until a listing does not find it."""
+        self.add(File(reason, NO_FILE))
+
+
+class Files:
+    """What one reading waits for: the files that no entry has taken yet, and how far the others reach into the log."""
+
+    __slots__ = ("__weakref__", "missing", "needs")
+
+    def __init__(self, listed: set[File], planned: int | None) -> None:
+        # Not the listing itself: it also has the paths that are left out, and others may wait for it.
+        self.missing = set(listed)
+        self.needs = NOTHING
+        self.need(planned)
+
+    def need(self, planned: int | None) -> None:
+        """Wait for a planned batch as well: what is not listed may have been read by it, and removed since."""
+        self.needs = max(self.needs, NOTHING if planned is None else planned)
+
+
 class SourceLog:
     """The files that one file source has taken, with the entry that took each.
 
@@ -50,7 +108,7 @@ class SourceLog:
     CheckpointMismatch: Spark logs it, and reads no rows from it, or from those that came with it.
 
     Reads each entry once: :meth:`read_to` costs O(new entries), or O(all files) for a compacted one, which Spark writes
-    at every tenth. Holds one path per file that it has read and nobody has told it to :meth:`forget`.
+    at every tenth. Holds one path per file that it has read, but for those that listings do not find any more.
     """
 
     FEW: ClassVar[int] = 1_000
@@ -67,6 +125,10 @@ class SourceLog:
         self._taken: dict[str, Taken] = {}
         self.read = NOTHING
         self._before = NOTHING
+        self._waiting: weakref.WeakSet[Files] = weakref.WeakSet()
+        """What anybody waits for."""
+        self._listed: weakref.ref[set[File]] | None = None
+        """The newest listing that anybody waits for."""
 
     @property
     def taken(self) -> Mapping[str, Taken]:
@@ -82,7 +144,77 @@ class SourceLog:
         taken = self._taken.get(file.path)
         return None if taken is None or taken.modified != file.modified else taken.batch
 
-    def gone(self, listed: Collection[str], folders: Container[str] = (), within: int = 0) -> list[str]:
+    # -- what is waited for -------------------------------------------------------------------------------------------
+
+    def wait(self, listed: set[File], planned: int | None = None) -> Files:
+        """Return what is to be waited for after a listing, see :meth:`~lowwater_spark.sources.base.Awaited.wait`. O(listed)."""
+        self._forget(listed)
+        head = Files(listed, planned)
+        self.look(head)
+        self._waiting.add(head)
+        return head
+
+    def look(self, head: Files) -> None:
+        """Take notice of what was taken since. O(what is missing)."""
+        found = {file: batch for file in head.missing if (batch := self.batch_of(file)) is not None}
+        head.missing.difference_update(found)
+        head.needs = max([head.needs, *found.values()])
+
+    def renewed(self, head: Files, listed: set[File], planned: int | None = None) -> Files:
+        """Wait for a later listing instead, if a file that no entry has taken is gone: removed, written again, or renamed to another one of it.
+
+        Such a file gives no rows any more, and would be waited for in vain. One that an entry has taken still counts: its batch may have read it.
+        """
+        self.look(head)
+        if not head.missing <= listed:
+            head.missing = set(listed)
+            head.need(planned)
+        return head
+
+    def reached(self, head: Files, offset: int | None) -> bool:
+        """Return whether all is taken up to an offset; before the first batch only an empty head is reached."""
+        return not head.missing and head.needs <= (NOTHING if offset is None else offset)
+
+    def same(self, one: Files, other: Files) -> bool:
+        """Return whether both are reached by the same offsets. Both must have looked."""
+        return one.needs == other.needs and one.missing == other.missing
+
+    def missing(self, head: Files, limit: int) -> list[str]:
+        """Return some of the paths that no batch has taken yet, the first by name.
+
+        Where waiting does not help, the reason goes with the path: it was written again since a batch has read it, or it is too old.
+        """
+        return [self._named(file) for file in heapq.nsmallest(limit, head.missing)]
+
+    def _named(self, file: File) -> str:
+        if file.path in self._taken and file.modified != NO_FILE:
+            return f"{file.path} (written again after it was read: give it another name)"
+        if file.modified != NO_FILE and self.passes_over(file):
+            return f"{file.path} (older than the newest file by more than maxFileAge)"
+        return file.path
+
+    def _forget(self, listed: set[File]) -> None:
+        """Drop the paths that a listing has not found any more, once for each listing, whoever waits for it.
+
+        One that comes again counts as not taken: Spark does not read it a second time, so it holds.
+        """
+        if self._listed is not None and self._listed() is listed:
+            return
+        self._listed = weakref.ref(listed)
+        paths = [file.path for file in listed]
+        if isinstance(listed, Head):
+            gone = self._gone([*paths, *(file.path for file in listed.settled)], listed.batches, listed.unseen)
+        else:
+            gone = self._gone(paths)
+        if not gone:
+            return
+        # First: what somebody waits for and was taken before it went is known by its entry.
+        for head in self._waiting:
+            self.look(head)
+        for path in gone:
+            self._taken.pop(path, None)
+
+    def _gone(self, listed: Collection[str], folders: Container[str] = (), within: int = 0) -> list[str]:
         """Return the paths that a listing does not have any more, if they are most of those that are held; else none.
 
         ``folders`` were not looked into: what is in them is there, ``within`` files in all.
@@ -98,10 +230,7 @@ class SourceLog:
             if taken.batch <= before and path not in paths and path.rpartition("/")[0] not in folders
         ]
 
-    def forget(self, paths: Iterable[str]) -> None:
-        """Drop paths that are gone. One that comes again counts as not taken: Spark does not read it a second time, so it holds."""
-        for path in paths:
-            self._taken.pop(path, None)
+    # -- what Spark has taken -----------------------------------------------------------------------------------------
 
     def read_to(self, offset: int) -> None:
         """Read every entry up to and including ``offset``.
@@ -196,3 +325,27 @@ def local_path(uri: str) -> str:
     """
     path = uri.removeprefix("file:")
     return unquote(path.removeprefix("//") if path.startswith("///") else path)
+
+
+def log_offset(line: Line | None) -> int:
+    """Return the log offset that a line of the offset log holds. Raises CheckpointMismatch for one of another kind of source.
+
+    >>> log_offset('{"logOffset":7}'), log_offset("-"), log_offset(None)
+    (7, -1, -1)
+    """
+    if line is None or line == NONE:
+        return NOTHING
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        entry = None
+    if not isinstance(entry, dict) or not isinstance(entry.get("logOffset"), int):
+        msg = f"{line!r} in the offset log is not the offset of a file source"
+        raise CheckpointMismatch(msg)
+    return int(entry["logOffset"])
+
+
+def log_files(log: Path, line: Line) -> list[Path]:
+    """Return the files of a source's log that a line stands on."""
+    offset = log_offset(line)
+    return [path for path in (log / str(offset), log / f"{offset}.compact") if path.exists()]

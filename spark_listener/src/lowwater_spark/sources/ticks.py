@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lowwater_spark.checkpoint.durable import make_directory, sync_directory
-from lowwater_spark.sources.source_log import SourceLog
+from lowwater_spark.sources.base import Line, Rowless
+from lowwater_spark.sources.source_log import SourceLog, log_files, log_offset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,28 +38,31 @@ def with_ticks(spark: SparkSession, frame: DataFrame, checkpoint: Path) -> DataF
     return frame.union(ticks)
 
 
-class Ticks:
-    """Writes ticks, at most one that is not committed yet.
+class Ticks(Rowless):
+    """The source of ticks, and who writes them, at most one that is not committed yet. It gives no rows, so it is never waited for.
 
-    ``ordinal`` is the run's: names are never used twice, since Spark takes each path once.
+    ``number`` is its place among the query's sources, ``ordinal`` the run's: names are never used twice, since Spark takes each path once.
     """
 
-    def __init__(self, checkpoint: Path, ordinal: int, log: SourceLog) -> None:
+    def __init__(self, checkpoint: Path, number: int, ordinal: int) -> None:
         self._folder = tick_directory(checkpoint)
         make_directory(self._folder)
         self._ordinal = ordinal
-        self._log = log
+        self._entries = checkpoint / "sources" / str(number)
+        self._log = SourceLog(self._entries, os.fspath(self._folder), columns=())
         self._count = 0
         self._outstanding = ""
 
-    def outstanding(self, offset: int) -> bool:
-        """Return whether the newest tick is still to be committed, given the tick source's committed log offset."""
-        taken = self._log.taken.get(self._outstanding)
-        return bool(self._outstanding) and (taken is None or taken.batch > offset)
+    # -- a writer -------------------------------------------------------------------------------------------------------
 
-    def force(self, offset: int) -> bool:
+    def outstanding(self, line: Line) -> bool:
+        """Return whether the newest tick is still to be committed, given the source's offset in the last committed batch."""
+        taken = self._log.taken.get(self._outstanding)
+        return bool(self._outstanding) and (taken is None or taken.batch > log_offset(line))
+
+    def force(self, line: Line) -> bool:
         """Make Spark run a batch, unless one was asked for and is not committed yet; return whether a tick was written."""
-        if self.outstanding(offset):
+        if self.outstanding(line):
             return False
         self._count += 1
         path = self._folder / f"{self._ordinal}-{self._count}"
@@ -68,10 +72,20 @@ class Ticks:
         self._outstanding = os.fspath(path)
         return True
 
-    def clean(self, offset: int) -> None:
+    def clean(self, line: Line) -> None:
         """Delete the ticks of committed batches, but for the newest entry: a restarted query looks at that one again."""
         for path in self._folder.iterdir():
             taken = self._log.taken.get(os.fspath(path))
-            if taken is not None and taken.batch < offset:
+            if taken is not None and taken.batch < log_offset(line):
                 path.unlink(missing_ok=True)
         sync_directory(self._folder)
+
+    # -- a source -------------------------------------------------------------------------------------------------------
+
+    def read_to(self, line: Line) -> None:
+        """Read which ticks Spark has taken up to a planned batch."""
+        self._log.read_to(log_offset(line))
+
+    def evidence(self, line: Line) -> list[Path]:
+        """Return the log's entry of a batch."""
+        return log_files(self._entries, line)

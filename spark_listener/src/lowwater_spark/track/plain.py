@@ -23,7 +23,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -35,10 +35,9 @@ from lowwater_spark.checkpoint.durable import boot_of, make_directory, sync_dire
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.bookmarks import Bookmarks
-from lowwater_spark.sources.head import source_logs
-from lowwater_spark.sources.roots import Roots
+from lowwater_spark.sources.head import Heads
 from lowwater_spark.sources.sink_log import DurableSink
-from lowwater_spark.sources.source_log import NOTHING, SourceLog
+from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.sources.writers import mark_sink
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.events import BatchEvent
@@ -77,8 +76,7 @@ class PlainRun:
     stopping: bool = field(default=False, init=False)
     """Whether the user has asked for the end."""
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
-    _logs: list[SourceLog] = field(init=False)
-    _roots: Roots = field(init=False)
+    _heads: Heads = field(init=False)
     _bookmarks: Bookmarks = field(init=False)
     _last: LastReading = field(init=False)
     _synced: int = field(default=NOTHING, init=False)
@@ -93,12 +91,11 @@ class PlainRun:
     _late_example: tuple[int, int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.log = CheckpointLog(self.checkpoint, self.checked.controls)
-        self._logs = source_logs(self.checkpoint, self.checked.sources)
-        self._roots = Roots(self.checkpoint, self.checked.sources, self._logs)
+        self.log = CheckpointLog(self.checkpoint)
+        self._heads = Heads.of(self.checkpoint, self.checked.sources)
         self._bookmarks = Bookmarks(
             self.checkpoint,
-            self._roots.outputs,
+            self._heads.outputs,
             self.authority.full_name,
             self.authority.registration.identity,
             skip_removed=self.skip_removed,
@@ -106,14 +103,14 @@ class PlainRun:
         self._last = LastReading(self.checkpoint)
         self._sink = None if self.output is None else DurableSink(self.output, self.checkpoint, self.boot)
         self._promises = deque(maxlen=_KEPT_PROMISES)
-        self.progress = Progress(self.keyed.ranges, self.keyed.window, self._logs, self._durable())
+        self.progress = Progress(self.keyed.ranges, self.keyed.window, self._heads.sources, self._durable())
 
     # -- start ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Claim, and then read the durable state: until the claim an older run may still have written it."""
-        self._read_logs(self.progress.committed.offsets)
-        self._roots.list_heads(self.progress.committed.offsets)
+        self._heads.read_to(self.progress.committed.lines)
+        self._heads.list_heads(self.progress.committed.lines)
         # Who is refused claims nothing.
         self._bookmarks.check(self.progress.committed.batch)
         self.claim()
@@ -123,7 +120,7 @@ class PlainRun:
         self.progress.restart(self._durable())
         if self.authority.registered is not None:
             self._check_lives(self.authority.registered)
-        self._read_logs(self.progress.committed.offsets)
+        self._heads.read_to(self.progress.committed.lines)
         self._bookmarks.begin(self.progress.committed.batch, self.clock())
         # What is known now counts from the first batch, if that reads all that is there now.
         self.tick()
@@ -138,7 +135,7 @@ class PlainRun:
             return Committed(spark_bound=self.checked.spark_bound(None))
         plan = self._plan(batch)
         self._sync(batch)
-        return Committed(batch, plan.offsets, self._last.load(batch), spark_bound=self.checked.spark_bound(plan))
+        return Committed(batch, plan.lines, self._last.load(batch), spark_bound=self.checked.spark_bound(plan))
 
     def _plan(self, batch: int) -> Plan:
         plan = self.log.plan(batch)
@@ -152,7 +149,7 @@ class PlainRun:
         if self._sink is not None:
             self._sink.sync(last)
         plans = self.log.plans_after(self._synced, last)
-        files = [file for plan in plans for file in self.log.files_of(plan)]
+        files = [file for plan in plans for file in self._heads.evidence(self.log, plan)]
         files.append(self.checkpoint / "commits" / str(last))
         for file in files:
             with contextlib.suppress(FileNotFoundError):  # Spark has cleaned up: newer entries stand in for it
@@ -193,14 +190,15 @@ class PlainRun:
         news = reading is not None and self.progress.must_list(reading, now)
         heads = None
         if news or self._bookmarks.due(committed.batch, now, last=last):
-            heads = self._roots.list_heads(committed.offsets)
+            heads = self._heads.list_heads(committed.lines)
         if not news:
-            self._roots.forgive()
+            self._heads.forgive()
         elif heads is not None:
             assert reading is not None
-            planned = self.log.newest_offsets()
+            newest = self.log.newest()
+            planned = () if newest is None else newest.lines
             with self._lock:
-                self._read_logs(planned)
+                self._heads.read_to(planned)
                 self.progress.observe(reading, heads, now, planned)
         self._settle()
         self._report(last=last)
@@ -208,7 +206,7 @@ class PlainRun:
             # Only now: what is reported does not wait for it.
             self._bookmarks.keep_up(committed.batch, now)
         if last:
-            self._roots.fail_again()
+            self._heads.fail_again()
 
     def _settle(self) -> None:
         """Take notice of the newest batch in the commit log, and of all before it."""
@@ -220,10 +218,10 @@ class PlainRun:
         self._sync(batch)
         with self._lock:
             self._promises.append((batch, self._promised()))
-            self._read_logs(plan.offsets)
-            reading = self.progress.choose(plan.offsets)
+            self._heads.settle(plan)
+            reading = self.progress.choose(plan.lines)
             self._untold = plan
-            self.progress.settle(Committed(batch, plan.offsets, reading, spark_bound=bound), "")
+            self.progress.settle(Committed(batch, plan.lines, reading, spark_bound=bound), "")
 
     def _promised(self) -> int:
         """Return what rows that come now must not be below: the promise of the inputs, or of the stage itself.
@@ -253,12 +251,8 @@ class PlainRun:
         values = self.progress.values(reading)
         self.authority.renew(self.progress.stamped(reading), values, waiting_for=self._waiting_for())
 
-    def _read_logs(self, offsets: Sequence[int]) -> None:
-        for log, offset in zip(self._logs, offsets, strict=False):
-            log.read_to(offset)
-
     def _waiting_for(self) -> tuple[str, ...]:
-        return (*filter(None, [self.unread, self._roots.lost]), *self.progress.waiting_for())
+        return (*filter(None, [self.unread, self._heads.lost]), *self.progress.waiting_for())
 
     def cannot_read(self, failure: str) -> None:
         """Remember what could not be read of the checkpoint, for people, and tell the authority; empty: it can be read again."""

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import Unsupported
+from lowwater_spark.sources.base import Source
 from lowwater_spark.sources.control import DIRECTORY, END, ControlSource, is_control
 from lowwater_spark.sources.files import FileSource, hidden, intruders
-from lowwater_spark.sources.head import Source
 from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
 from lowwater_spark.sources.source_log import FOR_EVER
 from lowwater_spark.track.operators import KINDS, Operator, Watermark, items, longest, nodes, operator_of, watermark_of
@@ -147,16 +147,13 @@ class Checked:
         for number, source in enumerate(self.sources):
             if isinstance(source, ControlSource):
                 waited_for = frozenset(driven[number])
-                sources.append(source)
-            else:
-                sources.append(dataclasses.replace(source, inputs=waited_for))
+            sources.append(source.waiting_for(waited_for))
         return dataclasses.replace(self, sources=sources)
 
     def check_writers(self) -> None:
         """Raise Unsupported when somebody writes into a source whom the inputs do not name."""
         for source in self.sources:
-            if isinstance(source, FileSource):
-                _refuse_strangers(source)
+            source.check_writers()
 
     @property
     def controls(self) -> dict[int, ControlSource]:
@@ -379,18 +376,6 @@ def _refuse_logs(source: FileSource) -> None:
             f"Spark's file sink writes to {output}, and Spark goes by the sink's log only when it reads that very directory: what failed attempts "
             "have left would be read as well",
             f"Read {output} by a frame of its own, and unite it with others.",
-        )
-
-
-def _refuse_strangers(source: FileSource) -> None:
-    """Refuse a directory that computations write into which the inputs do not name."""
-    writers = {found.writer: found.path for found in intruders(source) if found.writer}
-    if writers:
-        names = ", ".join(sorted(writers))
-        raise Unsupported(
-            f"The path {source.root}",
-            f"{names} writes there, and the inputs do not name it: its rows would not be waited for",
-            f"Name it in inputs (those of lws.drive() as well). If it does not write there any more, delete {', '.join(sorted(writers.values()))}.",
         )
 
 

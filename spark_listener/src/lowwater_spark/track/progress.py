@@ -16,11 +16,12 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from lowwater.watermark import MAX, MIN
+from lowwater_spark.sources.base import Awaited
 from lowwater_spark.sources.head import Candidates
-from lowwater_spark.sources.source_log import NOTHING, File, SourceLog
+from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.inputs import UNREAD, Reading, floor_stamp, same_lives
 
 __all__ = ["RELIST", "Committed", "Progress", "bound_of", "passed_on", "stamped"]
@@ -34,7 +35,8 @@ class Committed:
     """A committed batch: how far it reaches, the W it ran with, and what the stage holds after it."""
 
     batch: int = NOTHING
-    offsets: Sequence[int] = ()
+    lines: Sequence[Any] = ()
+    """Per source: its offset, which only the source understands."""
     reading: Reading = UNREAD
     held: Sequence[int | None] = ()
     """The oldest stamp that each range holds; empty: no range holds anything."""
@@ -52,7 +54,9 @@ class Progress:
     it stamps by event time. Costs: O(ranges), beside what :class:`~lowwater_spark.sources.head.Candidates` says.
     """
 
-    def __init__(self, ranges: int, window: timedelta | None, logs: Sequence[SourceLog], committed: Committed) -> None:
+    def __init__(
+        self, ranges: int, window: timedelta | None, sources: Sequence[Awaited[Any, Any]], committed: Committed
+    ) -> None:
         self.committed = committed
         self.holding = ""
         """Why the stage renews nothing: the last committed batch did not reach the authority whole. Empty: it does."""
@@ -62,7 +66,7 @@ class Progress:
         """The version of the registered inputs, and their incarnations; None while they are unknown, and for an injector."""
         self._observed = UNREAD
         self._listed = 0.0
-        self._candidates = Candidates[Reading](logs)
+        self._candidates = Candidates[Reading](sources)
         self._reading = committed.reading
 
     @property
@@ -82,10 +86,10 @@ class Progress:
         """
         return reading != self._observed or (len(self._candidates) > 0 and now - self._listed >= RELIST)
 
-    def observe(self, reading: Reading, heads: Sequence[set[File]], now: float, planned: Sequence[int]) -> None:
+    def observe(self, reading: Reading, heads: Sequence[Any], now: float, planned: Sequence[Any]) -> None:
         """Take a reading of the inputs, and the heads of all sources, listed after it.
 
-        ``planned`` are the offsets of the newest planned batch, looked up after the listing; the source logs must have been read so far.
+        ``planned`` is how far the newest planned batch goes, looked up after the listing; the source logs must have been read so far.
         """
         if reading == self._observed:
             self._candidates.relist(heads, planned)
@@ -94,9 +98,9 @@ class Progress:
         self._observed = reading
         self._listed = now
 
-    def choose(self, offsets: Sequence[int]) -> Reading:
-        """Return the reading that a batch planned up to these offsets may use. Never below one that was used before."""
-        return _later(self._reading, self._candidates.newest_reached(offsets, forget=False))
+    def choose(self, lines: Sequence[Any]) -> Reading:
+        """Return the reading that a batch planned up to these lines may use. Never below one that was used before."""
+        return _later(self._reading, self._candidates.newest_reached(lines, forget=False))
 
     def settle(self, committed: Committed, holding: str) -> None:
         """A batch is committed. ``holding`` says why the authority does not know it whole; empty: it does."""
@@ -118,7 +122,7 @@ class Progress:
 
     def renew(self) -> Reading:
         """Return the newest reading that counts now."""
-        self._reading = _later(self._reading, self._candidates.newest_reached(self.committed.offsets, forget=True))
+        self._reading = _later(self._reading, self._candidates.newest_reached(self.committed.lines, forget=True))
         return self._reading
 
     def bound(self, reading: Reading) -> int:

@@ -25,12 +25,11 @@ from lowwater_spark.checkpoint.batches import BatchEntry, BatchLog
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.sources.base import NONE, Line, OpenSource
 from lowwater_spark.sources.bookmarks import Bookmarks
-from lowwater_spark.sources.files import FileSource
-from lowwater_spark.sources.head import source_logs
-from lowwater_spark.sources.roots import Roots
-from lowwater_spark.sources.source_log import NOTHING, SourceLog
-from lowwater_spark.sources.ticks import Ticks, tick_directory
+from lowwater_spark.sources.head import Heads
+from lowwater_spark.sources.source_log import NOTHING
+from lowwater_spark.sources.ticks import Ticks
 from lowwater_spark.track.batch import Batch, Keyed, Outcome
 from lowwater_spark.track.inputs import UNREAD, Reading, fold, same_lives, still_counts
 from lowwater_spark.track.plan import Checked
@@ -93,8 +92,7 @@ class Run:
     """What could not be read of the checkpoint when the clock looked last, or by the batch that begins; empty: nothing."""
     stopping: bool = field(default=False, init=False)
     """Whether the user has asked for the end: a batch that is interrupted then has not failed."""
-    _logs: list[SourceLog] = field(init=False)
-    _roots: Roots = field(init=False)
+    _heads: Heads = field(init=False)
     _bookmarks: Bookmarks = field(init=False)
     _reader: Part | None = field(init=False)
     """The stage whose reading of the inputs is the query's W; None when all are injectors, or read nothing else."""
@@ -108,23 +106,21 @@ class Run:
     """The newest committed batch that a look of the clock has found, whether or not anybody could be told."""
 
     def __post_init__(self) -> None:
-        self.log = CheckpointLog(self.checkpoint, self.checked.controls)
+        self.log = CheckpointLog(self.checkpoint)
         self.batches = self.parts[0].batches
-        ticks = FileSource(str(tick_directory(self.checkpoint)), recursive=False)
-        self._logs = source_logs(self.checkpoint, (*self.checked.sources, ticks))
-        self._roots = Roots(self.checkpoint, self.checked.sources, self._logs)
+        self.ticks = Ticks(self.checkpoint, len(self.checked.sources), self.authority.registration.ordinal)
+        self._heads = Heads([*Heads.of(self.checkpoint, self.checked.sources).sources, self.ticks])
         self._bookmarks = Bookmarks(
             self.checkpoint,
-            self._roots.outputs,
+            self._heads.outputs,
             self.authority.full_name,
             self.authority.registration.identity,
             skip_removed=self.skip_removed,
         )
         self._reader = next((part for part in self.parts if part.reads), None)
         for part, state in zip(self.parts, self._durable(), strict=True):
-            part.open(self._logs[:-1], state)
-        self._read_logs(self._offsets)
-        self.ticks = Ticks(self.checkpoint, self.authority.registration.ordinal, self._logs[-1])
+            part.open(self._heads.sources, state)
+        self._heads.read_to(self._lines)
 
     @property
     def authority(self) -> Authority:
@@ -137,9 +133,9 @@ class Run:
         return self.parts[0].progress
 
     @property
-    def _offsets(self) -> Sequence[int]:
+    def _lines(self) -> Sequence[Line]:
         """How far the committed batches reach."""
-        return self.parts[0].progress.committed.offsets
+        return self.parts[0].progress.committed.lines
 
     # -- start ------------------------------------------------------------------------------------------------------
 
@@ -172,7 +168,7 @@ class Run:
 
     def start(self) -> None:
         """Claim, and then read the durable state: until the claim an older run may still have written it."""
-        self._roots.list_heads(self._offsets)
+        self._heads.list_heads(self._lines)
         # Who is refused claims nothing.
         self._bookmarks.check(self.progress.committed.batch)
         self.claim()
@@ -182,7 +178,7 @@ class Run:
             for part in self.parts:
                 if part.authority.registered is not None:
                     part.check_lives(part.authority.registered, self._reader)
-            self._read_logs(self._offsets)
+            self._heads.read_to(self._lines)
         self._bookmarks.begin(self.progress.committed.batch, self.clock())
         # The first batch may use what is known now, if it reads all that is there now.
         self.tick()
@@ -285,7 +281,7 @@ class Run:
         with self._lock:
             chosen, promised = UNREAD, MIN
             if self._reader is not None:
-                chosen = self._reader.progress.choose(plan.offsets)
+                chosen = self._reader.progress.choose(plan.lines)
                 # What Spark has held back may be older than a promise.
                 promised = MIN if self.checked.retention is not None else self._reader.progress.reading.low
             # What Spark still holds after this batch is written by a later one.
@@ -309,8 +305,8 @@ class Run:
                     if plan is None:
                         msg = f"batch {number} runs, but {self.checkpoint}/offsets/{number} is not there; lowwater needs Spark's own offset log"
                         raise CheckpointMismatch(msg)
-                    self._read_logs(plan.offsets)
-                    for file in self.log.files_of(plan):
+                    self._heads.read_to(plan.lines)
+                    for file in self._heads.evidence(self.log, plan):
                         sync_file(file)
                         sync_directory(file.parent)
                     return plan
@@ -334,7 +330,7 @@ class Run:
         if not ((evidence is not None and evidence > number) or self.log.committed(number)):
             return
         # Before anything is told: what cannot be read now is read, and told, at the next look.
-        self._read_logs(running.plan.offsets)
+        self._heads.settle(running.plan)
         self.probe("committed", number)
         # What a stage reads is committed before it: a crash in between leaves the later ones behind, never ahead.
         told = [
@@ -347,7 +343,7 @@ class Run:
         try:
             for part in self.parts:
                 part.clean(number, number - _KEPT_BATCHES)
-            self.ticks.clean(self._tick_offset())
+            self.ticks.clean(self._tick_line())
         except OSError as failure:
             logger.warning("what batch %d leaves behind is deleted after the next: %s", number, failure)
 
@@ -379,15 +375,16 @@ class Run:
         news = self._reader is not None and reading is not None and self._reader.progress.must_list(reading, now)
         heads = None
         if news or self._bookmarks.due(committed.batch, now, last=last):
-            heads = self._roots.list_heads(committed.offsets)
+            heads = self._heads.list_heads(committed.lines)
         if not news:
-            self._roots.forgive()
+            self._heads.forgive()
         elif heads is not None:
             assert self._reader is not None
             assert reading is not None
-            planned = self.log.newest_offsets()
+            newest = self.log.newest()
+            planned = () if newest is None else newest.lines
             with self._lock:
-                self._read_logs(planned)
+                self._heads.read_to(planned)
                 self._reader.progress.observe(reading, heads, now, planned)
         with self._lock:
             self._settle()
@@ -399,7 +396,7 @@ class Run:
             # Only now: what is reported does not wait for it.
             self._bookmarks.keep_up(committed.batch, now)
         if last:
-            self._roots.fail_again()
+            self._heads.fail_again()
 
     def _renew(self) -> None:
         """Report the newest reading that counts for the committed state. Hold the lock."""
@@ -411,7 +408,7 @@ class Run:
 
     def _waiting_for(self) -> tuple[str, ...]:
         waiting = () if self._reader is None else self._reader.progress.waiting_for()
-        return (*filter(None, [self.unread, self._roots.lost]), *waiting)
+        return (*filter(None, [self.unread, self._heads.lost]), *waiting)
 
     def cannot_read(self, failure: str) -> None:
         """Remember what could not be read of the checkpoint, for people, and tell the authority; empty: it can be read again."""
@@ -424,16 +421,12 @@ class Run:
     def _force(self) -> None:
         """Ask for an empty batch when only a batch can help. Hold the lock."""
         needed = any(part.progress.holding or part.progress.would_close() for part in self.parts)
-        if self._running is None and needed and self.ticks.force(self._tick_offset()):
+        if self._running is None and needed and self.ticks.force(self._tick_line()):
             self._ticked += 1
 
-    def _tick_offset(self) -> int:
+    def _tick_line(self) -> Line:
         source = len(self.checked.sources)
-        return self._offsets[source] if len(self._offsets) > source else NOTHING
-
-    def _read_logs(self, offsets: Sequence[int]) -> None:
-        for log, offset in zip(self._logs, offsets, strict=False):
-            log.read_to(offset)
+        return self._lines[source] if len(self._lines) > source else NONE
 
     def close(self) -> None:
         """Stop reporting; the ranges hold where they stand."""
@@ -577,9 +570,9 @@ class Part:
         manifest = None if store is None or last < store.first else store.before(last + 1)
         return committed(plan, reading, manifest, spark_bound)
 
-    def open(self, logs: Sequence[SourceLog], state: Committed) -> None:
+    def open(self, sources: Sequence[OpenSource], state: Committed) -> None:
         """Begin from the durable state."""
-        self.progress = Progress(self.keyed.ranges, self.keyed.window, logs, state)
+        self.progress = Progress(self.keyed.ranges, self.keyed.window, sources, state)
 
     # -- the claim ----------------------------------------------------------------------------------------------------
 
@@ -688,5 +681,5 @@ class Part:
 def committed(plan: Plan, reading: Reading, manifest: Manifest | None, spark_bound: int) -> Committed:
     """Return a batch as a committed one."""
     if manifest is None:
-        return Committed(plan.batch, plan.offsets, reading, spark_bound=spark_bound)
-    return Committed(plan.batch, plan.offsets, reading, manifest.held, manifest.pending, spark_bound)
+        return Committed(plan.batch, plan.lines, reading, spark_bound=spark_bound)
+    return Committed(plan.batch, plan.lines, reading, manifest.held, manifest.pending, spark_bound)

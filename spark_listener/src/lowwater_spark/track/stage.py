@@ -302,7 +302,7 @@ class Stage:
         checked.check_writers()
         output = self._output(format, path)
         if output is not None:
-            check_sink(output, CheckpointLog(folder, checked.controls))
+            check_sink(output, CheckpointLog(folder))
             check_alone(output, full_name(self._settings().namespace, self.name))
         check_shape(folder, "plain", checked)
         writer = observe_oldest(df, self.keyed.event_time).writeStream.format(format).outputMode(output_mode)
@@ -411,10 +411,12 @@ class Stage:
         return list(parts.values())
 
     def _registration(self, checkpoint: Path, checked: Checked, *, adopt: bool, estimated: bool) -> Registration:
-        log = CheckpointLog(checkpoint, checked.controls)
+        log = CheckpointLog(checkpoint)
         last = log.last_committed()
         first = 0 if last is None else last + 1
         planned = log.plan(first)
+        for source, line in zip(checked.sources, () if planned is None else planned.lines, strict=False):
+            source.check(line)
         return Registration(
             name=self.name,
             inputs=self.inputs,

@@ -1,0 +1,352 @@
+"""What every kind of source answers, alike: the contract of :mod:`lowwater_spark.sources.base`.
+
+A kind joins by a class like :class:`Files` below, which can write rows, take them into a batch, and take rows away, and by a line in ``KINDS``. No
+Spark here: what Spark writes into a checkpoint, the tests write themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.sources.base import NONE, Line, OpenSource, Source
+from lowwater_spark.sources.control import ControlSource, Offset
+from lowwater_spark.sources.files import FileSource
+from lowwater_spark.sources.head import Candidates, Heads
+from lowwater_spark.sources.sink_log import SINK_LOG
+from lowwater_spark.sources.ticks import Ticks, tick_directory
+from tests.spark.support import lines
+
+STRANGE = '{"topic":{"0":5}}'
+"""The line of a source that is of no kind here."""
+
+
+class Kind(Protocol):
+    """A source, with somebody who writes into it and a Spark that reads it."""
+
+    def __init__(self, base: Path) -> None: ...
+
+    def open(self) -> OpenSource:
+        """Open it for a new run."""
+        ...
+
+    def put(self, *names: str) -> None:
+        """Write rows: what is to be read of them has this name in it."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Take rows away that nobody is sure to have read."""
+        ...
+
+    def lose(self) -> None:
+        """Make it impossible to know what stands in the source."""
+        ...
+
+    def plan(self, *names: str) -> Line:
+        """Plan a batch that reads these rows, and return the source's line in it."""
+        ...
+
+
+class Files:
+    """Files in a directory."""
+
+    sink_log = False
+
+    def __init__(self, base: Path) -> None:
+        self.checkpoint, self.root = base / "ck", base / "in"
+        self.root.mkdir(parents=True)
+        self.batch = -1
+
+    @property
+    def source(self) -> Source:
+        return FileSource(os.fspath(self.root), recursive=True, sink_log=self.sink_log)
+
+    def open(self) -> OpenSource:
+        return self.source.open(self.checkpoint, 0)
+
+    def put(self, *names: str) -> None:
+        for name in names:
+            (self.root / name).write_text("{}")
+
+    def remove(self, name: str) -> None:
+        (self.root / name).unlink()
+
+    def lose(self) -> None:
+        self.root.rename(self.root.with_name("elsewhere"))
+
+    def plan(self, *names: str) -> Line:
+        self.batch += 1
+        paths = [self.root / name for name in names]
+        entries = [
+            {"path": path.as_uri(), "timestamp": path.stat().st_mtime_ns // 1_000_000, "batchId": self.batch}
+            for path in paths
+        ]
+        write_log(self.checkpoint / "sources/0" / str(self.batch), entries)
+        return lines(self.batch)[0]
+
+
+class SinkLog(Files):
+    """The output of a Spark file sink, which is known by the sink's log."""
+
+    sink_log = True
+
+    def __init__(self, base: Path) -> None:
+        super().__init__(base)
+        self.written = -1
+        write_log(self.root / SINK_LOG / "0", [])
+        self.written = 0
+
+    def put(self, *names: str) -> None:
+        super().put(*names)
+        self._log("add", *names)
+
+    def remove(self, name: str) -> None:
+        self._log("delete", name)
+        super().remove(name)
+
+    def lose(self) -> None:
+        (self.root / SINK_LOG / "0").unlink()
+
+    def _log(self, action: str, *names: str) -> None:
+        self.written += 1
+        entries = [
+            {
+                "path": path.as_uri(),
+                "size": path.stat().st_size,
+                "isDir": False,
+                "modificationTime": path.stat().st_mtime_ns // 1_000_000,
+                "action": action,
+            }
+            for path in (self.root / name for name in names)
+        ]
+        write_log(self.root / SINK_LOG / str(self.written), entries)
+
+
+def write_log(path: Path, entries: list[dict[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(["v1", *map(json.dumps, entries)]))
+
+
+KINDS: dict[str, type[Kind]] = {"files": Files, "sink log": SinkLog}
+"""The sources that have rows."""
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
+    return KINDS[request.param](tmp_path)
+
+
+def control(base: Path) -> tuple[OpenSource, Line]:
+    return ControlSource("/told").open(base / "ck", 0), json.dumps(Offset(5_000, {"a": 1}, 2).to_json())
+
+
+def ticks(base: Path) -> tuple[OpenSource, Line]:
+    source = Ticks(base / "ck", 0, 1)
+    source.force(NONE)
+    path = tick_directory(base / "ck") / "1-1"
+    write_log(base / "ck/sources/0/0", [{"path": path.as_uri(), "timestamp": 1, "batchId": 0}])
+    return source, lines(0)[0]
+
+
+def test_what_nobody_has_read_holds_and_is_named(kind: Kind) -> None:
+    kind.put("a", "b")
+    source = kind.open()
+    head = source.wait(source.head(NONE), NONE)
+    assert not source.reached(head, None), "before the first batch"
+    line = kind.plan("a")
+    source.read_to(line)
+    source.look(head)
+    assert not source.reached(head, line)
+    [missing] = source.missing(head, 5)
+    assert "b" in Path(missing).name
+    assert source.missing(head, 0) == []
+
+
+def test_a_head_is_reached_by_the_batch_that_has_read_the_last_of_it_and_by_no_earlier_one(kind: Kind) -> None:
+    kind.put("a", "b")
+    source = kind.open()
+    head = source.wait(source.head(NONE), NONE)
+    first, second = kind.plan("b"), kind.plan("a")
+    kind.put("c")
+    third = kind.plan("c")
+    source.read_to(third)
+    source.look(head)
+    assert [source.reached(head, line) for line in (NONE, first, second, third)] == [False, False, True, True]
+    assert source.missing(head, 5) == []
+
+
+def test_where_nothing_stands_nothing_is_waited_for(kind: Kind) -> None:
+    source = kind.open()
+    assert source.reached(source.wait(source.head(NONE), None), None)
+
+
+def test_what_comes_after_a_listing_is_not_waited_for(kind: Kind) -> None:
+    kind.put("a")
+    source = kind.open()
+    head = source.wait(source.head(NONE), NONE)
+    kind.put("b")
+    line = kind.plan("a")
+    source.read_to(line)
+    source.look(head)
+    assert source.reached(head, line)
+
+
+def test_what_is_settled_may_be_left_out_and_what_is_only_planned_may_not(kind: Kind) -> None:
+    kind.put("a")
+    source = kind.open()
+    first = kind.plan("a")
+    kind.put("b")
+    second = kind.plan("b")
+    source.read_to(second)
+    head = source.wait(source.head(first), None)
+    source.look(head)
+    assert [source.reached(head, line) for line in (first, second)] == [False, True]
+
+
+def test_what_a_planned_batch_may_have_read_and_is_gone_is_waited_for(kind: Kind) -> None:
+    """Its tasks may have read it before it went, and nobody knows yet whether the batch will be committed."""
+    kind.put("a")
+    source = kind.open()
+    line = kind.plan("a")
+    kind.remove("a")
+    source.read_to(line)
+    listed = source.head(NONE)
+    assert not source.reached(source.wait(listed, line), NONE)
+    assert source.reached(source.wait(listed, line), line)
+    assert source.reached(source.wait(listed, None), NONE), "who counts planned batches as read does not wait"
+
+
+def test_what_is_gone_before_any_batch_has_taken_it_does_not_hold_for_ever(kind: Kind) -> None:
+    kind.put("a", "b")
+    source = kind.open()
+    head = source.wait(source.head(NONE), NONE)
+    line = kind.plan("a")
+    kind.remove("b")
+    source.read_to(line)
+    source.look(head)
+    assert not source.reached(head, line)
+    head = source.renewed(head, source.head(NONE), line)
+    source.look(head)
+    assert source.reached(head, line)
+
+
+def test_neighbours_that_wait_for_the_same_are_known_as_such(kind: Kind) -> None:
+    kind.put("a")
+    source = kind.open()
+    one, same = (source.wait(source.head(NONE), NONE) for _ in range(2))
+    kind.put("b")
+    other = source.wait(source.head(NONE), NONE)
+    assert source.same(one, same)
+    assert not source.same(one, other)
+
+
+def test_one_listing_serves_two_who_wait(kind: Kind) -> None:
+    kind.put("a", "b")
+    source = kind.open()
+    listed = source.head(NONE)
+    tracking, driving = source.wait(listed, NONE), source.wait(listed, None)
+    line = kind.plan("a", "b")
+    source.read_to(line)
+    source.look(tracking)
+    assert source.reached(tracking, line)
+    assert not source.reached(driving, line), "it has not looked"
+    source.look(driving)
+    assert source.reached(driving, line)
+
+
+def test_a_new_run_finds_the_same(kind: Kind) -> None:
+    kind.put("a", "b", "c")
+    line = kind.plan("a", "b")
+    again = kind.open()
+    again.read_to(line)
+    head = again.wait(again.head(line), line)
+    assert not again.reached(head, line)
+    [missing] = again.missing(head, 5)
+    assert "c" in Path(missing).name
+
+
+def test_what_cannot_be_known_is_an_error_of_the_system_and_holds_all_sources(kind: Kind, tmp_path: Path) -> None:
+    kind.put("a")
+    heads = Heads([control(tmp_path)[0], kind.open()])
+    assert heads.list_heads() is not None
+    kind.lose()
+    with pytest.raises(OSError, match=r"\w"):
+        heads.sources[1].head(NONE)
+    assert heads.list_heads() is None
+    assert heads.lost
+
+
+def test_a_line_of_another_source_is_refused(kind: Kind, tmp_path: Path) -> None:
+    for line in (STRANGE, control(tmp_path)[1]):
+        with pytest.raises(CheckpointMismatch, match="offset log"):
+            kind.open().read_to(line)
+    with pytest.raises(CheckpointMismatch, match="control"):
+        control(tmp_path)[0].read_to(kind.plan())
+
+
+def test_what_says_that_a_batch_has_read_something_stands_in_the_checkpoint(kind: Kind) -> None:
+    kind.put("a")
+    source = kind.open()
+    assert source.evidence(NONE) == []
+    found = source.evidence(kind.plan("a"))
+    assert found
+    assert all(path.is_file() for path in found)
+
+
+def test_a_committed_batch_of_the_same_source_is_confirmed(kind: Kind) -> None:
+    kind.put("a")
+    source = kind.open()
+    source.head(NONE)
+    line = kind.plan("a")
+    source.read_to(line)
+    source.confirm(line)
+
+
+def test_a_reading_waits_for_all_sources(kind: Kind, tmp_path: Path) -> None:
+    kind.put("a")
+    tick, tick_line = ticks(tmp_path / "other")
+    moved, control_line = control(tmp_path)
+    sources = [moved, kind.open(), tick]
+    heads = Heads(sources)
+    waiting = Candidates[str](sources)
+    listed = heads.list_heads()
+    assert listed is not None
+    waiting.add("W", listed, [])
+    before = [control_line, NONE, tick_line]
+    heads.read_to(before)
+    assert waiting.newest_reached(before, forget=True) is None
+    [missing] = waiting.missing()
+    assert "a" in Path(missing).name
+    after = [control_line, kind.plan("a"), tick_line]
+    heads.read_to(after)
+    assert waiting.newest_reached(after, forget=True) == "W"
+
+
+@pytest.mark.parametrize("made", [control, ticks], ids=lambda made: made.__name__)
+def test_a_source_without_rows_holds_nobody(made: type, tmp_path: Path) -> None:
+    source, line = made(tmp_path)
+    head = source.wait(source.head(NONE), None)
+    assert source.reached(head, None)
+    source.read_to(line)
+    source.look(head)
+    source.confirm(line)
+    assert source.reached(source.renewed(head, source.head(line), line), line)
+    assert (source.missing(head, 5), dict(source.outputs)) == ([], {})
+    assert source.same(head, source.wait(None, None))
+    with pytest.raises(CheckpointMismatch):
+        source.read_to(STRANGE)
+
+
+@pytest.mark.parametrize("source", [FileSource("/in", recursive=False), ControlSource("/told")], ids=lambda s: s.name)
+def test_what_a_plan_says_of_a_source_is_a_value(source: Source) -> None:
+    assert source.name
+    source.check(NONE)
+    with pytest.raises(CheckpointMismatch, match="is not the offset of a"):
+        source.check(STRANGE)
+    inputs = frozenset({"a"})
+    assert source.waiting_for(inputs) == source.waiting_for(inputs)
