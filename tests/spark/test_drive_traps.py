@@ -21,6 +21,7 @@ from lowwater_spark.drive import watermark as watermark_module
 from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.control import END, Offset, Told
+from lowwater_spark.sources.head import Heads
 from tests.kit.eventually import eventually
 from tests.kit.times import at
 from tests.spark.drive_support import CARE, HOUR, Driven, counts, driven, millis, record, say
@@ -191,7 +192,7 @@ def test_rule_9_a_reset_input_ends_the_query_and_keeps_it_from_starting(
     authority = Authority(lw, dataclasses.replace(query._run.authority.registration, name="other"))
     authority.register()
     authority.claim([MIN, MIN])
-    opened.reserve(authority.registration)
+    opened.reserve(authority.registration, Heads.of(driven.folder / "ck", opened.checked.sources))
     with pytest.raises(errors.IncarnationChanged, match="source was reset"):
         opened.open(authority)
     opened.close()

@@ -14,17 +14,21 @@ import pytest
 
 import lowwater
 from lowwater import errors
+from lowwater.watermark import MIN
 from lowwater_spark.authority import Authority, Registration
 from lowwater_spark.checkpoint.identity import identity, new_ordinal
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.drive.plan import check_ending
 from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sources.base import Line
 from lowwater_spark.sources.control import Control, ControlSource, Drive, Offset
-from lowwater_spark.sources.files import FileSource
+from lowwater_spark.sources.files import FileSource, OpenFiles
+from lowwater_spark.sources.source_log import Head
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.plain import PlainRun
 from lowwater_spark.track.plan import Checked
+from lowwater_spark.track.progress import RELIST
 from tests.kit.eventually import eventually
 from tests.kit.times import at
 from tests.process.serving import Serving
@@ -77,7 +81,7 @@ class Query:
 
     def start(self) -> None:
         """As a stage does it."""
-        self.driving.reserve(self.authority.registration)
+        self.driving.reserve(self.authority.registration, self.run.heads)
         self.run.start()
         self.driving.open(self.authority)
 
@@ -253,6 +257,50 @@ def test_a_long_lived_checkpoint_is_synced_from_its_oldest_batch(
     eventually(lambda: query.moves(0), "a value")
     assert 2_999_999 in asked
     assert min(asked) >= 2_999_999 - 1
+
+
+def test_a_driven_query_lists_its_sources_once_a_look(
+    lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What drives it and what tracks it wait for the same, and list again at the same time."""
+    upstream.at(12)
+    query = Query(tmp_path, lw, "source")
+    queries.append(query)
+    unread = tmp_path / "in0/unread.json"
+    unread.write_text("{}")
+    query.start()
+    query.run.drive = query.driving
+    listed: list[Line] = []
+    head = OpenFiles.head
+
+    def noting(source: OpenFiles, settled: Line) -> Head:
+        listed.append(settled)
+        return head(source, settled)
+
+    monkeypatch.setattr(OpenFiles, "head", noting)
+
+    def both_wait() -> bool:
+        listed.clear()
+        query.run.tick()
+        assert len(listed) <= 1
+        return len(query.run.progress._candidates) > 0 and len(query.driving._candidates) > 0
+
+    eventually(both_wait, "both wait for the file")
+    later = query.run.clock() + RELIST
+    query.run.clock = query.driving.clock = lambda: later
+    listed.clear()
+    query.run.tick()
+    assert len(listed) == 1
+    assert query.given() == 0
+    unread.unlink()
+    later += RELIST
+
+    def given() -> bool:
+        query.run.tick()
+        return query.given() > 0
+
+    eventually(given, "nothing is waited for any more")
+    assert query.run.progress.reading.low > MIN
 
 
 def test_the_directory_of_a_control_is_there_only_while_it_is_driven(

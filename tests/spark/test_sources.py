@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -325,6 +325,47 @@ def test_a_reading_waits_for_all_sources(kind: Kind, tmp_path: Path) -> None:
     after = [control_line, kind.plan("a"), tick_line]
     heads.read_to(after)
     assert waiting.newest_reached(after, forget=True) == "W"
+
+
+class ListsTooEarly(Heads):
+    """A look counts for a reading though it began before it."""
+
+    def look(self, after: int) -> list[Any] | None:
+        return super().look(after) if self._look is None else self._look
+
+
+def covers_all_that_stood_there_when_w_was_read(kind: Kind, heads: Heads) -> None:
+    kind.put("a")
+    assert heads.look(heads.moment([])) is not None, "for a reading before"
+    kind.put("b")
+    read = heads.moment()
+    listed = heads.look(read)
+    assert listed is not None
+    waiting = Candidates[str](heads.sources)
+    waiting.add("W", listed)
+    line = kind.plan("a")
+    heads.read_to([line])
+    assert waiting.newest_reached([line], forget=False) is None, "W covers b, which nobody has read"
+    assert heads.look(read) is listed, "whoever has read before it as well"
+
+
+def test_rule5_a_look_serves_the_readings_that_were_taken_before_it(kind: Kind) -> None:
+    covers_all_that_stood_there_when_w_was_read(kind, Heads([kind.open()]))
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a look is older than the reading")
+def test_rule5_breaks_when_a_look_is_older_than_the_reading(kind: Kind) -> None:
+    covers_all_that_stood_there_when_w_was_read(kind, ListsTooEarly([kind.open()]))
+
+
+def test_a_look_that_was_let_go_counts_for_nobody(kind: Kind) -> None:
+    kind.put("a")
+    heads = Heads([kind.open()])
+    read = heads.moment()
+    assert heads.look(read) is not None
+    heads.let_go()
+    assert heads.look(read) is None, "nothing is known, and no empty head"
+    assert heads.look(heads.moment()) is not None
 
 
 @pytest.mark.parametrize("made", [control, ticks], ids=lambda made: made.__name__)

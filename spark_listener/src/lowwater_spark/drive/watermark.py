@@ -88,8 +88,10 @@ class Driving:
     then an older run may still plan a batch, and reads and tells. Nothing is given out while the run has no lease: until the
     authority has taken the registration, nobody has said that the inputs are what this query may follow.
 
-    Costs per tick: a read of each control's question, of the newest offset and of the last commit; a listing of the sources whenever a
-    reading allows a higher value. Holds one path per file ever read.
+    The sources are the run's, and so is the lock of what waits for them.
+
+    Costs per tick: a read of each control's question, of the newest offset and of the last commit; a look at the sources whenever a
+    reading allows a higher value, which the run has as well.
     """
 
     checkpoint: Path
@@ -101,8 +103,6 @@ class Driving:
     log: CheckpointLog = field(init=False)
     _heads: Heads = field(init=False)
     _candidates: Candidates[_Seen] = field(init=False)
-    _planned: Sequence[Line] = field(default=(), init=False)
-    """How far the newest planned batch goes that was looked at."""
     _authority: Authority | None = field(default=None, init=False)
     _reader: lowwater.InputReader | None = field(default=None, init=False)
     """Of all inputs of all controls."""
@@ -145,17 +145,16 @@ class Driving:
 
     def __post_init__(self) -> None:
         self.log = CheckpointLog(self.checkpoint)
-        self._heads = Heads.of(self.checkpoint, self.checked.sources)
-        self._candidates = Candidates(self._heads.sources)
 
     # -- a run ------------------------------------------------------------------------------------------------------
 
-    def reserve(self, run: Registration) -> None:
-        """Take what the query must have for itself, before the claim. Call :meth:`close` also when it raises.
+    def reserve(self, run: Registration, heads: Heads) -> None:
+        """Take what the query must have for itself, before the claim. Call :meth:`close` also when it raises. ``heads`` are the run's.
 
         Raises ValueError when the frame, or its directory for late rows, is in use by another query, CheckpointMismatch when a frame
         follows an input that the checkpoint's watermark knows nothing of.
         """
+        self._heads, self._candidates = heads, Candidates(heads.sources)
         given_offsets(self.log, self.drives)
         for number, drive in self.drives.items():
             control = Control(drive.directory)
@@ -237,21 +236,22 @@ class Driving:
 
     def _look(self) -> None:
         """Read the inputs, and then list the sources if that may bring a higher value: never the other way round."""
-        seen = self._read()
+        seen, read = self._read(), self._heads.moment()
         if seen is None:
             return
         now = self.clock()
         higher = self._seen is None or any(value > self._seen.values[number] for number, value in seen.values.items())
         if not higher and not (len(self._candidates) > 0 and now - self._listed >= RELIST):
             return
-        heads = self._heads.list_heads(self._planned)
+        heads = self._heads.look(read)
         if heads is None:
             return
-        if higher:
-            self._candidates.add(seen, heads)
-            self._seen = seen
-        else:
-            self._candidates.relist(heads)
+        with self._heads.lock:
+            if higher:
+                self._candidates.add(seen, heads)
+                self._seen = seen
+            else:
+                self._candidates.relist(heads)
         self._listed = now
 
     def _read(self) -> _Seen | None:
@@ -288,17 +288,20 @@ class Driving:
     def _reached(self) -> _Seen | None:
         """Return the newest reading whose head is planned; the plans that it stands on are durable then."""
         batch, lines = self.read_plans()
-        if batch is not None and self._candidates.newest_reached(lines, forget=False) is not None:
+        with self._heads.lock:
+            reached = self._candidates.newest_reached(lines, forget=False)
+        if batch is not None and reached is not None:
             self._sync(batch)
-        # Only now: what cannot be synced yet is asked for again.
-        return self._candidates.newest_reached(lines, forget=True)
+        with self._heads.lock:
+            # Only now: what cannot be synced yet is asked for again.
+            return self._candidates.newest_reached(lines, forget=True)
 
     def read_plans(self) -> tuple[int | None, Sequence[Line]]:
         """Read the source logs as far as batches are planned; return the newest of these, and how far it goes."""
         plan = self.log.newest()
         lines: Sequence[Line] = () if plan is None else plan.lines
-        self._heads.read_to(lines)
-        self._planned = lines
+        with self._heads.lock:
+            self._heads.read_to(lines)
         return None if plan is None else plan.batch, lines
 
     def _sync(self, newest: int) -> None:

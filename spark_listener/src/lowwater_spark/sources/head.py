@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -29,10 +30,24 @@ T = TypeVar("T")
 
 
 class Heads:
-    """The sources of one query, in the order in which Spark numbers them."""
+    """The sources of one query, in the order in which Spark numbers them: one for all who wait for them.
+
+    A listing serves every reading that was taken before it began. So whoever has read its inputs notes the :meth:`moment`, and asks for a look
+    that began after it: :meth:`look` makes one, or gives the one that somebody else has made since. A look that began earlier says nothing
+    of what stood there when W was read.
+
+    Two threads may share it, if they hold ``lock`` where logs are read and where readings wait. A look is made by one thread alone, without it.
+    """
 
     def __init__(self, sources: Sequence[OpenSource]) -> None:
         self.sources = sources
+        self.lock = threading.RLock()
+        self._settled: Sequence[Line] = ()
+        """How far the batches go that looks may take for committed."""
+        self._moment = 0
+        """The number of looks that have begun."""
+        self._look: list[Any] | None = None
+        """The newest one; None when it has failed, or is not needed any more."""
         self._error: OSError | None = None
 
     @classmethod
@@ -67,6 +82,27 @@ class Heads:
         self._error = None
         return heads
 
+    def moment(self, settled: Sequence[Line] | None = None) -> int:
+        """Return what :meth:`look` takes as the present: call it when the inputs have been read.
+
+        The run also says how far its committed batches go. Looks leave out what is in these, until it says another thing: what it makes durable after a
+        look, like its bookmarks, is then of the very batch that the look has counted, though another one may be committed meanwhile.
+        """
+        if settled is not None:
+            self._settled = settled
+        return self._moment
+
+    def look(self, after: int) -> list[Any] | None:
+        """Return the head of each source, of a look that began after a moment. Costs, and is None, as :meth:`list_heads` when it has to be made."""
+        if self._moment <= after:
+            self._moment += 1
+            self._look = self.list_heads(self._settled)
+        return self._look
+
+    def let_go(self) -> None:
+        """Keep no look: everybody has had it."""
+        self._look = None
+
     def forgive(self) -> None:
         """Forget that a listing failed: none is needed any more."""
         self._error = None
@@ -81,10 +117,10 @@ class Heads:
         for source, line in zip(self.sources, lines, strict=False):
             source.read_to(line)
 
-    def settle(self, plan: Plan) -> None:
+    def settle(self, lines: Sequence[Line]) -> None:
         """The same of a batch that is committed, and make sure that it was read from the sources that were known before. Raises as :meth:`read_to`."""
-        self.read_to(plan.lines)
-        for source, line in zip(self.sources, plan.lines, strict=False):
+        self.read_to(lines)
+        for source, line in zip(self.sources, lines, strict=False):
             source.confirm(line)
 
     def evidence(self, log: CheckpointLog, plan: Plan) -> list[Path]:

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import lowwater
 from lowwater.watermark import MAX, MIN
@@ -45,6 +45,9 @@ from lowwater_spark.track.inputs import UNREAD, Reading, still_counts
 from lowwater_spark.track.plan import Checked
 from lowwater_spark.track.progress import Committed, Progress
 from lowwater_spark.track.status import Status
+
+if TYPE_CHECKING:
+    from lowwater_spark.drive.watermark import Driving
 
 __all__ = ["LastReading", "PlainRun"]
 
@@ -75,8 +78,10 @@ class PlainRun:
     """What could not be read of the checkpoint when the clock looked last; empty: nothing."""
     stopping: bool = field(default=False, init=False)
     """Whether the user has asked for the end."""
-    _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
-    _heads: Heads = field(init=False)
+    _lock: threading.RLock = field(init=False)
+    heads: Heads = field(init=False)
+    drive: Driving | None = field(default=None, init=False)
+    """What moves the controls of the query, from when on it may: in the same looks."""
     _bookmarks: Bookmarks = field(init=False)
     _last: LastReading = field(init=False)
     _synced: int = field(default=NOTHING, init=False)
@@ -92,10 +97,11 @@ class PlainRun:
 
     def __post_init__(self) -> None:
         self.log = CheckpointLog(self.checkpoint)
-        self._heads = Heads.of(self.checkpoint, self.checked.sources)
+        self.heads = Heads.of(self.checkpoint, self.checked.sources)
+        self._lock = self.heads.lock
         self._bookmarks = Bookmarks(
             self.checkpoint,
-            self._heads.outputs,
+            self.heads.outputs,
             self.authority.full_name,
             self.authority.registration.identity,
             skip_removed=self.skip_removed,
@@ -103,14 +109,14 @@ class PlainRun:
         self._last = LastReading(self.checkpoint)
         self._sink = None if self.output is None else DurableSink(self.output, self.checkpoint, self.boot)
         self._promises = deque(maxlen=_KEPT_PROMISES)
-        self.progress = Progress(self.keyed.ranges, self.keyed.window, self._heads.sources, self._durable())
+        self.progress = Progress(self.keyed.ranges, self.keyed.window, self.heads.sources, self._durable())
 
     # -- start ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Claim, and then read the durable state: until the claim an older run may still have written it."""
-        self._heads.read_to(self.progress.committed.lines)
-        self._heads.list_heads(self.progress.committed.lines)
+        self.heads.settle(self.progress.committed.lines)
+        self.heads.look(self.heads.moment(self.progress.committed.lines))
         # Who is refused claims nothing.
         self._bookmarks.check(self.progress.committed.batch)
         self.claim()
@@ -120,7 +126,7 @@ class PlainRun:
         self.progress.restart(self._durable())
         if self.authority.registered is not None:
             self._check_lives(self.authority.registered)
-        self._heads.read_to(self.progress.committed.lines)
+        self.heads.settle(self.progress.committed.lines)
         self._bookmarks.begin(self.progress.committed.batch, self.clock())
         # What is known now counts from the first batch, if that reads all that is there now.
         self.tick()
@@ -149,7 +155,7 @@ class PlainRun:
         if self._sink is not None:
             self._sink.sync(last)
         plans = self.log.plans_after(self._synced, last)
-        files = [file for plan in plans for file in self._heads.evidence(self.log, plan)]
+        files = [file for plan in plans for file in self.heads.evidence(self.log, plan)]
         files.append(self.checkpoint / "commits" / str(last))
         for file in files:
             with contextlib.suppress(FileNotFoundError):  # Spark has cleaned up: newer entries stand in for it
@@ -180,25 +186,42 @@ class PlainRun:
 
         ``last``: the query has ended. What it has committed counts; that it ended says nothing of what is still to come.
         """
+        try:
+            answering, reading = self._read()
+            committed = self.progress.committed
+            read = self.heads.moment(committed.lines)
+        finally:
+            # Whatever has become of the stage's own reading: the controls are asked all the same.
+            if self.drive is not None and not last:
+                self.drive.tick()
+        if answering:
+            self._look(reading, read, committed, last=last)
+        self.heads.let_go()
+
+    def _read(self) -> tuple[bool, Reading | None]:
+        """Take notice of what is committed, and read the inputs. Return whether the authority answers, and the reading if there is one."""
         self._settle()
         if not self.authority.probe():
-            return
+            return False, None
         if self.authority.lease is None:
             self.claim()
-        reading = self.authority.read()
-        now, committed = self.clock(), self.progress.committed
+        return True, self.authority.read()
+
+    def _look(self, reading: Reading | None, read: int, committed: Committed, *, last: bool) -> None:
+        """List the sources if that is needed for a reading, which was taken at the moment ``read``, and report."""
+        now = self.clock()
         news = reading is not None and self.progress.must_list(reading, now)
-        heads = None
+        heads, listed = None, self.heads.moment() > read
         if news or self._bookmarks.due(committed.batch, now, last=last):
-            heads = self._heads.list_heads(committed.lines)
-        if not news:
-            self._heads.forgive()
-        elif heads is not None:
+            heads = self.heads.look(read)
+        if not news and not listed:
+            self.heads.forgive()
+        elif news and heads is not None:
             assert reading is not None
             newest = self.log.newest()
             planned = () if newest is None else newest.lines
             with self._lock:
-                self._heads.read_to(planned)
+                self.heads.read_to(planned)
                 self.progress.observe(reading, heads, now, planned)
         self._settle()
         self._report(last=last)
@@ -206,7 +229,7 @@ class PlainRun:
             # Only now: what is reported does not wait for it.
             self._bookmarks.keep_up(committed.batch, now)
         if last:
-            self._heads.fail_again()
+            self.heads.fail_again()
 
     def _settle(self) -> None:
         """Take notice of the newest batch in the commit log, and of all before it."""
@@ -218,7 +241,7 @@ class PlainRun:
         self._sync(batch)
         with self._lock:
             self._promises.append((batch, self._promised()))
-            self._heads.settle(plan)
+            self.heads.settle(plan.lines)
             reading = self.progress.choose(plan.lines)
             self._untold = plan
             self.progress.settle(Committed(batch, plan.lines, reading, spark_bound=bound), "")
@@ -252,7 +275,7 @@ class PlainRun:
         self.authority.renew(self.progress.stamped(reading), values, waiting_for=self._waiting_for())
 
     def _waiting_for(self) -> tuple[str, ...]:
-        return (*filter(None, [self.unread, self._heads.lost]), *self.progress.waiting_for())
+        return (*filter(None, [self.unread, self.heads.lost]), *self.progress.waiting_for())
 
     def cannot_read(self, failure: str) -> None:
         """Remember what could not be read of the checkpoint, for people, and tell the authority; empty: it can be read again."""

@@ -142,8 +142,6 @@ class TrackedQuery:
         return self._run.news() or (self._driving is not None and self._driving.news())
 
     def _look(self, *, last: bool) -> None:
-        if self._driving is not None and not last:
-            self._driving.tick()
         try:
             self._run.tick(last=last)
         except errors.LowwaterError:

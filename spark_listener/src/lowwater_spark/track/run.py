@@ -42,6 +42,8 @@ from lowwater_spark.track.status import KeyRange, Status
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from lowwater_spark.drive.watermark import Driving
+
 __all__ = ["PATIENCE", "LateRow", "Part", "Run", "Status", "WriteBatch"]
 
 logger = logging.getLogger("lowwater.spark")
@@ -72,7 +74,7 @@ class _Running:
 class Run:
     """The driver's side of one run. Two threads call it: Spark's, with batches, and the clock's.
 
-    ``_lock`` guards everything below it; Spark jobs and the user's function run outside of it.
+    ``_lock`` guards everything below it, and what waits for the sources; Spark jobs and the user's function run outside of it.
     """
 
     checkpoint: Path
@@ -92,12 +94,14 @@ class Run:
     """What could not be read of the checkpoint when the clock looked last, or by the batch that begins; empty: nothing."""
     stopping: bool = field(default=False, init=False)
     """Whether the user has asked for the end: a batch that is interrupted then has not failed."""
-    _heads: Heads = field(init=False)
+    heads: Heads = field(init=False)
+    drive: Driving | None = field(default=None, init=False)
+    """What moves the controls of the query, from when on it may: in the same looks."""
     _bookmarks: Bookmarks = field(init=False)
     _reader: Part | None = field(init=False)
     """The stage whose reading of the inputs is the query's W; None when all are injectors, or read nothing else."""
     _actions: Actions = field(default_factory=Actions, init=False)
-    _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
+    _lock: threading.RLock = field(init=False)
     _running: _Running | None = field(default=None, init=False)
     _swept: set[Path] = field(default_factory=set, init=False)
     _removals: dict[Path, Removal] = field(default_factory=dict, init=False)
@@ -109,18 +113,19 @@ class Run:
         self.log = CheckpointLog(self.checkpoint)
         self.batches = self.parts[0].batches
         self.ticks = Ticks(self.checkpoint, len(self.checked.sources), self.authority.registration.ordinal)
-        self._heads = Heads([*Heads.of(self.checkpoint, self.checked.sources).sources, self.ticks])
+        self.heads = Heads([*Heads.of(self.checkpoint, self.checked.sources).sources, self.ticks])
+        self._lock = self.heads.lock
         self._bookmarks = Bookmarks(
             self.checkpoint,
-            self._heads.outputs,
+            self.heads.outputs,
             self.authority.full_name,
             self.authority.registration.identity,
             skip_removed=self.skip_removed,
         )
         self._reader = next((part for part in self.parts if part.reads), None)
         for part, state in zip(self.parts, self._durable(), strict=True):
-            part.open(self._heads.sources, state)
-        self._heads.read_to(self._lines)
+            part.open(self.heads.sources, state)
+        self.heads.settle(self._lines)
 
     @property
     def authority(self) -> Authority:
@@ -168,7 +173,7 @@ class Run:
 
     def start(self) -> None:
         """Claim, and then read the durable state: until the claim an older run may still have written it."""
-        self._heads.list_heads(self._lines)
+        self.heads.look(self.heads.moment(self._lines))
         # Who is refused claims nothing.
         self._bookmarks.check(self.progress.committed.batch)
         self.claim()
@@ -178,7 +183,7 @@ class Run:
             for part in self.parts:
                 if part.authority.registered is not None:
                     part.check_lives(part.authority.registered, self._reader)
-            self._heads.read_to(self._lines)
+            self.heads.settle(self._lines)
         self._bookmarks.begin(self.progress.committed.batch, self.clock())
         # The first batch may use what is known now, if it reads all that is there now.
         self.tick()
@@ -305,8 +310,8 @@ class Run:
                     if plan is None:
                         msg = f"batch {number} runs, but {self.checkpoint}/offsets/{number} is not there; lowwater needs Spark's own offset log"
                         raise CheckpointMismatch(msg)
-                    self._heads.read_to(plan.lines)
-                    for file in self._heads.evidence(self.log, plan):
+                    self.heads.read_to(plan.lines)
+                    for file in self.heads.evidence(self.log, plan):
                         sync_file(file)
                         sync_directory(file.parent)
                     return plan
@@ -330,7 +335,7 @@ class Run:
         if not ((evidence is not None and evidence > number) or self.log.committed(number)):
             return
         # Before anything is told: what cannot be read now is read, and told, at the next look.
-        self._heads.settle(running.plan)
+        self.heads.settle(running.plan.lines)
         self.probe("committed", number)
         # What a stage reads is committed before it: a crash in between leaves the later ones behind, never ahead.
         told = [
@@ -360,31 +365,51 @@ class Run:
         return self._reader is not None and self._reader.authority.news()
 
     def tick(self, *, last: bool = False) -> None:
-        """One look of the clock: commit, read the inputs, list the sources, renew, and ask for a batch if one is needed."""
+        """One look of the clock: commit, read the inputs, list the sources, renew, and ask for a batch if one is needed.
+
+        What drives the query reads its inputs after them and before the sources are listed, so one listing serves both.
+        """
+        try:
+            answering, reading = self._read()
+            committed = self.progress.committed
+            read = self.heads.moment(committed.lines)
+        finally:
+            # Whatever has become of the stage's own reading: the controls are asked all the same.
+            if self.drive is not None and not last:
+                self.drive.tick()
+        if answering:
+            self._look(reading, read, committed, last=last)
+        self.heads.let_go()
+
+    def _read(self) -> tuple[bool, Reading | None]:
+        """Commit, and read the inputs. Return whether the authority answers, and the reading if there is one."""
         with self._lock:
             self._settle()
             # Whatever comes of this look: what it cannot tell waits for the next one, and is no news until then.
             self._looked = self.progress.committed.batch
         answering = [part for part in self.parts if part.authority.probe()]
         if not answering:
-            return
+            return False, None
         if any(part.authority.lease is None for part in self.parts):
             self.claim()
-        reading = None if self._reader is None else self._reader.authority.read()
-        now, committed = self.clock(), self.progress.committed
+        return True, None if self._reader is None else self._reader.authority.read()
+
+    def _look(self, reading: Reading | None, read: int, committed: Committed, *, last: bool) -> None:
+        """List the sources if that is needed for a reading, which was taken at the moment ``read``, and report."""
+        now = self.clock()
         news = self._reader is not None and reading is not None and self._reader.progress.must_list(reading, now)
-        heads = None
+        heads, listed = None, self.heads.moment() > read
         if news or self._bookmarks.due(committed.batch, now, last=last):
-            heads = self._heads.list_heads(committed.lines)
-        if not news:
-            self._heads.forgive()
-        elif heads is not None:
+            heads = self.heads.look(read)
+        if not news and not listed:
+            self.heads.forgive()
+        elif news and heads is not None:
             assert self._reader is not None
             assert reading is not None
             newest = self.log.newest()
             planned = () if newest is None else newest.lines
             with self._lock:
-                self._heads.read_to(planned)
+                self.heads.read_to(planned)
                 self._reader.progress.observe(reading, heads, now, planned)
         with self._lock:
             self._settle()
@@ -396,7 +421,7 @@ class Run:
             # Only now: what is reported does not wait for it.
             self._bookmarks.keep_up(committed.batch, now)
         if last:
-            self._heads.fail_again()
+            self.heads.fail_again()
 
     def _renew(self) -> None:
         """Report the newest reading that counts for the committed state. Hold the lock."""
@@ -408,7 +433,7 @@ class Run:
 
     def _waiting_for(self) -> tuple[str, ...]:
         waiting = () if self._reader is None else self._reader.progress.waiting_for()
-        return (*filter(None, [self.unread, self._heads.lost]), *waiting)
+        return (*filter(None, [self.unread, self.heads.lost]), *waiting)
 
     def cannot_read(self, failure: str) -> None:
         """Remember what could not be read of the checkpoint, for people, and tell the authority; empty: it can be read again."""

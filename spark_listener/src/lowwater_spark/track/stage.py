@@ -327,10 +327,11 @@ class Stage:
 
         def begin(run: Run | PlainRun, writer: DataStreamWriter) -> TrackedQuery:
             if driving is not None:
-                driving.reserve(run.authority.registration)
+                driving.reserve(run.authority.registration, run.heads)
             run.start()
             if driving is not None:
                 driving.open(run.authority)
+                run.drive = driving
             owned = client if self.client is None else None
             tracked = TrackedQuery(run, writer.start(), interval=self.interval, owned=owned, driving=driving)
             _running.add(tracked)
