@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import lowwater
 from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.checkpoint.manifest import SECTIONS, Manifest
 from lowwater_spark.sources.base import NONE, Line
 from tests.kit.times import at
 
@@ -80,6 +82,26 @@ class Upstream:
 def low(lw: lowwater.Client, name: str) -> lowwater.Watermark:
     """The published low watermark."""
     return lw.get(name)[name].low
+
+
+def begun(checkpoint: Path, run: int = 1) -> Manifest:
+    """The manifest of a run that begins."""
+    manifest = Manifest(checkpoint)
+    manifest.begin(run)
+    return manifest
+
+
+def as_before(checkpoint: Path) -> None:
+    """Leave a checkpoint as releases before the manifest did: with a file of its own for each section."""
+    manifest, home = Manifest(checkpoint), checkpoint / "lowwater"
+    shutil.rmtree(home / "manifest")
+    (home / "query.json").unlink()
+    for section in SECTIONS:
+        content = manifest[section]
+        if content is not None:
+            content = content if isinstance(content, dict) and section != "roots" else {section: content}
+            content = content if section == "stages" else {"format": 1, **content}
+            (home / f"{section}.json").write_text(json.dumps(content))
 
 
 def lines(*offsets: int) -> list[Line]:

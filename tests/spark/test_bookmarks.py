@@ -40,7 +40,7 @@ from lowwater_spark.sources.writers import MARKS, mark_writer
 from lowwater_spark.track import removal as removal_module
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.removal import Removal
-from tests.spark.support import lines
+from tests.spark.support import begun, lines
 
 LATER = 1e12
 """A time at which every batch is old."""
@@ -135,9 +135,10 @@ class Reader:
     def start(self, at: Steps = lambda _point: None, *, skip_removed: bool = False) -> bool:
         source = FileSource(os.fspath(self.writer.folder), recursive=True)
         self.running = False
-        self.heads = Heads([OpenFiles(source, 0, self.checkpoint, self.log)])
+        manifest = begun(self.checkpoint)
+        self.heads = Heads([OpenFiles(source, 0, manifest, self.log)])
         self.marks = self.bookmarks(
-            self.checkpoint, self.heads.outputs, self.name, self.name, skip_removed=skip_removed, probe=at
+            manifest, self.heads.outputs, self.name, self.name, skip_removed=skip_removed, probe=at
         )
         self.heads.list_heads(lines(self.batch))
         at("listed")
@@ -530,8 +531,9 @@ class TwoOutputs:
 
     def start(self, at: Steps = lambda _point: None) -> Bookmarks:
         opened = enumerate(zip(self.sources, self.logs, strict=True))
-        self.heads = Heads([OpenFiles(source, n, self.checkpoint, log) for n, (source, log) in opened])
-        self.marks = Bookmarks(self.checkpoint, self.heads.outputs, "query", "query", probe=at)
+        manifest = begun(self.checkpoint)
+        self.heads = Heads([OpenFiles(source, n, manifest, log) for n, (source, log) in opened])
+        self.marks = Bookmarks(manifest, self.heads.outputs, "query", "query", probe=at)
         self.heads.list_heads(lines(self.batch, self.batch))
         self.marks.begin(self.batch, 0.0)
         return self.marks
@@ -662,8 +664,7 @@ def test_a_checkpoint_knows_what_it_has_read_and_a_copy_of_an_older_one_knows_le
     world = WriterAndReaders(tmp_path)
     live(world, A_HAS_READ)
     [reader, _] = world.readers
-    record = reader.checkpoint / "lowwater/read.json"
-    older = record.read_bytes()
+    older = begun(reader.checkpoint)["read"]
     assert world.writer.remove() == [0, 1]
     reader.forget()
     assert reader.start(), "it comes back: nothing is missing, whatever its bookmark says"
@@ -676,7 +677,7 @@ def test_a_checkpoint_knows_what_it_has_read_and_a_copy_of_an_older_one_knows_le
     reader.read()
     reader.look()
     assert world.writer.remove() == [2]
-    record.write_bytes(older)
+    begun(reader.checkpoint).keep("read", older)
     assert not reader.start()
 
 
@@ -774,13 +775,13 @@ def test_removal_who_reads_a_part_of_the_directory_holds(tmp_path: Path) -> None
     world.readers[0].log.take(tmp_path / "links/one/part.json", 0)
     for root in (world.writer.folder / "batch=1", tmp_path / "links"):
         part = Heads(
-            [OpenFiles(FileSource(os.fspath(root), recursive=True), 0, tmp_path / "part", world.readers[0].log)]
+            [OpenFiles(FileSource(os.fspath(root), recursive=True), 0, begun(tmp_path / "part"), world.readers[0].log)]
         )
         assert part.list_heads(lines(world.readers[0].batch)) == [set()]
     assert world.writer.remove() == [0, 1]
     for root in (world.writer.folder / "batch=1", tmp_path / "links"):
         part = Heads(
-            [OpenFiles(FileSource(os.fspath(root), recursive=True), 0, tmp_path / "part", world.readers[0].log)]
+            [OpenFiles(FileSource(os.fspath(root), recursive=True), 0, begun(tmp_path / "part"), world.readers[0].log)]
         )
         [[file]] = part.list_heads(lines(world.readers[0].batch)) or []
         assert "only who reads all of the directory is waited for" in file.path

@@ -15,6 +15,7 @@ import lowwater_spark as lws
 from lowwater import errors
 from lowwater.watermark import MIN
 from lowwater_spark.authority import Authority
+from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.drive import frame as frame_module
 from lowwater_spark.drive import plan as plan_module
 from lowwater_spark.drive import watermark as watermark_module
@@ -192,7 +193,7 @@ def test_rule_9_a_reset_input_ends_the_query_and_keeps_it_from_starting(
     authority = Authority(lw, dataclasses.replace(query._run.authority.registration, name="other"))
     authority.register()
     authority.claim([MIN, MIN])
-    opened.reserve(authority.registration, Heads.of(driven.folder / "ck", opened.checked.sources))
+    opened.reserve(authority.registration, Heads.of(Manifest(driven.folder / "ck"), opened.checked.sources))
     with pytest.raises(errors.IncarnationChanged, match="source was reset"):
         opened.open(authority)
     opened.close()

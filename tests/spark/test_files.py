@@ -70,6 +70,20 @@ def test_s5_a_replay_runs_with_the_w_of_the_first_run(tmp_path: Path) -> None:
     assert log.read(8) == BatchEntry(8, "cc", Reading(MIN), promised=MIN)
 
 
+def test_a_batch_that_an_older_release_has_begun_is_replayed_and_none_of_this_one_by_it(tmp_path: Path) -> None:
+    log = BatchLog(tmp_path)
+    entry = BatchEntry(7, "aa", READING, promised=9)
+    log.begin(entry)
+    path = tmp_path / "lowwater/batches/7.json"
+    content = json.loads(path.read_text())
+    assert content["format"] == 2, "0.1 reads format 1 alone: it would pass over the manifest"
+    path.write_text(json.dumps({**content, "format": 1}))
+    assert log.begin(entry) == (entry, True)
+    path.write_text(json.dumps({**content, "format": 3}))
+    with pytest.raises(CheckpointMismatch, match="is of format 3; this release reads 1 and 2"):
+        log.begin(entry)
+
+
 def test_an_injectors_frontier_must_be_found_again(tmp_path: Path) -> None:
     log = BatchLog(tmp_path)
     assert log.frontier(3) is None

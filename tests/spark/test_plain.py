@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater import errors
 from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources import writers
 from lowwater_spark.sources.sink_log import _checked, list_sink
@@ -348,7 +348,7 @@ def test_rule6_a_file_sink_is_known_by_any_name(flow: Flow, lw: lowwater.Client,
     flow.eventually(lambda: low(lw, "stage") == mark(10), "written and reported")
     query.stop()
     assert [name for _, name in strangers(str(flow.folder / "out"), set())] == ["stage"]
-    assert json.loads((flow.folder / "ck/lowwater/sink.json").read_text())["batch"] == 0
+    assert Manifest(flow.folder / "ck")["sink"]["batch"] == 0
 
 
 @pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="breaks when the format's name alone decides")

@@ -19,6 +19,7 @@ from lowwater_spark.authority import Authority, Registration
 from lowwater_spark.checkpoint.durable import boot_of
 from lowwater_spark.checkpoint.identity import check_shape, identity, new_ordinal
 from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources import roots, sink_log
 from lowwater_spark.sources.control import ControlSource
@@ -33,7 +34,7 @@ from lowwater_spark.track.progress import RELIST
 from lowwater_spark.track.status import in_short
 from tests.kit.eventually import eventually
 from tests.kit.times import at
-from tests.spark.support import Upstream, low
+from tests.spark.support import Upstream, as_before, low
 
 HOUR = timedelta(hours=1)
 
@@ -273,15 +274,43 @@ def test_a_source_directory_is_known_by_its_inode_or_by_a_file_that_was_read(
     root.rename(checkpoint.folder / "aside-too")
     root.mkdir()
     upstream.at(16)
-    record = checkpoint.path / "lowwater/roots.json"
-    eventually(ticks(run, lambda: f"delete {record}" in str(run.status().waiting_for)), "the way out is named")
+    replaced = checkpoint.path / "lowwater/replaced"
+    eventually(ticks(run, lambda: f"touch {replaced}" in str(run.status().waiting_for)), "the way out is named")
     assert low(lw, "out").micros == micros(15)
-    record.unlink()
+    replaced.touch()
     eventually(ticks(run, lambda: low(lw, "out").micros == micros(16)), "and helps without a restart")
     assert run.status().waiting_for == ()
-    record.write_text(json.dumps({"format": 2}))
-    with pytest.raises(CheckpointMismatch, match="of format 2"):
+    for version in (checkpoint.path / "lowwater/manifest").iterdir():
+        version.write_text(json.dumps({"format": 9}))
+    with pytest.raises(CheckpointMismatch, match="of format 9"):
         checkpoint.start()
+
+
+def test_a_checkpoint_of_a_release_without_the_manifest_goes_on_where_it_stood(
+    checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """What it has kept is read once: how far the output is durable, the last reading, and by what the directory is known again."""
+    root = checkpoint.folder / "in"
+    checkpoint.plan(0, [checkpoint.put("a.json")])
+    checkpoint.write(0, "a")
+    checkpoint.commit(0)
+    upstream.at(13)
+    run = checkpoint.start(sink=True)
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(13)), "what is read")
+    run.close()
+    kept = {section: run.manifest[section] for section in ("reading", "roots", "sink")}
+    assert None not in kept.values()
+    as_before(checkpoint.path)
+    root.rename(checkpoint.folder / "volume")
+    root.mkdir()
+    run = checkpoint.start(sink=True)
+    assert {section: run.manifest[section] for section in kept} == kept
+    upstream.at(14)
+    eventually(ticks(run, lambda: f"{root} is not the directory" in str(run.status().waiting_for)), "it is known again")
+    assert low(lw, "out").micros == micros(13)
+    root.rmdir()
+    (checkpoint.folder / "volume").rename(root)
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(14)), "it goes on")
 
 
 def test_no_share_of_what_spark_holds_is_beyond_its_watermark(
@@ -497,8 +526,7 @@ def test_the_output_of_a_checkpoint_that_an_older_release_has_begun_is_synced_wh
         checkpoint.commit(batch)
     (checkpoint.folder / "out/a").unlink()
     checkpoint.start(sink=True)
-    kept = json.loads((checkpoint.path / "lowwater/sink.json").read_text())
-    assert kept == {"format": 1, "batch": 1, "boot": checkpoint.boot}
+    assert Manifest(checkpoint.path)["sink"] == {"batch": 1, "boot": checkpoint.boot}
 
 
 def test_what_others_have_cleaned_up_is_no_power_cut_as_long_as_the_machine_runs(
@@ -682,8 +710,8 @@ def test_a_checkpoint_keeps_what_its_query_holds(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointMismatch, match=said):
             check_shape(tmp_path, kind, other)  # type: ignore[arg-type]
-    (tmp_path / "lowwater/query.json").write_text(json.dumps({"format": 2}))
-    with pytest.raises(CheckpointMismatch, match="another format"):
+    (tmp_path / "lowwater/query.json").write_text(json.dumps({"format": 3}))
+    with pytest.raises(CheckpointMismatch, match="of format 3"):
         check_shape(tmp_path, "plain", HELD)
 
 

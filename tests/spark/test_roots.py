@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from lowwater_spark.checkpoint import durable
+from lowwater_spark.checkpoint import manifest as manifest_module
 from lowwater_spark.sources import files, roots
 from lowwater_spark.sources.files import FileSource, OpenFiles
 from lowwater_spark.sources.head import Heads
 from lowwater_spark.sources.roots import birth_of
 from lowwater_spark.sources.source_log import File, SourceLog, Taken
-from tests.spark.support import lines
+from tests.spark.support import begun, lines
 
 
 class Query:
@@ -25,14 +26,20 @@ class Query:
     def __init__(self, base: Path) -> None:
         self.folder, self.checkpoint = base / "in", base / "ck"
         self.folder.mkdir()
-        self.record = self.checkpoint / "lowwater/roots.json"
+        self.record = self.checkpoint / "lowwater/manifest"
+        self.manifest = begun(self.checkpoint)
         self.log = SourceLog(Path("unused"))
         self.read = -1
         self.heads = self.again()
 
     def again(self) -> Heads:
-        """Another look at the checkpoint: a new run, or a driven query's second one."""
-        return Heads([OpenFiles(FileSource(os.fspath(self.folder), recursive=True), 0, self.checkpoint, self.log)])
+        """A new run of the checkpoint."""
+        self.manifest = begun(self.checkpoint)
+        return self.shared()
+
+    def shared(self) -> Heads:
+        """Another source of the run, over the same directory."""
+        return Heads([OpenFiles(FileSource(os.fspath(self.folder), recursive=True), 0, self.manifest, self.log)])
 
     def put(self, name: str) -> Path:
         path = self.folder / name
@@ -48,6 +55,10 @@ class Query:
 
     def holds(self, looker: Heads | None = None) -> bool:
         return (looker or self.heads).list_heads(lines(self.read)) is None
+
+    def replace_again(self) -> None:
+        self.folder.rename(self.folder.with_name("another"))
+        self.folder.mkdir()
 
     def replace(self) -> Path:
         """Put an empty directory in its place, as where a volume is not mounted; return where the volume is."""
@@ -144,9 +155,13 @@ def test_head_of_w_another_volume_whose_root_has_the_same_inode_is_noticed(
     assert not query.holds(), "it is still the same one"
     query.replace()
     assert query.holds()
-    assert "delete " + str(query.record) in query.heads.lost
-    query.record.unlink()
+    replaced = query.checkpoint / "lowwater/replaced"
+    assert f"touch {replaced}" in query.heads.lost
+    replaced.touch()
     assert not query.holds()
+    assert not replaced.exists(), "it is of this one alone"
+    query.replace_again()
+    assert query.holds()
 
 
 def witnesses_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +186,8 @@ def test_head_of_w_breaks_when_too_much_vouches_for_a_directory(
 
 
 def test_head_of_w_two_that_share_a_checkpoint_know_what_the_other_has_found(query: Query) -> None:
-    """A driven query lists for its frames and for its stage."""
-    other = query.again()
+    """Two sources of a query may read the same directory."""
+    other = query.shared()
     query.take("a.json")
     assert not query.holds()
     volume = query.replace()
@@ -217,17 +232,17 @@ def test_head_of_w_a_directory_of_which_nothing_was_read_holds_as_well(query: Qu
 def test_what_is_known_already_is_not_written_again(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
 
-    def noted(path: Path, data: bytes) -> None:
+    def noted(path: Path, data: bytes) -> bool:
         written.append(path)
-        durable.write_over(path, data)
+        return durable.write_once(path, data)
 
-    monkeypatch.setattr(roots, "write_over", noted)
+    monkeypatch.setattr(manifest_module, "write_once", noted)
     query.take("a.json")
     for _ in range(3):
         assert not query.holds()
     query.heads = query.again()
     assert not query.holds()
-    assert written == [query.record]
+    assert written == [query.record / "2.json"]
 
 
 def test_the_birth_time_is_what_the_system_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from lowwater_spark.sources.files import FileSource, OpenFiles, Settled
 from lowwater_spark.sources.head import Candidates, Heads
 from lowwater_spark.sources.source_log import NOTHING, File, Head, SourceLog, Taken
 from lowwater_spark.track.handover import HANDED_OVER, publish_directory
-from tests.spark.support import lines
+from tests.spark.support import begun, lines
 
 
 class Log(SourceLog):
@@ -40,7 +40,7 @@ class Reader:
         self.out, self.log = base / "out", log
         self.out.mkdir()
         source = FileSource(os.fspath(self.out), recursive=True)
-        self.heads = Heads([OpenFiles(source, 0, base / "ck", log)])
+        self.heads = Heads([OpenFiles(source, 0, begun(base / "ck"), log)])
         self.looked: set[str] = set()
         scandir = os.scandir
 

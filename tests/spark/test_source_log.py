@@ -18,7 +18,7 @@ from lowwater_spark.sources.source_log import File, SourceLog, log_offset
 from lowwater_spark.sources.ticks import Ticks, with_ticks
 from lowwater_spark.track.plan import check_plan
 from tests.kit.eventually import eventually
-from tests.spark.support import Feed, lines
+from tests.spark.support import Feed, begun, lines
 
 pytestmark = pytest.mark.spark
 
@@ -292,7 +292,7 @@ def test_an_old_file_is_read_or_named(
     old = source.put([{"key": "old", "t": 1}], mtime=now - 8 * 86_400)
     source.put([{"key": "newer", "t": 1}], mtime=now + 1)
     [source_read] = checked.sources
-    opened = source_read.open(tmp_path / "ck", 0)
+    opened = source_read.open(begun(tmp_path / "ck"), 0)
     waiting = Candidates[str]([opened])
     waiting.add("W", [opened.head(NONE)])
     run.query.processAllAvailable()

@@ -20,7 +20,7 @@ from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.head import Candidates, Heads
 from lowwater_spark.sources.sink_log import SINK_LOG
 from lowwater_spark.sources.ticks import Ticks, tick_directory
-from tests.spark.support import lines
+from tests.spark.support import begun, lines
 
 STRANGE = '{"topic":{"0":5}}'
 """The line of a source that is of no kind here."""
@@ -67,7 +67,7 @@ class Files:
         return FileSource(os.fspath(self.root), recursive=True, sink_log=self.sink_log)
 
     def open(self) -> OpenSource:
-        return self.source.open(self.checkpoint, 0)
+        return self.source.open(begun(self.checkpoint), 0)
 
     def put(self, *names: str) -> None:
         for name in names:
@@ -142,7 +142,7 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
 
 
 def control(base: Path) -> tuple[OpenSource, Line]:
-    return ControlSource("/told").open(base / "ck", 0), json.dumps(Offset(5_000, {"a": 1}, 2).to_json())
+    return ControlSource("/told").open(begun(base / "control"), 0), json.dumps(Offset(5_000, {"a": 1}, 2).to_json())
 
 
 def ticks(base: Path) -> tuple[OpenSource, Line]:

@@ -21,7 +21,11 @@ from lowwater_spark.track.inputs import Reading
 
 __all__ = ["BatchEntry", "BatchLog"]
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
+"""Since the manifest (:mod:`lowwater_spark.checkpoint.manifest`). The entries are as before it, but a release that passes over it must not go on."""
+
+_OLD: Final = 1
+
 _FRONTIER: Final = ".frontier"
 
 
@@ -112,8 +116,8 @@ def _load(path: Path) -> dict[str, Any] | None:
         content: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    if content.get("format") != _FORMAT:
-        msg = f"{path} is of format {content.get('format')}; this release reads {_FORMAT}. Use the release that wrote it, or a newer one."
+    if content.get("format") not in (_OLD, _FORMAT):
+        msg = f"{path} is of format {content.get('format')}; this release reads {_OLD} and {_FORMAT}. Use the release that wrote it, or a newer one."
         raise CheckpointMismatch(msg)
     return content
 

@@ -15,7 +15,6 @@ later would have read only what came after it, and one that is gone would hold i
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,8 +23,9 @@ from pathlib import Path
 from typing import Final, Literal, Self
 from urllib.parse import quote
 
-from lowwater_spark.checkpoint.durable import make_directory, sync_directory, write_once, write_over
+from lowwater_spark.checkpoint.durable import make_directory, sync_directory, write_once
 from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.track.plan import Checked
 
@@ -33,10 +33,6 @@ __all__ = ["check_names", "check_shape", "home_of", "identity", "new_ordinal"]
 
 _KEPT: Final = 16
 """Old run files that stay, for people; only the highest number counts."""
-
-_FORMAT: Final = 1
-
-_NAMES: Final = "stages.json"
 
 
 def identity(checkpoint: Path) -> str:
@@ -101,29 +97,23 @@ def check_shape(checkpoint: Path, kind: Literal["plain", "function"], checked: C
     as held. Durable when it returns. Raises CheckpointMismatch.
     """
     shape = _Shape.of(kind, checked)
-    path = checkpoint / "lowwater" / "query.json"
+    manifest = Manifest(checkpoint)
     if CheckpointLog(checkpoint).last_planned() is not None:
-        try:
-            content = json.loads(path.read_bytes())
-        except FileNotFoundError:
+        kept = manifest["query"]
+        if kept is None:
             if kind == "plain" and _any(checkpoint / "lowwater" / "batches"):
-                raise CheckpointMismatch(
-                    _OTHER.format(checkpoint=checkpoint, begun="foreach_batch()", shape=shape)
-                ) from None
+                raise CheckpointMismatch(_OTHER.format(checkpoint=checkpoint, begun="foreach_batch()", shape=shape))
             if not checked.operators and _any(checkpoint / "state"):
                 raise CheckpointMismatch(
                     _OTHER.format(checkpoint=checkpoint, begun="rows in Spark's state", shape=shape)
-                ) from None
+                )
         else:
-            if content.pop("format") != _FORMAT:
-                msg = f"{path} is of another format; this release reads {_FORMAT}. Use the release that wrote it, or a newer one."
-                raise CheckpointMismatch(msg)
-            begun = _Shape(**content)
+            begun = _Shape(**kept)
             if begun != shape:
                 raise CheckpointMismatch(_OTHER.format(checkpoint=checkpoint, begun=begun, shape=shape))
             return
-    make_directory(path.parent)
-    write_over(path, json.dumps({"format": _FORMAT, **asdict(shape)}).encode())
+    manifest.take_over()
+    manifest.keep("query", asdict(shape))
 
 
 def _any(folder: Path) -> bool:
@@ -146,16 +136,13 @@ def check_names(checkpoint: Path, names: Sequence[str]) -> None:
 
     A checkpoint without the list has one stage, of any name. Raises CheckpointMismatch.
     """
-    path = checkpoint / "lowwater" / _NAMES
+    manifest = Manifest(checkpoint)
+    kept: list[str] | None = manifest["stages"]
     if CheckpointLog(checkpoint).last_planned() is None:
-        if len(names) > 1 or path.exists():
-            make_directory(path.parent)
-            write_over(path, json.dumps({"stages": list(names)}).encode())
+        if len(names) > 1 or kept is not None:
+            manifest.take_over()
+            manifest.keep("stages", list(names))
         return
-    try:
-        kept: list[str] | None = json.loads(path.read_bytes())["stages"]
-    except FileNotFoundError:
-        kept = None
     if list(names) != kept and (kept is not None or len(names) > 1):
         msg = (
             f"{checkpoint} was begun by {'one stage' if kept is None else 'the stages ' + ', '.join(kept)}, and the query has "

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from lowwater_spark.checkpoint.manifest import Manifest
     from lowwater_spark.sources.bookmarks import Output
 
 __all__ = ["NONE", "Awaited", "Line", "OpenSource", "Rowless", "Source"]
@@ -167,6 +168,6 @@ class Source(Protocol):
         """Raise CheckpointMismatch for a line that is no offset of a source of its kind."""
         ...
 
-    def open(self, checkpoint: Path, number: int) -> OpenSource:
-        """Return it for one run of a query. ``number`` is its place in the plan, by which Spark knows it. Raises CheckpointMismatch."""
+    def open(self, manifest: Manifest, number: int) -> OpenSource:
+        """Return it for one run of a query, whose manifest keeps what it must remember. ``number`` is its place in the plan, by which Spark knows it. Raises CheckpointMismatch."""
         ...

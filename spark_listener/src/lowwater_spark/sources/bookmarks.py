@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from lowwater_spark.checkpoint.durable import NotDurable, make_directory, sync_directory, sync_file, write_over
 from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.handover import digest_of
@@ -233,21 +234,17 @@ class Output:
 
 
 class ReadRecord:
-    """How far a checkpoint has read each output: a file in it, so that a copy of the checkpoint knows what it has."""
+    """How far a checkpoint has read each output: in its manifest, so that a copy of the checkpoint knows what it has."""
 
-    def __init__(self, checkpoint: Path) -> None:
-        self._path = checkpoint / "lowwater" / "read.json"
-        self._log = CheckpointLog(checkpoint)
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._log = CheckpointLog(manifest.checkpoint)
 
     def load(self) -> dict[Place, Extent]:
         """Return what it has of each output; of a record that is ahead of Spark's commits: nothing. Raises OSError."""
-        try:
-            content = json.loads(self._path.read_bytes())
-        except FileNotFoundError:
+        content = self._manifest["read"]
+        if content is None:
             return {}
-        if content["format"] != _FORMAT:
-            msg = f"{self._path} is of format {content['format']}; this release reads {_FORMAT}. Use a newer lowwater-spark."
-            raise CheckpointMismatch(msg)
         last = self._log.last_committed()
         if content["batch"] > (NOTHING if last is None else last):
             return {}
@@ -258,9 +255,8 @@ class ReadRecord:
 
     def save(self, batch: int, read: Mapping[Place, Extent]) -> None:
         """Keep it, as of a committed batch that is durable, and what is known of outputs that cannot be seen now. Durable when it returns."""
-        make_directory(self._path.parent)
         places = [[*place, *extent] for place, extent in sorted({**self.load(), **read}.items())]
-        write_over(self._path, json.dumps({"format": _FORMAT, "batch": batch, "read": places}).encode())
+        self._manifest.keep("read", {"batch": batch, "read": places})
 
 
 def sync_commit(checkpoint: Path, batch: int) -> None:
@@ -277,7 +273,7 @@ class Bookmarks:
 
     def __init__(
         self,
-        checkpoint: Path,
+        manifest: Manifest,
         outputs: Sequence[Mapping[str, Output]],
         reader: str,
         identity: str,
@@ -285,13 +281,13 @@ class Bookmarks:
         skip_removed: bool = False,
         probe: Callable[[str], None] = lambda _point: None,
     ) -> None:
-        self._checkpoint = checkpoint
+        self._checkpoint = manifest.checkpoint
         self._outputs = outputs
         self._reader = reader
         self._identity = identity
         self._skip_removed = skip_removed
         self._probe = probe
-        self._record = ReadRecord(checkpoint)
+        self._record = ReadRecord(manifest)
         self._left: dict[Place, Extent] = {}
         """What the record and the bookmarks say."""
         self._refused: set[str] = set()

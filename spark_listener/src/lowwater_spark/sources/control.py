@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from lowwater_spark.checkpoint.durable import write_over
+from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import Line, Rowless
 
@@ -203,7 +204,7 @@ class ControlSource(Rowless):
     def check_writers(self) -> None:
         """Do nothing: it has no rows of anybody."""
 
-    def open(self, checkpoint: Path, number: int) -> ControlSource:
+    def open(self, manifest: Manifest, number: int) -> ControlSource:
         """Return it for one run of a query."""
         return self
 

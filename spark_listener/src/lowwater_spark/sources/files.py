@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.base import Line
 from lowwater_spark.sources.bookmarks import BOOKMARKS, Extent, Output, ReadRecord, Scan, batch_number, removed, unread
@@ -81,9 +82,9 @@ class FileSource:
         """Raise CheckpointMismatch for a line that is no place in a log of files."""
         log_offset(line)
 
-    def open(self, checkpoint: Path, number: int) -> OpenFiles:
+    def open(self, manifest: Manifest, number: int) -> OpenFiles:
         """Return it for one run of a query."""
-        return OpenFiles(self, number, checkpoint)
+        return OpenFiles(self, number, manifest)
 
     def log_in(self, folder: Path) -> SourceLog:
         """Return the reader of its log, which is this folder of a checkpoint."""
@@ -234,14 +235,14 @@ class OpenFiles:
     default of the one in the checkpoint. Holds one path per file ever read, and what :class:`Settled` does.
     """
 
-    def __init__(self, source: FileSource, number: int, checkpoint: Path, log: SourceLog | None = None) -> None:
+    def __init__(self, source: FileSource, number: int, manifest: Manifest, log: SourceLog | None = None) -> None:
         self.source = source
         self._number = number
-        self._folder = checkpoint / "sources" / str(number)
+        self._folder = manifest.checkpoint / "sources" / str(number)
         self._log = source.log_in(self._folder) if log is None else log
         self._settled = Settled(self._log)
-        self._roots = Roots(checkpoint)
-        self._record = ReadRecord(checkpoint)
+        self._roots = Roots(manifest)
+        self._record = ReadRecord(manifest)
 
     @property
     def outputs(self) -> Mapping[str, Output]:
@@ -258,7 +259,6 @@ class OpenFiles:
         Costs two looks more at the directory, a read for each output of batches, and two fsyncs if the directory has new files. Raises OSError, also
         when the directory is not the one that was read before.
         """
-        self._roots.look()
         root = self.source.root
         identity = identity_of(root)
         self._settled.begin(log_offset(settled), identity)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
+from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.sources.base import NONE, Awaited, Line, OpenSource, Source
 from lowwater_spark.sources.bookmarks import Output
 from lowwater_spark.sources.roots import Replaced
@@ -51,9 +52,9 @@ class Heads:
         self._error: OSError | None = None
 
     @classmethod
-    def of(cls, checkpoint: Path, sources: Sequence[Source]) -> Heads:
+    def of(cls, manifest: Manifest, sources: Sequence[Source]) -> Heads:
         """Open the sources of a query for a run. Raises CheckpointMismatch."""
-        return cls([source.open(checkpoint, number) for number, source in enumerate(sources)])
+        return cls([source.open(manifest, number) for number, source in enumerate(sources)])
 
     @property
     def outputs(self) -> list[Mapping[str, Output]]:

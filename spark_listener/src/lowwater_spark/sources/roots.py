@@ -16,20 +16,16 @@ import ctypes
 import errno
 import heapq
 import itertools
-import json
 import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from lowwater_spark.checkpoint.durable import make_directory, write_over
-from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.sources.source_log import File, Head
 
 __all__ = ["Identity", "Replaced", "Roots", "birth_of", "identity_of"]
-
-_FORMAT: Final = 1
 
 _WITNESSES: Final = 8
 """How many files are remembered of a directory: the newest, since old ones are removed first. They also are not in what was copied from before."""
@@ -76,59 +72,50 @@ def _is_same(known: _Root, identity: Identity, head: Head) -> bool:
 
 
 class Roots:
-    """By what the directories that a query reads are known again: ``CHECKPOINT/lowwater/roots.json``.
+    """By what the directories that a query reads are known again: in the checkpoint's manifest.
 
-    A directory of which nothing is known, as in a new checkpoint, is taken as it is found. Each source of a query has one of these, and so may each of
-    several that share the checkpoint, one after the other: each changes what it has itself listed.
+    A directory of which nothing is known, as in a new checkpoint, is taken as it is found. So is every directory while there is a file
+    ``CHECKPOINT/lowwater/replaced``, which whoever has replaced one on purpose makes; it goes with the first directory that is taken so.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
-        self._path = checkpoint / "lowwater" / "roots.json"
-        self._known: dict[str, _Root] = {}
-        self._known = self._load()
-
-    def look(self) -> None:
-        """Read the file again: another one may have written it, and whoever has replaced a directory on purpose deletes it. Raises OSError."""
-        self._known = self._load()
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._replaced = manifest.checkpoint / "lowwater" / "replaced"
 
     def recognize(self, root: str, identity: Identity, head: Head) -> None:
-        """Remember a directory by what was just listed of it. Raises Replaced when it is not the one that was read before.
+        """Remember a directory by what was just listed of it. Raises Replaced when it is not the one that was read before, OSError.
 
-        ``identity`` is the directory's before the listing and after it. Costs two fsyncs if it has new files.
+        ``identity`` is the directory's before the listing and after it. Costs what a version of the manifest does if it has new files.
         """
-        if not _is_same(self._known.get(root, _Root(identity)), identity, head):
+        self._manifest.attend()
+        before = self._of(root)
+        forgiven = before is not None and not _is_same(before, identity, head)
+        if forgiven and not self._replaced.exists():
             msg = (
                 f"{root} is not the directory that was read before, and none of its newest files is in it: mount its volume. If it was "
-                f"replaced on purpose, delete {self._path}"
+                f"replaced on purpose, say so: touch {self._replaced}"
             )
             raise Replaced(msg)
         # Only now: what stands in another directory can be no witness of this one.
         newest = heapq.nlargest(_WITNESSES, _files(head), key=_age)
-        before = self._known.get(root)
         # Batches that are not looked into any more still stand there. Of a directory that this one is a copy of, what is not in the copy counts no more.
         older = before.witnesses if before is not None and before.identity == identity else ()
         now = _Root(identity, tuple(dict.fromkeys([*newest, *older]))[:_WITNESSES])
-        if now == before:
-            return
-        known = {**self._known, root: now}
-        make_directory(self._path.parent)
-        write_over(self._path, json.dumps({"format": _FORMAT, "roots": known}).encode())
-        self._known = known
+        if now != before:
+            self._manifest.keep("roots", {**(self._manifest["roots"] or {}), root: _entry(now)})
+        if forgiven:
+            self._replaced.unlink(missing_ok=True)
 
-    def _load(self) -> dict[str, _Root]:
-        try:
-            content = json.loads(self._path.read_bytes())
-        except FileNotFoundError:
-            if self._known and not self._path.parent.is_dir():
-                raise  # not deleted: the whole checkpoint is away
-            return {}
-        if content.get("format") != _FORMAT:
-            msg = f"{self._path} is of format {content.get('format')}; this release reads {_FORMAT}. Use the release that wrote it, or a newer one."
-            raise CheckpointMismatch(msg)
-        return {
-            root: _Root(Identity(*identity), tuple(itertools.starmap(File, witnesses)))
-            for root, (identity, witnesses) in content["roots"].items()
-        }
+    def _of(self, root: str) -> _Root | None:
+        entry = (self._manifest["roots"] or {}).get(root)
+        if entry is None:
+            return None
+        identity, witnesses = entry
+        return _Root(Identity(*identity), tuple(itertools.starmap(File, witnesses)))
+
+
+def _entry(root: _Root) -> list[Any]:
+    return [list(root.identity), [list(witness) for witness in root.witnesses]]
 
 
 _HERE: Final = -100

@@ -19,8 +19,9 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from lowwater_spark.checkpoint.durable import make_directory, sync_directory, sync_file, write_over
+from lowwater_spark.checkpoint.durable import sync_directory, sync_file
 from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.source_log import NOTHING, File, local_path
 from lowwater_spark.sources.writers import MARKS, SINK_MARK
@@ -193,16 +194,16 @@ class DurableSink:
     """Makes the output of a file sink durable: Spark writes files and log, and syncs neither.
 
     The files of a batch come first, then the directories that name them, then the batch's entry in the sink's log. How far all is durable
-    stands in ``CHECKPOINT/lowwater/sink.json``: a new run begins behind that, and finds there what a power cut has taken.
+    stands in the checkpoint's manifest: a new run begins behind that, and finds there what a power cut has taken.
 
     ``boot`` tells for a directory since when nothing can have been lost that was written to it, see :func:`~lowwater_spark.checkpoint.durable.boot_of`. It is
     kept beside: as long as it is the same, there was no power cut, and what is not there was cleaned up by somebody.
     """
 
-    def __init__(self, root: Path, checkpoint: Path, boot: Callable[[Path], str]) -> None:
+    def __init__(self, root: Path, manifest: Manifest, boot: Callable[[Path], str]) -> None:
         self._root = root
         self._log = root / SINK_LOG
-        self._mark = checkpoint / "lowwater" / "sink.json"
+        self._manifest = manifest
         self._boot = boot
         self._synced, since = self._load()
         """The last batch whose output is durable; None: a release that did not look after it has begun the checkpoint."""
@@ -281,22 +282,15 @@ class DurableSink:
 
     def _load(self) -> tuple[int | None, str]:
         """Return the last batch whose output is durable, and since when nothing can have been lost."""
-        try:
-            content = json.loads(self._mark.read_bytes())
-        except FileNotFoundError:
-            return None, ""
-        if content.get("format") != 1:
-            msg = f"{self._mark} is of format {content.get('format')}; this release reads 1. Use the release that wrote it, or a newer one."
-            raise CheckpointMismatch(msg)
-        return int(content["batch"]), content.get("boot", "")
+        content = self._manifest["sink"]
+        return (None, "") if content is None else (int(content["batch"]), content.get("boot", ""))
 
     def _save(self, batch: int) -> None:
         self._write(batch, self._boot(self._root))
         self._synced = batch
 
     def _write(self, batch: int, boot: str) -> None:
-        make_directory(self._mark.parent)
-        write_over(self._mark, json.dumps({"format": 1, "batch": batch, "boot": boot}).encode())
+        self._manifest.keep("sink", {"batch": batch, "boot": boot})
 
 
 def _refuse_cut(last: int, entries: Iterable[Path]) -> None:

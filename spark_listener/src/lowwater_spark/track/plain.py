@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import threading
 import time
@@ -31,8 +30,9 @@ from typing import TYPE_CHECKING, Final
 import lowwater
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.authority import Authority
-from lowwater_spark.checkpoint.durable import boot_of, make_directory, sync_directory, sync_file, write_over
+from lowwater_spark.checkpoint.durable import boot_of, sync_directory, sync_file
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
+from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.bookmarks import Bookmarks
 from lowwater_spark.sources.head import Heads
@@ -79,6 +79,7 @@ class PlainRun:
     stopping: bool = field(default=False, init=False)
     """Whether the user has asked for the end."""
     _lock: threading.RLock = field(init=False)
+    manifest: Manifest = field(init=False)
     heads: Heads = field(init=False)
     drive: Driving | None = field(default=None, init=False)
     """What moves the controls of the query, from when on it may: in the same looks."""
@@ -97,17 +98,19 @@ class PlainRun:
 
     def __post_init__(self) -> None:
         self.log = CheckpointLog(self.checkpoint)
-        self.heads = Heads.of(self.checkpoint, self.checked.sources)
+        self.manifest = Manifest(self.checkpoint)
+        self.manifest.begin(self.authority.registration.ordinal)
+        self.heads = Heads.of(self.manifest, self.checked.sources)
         self._lock = self.heads.lock
         self._bookmarks = Bookmarks(
-            self.checkpoint,
+            self.manifest,
             self.heads.outputs,
             self.authority.full_name,
             self.authority.registration.identity,
             skip_removed=self.skip_removed,
         )
-        self._last = LastReading(self.checkpoint)
-        self._sink = None if self.output is None else DurableSink(self.output, self.checkpoint, self.boot)
+        self._last = LastReading(self.manifest)
+        self._sink = None if self.output is None else DurableSink(self.output, self.manifest, self.boot)
         self._promises = deque(maxlen=_KEPT_PROMISES)
         self.progress = Progress(self.keyed.ranges, self.keyed.window, self.heads.sources, self._durable())
 
@@ -123,6 +126,7 @@ class PlainRun:
         if self.output is not None:
             registration = self.authority.registration
             mark_sink(self.output, self.authority.full_name, registration.identity, adopt=registration.adopt)
+        self.manifest.look()
         self.progress.restart(self._durable())
         if self.authority.registered is not None:
             self._check_lives(self.authority.registered)
@@ -343,16 +347,13 @@ class PlainRun:
             )
 
 
-_FORMAT: Final = 1
-
-
 class LastReading:
-    """``CHECKPOINT/lowwater/reading.json``: one reading, and the committed batch that it counted for."""
+    """In the manifest: one reading, and the committed batch that it counted for."""
 
-    def __init__(self, checkpoint: Path) -> None:
-        self._path = checkpoint / "lowwater" / "reading.json"
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
         self.saved = UNREAD
-        """What the file holds, as far as this object has read or written it."""
+        """What is kept, as far as this object has read or written it."""
 
     def load(self, committed: int) -> Reading:
         """Return the reading, UNREAD when there is none. Raises CheckpointMismatch.
@@ -360,18 +361,12 @@ class LastReading:
         ``committed`` is the last batch of the commit log: a reading for a later one was kept while the log was taken from a copy. One batch
         later says nothing, since a power cut can take a log's last entry as well; whether the run is behind is decided by its claim.
         """
-        try:
-            content = json.loads(self._path.read_bytes())
-        except FileNotFoundError:
-            return UNREAD
-        if content.get("format") != _FORMAT:
-            msg = f"{self._path} is of format {content.get('format')}; this release reads {_FORMAT}. Use the release that wrote it, or a newer one."
-            raise CheckpointMismatch(msg)
-        if content["batch"] == committed + 1:
+        content = self._manifest["reading"]
+        if content is None or content["batch"] == committed + 1:
             return UNREAD
         if content["batch"] > committed:
             msg = (
-                f"{self._path} is of batch {content['batch']}, but the commit log ends at batch {committed}: the checkpoint is older "
+                f"{self._manifest.checkpoint} has read its inputs as of batch {content['batch']}, but the commit log ends at batch {committed}: the checkpoint is older "
                 "than what was published. Restore it as a whole, or start from a new one."
             )
             raise CheckpointMismatch(msg)
@@ -380,9 +375,7 @@ class LastReading:
 
     def save(self, batch: int, reading: Reading) -> None:
         """Replace the reading. Durable when it returns."""
-        make_directory(self._path.parent)
-        content = {"format": _FORMAT, "batch": batch, **reading.to_json()}
-        write_over(self._path, json.dumps(content).encode())
+        self._manifest.keep("reading", {"batch": batch, **reading.to_json()})
         self.saved = reading
 
     def of_other_inputs(self, reading: Reading) -> bool:

@@ -24,6 +24,7 @@ from lowwater_spark.authority import Authority
 from lowwater_spark.checkpoint.batches import BatchEntry, BatchLog
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
+from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import NONE, Line, OpenSource
 from lowwater_spark.sources.bookmarks import Bookmarks
@@ -36,7 +37,8 @@ from lowwater_spark.track.plan import Checked
 from lowwater_spark.track.progress import Committed, Progress, bound_of, passed_on, stamped
 from lowwater_spark.track.removal import Removal
 from lowwater_spark.track.rows import Actions, Rows
-from lowwater_spark.track.state import Manifest, StateStore
+from lowwater_spark.track.state import Manifest as Version
+from lowwater_spark.track.state import StateStore
 from lowwater_spark.track.status import KeyRange, Status
 
 if TYPE_CHECKING:
@@ -94,6 +96,7 @@ class Run:
     """What could not be read of the checkpoint when the clock looked last, or by the batch that begins; empty: nothing."""
     stopping: bool = field(default=False, init=False)
     """Whether the user has asked for the end: a batch that is interrupted then has not failed."""
+    manifest: Manifest = field(init=False)
     heads: Heads = field(init=False)
     drive: Driving | None = field(default=None, init=False)
     """What moves the controls of the query, from when on it may: in the same looks."""
@@ -113,10 +116,12 @@ class Run:
         self.log = CheckpointLog(self.checkpoint)
         self.batches = self.parts[0].batches
         self.ticks = Ticks(self.checkpoint, len(self.checked.sources), self.authority.registration.ordinal)
-        self.heads = Heads([*Heads.of(self.checkpoint, self.checked.sources).sources, self.ticks])
+        self.manifest = Manifest(self.checkpoint)
+        self.manifest.begin(self.authority.registration.ordinal)
+        self.heads = Heads([*Heads.of(self.manifest, self.checked.sources).sources, self.ticks])
         self._lock = self.heads.lock
         self._bookmarks = Bookmarks(
-            self.checkpoint,
+            self.manifest,
             self.heads.outputs,
             self.authority.full_name,
             self.authority.registration.identity,
@@ -177,6 +182,7 @@ class Run:
         # Who is refused claims nothing.
         self._bookmarks.check(self.progress.committed.batch)
         self.claim()
+        self.manifest.look()
         with self._lock:
             for part, state in zip(self.parts, self._durable(), strict=True):
                 part.progress.restart(state)
@@ -703,7 +709,7 @@ class Part:
         )
 
 
-def committed(plan: Plan, reading: Reading, manifest: Manifest | None, spark_bound: int) -> Committed:
+def committed(plan: Plan, reading: Reading, manifest: Version | None, spark_bound: int) -> Committed:
     """Return a batch as a committed one."""
     if manifest is None:
         return Committed(plan.batch, plan.lines, reading, spark_bound=spark_bound)
