@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lowwater import errors
 from lowwater._core.attempts import error_of_call
+from lowwater._core.events import ATTRIBUTE
 from lowwater_authority.access import file as access_file
 from lowwater_authority.access.audit import Audit
 from lowwater_authority.access.caller import CALLER, Caller, permit, visible
@@ -28,7 +29,6 @@ from lowwater_authority.access.limits import Bucket, Usage
 from lowwater_authority.access.methods import Method
 from lowwater_authority.access.policy import Access, Action, Allowance, BadAccess, Limits, Principal, digest
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.ops.events import ATTRIBUTE
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc.health import HealthServicer
 

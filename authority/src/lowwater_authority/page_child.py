@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from lowwater_authority.ops.events import event
+from lowwater._core.events import event
 from lowwater_authority.web.http import url_of
 
 if TYPE_CHECKING:

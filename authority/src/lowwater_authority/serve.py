@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
+from lowwater._core.events import event
 from lowwater._core.text import counted
 from lowwater.aio import Client
 from lowwater_authority.access.door import Door, open_door
@@ -29,7 +30,6 @@ from lowwater_authority.cluster.peers import Peers, PeerSettings
 from lowwater_authority.commands.serve_arguments import parser, refuse_password
 from lowwater_authority.journal import JournalError, JournalUnknown
 from lowwater_authority.journal.sqlite import SqliteJournal
-from lowwater_authority.ops.events import event
 from lowwater_authority.ops.logging import set_up
 from lowwater_authority.ops.metrics import Metrics
 from lowwater_authority.ops.traces import begin as begin_traces

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from lowwater_authority.ops.events import Limited, event, shortened
+from lowwater._core.events import Limited, event, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
+from lowwater._core.events import shortened
 from lowwater_authority.access.limits import overloaded
 from lowwater_authority.access.policy import Action
 from lowwater_authority.core.topology import NAME
-from lowwater_authority.ops.events import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

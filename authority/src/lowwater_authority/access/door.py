@@ -8,11 +8,11 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Final
 
+from lowwater._core.events import event
 from lowwater_authority.access.audit import Audit
 from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.guard import Guard, insider
 from lowwater_authority.access.policy import PEER, SELF, BadAccess
-from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

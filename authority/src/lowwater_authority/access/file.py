@@ -7,9 +7,9 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
+from lowwater._core.events import Limited, event
 from lowwater._core.text import counted
 from lowwater_authority.access.policy import Access, BadAccess
-from lowwater_authority.ops.events import Limited, event
 
 if TYPE_CHECKING:
     from collections.abc import Callable

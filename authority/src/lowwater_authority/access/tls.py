@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from lowwater_authority.ops.events import event
+from lowwater._core.events import event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

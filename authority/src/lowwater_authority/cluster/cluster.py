@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater import errors
+from lowwater._core.events import Limited, event
 from lowwater_authority.cluster.membership import Member, View, proposal
 from lowwater_authority.journal import JournalCorrupt, JournalError, JournalFailed, JournalUnknown
-from lowwater_authority.ops.events import Limited, event
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence

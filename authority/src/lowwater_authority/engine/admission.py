@@ -14,7 +14,7 @@ import logging
 from typing import Final, Generic, TypeVar
 
 from lowwater import errors
-from lowwater_authority.ops.events import event
+from lowwater._core.events import event
 
 Ticket = TypeVar("Ticket")
 

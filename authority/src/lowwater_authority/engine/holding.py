@@ -43,6 +43,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
+from lowwater._core.events import event
 from lowwater_authority.core import recovery
 from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.logs import RETRY_SECONDS
@@ -57,7 +58,6 @@ from lowwater_authority.journal import (
     Ownership,
 )
 from lowwater_authority.journal.contract import is_usurped
-from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator

@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater import errors
+from lowwater._core.events import event
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Topology, WrongGraph
@@ -38,7 +39,6 @@ from lowwater_authority.journal import (
     LoadedLog,
     Ownership,
 )
-from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from lowwater._core.events import event
 from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.rounds import InDoubt
 from lowwater_authority.journal import (
@@ -20,7 +21,6 @@ from lowwater_authority.journal import (
     JournalPosition,
     JournalUnknown,
 )
-from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Mapping, Sequence

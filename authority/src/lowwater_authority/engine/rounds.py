@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from lowwater import errors
+from lowwater._core.events import event
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.journal import GRAPH, JournalError, JournalFailed, JournalFenced, JournalPosition
-from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

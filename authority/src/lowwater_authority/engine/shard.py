@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 from lowwater import errors
+from lowwater._core.events import event
 from lowwater._core.text import counted
 from lowwater_authority.access.caller import anything
 from lowwater_authority.core import recovery
@@ -41,7 +42,6 @@ from lowwater_authority.journal import (
     JournalLost,
     JournalVersion,
 )
-from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence

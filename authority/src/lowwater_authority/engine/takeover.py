@@ -14,10 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
+from lowwater._core.events import event
 from lowwater._core.text import counted
 from lowwater_authority.engine.holding import Damage
 from lowwater_authority.journal import JournalCorrupt, JournalError, JournalOutvoted, JournalVersion
-from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -36,6 +36,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 from zlib import crc32
 
+from lowwater._core.events import event
 from lowwater_authority.journal.contract import (
     GRAPH,
     End,
@@ -77,7 +78,6 @@ from lowwater_authority.journal.redis_scripts import (
     STAGE_RESTORE,
     TAKE,
 )
-from lowwater_authority.ops.events import event
 
 T = TypeVar("T")
 

@@ -37,9 +37,9 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from lowwater._core.events import event
 from lowwater_authority.journal.contract import JournalFailed, JournalUnknown
 from lowwater_authority.journal.redis_scripts import Script
-from lowwater_authority.ops.events import event
 
 Command: TypeAlias = Sequence[str | bytes | int]
 

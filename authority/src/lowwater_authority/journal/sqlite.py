@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar, TypeVarTuple
 from zlib import crc32
 
+from lowwater._core.events import event
 from lowwater_authority.journal import wal
 from lowwater_authority.journal.contract import (
     GRAPH,
@@ -56,7 +57,6 @@ from lowwater_authority.journal.frames import (
     runs_of,
     salvaged,
 )
-from lowwater_authority.ops.events import event
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import structlog
 
+from lowwater._core.events import ATTRIBUTE
 from lowwater._core.text import on_one_line
-from lowwater_authority.ops.events import ATTRIBUTE
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

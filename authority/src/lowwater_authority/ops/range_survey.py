@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater import errors
+from lowwater._core.events import event
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.times import MAX
-from lowwater_authority.ops.events import event
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,12 +6,12 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater import errors
+from lowwater._core.events import event
 from lowwater._pb.lowwater.v1 import cluster_pb2 as pb
 from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, types_pb2
 from lowwater_authority.access.caller import calling
 from lowwater_authority.access.policy import SHA256, Action
 from lowwater_authority.journal import JournalError
-from lowwater_authority.ops.events import event
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.refusals import bad_field, refusing
 

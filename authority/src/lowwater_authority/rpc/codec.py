@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from lowwater._core.events import NAME_BYTES, shortened
 from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.core.codec import int64_bytes
@@ -30,7 +31,6 @@ from lowwater_authority.core.requests import (
 )
 from lowwater_authority.core.times import DAY, MAX, MIN
 from lowwater_authority.core.topology import MAX_HEURISTICS, Spec
-from lowwater_authority.ops.events import NAME_BYTES, shortened
 from lowwater_authority.rpc.refusals import MESSAGE_BYTES, bad_field
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from lowwater import errors
-from lowwater_authority.ops.events import Limited, event
+from lowwater._core.events import Limited, event
 from lowwater_authority.rpc.refusals import refuse
 
 if TYPE_CHECKING:

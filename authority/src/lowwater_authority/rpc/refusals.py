@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import grpc
 
 from lowwater import errors
+from lowwater._core.events import event, shortened
 from lowwater._pb.lowwater.v1 import errors_pb2
 from lowwater_authority.access.caller import calling
-from lowwater_authority.ops.events import event, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
+from lowwater._core.events import Limited
 from lowwater._pb.lowwater.v1 import types_pb2
 from lowwater_authority.engine.placement import moved
-from lowwater_authority.ops.events import Limited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from lowwater import errors
+from lowwater._core.events import shortened
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.core.topology import NAME
 from lowwater_authority.engine.admission import Admission
-from lowwater_authority.ops.events import shortened
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.codec import MAX_RANGES
 from lowwater_authority.rpc.refusals import MESSAGE_BYTES as TEXT_BYTES

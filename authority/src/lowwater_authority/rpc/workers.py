@@ -8,6 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from lowwater import errors
+from lowwater._core.events import NAME_BYTES, event, shortened
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater._pb.lowwater.v1 import workers_pb2_grpc
 from lowwater_authority.access.caller import calling, permit, room_for_ranges
@@ -15,7 +16,6 @@ from lowwater_authority.access.policy import Action
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.engine.placement import moved
 from lowwater_authority.engine.rounds import GivenUp
-from lowwater_authority.ops.events import NAME_BYTES, event, shortened
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.refusals import MESSAGE_BYTES, bad_field, check_token, refuse, refusing
 from lowwater_authority.rpc.streams import Outbox, Streams

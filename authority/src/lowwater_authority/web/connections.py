@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
-from lowwater_authority.ops.events import Limited, event, shortened
+from lowwater._core.events import Limited, event, shortened
 
 if TYPE_CHECKING:
     import socket

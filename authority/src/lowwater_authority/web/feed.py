@@ -8,7 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from lowwater_authority.ops.events import event
+from lowwater._core.events import event
 from lowwater_authority.web import records
 
 if TYPE_CHECKING:

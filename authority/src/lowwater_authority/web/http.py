@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import hdrs, web
 
 from lowwater import errors
-from lowwater_authority.ops.events import event
+from lowwater._core.events import event
 from lowwater_authority.web import assets, records
 from lowwater_authority.web.board import STEP_SECONDS
 from lowwater_authority.web.connections import Connections, NotHttp

@@ -2,7 +2,7 @@
 
     log.info("%s was reset", name, extra=event("reset", computation=name))
 
-docs/logs.md lists the events; ops/logging.py renders them.
+docs/logs.md lists the events; the authority's ops/logging.py renders them.
 """
 
 from __future__ import annotations
