@@ -74,7 +74,7 @@ def alerts(settings: Settings) -> Group:
                 "5m",
                 "warning",
                 "{{ $labels.instance }} does not hear of all shards",
-                "It has not for {{ $value | humanizeDuration }}. Watermarks go on, but its status page is old, and lags and"
+                "It has not for {{ $value | humanizeDuration }}. Watermarks go on, but lags and"
                 " holders that need what another shard serves are absent: alerts about them are silent.",
             ),
             Alert(

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from lowwater_authority.engine.placement import Alone, Lows
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.ops.metrics import Metrics
 from lowwater_authority.ops.range_survey import RangeSurvey
+from lowwater_authority.ops.upstream import Upstream
 from lowwater_authority.rpc.streams import Streams
-from lowwater_authority.web.board import Board
 from tests.kit.faults import FaultPlan
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.times import HOUR
 from tests.unit.test_shard import Running
 
 Labels = dict[str, str]
+
+
+class Elsewhere(Alone):
+    """The place of a shard whose neighbours are the test's: ``published`` is what they answer, by computation, in hours."""
+
+    def __init__(self) -> None:
+        self.published: dict[str, int] = {}
+        self.away: set[str] = set()
+        """Computations of which their shard does not answer, nor of any that are asked for with them."""
+        self.asked: list[tuple[str, ...]] = []
+
+    def home(self, name: str) -> str:
+        """Each is served by a shard of its own."""
+        return name
+
+    async def lows(self, names: Sequence[str]) -> Lows:
+        self.asked.append(tuple(names))
+        if not self.away.isdisjoint(names):
+            await asyncio.get_running_loop().create_future()
+        return {name: (1, self.published[name] * HOUR) for name in names if name in self.published}
 
 
 class Metered(Running):
@@ -26,14 +49,15 @@ class Metered(Running):
         super().__init__(MemoryDisk())
         self.metrics = Metrics("9.9")
         journal = MemoryJournal(MemoryDisk(), faults=faults)
-        self.shard = Shard(journal, clock=lambda: self.now, observer=self.metrics)
-        self.board = Board()
-        self.stale_for: float | None = 0.0
-        """Seconds since what the board has was confirmed."""
+        self.elsewhere = Elsewhere()
+        self.shard = Shard(journal, clock=lambda: self.now, observer=self.metrics, placement=self.elsewhere)
+        self.seconds = 0.0
+        """Of the clock that says how old an answer of another shard is."""
+        self.upstream = Upstream(self.shard, monotonic=lambda: self.seconds, period=3600)
         self.streams = Streams()
 
     def watch(self) -> None:
-        self.metrics.watch(self.shard, self.streams, self.board, lambda: self.stale_for)
+        self.metrics.watch(self.shard, self.streams, self.upstream)
 
     @property
     def survey(self) -> RangeSurvey:

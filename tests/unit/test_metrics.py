@@ -19,7 +19,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 
-from lowwater import Watermark, WatermarkView, errors
+from lowwater import errors
 from lowwater_authority.core.batches import PART_BYTES
 from lowwater_authority.core.columns import BLOCK
 from lowwater_authority.core.computation import Computation
@@ -135,10 +135,6 @@ async def test_the_series_of_a_computation_that_went_away_disappear(one: Metered
     assert one.survey.counts.keys() == {"finished", "unknown"}
 
 
-def published(name: str, hour: int, *inputs: str) -> WatermarkView:
-    return WatermarkView(name, registered=True, low=Watermark(hour * HOUR), inputs=inputs)
-
-
 async def behind(one: Metered) -> None:
     """A stage at 11:00 that reads one of another shard at 14:00, whose root is here, at 15:00."""
     for spec in (Spec("flights"), Spec("enriched", inputs=("flights",)), Spec("hourly", inputs=("enriched",))):
@@ -146,32 +142,75 @@ async def behind(one: Metered) -> None:
     epoch = one.shard.epoch("enriched")
     one.shard.replaced({"enriched": (epoch, epoch + 1)})
     await one.report(await one.claim("flights"), 15, name="flights")
-    one.board.admit(published("enriched", 14, "flights"))
-    one.board.admit(published("flights", 13))
+    one.elsewhere.published = {"enriched": 14, "flights": 13}
     grant = await one.claim("hourly")
     await one.report(grant, 11, name="hourly", lives=(1,))
+    await one.upstream.ask()
 
 
-async def test_lags_are_of_what_is_published_here_and_of_what_the_board_has_of_others(one: Metered) -> None:
-    """What the board has of the root, which is served here, is older."""
+async def test_lags_are_of_what_is_published_here_and_of_what_other_shards_answer(one: Metered) -> None:
+    """Nobody is asked for the root, which is served here."""
     await behind(one)
+    assert set(one.elsewhere.asked) == {("enriched",)}
     assert one.of("lowwater_local_lag_seconds") == {"hourly": 3 * 3600}
     assert one.of("lowwater_global_lag_seconds") == {"hourly": 4 * 3600}
 
 
-@pytest.mark.parametrize("stale_for", [31.0, None], ids=["long ago", "never"])
-async def test_there_is_no_lag_behind_what_was_not_confirmed_lately(one: Metered, stale_for: float | None) -> None:
+async def test_there_is_no_lag_behind_what_was_not_confirmed_lately(one: Metered) -> None:
     """A lag that stands still says that all is as it was, which nobody knows."""
     await behind(one)
     await one.shard.register(Spec("local", inputs=("flights",)))
     await one.report(await one.claim("local"), 12, name="local", lives=(1,))
     confirmed = one.value("lowwater_deployment_confirmed_timestamp_seconds")
     assert abs(time.time() - confirmed) < 10
-    one.stale_for = stale_for
+    one.seconds += 31
     assert one.of("lowwater_local_lag_seconds") == {"local": 3 * 3600}, "all that it needs is published here"
     assert one.of("lowwater_global_lag_seconds") == {"hourly": 4 * 3600, "local": 3 * 3600}
     confirmed = one.value("lowwater_deployment_confirmed_timestamp_seconds")
-    assert confirmed == 0 if stale_for is None else abs(time.time() - 31 - confirmed) < 10
+    assert abs(time.time() - 31 - confirmed) < 10
+    await one.upstream.ask()
+    assert one.of("lowwater_local_lag_seconds") == {"hourly": 3 * 3600, "local": 3 * 3600}
+
+
+async def test_a_shard_that_does_not_answer_holds_up_no_answer_of_another(one: Metered) -> None:
+    inputs = ("asleep", "awake")
+    for spec in (*map(Spec, inputs), *(Spec(f"of {each}".replace(" ", "-"), inputs=(each,)) for each in inputs)):
+        await one.shard.register(spec)
+    for name in inputs:
+        epoch = one.shard.epoch(name)
+        one.shard.replaced({name: (epoch, epoch + 1)})
+    for name in inputs:
+        await one.report(await one.claim(f"of-{name}"), 11, name=f"of-{name}", lives=(1,))
+    one.elsewhere.published = dict.fromkeys(inputs, 14)
+    await one.upstream.ask()
+    assert one.of("lowwater_local_lag_seconds") == {"of-asleep": 3 * 3600, "of-awake": 3 * 3600}
+    one.elsewhere.away = {"asleep"}
+    one.elsewhere.published["awake"] = 15
+    one.seconds += 31
+    asking = asyncio.create_task(one.upstream.ask())
+    while one.of("lowwater_local_lag_seconds") != {"of-awake": 4 * 3600}:
+        assert not asking.done()
+        await asyncio.sleep(0)
+    confirmed = one.value("lowwater_deployment_confirmed_timestamp_seconds")
+    assert abs(time.time() - 31 - confirmed) < 10, "that of the one which is behind"
+    asking.cancel()
+
+
+async def test_only_inputs_and_roots_that_others_serve_are_asked_for(one: Metered) -> None:
+    """Of a chain of four with the last one here: its input, and the injector at the other end."""
+    before: tuple[str, ...] = ()
+    for name in ("root", "second", "third", "last"):
+        await one.shard.register(Spec(name, inputs=before))
+        before = (name,)
+    for name in ("root", "second", "third"):
+        epoch = one.shard.epoch(name)
+        one.shard.replaced({name: (epoch, epoch + 1)})
+    await one.shard.register(Spec("stranger"))
+    epoch = one.shard.epoch("stranger")
+    one.shard.replaced({"stranger": (epoch, epoch + 1)})
+    one.elsewhere.asked.clear()
+    await one.upstream.ask()
+    assert set(one.elsewhere.asked) == {("root",), ("third",)}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +227,8 @@ async def test_a_holder_is_named_when_it_has_held_for_long_and_no_input_does(
     await one.shard.register(Spec("stage", inputs=("elsewhere",)))
     one.shard.held.let_go({"elsewhere": (one.shard.held.epoch("elsewhere"), 0)})  # another shard serves it
     if input_at is not None:
-        one.board.admit(published("elsewhere", input_at))
+        one.elsewhere.published["elsewhere"] = input_at
+        await one.upstream.ask()
     grant = await one.claim("stage", b"", b"m", b"", worker="w", host="h")
     await one.report(grant, 15, 14, name="stage", lives=(1,))
     found = [labels for labels, value in one.samples("lowwater_holder_info") if value == 1]

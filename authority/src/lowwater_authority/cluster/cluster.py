@@ -407,6 +407,11 @@ class Cluster:
         shard = self.view.shard_of(name)
         return shard is not None and shard.id == self.me.id
 
+    def home(self, name: str) -> str:
+        """See Placement."""
+        shard = self.view.shard_of(name)
+        return "" if shard is None else shard.address
+
     def may_heal(self) -> bool:
         """See Placement: a process that was frozen may have been replaced, and a store that lost who did it cannot say so.
 

@@ -20,6 +20,10 @@ class Placement(Protocol):
         """Whether this shard is to serve a computation."""
         ...
 
+    def home(self, name: str) -> str:
+        """Return the address of the shard that is to serve a computation; empty: there is none."""
+        ...
+
     def may_heal(self) -> bool:
         """Whether this shard may put back from memory what the store has lost: not when others may know more."""
         ...
@@ -47,6 +51,11 @@ class Alone:
         """See Placement."""
         del name
         return True
+
+    def home(self, name: str) -> str:
+        """See Placement: there is nobody else."""
+        del name
+        return ""
 
     def may_heal(self) -> bool:
         """See Placement."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from lowwater._core.lag import lag_seconds, root_lows, upstream_first
 from lowwater._core.text import describe_range
@@ -13,28 +13,16 @@ from lowwater_authority.core.times import MAX, MIN
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from lowwater.views import WatermarkView
     from lowwater_authority.core.computation import View
     from lowwater_authority.engine.shard import Shard
     from lowwater_authority.ops.range_survey import RangeSurvey
+    from lowwater_authority.ops.upstream import Upstream
 
     Sample = tuple[list[str], float]
     """Label values and the value."""
 
 STILL_SECONDS: Final = 30
 """For how long a low watermark must have stood still before its holder is named."""
-
-
-STALE_SECONDS: Final = 30.0
-"""For how long what other shards publish is good for a lag, after all of it was confirmed as the newest."""
-
-
-class Board(Protocol):
-    """What is published in the whole deployment, as far as this process has heard."""
-
-    def view(self, name: str) -> WatermarkView | None:
-        """Return what is published of a computation."""
-        ...
 
 
 def _gauge(name: str, says: str, *labels: str) -> Figure:
@@ -97,15 +85,14 @@ EPOCH: Final = _gauge("epoch", "Ownership number of the computation among the sh
 class Reading:
     """What one scrape reads. It makes no series for what is not known: an absent figure says so, a wrong one does not.
 
-    What this process serves counts as it has published it; what others serve as the ``board`` has it, unless that was confirmed more than
-    ``STALE_SECONDS`` ago (``stale_for``; None: it never was).
+    What this process serves counts as it has published it; what others serve as they have answered ``upstream`` lately.
     """
 
-    def __init__(self, shard: Shard, survey: RangeSurvey, board: Board | None, stale_for: float | None) -> None:
+    def __init__(self, shard: Shard, survey: RangeSurvey, upstream: Upstream) -> None:
         self._shard = shard
         self._topology = shard.topology
         self._counts = survey.counts
-        self._board = board if stale_for is not None and stale_for <= STALE_SECONDS else None
+        self._upstream = upstream
         self._roots: dict[str, int] | None = None
 
     def low(self, view: View) -> Iterator[Sample]:
@@ -200,10 +187,7 @@ class Reading:
     def _low(self, name: str) -> int:
         """Return the low watermark of a computation; MIN when nobody tells of it, or nobody did lately."""
         here = self._shard.view(name)
-        if here is not None:
-            return here.low
-        there = self._board.view(name) if self._board is not None else None
-        return there.low.micros if there is not None else MIN
+        return self._upstream.low(name) if here is None else here.low
 
 
 READ: Final[dict[Figure, Callable[[Reading, View], Iterator[Sample]]]] = {

@@ -24,14 +24,13 @@ from lowwater.prometheus import Figure
 from lowwater_authority.ops import shard_figures
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.ops.range_survey import RangeSurvey
+from lowwater_authority.ops.upstream import Upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from lowwater_authority.access.tls import Certificates
     from lowwater_authority.engine.shard import Shard
-    from lowwater_authority.ops.computation_figures import Board
-    from lowwater_authority.ops.shard_figures import StaleFor
     from lowwater_authority.rpc.streams import Streams
 
 
@@ -138,7 +137,8 @@ class Metrics(Observer):
         self._replays = self._measure(REPLAY_SECONDS, LONG_SECONDS)
         self._lag = self._measure(LOOP_LAG)
         self._not_http = self._count(NOT_HTTP)
-        self._surveying: asyncio.Task[None] | None = None
+        self._beside: tuple[asyncio.Task[None], ...] = ()
+        """What goes on between scrapes."""
 
     def _count(self, figure: Figure) -> Counter:
         return Counter(figure.name, figure.says, figure.labels, registry=self.registry)
@@ -203,19 +203,18 @@ class Metrics(Observer):
         self,
         shard: Shard,
         streams: Streams,
-        board: Board | None = None,
-        stale_for: StaleFor = lambda: None,
+        upstream: Upstream | None = None,
         certificates: Certificates | None = None,
     ) -> None:
         """Export what a shard stands at, and measure its event loop, in which this is to be called.
 
-        Without a ``board``, and while its ``stale_for`` is high, lags are told and holders named only where all inputs are served here.
+        ``upstream`` asks other shards for what lags need, from now on; None: one that is made for it.
         """
         self.survey = RangeSurvey(shard)
-        self.registry.register(
-            shard_figures.ShardCollector(shard, streams, self.survey, board, stale_for, certificates)
-        )
-        self._surveying = asyncio.get_running_loop().create_task(self.survey.run())
+        upstream = Upstream(shard) if upstream is None else upstream
+        self.registry.register(shard_figures.ShardCollector(shard, streams, self.survey, upstream, certificates))
+        loop = asyncio.get_running_loop()
+        self._beside = (loop.create_task(self.survey.run()), loop.create_task(upstream.run()))
         LoopLag(self._lag.observe)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:

@@ -19,12 +19,9 @@ if TYPE_CHECKING:
     from lowwater_authority.access.tls import Certificates
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.engine.shard import Shard
-    from lowwater_authority.ops.computation_figures import Board
     from lowwater_authority.ops.range_survey import RangeSurvey
+    from lowwater_authority.ops.upstream import Upstream
     from lowwater_authority.rpc.streams import Streams
-
-    StaleFor = Callable[[], float | None]
-    """Seconds since all that a board has was confirmed as the newest; None when it never was."""
 
 
 def _gauge(name: str, says: str, *labels: str) -> Figure:
@@ -102,7 +99,7 @@ ERRORS: Final = _counter(
 
 CONFIRMED: Final = _gauge(
     "deployment_confirmed_timestamp_seconds",
-    "Processing time up to which what this process has heard of all shards is known to be the newest; absent before it has.",
+    "Processing time up to which all that its lags and holders need is known to be the newest, other shards' part too; absent before it has asked for it.",
 )
 
 NOT_AFTER: Final = _gauge(
@@ -122,15 +119,13 @@ class ShardCollector(Collector):
         shard: Shard,
         streams: Streams,
         survey: RangeSurvey,
-        board: Board | None,
-        stale_for: StaleFor,
+        upstream: Upstream,
         certificates: Certificates | None = None,
     ) -> None:
         self._shard = shard
         self._streams = streams
         self._survey = survey
-        self._board = board
-        self._stale_for = stale_for
+        self._upstream = upstream
         self._certificates = certificates
 
     def describe(self) -> Iterator[Metric]:
@@ -143,8 +138,7 @@ class ShardCollector(Collector):
 
         Between families the interpreter is let go, so that the event loop waits for one family at most.
         """
-        stale_for = self._stale_for()
-        reading = Reading(self._shard, self._survey, self._board, stale_for)
+        reading = Reading(self._shard, self._survey, self._upstream)
         views = [view for view in map(self._shard.view, self._shard.names()) if view is not None]
         for figure, samples in READ.items():
             family = figure.family()
@@ -159,8 +153,10 @@ class ShardCollector(Collector):
             yield family
         yield self._held()
         confirmed = CONFIRMED.family()
+        stale_for = self._upstream.stale_for
         if stale_for is not None:
-            confirmed.add_metric([], time.time() - stale_for)
+            now = time.time()
+            confirmed.add_metric([], min(now - stale_for, self._shard.confirmed_at(int(now * 1e6)) / 1e6))
         yield confirmed
         not_after = NOT_AFTER.family()
         if self._certificates is not None:

@@ -88,9 +88,7 @@ class WebThreads(Web):
                 monotonic=time.monotonic,
             ),
         )
-        metrics.watch(
-            authority.shard, authority.streams, board, lambda: self._follower.stale_for, certificates=certificates
-        )
+        metrics.watch(authority.shard, authority.streams, certificates=certificates)
 
     def start(self) -> None:
         """See Web."""
