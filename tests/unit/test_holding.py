@@ -102,7 +102,7 @@ def test_the_states_of_a_memory_that_is_not_as_the_store_has_it() -> None:
 def test_a_log_that_is_read_anew_or_forgotten_is_another_reading() -> None:
     log = Log("x")
     log.read(LoadedLog(3, b"abc", [(4, b"four"), (5, b"fives")]))
-    assert (log.position, log.behind, log.snapshot_bytes) == (5, 9, 3)
+    assert (log.position, log.behind, log.snapshot_bytes, log.snapshot_position) == (5, 9, 3, 3)
     log.snapshot_refused(9, 100, now=7)
     before = log.reading
     log.read(LoadedLog(3, b"abc", [(4, b"four")]))
@@ -111,7 +111,8 @@ def test_a_log_that_is_read_anew_or_forgotten_is_another_reading() -> None:
     before = log.reading
     log.forget()
     assert log.reading > before
-    assert (log.position, log.behind, log.snapshot_bytes, log.refused, log.tried) == (0, 0, 0, 0, (0, 0))
+    assert (log.position, log.behind, log.snapshot_bytes, log.snapshot_position) == (0, 0, 0, 0)
+    assert (log.refused, log.tried) == (0, (0, 0))
 
 
 @pytest.mark.parametrize("name", ["x", GRAPH])
@@ -122,8 +123,8 @@ def test_a_snapshot_that_was_refused_is_tried_again_later(name: str) -> None:
     log.snapshot_refused(log.behind, SNAPSHOT_BYTES, now=0)
     assert not log.due(SNAPSHOT_AGAIN - 1)
     assert log.due(SNAPSHOT_AGAIN)
-    log.snapshot_taken(log.behind, 10)
-    assert (log.behind, log.refused, log.due(SNAPSHOT_AGAIN)) == (0, 0, False)
+    log.snapshot_taken(7, log.behind, 10)
+    assert (log.behind, log.snapshot_position, log.refused, log.due(SNAPSHOT_AGAIN)) == (0, 7, 0, False)
 
 
 async def test_work_is_done_once_for_all_who_ask() -> None:

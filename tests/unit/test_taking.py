@@ -12,11 +12,12 @@ import pytest
 
 from lowwater import errors
 from lowwater_authority.cluster import cluster
-from lowwater_authority.cluster.cluster import KEPT_SECONDS
 from lowwater_authority.cluster.membership import View
+from lowwater_authority.cluster.untaken import LOOK_SECONDS
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine import rounds
 from lowwater_authority.engine.holding import ORPHAN_SECONDS, epoch_base
 from lowwater_authority.engine.holdings import _resumed
 from lowwater_authority.engine.takeover import TAKEN_AT_ONCE
@@ -132,9 +133,9 @@ async def test_its_owner_writes_a_damaged_log_whole_when_nobody_takes_it(deploym
     assert await one.report(neighbour, await one.claim(neighbour), 10) == []
     flip_a_bit(name, deployment.disk.logs[name])
     await one.cluster.change(lambda view: view.pinned(name, "other:1"))
-    await deployment.settle(one, other, seconds=KEPT_SECONDS - 0.6)
+    await deployment.settle(one, other, seconds=LOOK_SECONDS - 0.6)
     assert one.shard.journal.statistics().snapshots == 0, "it may only take long"
-    await deployment.settle(one, other, seconds=KEPT_SECONDS + 16)
+    await deployment.settle(one, other, seconds=LOOK_SECONDS + 16)
     assert name in held(other)
     assert other.low(name) == 11
     assert one.shard.journal.statistics().snapshots == 1
@@ -147,14 +148,41 @@ async def test_what_the_store_has_refused_to_take_whole_is_written_again(deploym
     flip_a_bit(name, deployment.disk.logs[name])
     one.faults.ends["snapshot"] = [Outcome.FAILED] * 2
     await one.cluster.change(lambda view: view.pinned(name, "other:1"))
-    await deployment.settle(one, other, seconds=3 * KEPT_SECONDS)
+    await deployment.settle(one, other, seconds=3 * LOOK_SECONDS)
     assert name in held(one)
     assert one.shard.held.of(name).log.refused == 1, (
         "not each time that it is looked at: making it costs all of the computation"
     )
-    await deployment.settle(one, other, seconds=16 * KEPT_SECONDS)
+    await deployment.settle(one, other, seconds=16 * LOOK_SECONDS)
     assert name in held(other)
     assert other.low(name) == 11
+
+
+async def test_what_a_shard_had_too_much_to_do_to_write_whole_is_written_later(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "QUEUE_BOUND", 20)
+    one, other, name = await moving(deployment)
+    neighbour = max(held(one))
+    assert await one.report(neighbour, await one.claim(neighbour), 10) == []
+    flip_a_bit(name, deployment.disk.logs[name])
+    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await deployment.settle(one, other, seconds=LOOK_SECONDS - 0.6)
+    one.faults.held["append"] = there = asyncio.Event()
+    waiting = asyncio.create_task(one.claim(neighbour))
+    await turns()
+    looks = [asyncio.create_task(one.shard.look(lambda _: None)) for _ in range(20)]
+    await deployment.settle(one, other, seconds=2 * LOOK_SECONDS)
+    assert one.shard.queued == 20
+    there.set()
+    await asyncio.gather(waiting, *looks)
+    assert one.shard.journal.statistics().snapshots == 0, "it was refused"
+    assert name in held(one)
+    await deployment.settle(one, other, seconds=LOOK_SECONDS + 16)
+    assert name in held(other)
+    assert other.low(name) == 11
+    assert neighbour in held(one)
+    assert deployment.disk.logs[neighbour].snapshot is None
 
 
 async def test_what_nobody_takes_is_written_whole_once_and_when_it_has_changed(deployment: Deployment) -> None:
@@ -167,7 +195,7 @@ async def test_what_nobody_takes_is_written_whole_once_and_when_it_has_changed(d
     assert stored.snapshot is not None
     stored.snapshot = flipped(stored.snapshot)
     await one.cluster.change(lambda view: view.pinned(name, "other:1"))
-    await deployment.settle(one, other, seconds=3 * KEPT_SECONDS)
+    await deployment.settle(one, other, seconds=3 * LOOK_SECONDS)
     statistics = one.shard.journal.statistics
     assert statistics().snapshots == 1, "there is nothing behind it"
     assert await one.report(name, await one.claim(name), 12) == []
@@ -176,7 +204,7 @@ async def test_what_nobody_takes_is_written_whole_once_and_when_it_has_changed(d
     stored.snapshot = flipped(stored.snapshot)
     for hour in range(13, 16):
         assert await one.report(name, await one.claim(name), hour) == []
-        await deployment.settle(one, other, seconds=KEPT_SECONDS)
+        await deployment.settle(one, other, seconds=LOOK_SECONDS)
     assert name in held(one)
     assert statistics().snapshots == 2
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from lowwater import errors
 from lowwater._core.events import Limited, event
 from lowwater_authority.cluster.membership import Member, View, proposal
+from lowwater_authority.cluster.untaken import LOOK_SECONDS, Untaken
 from lowwater_authority.journal import JournalCorrupt, JournalError, JournalFailed, JournalUnknown
 
 if TYPE_CHECKING:
@@ -37,12 +38,6 @@ BEATS: Final = 5
 
 HAND_OVER_SECONDS: Final = 5.0
 """How long a shard that leaves waits for the others to take over what it serves."""
-
-KEPT_SECONDS: Final = 10.0
-"""How long at least, twice that at most, it is waited for another shard to take what it is to serve. Then the log is written whole."""
-
-WHOLE_AT_ONCE: Final = 4
-"""Logs that are written whole in that time: each costs a snapshot, and a whole deployment may wait for shards of a newer release."""
 
 log = logging.getLogger(__name__)
 
@@ -100,12 +95,9 @@ class Cluster:
         self._settled: tuple[int, int, int] = (0, 0, 0)
         self._ended = 0
         """The version of the view by which the logs of dropped computations were looked at."""
-        self._kept: set[str] = set()
-        """What another shard was to take already when it was last looked at."""
-        self._kept_at: tuple[int, int, int] = (0, 0, 0)
-        self._look_at_kept = float("-inf")
-        self._written_whole: set[str] = set()
-        """Of that: once is enough, if the store takes it."""
+        self._untaken: Untaken
+        self._untaken_at = float("-inf")
+        """When it is time to look again at what others are to serve."""
         self._said: dict[str, str] = {}
         """By computation that could not be taken: why, as it was logged."""
         self._opened = False
@@ -120,6 +112,7 @@ class Cluster:
     async def join(self, shard: Shard) -> None:
         """Become a member; the shard is to run its rounds already. Returns also when told to leave before that. Raises as :meth:`run`."""
         self._shard = shard
+        self._untaken = Untaken(shard.held, self.mine)
         shard.held.address = self.me.address
         while not self._leaving.is_set() and self.view.member(self.me.id) is None:
             again = self._monotonic() + self._dead_after / BEATS
@@ -336,26 +329,12 @@ class Cluster:
         return True
 
     def _leave_readable(self) -> None:
-        """Write the logs whole of what other shards were to take long ago, and did not.
-
-        Perhaps they cannot read them: then memory here has the only good copy, which must not end with this process.
-        """
-        if self._monotonic() < self._look_at_kept:
+        """Write the logs whole of what other shards were to take long ago, and did not."""
+        if self._monotonic() < self._untaken_at:
             return
-        self._look_at_kept = self._monotonic() + KEPT_SECONDS
-        shard = self._shard
-        state = self.view.version, shard.topology.version, shard.held.let_gone
-        names = self._kept if state == self._kept_at else shard.names()
-        kept = {name for name in names if shard.serves(name) and not self.mine(name)}
-        logs = {name: shard.held.served[name].log for name in kept}
-        written = {name for name in self._written_whole & kept if not logs[name].refused}
-        # Of those with nothing behind their snapshot there is nothing to write.
-        late = [name for name in kept & self._kept - written if logs[name].behind]
-        late = sorted(late, key=lambda name: (logs[name].refused, name))[:WHOLE_AT_ONCE]
-        self._kept, self._kept_at = kept, state
-        self._written_whole = written | set(late)
-        if late:
-            shard.write_whole(late)
+        self._untaken_at = self._monotonic() + LOOK_SECONDS
+        if late := self._untaken.look():
+            self._shard.write_whole(late)
 
     def _take(self) -> None:
         """Begin to take what is missing, each by itself: one that takes long holds up no other."""

@@ -58,6 +58,8 @@ class Log:
     behind: int = 0
     """Bytes of records behind the snapshot."""
     snapshot_bytes: int = 0
+    snapshot_position: int = 0
+    """Up to where its snapshot speaks."""
     refused: int = 0
     """Snapshots in a row that the store did not take, or that could not be made."""
     tried: tuple[int, int] = (0, 0)
@@ -72,7 +74,7 @@ class Log:
         self.reading += 1
         self.position = loaded.last
         self.behind = sum(len(payload) for _, payload in loaded.records)
-        self.snapshot_bytes = len(loaded.snapshot or b"")
+        self.snapshot_bytes, self.snapshot_position = len(loaded.snapshot or b""), loaded.snapshot_position
         self.tried = min(self.tried[0], self.behind), self.tried[1]
 
     def reached(self, last: int) -> None:
@@ -82,7 +84,7 @@ class Log:
     def forget(self) -> None:
         """It is another process's, or is to be read again."""
         self.reading += 1
-        self.position = self.behind = self.snapshot_bytes = self.refused = self.tried_at = 0
+        self.position = self.behind = self.snapshot_bytes = self.snapshot_position = self.refused = self.tried_at = 0
         self.tried = 0, 0
 
     def due(self, now: int) -> bool:
@@ -107,9 +109,9 @@ class Log:
         """The store did not take a snapshot of so many bytes, which would have covered ``behind``; or there is none."""
         self.refused, self.tried, self.tried_at = self.refused + 1, (behind, size), now
 
-    def snapshot_taken(self, behind: int, size: int) -> None:
-        """The store has a snapshot of so many bytes, which covers ``behind``."""
-        self.behind, self.snapshot_bytes = max(0, self.behind - behind), size
+    def snapshot_taken(self, position: int, behind: int, size: int) -> None:
+        """The store has a snapshot of so many bytes, which speaks up to a position and covers ``behind``."""
+        self.behind, self.snapshot_bytes, self.snapshot_position = max(0, self.behind - behind), size, position
         self.refused, self.tried = 0, (0, 0)
 
 
@@ -302,7 +304,8 @@ class Logs:
             lambda: self.journal.restore(log.name, position, payload, view=view, address=address)
         )
         if log.reading == reading:  # else it was let go meanwhile
-            log.position, log.behind, log.snapshot_bytes = position, 0, len(payload)
+            log.position = log.snapshot_position = position
+            log.behind, log.snapshot_bytes = 0, len(payload)
         return restoring
 
     async def until_known(self, write: Callable[[], Awaitable[T]]) -> T:
@@ -364,7 +367,7 @@ class Logs:
                 extra=event("snapshot_failed", computation=log.name, reason=str(error)),
             )
         else:
-            log.snapshot_taken(covered, len(payload))
+            log.snapshot_taken(position, covered, len(payload))
         finally:
             log.snapshotting = None
 
