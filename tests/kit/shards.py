@@ -138,8 +138,8 @@ class One:
         await self.cluster._beat()
         if await self.cluster._confirm():
             self.cluster._take()
-            if self.cluster._takes:
-                await asyncio.wait(self.cluster._takes.values())
+            if self.cluster.taking:
+                await asyncio.wait(self.cluster.taking)
         self.cluster._judge()
 
     async def stop(self) -> None:

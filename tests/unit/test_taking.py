@@ -223,6 +223,30 @@ async def test_a_damaged_log_that_nobody_has_in_memory_is_refused_with_the_reaso
     assert said(caplog, f"{name} is not served yet") == 1
 
 
+async def test_rule7_nothing_is_remembered_of_what_could_not_be_taken_once_another_shard_is_to_serve_it(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other, name = await moving(deployment)
+    neighbours = held(one) - {name}
+    await one.stop()
+    stored = deployment.disk.logs[name]
+    whole = stored.copy()
+    flip_a_bit(name, stored)
+    await deployment.settle(other, seconds=6)
+    assert list(other.cluster._missing) == [name], "so that the reason is told once"
+    assert said(caplog, f"{name} is not served yet") == 1
+    assert neighbours <= held(other)
+    third = await deployment.start("third:1")
+    await other.cluster.change(lambda view: view.pinned(name, "third:1"))
+    await deployment.settle(other, third)
+    assert not other.cluster._missing
+    assert list(third.cluster._missing) == [name]
+    stored.records.update(whole.records)
+    await deployment.settle(other, third, seconds=6)
+    assert name in held(third)
+    assert not third.cluster._missing
+
+
 async def test_a_damaged_log_is_looked_at_sooner_once_its_owner_is_gone(deployment: Deployment) -> None:
     one, other, name = await moving(deployment)
     stored = deployment.disk.logs[name]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater import errors
@@ -55,6 +55,16 @@ class Place(NamedTuple):
     """Its ownership number, as the store has it."""
 
 
+@dataclass(slots=True)
+class Missing:
+    """One computation that a shard is to serve, and does not yet."""
+
+    task: asyncio.Task[None] | None = None
+    """What takes it; None when that has ended, and it has not been looked at since."""
+    said: str = ""
+    """Why it could not be taken, as it was logged."""
+
+
 class Cluster:
     """The place of one process among the shards of a deployment; the Placement of its shard.
 
@@ -90,16 +100,14 @@ class Cluster:
         self._heard, self._resumed = monotonic(), float("-inf")
         """When the store answered the last beat, and the first one after a gap in which others could have taken over."""
         self._confirming: asyncio.Task[bool] | None = None
-        self._takes: dict[str, asyncio.Task[None]] = {}
-        """By computation: that it is taken, or has not been looked at since that ended."""
+        self._missing: dict[str, Missing] = {}
+        """What this shard is to serve, and does not yet."""
         self._settled: tuple[int, int, int] = (0, 0, 0)
         self._ended = 0
         """The version of the view by which the logs of dropped computations were looked at."""
         self._untaken: Untaken
         self._untaken_at = float("-inf")
         """When it is time to look again at what others are to serve."""
-        self._said: dict[str, str] = {}
-        """By computation that could not be taken: why, as it was logged."""
         self._opened = False
         """Whether the directory is open."""
         self._look_at_graph = float("-inf")
@@ -162,7 +170,7 @@ class Cluster:
                 await asyncio.sleep(self._dead_after / BEATS / 4)
         except (JournalError, errors.LowwaterError) as error:
             log.warning("not all was handed over: %s", error, extra=event("hand_over_failed", reason=str(error)))
-        for task in (self._confirming, *self._takes.values()):
+        for task in (self._confirming, *self.taking):
             if task is not None:
                 task.cancel()
 
@@ -338,35 +346,42 @@ class Cluster:
 
     def _take(self) -> None:
         """Begin to take what is missing, each by itself: one that takes long holds up no other."""
-        for name in [name for name, task in self._takes.items() if task.done()]:
-            self._takes.pop(name).result()
+        for each in self._missing.values():
+            if each.task is not None and each.task.done():
+                each.task.result()
+                each.task = None
         shard = self._shard
         if self._ended != self.view.version:
             self._ended = self.view.version
             shard.end_dropped()
-        if self._settled == (state := (self.view.version, shard.topology.version, shard.held.let_gone)):
-            return
-        missing = [name for name in shard.topology.computations if not shard.serves(name) and self.mine(name)]
-        for name in missing:
-            if name not in self._takes:
-                self._takes[name] = asyncio.create_task(self._take_over(name))
-        if not missing:
-            self._settled = state
+        if self._settled != (state := (self.view.version, shard.topology.version, shard.held.let_gone)):
+            names = [name for name in shard.topology.computations if not shard.serves(name) and self.mine(name)]
+            for name in names:
+                each = self._missing.setdefault(name, Missing())
+                if each.task is None:
+                    each.task = asyncio.create_task(self._take_over(name, each))
+            if not names:
+                self._settled = state
+        # The others are served here by now, or another shard is to serve them.
+        self._missing = {name: each for name, each in self._missing.items() if each.task is not None}
 
-    async def _take_over(self, name: str) -> None:
+    @property
+    def taking(self) -> list[asyncio.Task[None]]:
+        """What is under way to take what is missing."""
+        return [each.task for each in self._missing.values() if each.task is not None]
+
+    async def _take_over(self, name: str, missing: Missing) -> None:
         try:
             await self._shard.take_over(name)
         except errors.LowwaterError as error:
-            if self._said.get(name) != str(error):
+            if missing.said != str(error):
                 log.warning(
                     "%s is not served yet: %s",
                     name,
                     error,
                     extra=event("not_served", computation=name, reason=str(error)),
                 )
-                self._said[name] = str(error)
-        else:
-            self._said.pop(name, None)
+                missing.said = str(error)
 
     def _judge(self) -> None:
         """Others take over what is held here when the store has not heard of it for that long."""
