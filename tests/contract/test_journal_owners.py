@@ -57,6 +57,25 @@ async def test_the_store_names_the_owners(store: Store) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_journal_knows_by_what_it_writes_a_log(store: Store) -> None:
+    journal = await store.connect()
+    assert journal.ownership("a") == Ownership()
+    await journal.take("a")
+    taken = await journal.take("a", view=3, address="one:4711")
+    assert (journal.ownership("a"), journal.ownership("b"), journal.ownership(GRAPH)) == (
+        taken,
+        Ownership(),
+        Ownership(),
+    )
+    await journal.append([entry("a", 1)])
+    restored = await journal.restore("a", 2, b"two", view=3)
+    assert restored.epoch > taken.epoch
+    assert journal.ownership("a") == restored
+    journal.release("a")
+    assert (journal.ownership("a"), (await journal.owners(["a"]))["a"]) == (Ownership(), restored)
+
+
+@pytest.mark.asyncio
 async def test_a_log_that_was_not_taken_cannot_be_written(store: Store) -> None:
     journal = await store.open("b")
     calls = [

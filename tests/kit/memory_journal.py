@@ -221,6 +221,10 @@ class MemoryJournal(Journal):
         """See Journal."""
         self._owned.release(log)
 
+    def ownership(self, log: str) -> Ownership:
+        """See Journal."""
+        return self._owned.ownership(log)
+
     async def owners(self, logs: Iterable[str]) -> dict[str, Ownership]:
         """See Journal."""
         believed = self._owned.held(logs)

@@ -23,7 +23,7 @@ from lowwater_authority.engine.holding import (
 )
 from lowwater_authority.engine.holdings import Holdings
 from lowwater_authority.engine.logs import SNAPSHOT_AGAIN, SNAPSHOT_BYTES, Log
-from lowwater_authority.journal import GRAPH, JournalFailed, JournalFenced, LoadedLog, Ownership
+from lowwater_authority.journal import GRAPH, JournalFailed, JournalFenced, LoadedLog
 from lowwater_authority.ops.observer import Observer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.shards import Deployment, held, turns, two
@@ -38,7 +38,7 @@ def none_yet() -> Holdings:
 
 def serving() -> Holding:
     """One that is served."""
-    return Holding(none_yet(), Log("x"), Ownership(3), Computation(Spec("x"), epoch_base=0))
+    return Holding(none_yet(), Log("x"), Computation(Spec("x"), epoch_base=0))
 
 
 def said(holding: Holding) -> tuple[State, bool]:
@@ -63,7 +63,7 @@ async def test_the_states_of_a_holding() -> None:
     assert holding.one_again()
     assert not holding.one_again(), "that is no news"
     assert said(holding) == (State.SERVING, False)
-    holding.held, holding.ownership = None, NOBODY
+    holding.held = None
     task = asyncio.create_task(asyncio.sleep(0))
     holding.ending = Ending(task)
     assert said(holding) == (State.GONE, False)

@@ -226,8 +226,6 @@ class Holding:
     among: Holdings
     """All that this shard holds, with the store and the graph."""
     log: Log
-    ownership: Ownership = NOBODY
-    """By which its log is this process's; epoch 0 when it is not held."""
     held: Computation | None = None
     """What is served; None when it is not."""
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -253,6 +251,11 @@ class Holding:
     def name(self) -> str:
         """The computation's name, which is also its log's."""
         return self.log.name
+
+    @property
+    def ownership(self) -> Ownership:
+        """By which its log is this process's, as its journal knows; epoch 0 when it is not held."""
+        return self.among.journal.ownership(self.name) if self.held is not None else NOBODY
 
     @property
     def computation(self) -> Computation:
@@ -308,18 +311,18 @@ class Holding:
             recovered = await self._looked_at(refresh) if shared else None
             known = recovered.loaded if recovered is not None else None
 
-            async def own() -> tuple[Ownership, LoadedLog]:
+            async def own() -> LoadedLog:
                 if not mine(name):
                     # The members have changed since the first attempt, whose outcome is not known.
                     raise JournalOutvoted(name, view=among.view, newest=among.view)
                 return await self.own(known)
 
-            ownership, loaded = await among.logs.until_known(own)
+            loaded = await among.logs.until_known(own)
             try:
                 if shared:
                     # The log may be of an incarnation that this process has not heard of yet.
                     await refresh()
-                return self.hold(ownership, loaded, recovered)
+                return self.hold(loaded, recovered)
             except BaseException:
                 among.journal.release(name)
                 raise
@@ -351,7 +354,7 @@ class Holding:
             raise JournalCorrupt(self.name, None, reason)
         return recovered
 
-    async def own(self, known: LoadedLog | None = None) -> tuple[Ownership, LoadedLog]:
+    async def own(self, known: LoadedLog | None = None) -> LoadedLog:
         """Become the owner of its log, and read what is not known of it. It is to be held, or given up.
 
         Waits until it is not gone. Raises JournalOutvoted, JournalFailed, JournalUnknown, JournalCorrupt, ...
@@ -361,9 +364,9 @@ class Holding:
             await asyncio.wait([self.ending.task])
         self.coming = State.TAKING
         try:
-            ownership = await among.journal.take(name, view=among.view, address=among.address)
+            await among.journal.take(name, view=among.view, address=among.address)
             try:
-                return ownership, await among.journal.load(name, known=known)
+                return await among.journal.load(name, known=known)
             except BaseException:
                 among.journal.release(name)
                 raise
@@ -377,13 +380,14 @@ class Holding:
         self.coming = State.ABSENT
         self.among.discard(self)
 
-    def hold(self, ownership: Ownership, loaded: LoadedLog, recovered: Recovered | None = None) -> Computation:
+    def hold(self, loaded: LoadedLog, recovered: Recovered | None = None) -> Computation:
         """Serve what is owned from here on, as it was recovered, with what came since; or go back to that. Raises JournalCorrupt."""
-        computation = self.among.resume(self.among.topology.get(self.name), ownership, loaded, recovered)
+        among = self.among
+        computation = among.resume(among.topology.get(self.name), among.journal.ownership(self.name), loaded, recovered)
         self.log.read(loaded)
         self.one_again()
-        self.held, self.ownership, self.coming = computation, ownership, State.ABSENT
-        self.among.served[self.name] = self
+        self.held, self.coming = computation, State.ABSENT
+        among.served[self.name] = self
         return computation
 
     # -- with the store: going back, writing again, healing ---------------------------------------------------
@@ -455,7 +459,7 @@ class Holding:
         recovered = await among.recovered_in_pieces(among.topology.get(name), loaded)
         if self.held is not before:  # let go meanwhile, and perhaps taken again
             return (self.held.published if self.held is not None else None), ()
-        return self.hold(self.ownership, loaded, recovered).published, ()
+        return self.hold(loaded, recovered).published, ()
 
     def tear(self) -> None:
         """Half a change may be in memory: it is to be read back."""
@@ -481,7 +485,7 @@ class Holding:
             await self.among.journal.confirm([self.name])
             if not self.is_torn():
                 return None
-            return self.hold(self.ownership, loaded).published
+            return self.hold(loaded).published
 
     async def write_again(self) -> View | None:
         """Write an unwritten computation again from memory, once; returns what is published of it, None when it was done by others.
@@ -503,7 +507,8 @@ class Holding:
         try:
             async with self._alone():
                 with self._renewing():
-                    self._own(await among.logs.until_known(take))
+                    await among.logs.until_known(take)
+                    self._count_from_there()
         except JournalLost as lost:
             await among.heal(lost)
             await self.rise(above)
@@ -526,7 +531,8 @@ class Holding:
         """Make memory all there is of a held log. Raises JournalFenced when another process has taken it, JournalFailed, ..."""
         payload = recovery.snapshot(self.computation)
         with self._renewing():
-            self._own(await self.replace(payload, self.ownership))
+            await self.replace(payload, self.ownership)
+            self._count_from_there()
 
     async def replace(self, payload: bytes, mine: Ownership) -> Ownership:
         """Make a snapshot all there is of its log, under a greater number."""
@@ -562,7 +568,7 @@ class Holding:
         finally:
             self.renewing = False
 
-    def _own(self, ownership: Ownership) -> None:
+    def _count_from_there(self) -> None:
+        """Grant sequencers above the number that its ownership has now."""
         if self.held is not None:  # else it was let go meanwhile
-            self.ownership = ownership
-            self.held.epoch_base = epoch_base(ownership)
+            self.held.epoch_base = epoch_base(self.ownership)

@@ -22,7 +22,7 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Topology, WrongGraph
 from lowwater_authority.engine.backoff import Backoff
-from lowwater_authority.engine.holding import NOBODY, Ending, Holding, Unwritten, epoch_base
+from lowwater_authority.engine.holding import Ending, Holding, Unwritten, epoch_base
 from lowwater_authority.engine.logs import RETRY_SECONDS, Log, Logs
 from lowwater_authority.journal import (
     GRAPH,
@@ -201,7 +201,7 @@ class Holdings:
         holding = self.served.pop(name, None)
         if holding is None:
             return None
-        computation, holding.held, holding.ownership = holding.computation, None, NOBODY
+        computation, holding.held = holding.computation, None
         holding.one_again()
         return computation
 

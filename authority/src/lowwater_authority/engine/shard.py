@@ -146,12 +146,12 @@ class Shard:
                     self._taking.damaged(name, damage)
         # Incarnations that began before the logs were taken; rounds do not run yet.
         held.topology = held.newer(await self._first_graph()) or held.topology
-        for name, (ownership, loaded) in taken.items():
+        for name, loaded in taken.items():
             if name not in held.topology.computations:
                 held.of(name).give_up()  # it was dropped meanwhile
                 continue
             try:
-                held.of(name).hold(ownership, loaded)
+                held.of(name).hold(loaded)
             except JournalCorrupt as damage:
                 held.of(name).give_up()
                 self._taking.damaged(name, damage)

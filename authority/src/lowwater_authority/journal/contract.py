@@ -288,6 +288,13 @@ class Journal(ABC):
         """Forget a log that is not to be written any more. Not a word to the store: the next owner takes it anyway."""
 
     @abstractmethod
+    def ownership(self, log: str) -> Ownership:
+        """By what this process writes a log, as ``take`` and ``restore`` have returned it last; ``Ownership()`` of one that is not its own.
+
+        Known without the store, which may have another owner by now. Cost: one look into a dict.
+        """
+
+    @abstractmethod
     async def owners(self, logs: Iterable[str]) -> dict[str, Ownership]:
         """Who owns each log, as the store has it now. Raises JournalFailed."""
 

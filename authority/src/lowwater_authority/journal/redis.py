@@ -185,6 +185,10 @@ class RedisJournal(Journal):
         """See Journal."""
         self._owned.release(log)
 
+    def ownership(self, log: str) -> Ownership:
+        """See Journal."""
+        return self._owned.ownership(log)
+
     async def owners(self, logs: Iterable[str]) -> dict[str, Ownership]:
         """See Journal. Cost: one round trip."""
         owners = self._owners(logs)

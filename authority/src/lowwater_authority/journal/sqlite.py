@@ -123,6 +123,10 @@ class SqliteJournal(Journal):
         """See Journal."""
         self._owned.release(log)
 
+    def ownership(self, log: str) -> Ownership:
+        """See Journal."""
+        return self._owned.ownership(log)
+
     async def owners(self, logs: Iterable[str]) -> dict[str, Ownership]:
         """See Journal."""
         return await self._run(self._database.owners, tuple(logs))
