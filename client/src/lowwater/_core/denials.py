@@ -12,8 +12,9 @@ from lowwater import errors
 from lowwater._core.attempts import AWAY, DENIED, error_of_call
 from lowwater._core.backoff import PATIENCE
 from lowwater._core.followed import Denial, Followed
+from lowwater._core.question import Question
 from lowwater._core.ratchet import Ratchet
-from lowwater._core.router import HOME, MOST_NAMES, Router
+from lowwater._core.router import MOST_NAMES, Router
 from lowwater._core.surroundings import Surroundings
 from lowwater._pb.lowwater.v1 import watermarks_pb2
 
@@ -31,7 +32,7 @@ _QUIET_SECONDS: Final = 600.0
 """Between two lines in the log about one computation."""
 
 
-class Denials:
+class Denials(Question):
     """The computations that a stream was refused for, until they may be read.
 
     A stream is refused whole for one of its names, and repeating it would stop the news of all the others for as long as that one is
@@ -39,9 +40,6 @@ class Denials:
     in the end, and at once when somebody begins to follow it. What is answered goes back to the stream of its shard.
     What nobody follows any more is remembered, but not asked for: else who follows it again and again would stop the others each time.
     """
-
-    failure: errors.LowwaterError | None = None
-    interrupted: bool = False
 
     def __init__(
         self,
@@ -52,16 +50,14 @@ class Denials:
         followed: Callable[[Followed], bool],
         allowed: Callable[[Followed], None],
     ) -> None:
+        super().__init__(surroundings)
         self._router = router
-        self._monotonic = surroundings.monotonic
-        self._random = surroundings.random
         self._ratchet = ratchet
         self._followed = followed
         self._allowed = allowed
         self._denied: dict[str, Followed] = {}
         self._asked: Followed | None = None
         self._opened_at = ""
-        self._due = 0.0  # when the pause before the next question is over
 
     def add(self, followed: Followed, error: errors.LowwaterError) -> list[Followed]:
         """A stream was refused for a computation; returns what is forgotten for it. O(1), but O(denied) when there are many that nobody follows."""
@@ -86,11 +82,6 @@ class Denials:
     # -- as a stream of one message -----------------------------------------------------------------------------------
 
     @property
-    def key(self) -> str:
-        """Whose shard is asked: of whichever is asked for."""
-        return HOME
-
-    @property
     def wanted(self) -> bool:
         """Whether anybody follows what is forbidden. O(denied)."""
         return any(map(self._followed, self._denied.values()))
@@ -100,20 +91,6 @@ class Denials:
         """Who is asked next."""
         following = self._next()
         return self._router.home if following is None else self._router.address_of(following.name)
-
-    @property
-    def first_pause(self) -> float:
-        """Seconds to wait before the first question."""
-        return self._pause()
-
-    @property
-    def hurried(self) -> bool:
-        """Whether something need not wait for as long as the pause lasts. O(denied)."""
-        left = self._due - self._monotonic()
-        return left > PATIENCE and self._wait() < left - PATIENCE
-
-    def retire(self) -> None:
-        """Nothing is asked for any more."""
 
     def open(self, address: str) -> watermarks_pb2.WatchRequest:
         """Ask at an address; returns the request, which names one computation."""
@@ -168,11 +145,9 @@ class Denials:
     def _next(self) -> Followed | None:
         return min(self._waiting(), key=lambda each: each[0], default=(0.0, None))[1]
 
-    def _pause(self) -> float:
+    def _least(self) -> float:
         # However many are denied, and whoever begins to follow one again and again: so many questions a second at most.
-        pause = max(PATIENCE / 4 * (1.0 + self._random()), self._wait())
-        self._due = self._monotonic() + pause
-        return pause
+        return PATIENCE / 4 * (1.0 + self._random())
 
     def _wait(self) -> float:
         """Return the seconds until anything may be asked for; 0 when nobody follows any, so that it is retired."""

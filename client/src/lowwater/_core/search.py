@@ -11,7 +11,8 @@ import grpc
 from lowwater import errors
 from lowwater._core.attempts import AWAY, error_of_call
 from lowwater._core.backoff import CAP, FIRST, PATIENCE, Backoff
-from lowwater._core.router import HOME, MOST_NAMES, Router
+from lowwater._core.question import Question
+from lowwater._core.router import MOST_NAMES, Router
 from lowwater._core.surroundings import Surroundings
 from lowwater._pb.lowwater.v1 import cluster_pb2
 
@@ -50,7 +51,7 @@ class Sought:
 Record = TypeVar("Record", bound=Sought)
 
 
-class Search(Generic[Record]):
+class Search(Question, Generic[Record]):
     """The computations whose stream failed, or was redirected to nowhere, until it is known where they are served.
 
     A shard is asked, whichever is home, with the ownership numbers seen: one that has been replaced, or whose store has lost a
@@ -62,21 +63,16 @@ class Search(Generic[Record]):
     serve other computations are renewed. Those that were refused as often wait for the same moment, and are one question.
     """
 
-    failure: errors.LowwaterError | None = None
-    interrupted: bool = False
-
     def __init__(self, router: Router, surroundings: Surroundings, found: Callable[[Record], None]) -> None:
+        super().__init__(surroundings)
         self._router = router
         self._found = found
         self._backoff = Backoff(surroundings.random, PATIENCE)  # many questions are answered as one
-        self._monotonic = surroundings.monotonic
-        self._random = surroundings.random
         self._lost: dict[str, Record] = {}  # in the order in which they are asked about
         self._suspects: dict[str, Record] = {}
         self._again: dict[int, float] = {}  # when those that were refused so often are asked about
         self._asked = ""
         self._busy = "", 0.0  # who asked to be asked later, and when
-        self._due = 0.0  # when the pause before the next question is over
 
     def lose(self, sought: Record, at_least: float = 0.0) -> None:
         """Look for a computation, in so many seconds at the earliest."""
@@ -120,11 +116,6 @@ class Search(Generic[Record]):
     # -- as a stream of one message -----------------------------------------------------------------------------------
 
     @property
-    def key(self) -> str:
-        """Who is asked."""
-        return HOME
-
-    @property
     def wanted(self) -> bool:
         """Whether anything is looked for."""
         return bool(self._lost)
@@ -133,20 +124,6 @@ class Search(Generic[Record]):
     def address(self) -> str:
         """Who is asked next."""
         return self._router.oracle()
-
-    @property
-    def first_pause(self) -> float:
-        """Seconds to wait before the first question: all clients of a shard that dies lose it at one moment."""
-        return self._pause()
-
-    @property
-    def hurried(self) -> bool:
-        """Whether something need not wait for as long as the pause lasts: it was lost since, or has turned up elsewhere. O(lost)."""
-        left = self._due - self._monotonic()
-        return left > PATIENCE and self._wait() < left - PATIENCE
-
-    def retire(self) -> None:
-        """Nothing is looked for any more."""
 
     def open(self, address: str, server_token: str) -> cluster_pb2.LocateRequest:
         """Ask at an address; returns the question."""
@@ -184,10 +161,9 @@ class Search(Generic[Record]):
             self._busy = self._asked, self._monotonic() + self._backoff.spread(failure.retry_after)
         return self._pause()
 
-    def _pause(self) -> float:
-        pause = max(self._backoff.next(), self._wait())
-        self._due = self._monotonic() + pause
-        return pause
+    def _least(self) -> float:
+        # All clients of a shard that dies lose it at one moment.
+        return self._backoff.next()
 
     def _wait(self) -> float:
         """Return the seconds until anything may be asked about, and of whoever is asked."""
