@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from random import Random
 
-from lowwater_authority.cluster.membership import Beats, Member, View, proposal
+from lowwater.aio import Client
+from lowwater_authority.cluster.cluster import Cluster, Replaced
+from lowwater_authority.cluster.membership import Beats, Member, View
+from lowwater_authority.cluster.peers import Peers
+from lowwater_authority.engine.shard import Shard as Serving
 from lowwater_authority.journal.contract import JournalError
+from lowwater_authority.ops.observer import Observer
 from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 
 DEAD_AFTER = 1000
 INTERVAL = DEAD_AFTER // 5
 NAMES = [f"ns/{number}" for number in range(8)]
 ADDRESSES = [f"{letter}:1" for letter in "abcde"]
+
+
+def nobody() -> Client:
+    """No shard asks another one here."""
+    raise AssertionError
 
 
 class Store(MemoryMembers):
@@ -41,16 +53,56 @@ class Store(MemoryMembers):
         self.away, self.away_since = away, self.model.now
 
 
-class Shard:
-    """A process: beats, takes over newer views, proposes; ends when another has taken its address."""
+class Directory(MemoryDirectory):
+    """Shows the model what one process hears, and what it proposes."""
 
-    def __init__(self, model: MembershipModel, me: Member) -> None:
+    def __init__(self, model: MembershipModel) -> None:
+        super().__init__(model.store)
+        self.model = model
+        self.cluster: Cluster
+        self._heard = View(), Beats(0, {}, 0)
+
+    async def beat(self, member_id: str) -> tuple[View, Beats]:
+        if not self._opened:
+            await self.open()
+        self._heard = view, _ = await super().beat(member_id)
+        self.model.reached["older"] += view.version < self.cluster.view.version
+        return self._heard
+
+    async def propose(self, view: View, *, over: int) -> bool:
+        heard, beats = self._heard
+        # Of a store that has lost views it is no news who is not in what it has left.
+        self.model.check_proposal(self.cluster._newest(heard), beats, view)
+        proposed = await super().propose(view, over=over)
+        self.model.reached["outrun"] += not proposed
+        return proposed
+
+
+class Shard:
+    """A process: beats, takes over newer views, proposes; ends when it hears of one at its address that joined later."""
+
+    def __init__(self, model: MembershipModel, me: Member, rivals: list[Shard]) -> None:
         self.model = model
         self.me = me
-        self.directory = MemoryDirectory(model.store)
-        self.view = View()
-        self.paused = self.ended = self._opened = False
+        self.directory = Directory(model)
+        self.cluster = Cluster(
+            self.directory,
+            me,
+            peers=Peers(nobody),
+            monotonic=lambda: model.now / 1e6,
+            dead_after=DEAD_AFTER / 1e6,
+        )
+        self.directory.cluster = self.cluster
+        journal = MemoryJournal(model.disk, shared=True)
+        self.cluster._shard = Serving(journal, clock=lambda: model.now, observer=Observer(), placement=self.cluster)
+        self.paused = self.ended = False
+        self.unheard = [older for older in rivals if not older.cluster.me.joined]
+        """Who was here first at its address, and had not joined when this one started: nobody can tell who is the older one."""
         self._doing: Coroutine[object, None, None] | None = None
+
+    @property
+    def view(self) -> View:
+        return self.cluster.view
 
     def believes(self, name: str) -> bool:
         return self.view.shard_of(name) == self.view.member(self.me.id) is not None
@@ -61,10 +113,16 @@ class Shard:
             self._doing = doing or self.turn()
         elif doing is not None:
             doing.close()
+        before = self.view
         try:
             self._doing.send(None)
         except StopIteration:
             self._doing = None
+        except Replaced:
+            self.model.check_replaced(self)
+            self.ended, self._doing = True, None
+        if self.view is not before:
+            self.model.check_view(self.view)
         return self._doing is None
 
     def end(self) -> None:
@@ -73,47 +131,22 @@ class Shard:
             self._doing.close()
 
     async def turn(self) -> None:
-        try:
-            view, beats = await self.beat()
-            self.adopt(view)
-            wanted = proposal(view, beats, self.me, dead_after=DEAD_AFTER, known=self.view.version)
-            if wanted is not None and not self.ended:
-                self.model.check_proposal(view, beats, wanted)
-                await self.propose(wanted, view.version)
-        except JournalError as error:
-            self.model.reached[type(error).__name__] += 1
+        with self.refused():
+            await self.cluster._beat_once()
 
     async def operate(self, name: str, address: str, *, on: bool) -> None:
         """Drain a shard, or pin a computation, as an operator asks."""
+        with self.refused():
+            await self.cluster.change(
+                lambda view: view.pinned(name, address if on else "") if name else view.draining(address, on=on)
+            )
+
+    @contextmanager
+    def refused(self) -> Iterator[None]:
         try:
-            view, beats = await self.beat()
-            wanted = view.pinned(name, address if on else "") if name else view.draining(address, on=on)
-            await self.propose(wanted.dated(beats.now), view.version)
+            yield
         except JournalError as error:
             self.model.reached[type(error).__name__] += 1
-
-    async def beat(self) -> tuple[View, Beats]:
-        if not self._opened:
-            await self.directory.open()
-            self._opened = True
-        return await self.directory.beat(self.me.id)
-
-    async def propose(self, view: View, over: int) -> None:
-        if await self.directory.propose(view, over=over):
-            self.adopt(view)
-        else:
-            self.model.reached["outrun"] += 1
-
-    def adopt(self, view: View) -> None:
-        if view.version <= self.view.version:
-            self.model.reached["older"] += view.version < self.view.version
-            return
-        was_member, now_there = self.view.member(self.me.id) is not None, view.at(self.me.address)
-        if was_member and now_there is not None and now_there.id != self.me.id:
-            self.model.reached["replaced"] += 1
-            self.ended = True
-        self.view = view
-        self.model.check_view(view)
 
 
 class MembershipModel:
@@ -123,6 +156,7 @@ class MembershipModel:
         self.reached = reached
         self.now = 1_000_000
         self.store = Store(self)
+        self.disk = MemoryDisk()
         self.shards: list[Shard] = []
         self._started = 0
         self._views: dict[int, View] = {}
@@ -134,7 +168,8 @@ class MembershipModel:
 
     def start(self, address: str) -> None:
         self._started += 1
-        self.shards.append(Shard(self, Member(f"{address[0]}{self._started}", address)))
+        rivals = [shard for shard in self.living if shard.me.address == address]
+        self.shards.append(Shard(self, Member(f"{address[0]}{self._started}", address), rivals))
 
     def step(self, shard: Shard, doing: Coroutine[object, None, None] | None = None) -> bool:
         self.now += 1
@@ -179,6 +214,12 @@ class MembershipModel:
         for name in NAMES:
             versions = [shard.view.version for shard in self.living if shard.believes(name)]
             assert len(set(versions)) == len(versions)
+
+    def check_replaced(self, shard: Shard) -> None:
+        """A shard ends: for one that was started later at its address, or for one of which nobody could tell that it was started first."""
+        self.reached["replaced"] += 1
+        later = self.shards[self.shards.index(shard) + 1 :]
+        assert shard.unheard or any(other.me.address == shard.me.address for other in later)
 
     def check_proposal(self, view: View, beats: Beats, wanted: View) -> None:
         """Who is left out was really silent, while the store was there."""

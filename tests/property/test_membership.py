@@ -13,8 +13,9 @@ import pytest
 from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from lowwater_authority.cluster import cluster
+from lowwater_authority.cluster.cluster import Cluster
 from lowwater_authority.cluster.membership import Beats, Member, View, proposal
-from tests.property import membership_model
 from tests.property.membership_model import ADDRESSES, DEAD_AFTER, INTERVAL, NAMES, MembershipModel, Store
 
 SEED = int(os.environ.get("LOWWATER_SEED", "1"))
@@ -211,14 +212,30 @@ def blind_writes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trust_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership_model, "proposal", lambda *args, known, **kwargs: proposal(*args, known=0, **kwargs))
+    monkeypatch.setattr(cluster, "proposal", lambda *args, known, **kwargs: proposal(*args, known=0, **kwargs))
+
+
+def whoever_comes_ends_who_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_rival = Cluster._has_rival
+
+    def unordered(self: Cluster, view: View, beats: Beats) -> bool:
+        me, self.me = self.me, replace(self.me, joined=0)
+        try:
+            return has_rival(self, view, beats)
+        finally:
+            self.me = me
+
+    monkeypatch.setattr(Cluster, "_has_rival", unordered)
 
 
 def nobody_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Beats, "silence", lambda _self, _member: 0)
 
 
-@pytest.mark.parametrize("off", [undated, any_silence, no_gaps, blind_writes, trust_in_the_store, nobody_dies])
+@pytest.mark.parametrize(
+    "off",
+    [undated, any_silence, no_gaps, blind_writes, trust_in_the_store, whoever_comes_ends_who_is_there, nobody_dies],
+)
 def test_the_worlds_find_a_rule_that_is_off(
     off: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

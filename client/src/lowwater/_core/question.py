@@ -39,7 +39,7 @@ class Question(ABC):
         left = self._due - self._monotonic()
         return left > PATIENCE and self._wait() < left - PATIENCE
 
-    def retire(self) -> None:
+    def retire(self) -> None:  # noqa: B027 - there is nothing to do
         """Nothing is asked for any more."""
 
     def _pause(self) -> float:
