@@ -40,7 +40,7 @@ async def served() -> AsyncIterator[Served]:
     await deployment.settle(one, seconds=2.4)
     server, services = grpc.aio.server(), Services(one.shard, Observer(), one.cluster)
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(services), server)
-    readers = WatermarkServicer(services, Streams().admission)
+    readers = WatermarkServicer(services, Streams())
     watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(readers, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

@@ -61,7 +61,7 @@ async def taking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     assert held(one) == set(NAMES) - hanging
     server, services = grpc.aio.server(), Services(one.shard, Observer(), one.cluster)
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(services), server)
-    watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(WatermarkServicer(services, Streams().admission), server)
+    watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(WatermarkServicer(services, Streams()), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     yield Taking(one, address, hanging, whole)

@@ -676,7 +676,7 @@ async def test_what_cannot_be_read_back_keeps_nobody_from_following_the_others(d
     await half_a_change(one, grants, "x", "y")
     services = Services(one.shard, Observer(), one.cluster)
     server = grpc.aio.server()
-    watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(WatermarkServicer(services, Streams().admission), server)
+    watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(WatermarkServicer(services, Streams()), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     async with grpc.aio.insecure_channel(address) as channel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -24,10 +25,11 @@ from lowwater._pb.lowwater.v1 import (
 from lowwater_authority.authority import Authority
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.engine.admission import Gate as Admitting
+from lowwater_authority.engine.hub import Hub
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc import streams, workers
 from lowwater_authority.rpc.codec import MAX_RANGES
-from lowwater_authority.rpc.streams import REFUSAL_BYTES, UNREAD_LEAST, Room
+from lowwater_authority.rpc.streams import NAME_WATCHED, REFUSAL_BYTES, UNREAD_LEAST, Room
 from tests.kit.eventually import eventually_async
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.times import HOUR
@@ -308,7 +310,7 @@ async def test_rule7_who_does_not_read_what_is_refused_keeps_no_neighbour_out(mo
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a stream may have all that the others leave")
 async def test_rule7_breaks_when_what_is_not_read_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams.Unread, "share", lambda *_: 1 << 30)
+    monkeypatch.setattr(streams.Shared, "share", lambda *_: 1 << 30)
     kept, _ = await frozen(monkeypatch)
     assert kept <= 24 * UNREAD
 
@@ -458,3 +460,66 @@ async def test_rule7_watch_streams_are_bounded_and_others_are_told_when_to_come_
         gate: Admitting[Any] = authority.streams.admission.open_watches
         await eventually_async(lambda: gate.inside == 1)
         assert (await stub.Watch(asked).read()).watermarks
+
+
+def named(count: int, about: str = "") -> list[str]:
+    return [f"{about}{number}" for number in range(count)]
+
+
+async def test_rule7_the_names_that_are_followed_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who follows many is refused, and the next one with few names is not; what ends makes room."""
+    monkeypatch.setattr(streams, "WATCHED_BYTES", 100 * NAME_WATCHED)
+    monkeypatch.setattr(streams, "WATCHED_LEAST", 2 * NAME_WATCHED)
+    async with serving(Gate()) as (authority, channel):
+        room = authority.streams.watched
+        stub: Any = watermarks_pb2_grpc.WatermarkServiceStub(channel)
+        many = watermarks_pb2.WatchRequest(computations=named(19))
+        watching = []
+        for _ in range(2):
+            watching.append(stub.Watch(many))
+            if len(watching) == 1:
+                assert (await watching[0].read()).watermarks
+                assert 19 * NAME_WATCHED < room.bytes < 20 * NAME_WATCHED
+        with pytest.raises(grpc.RpcError) as refused:
+            await watching[1].read()
+        error = error_of_call(refused.value, "")
+        assert isinstance(error, errors.Overloaded)
+        assert error.metadata["bound"] == "watched_names"
+        assert error.retry_after > 0
+        few = [stub.Watch(watermarks_pb2.WatchRequest(computations=["a"])) for _ in range(3)]
+        for each in [*few, stub.Watch(watermarks_pb2.WatchRequest())]:
+            assert (await each.read()).watermarks
+        watching[0].cancel()
+        await eventually_async(lambda: room.bytes < 4 * NAME_WATCHED)
+        assert (await stub.Watch(many).read()).watermarks
+
+
+def followed() -> tuple[int, int]:
+    """A stream follows a thousand names, and does not take their values. Returns what is counted of that, and what it takes."""
+    hub, room = Hub(), streams.Shared(streams.WATCHED_BYTES)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        request = watermarks_pb2.WatchRequest.FromString(
+            watermarks_pb2.WatchRequest(computations=named(1000, "a-computation-")).SerializeToString()
+        )
+        asked = list(request.computations)
+        with streams.watched(room, asked):
+            subscription = hub.subscribe(asked)
+            for name in asked:
+                subscription.put(name, None)
+            return room.bytes, tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
+def test_rule7_names_that_are_followed_take_what_is_counted() -> None:
+    counted, taken = followed()
+    assert taken < counted
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when only the characters of names are counted")
+def test_rule7_breaks_when_names_that_are_followed_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "NAME_WATCHED", 0)
+    counted, taken = followed()
+    assert taken < counted

@@ -65,7 +65,7 @@ class Authority:
         services = self._services
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(services), server)
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(TopologyServicer(services), server)
-        readers = WatermarkServicer(services, self.streams.admission)
+        readers = WatermarkServicer(services, self.streams)
         watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(readers, server)
         workers_pb2_grpc.add_WorkerServiceServicer_to_server(self._workers, server)
 

@@ -60,6 +60,9 @@ PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
     _gauge("unread_refusal_bytes", "Bytes of what was refused of reports and is not sent yet, of all streams."): (
         lambda _, streams: streams.unread.bytes
     ),
+    _gauge("watched_name_bytes", "Bytes of the names that watch streams follow one by one, and of what waits there."): (
+        lambda _, streams: streams.watched.bytes
+    ),
     _counter(
         "reports_slowed",
         "Reports whose streams were not read on for a while, because too many bytes wait for the journal.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -15,13 +15,13 @@ from lowwater._core.events import shortened
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.core.topology import NAME
-from lowwater_authority.engine.admission import Admission
+from lowwater_authority.engine.admission import MOST_DELAY, Admission
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.codec import MAX_RANGES
 from lowwater_authority.rpc.refusals import MESSAGE_BYTES as TEXT_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -191,8 +191,17 @@ ALL_BYTES: Final = 256 << 20
 UNREAD_BYTES: Final = 128 << 20
 """Bytes of what was refused and is not sent yet, because the senders do not read it, of all streams together."""
 
-UNREAD_SHARE: Final = 4
-"""A stream may have of these at most one part in so many of what it leaves: so the next one finds something. One alone has 25 MiB."""
+WATCHED_BYTES: Final = 256 << 20
+"""Bytes that the names take which watch streams follow one by one, and what waits there of each."""
+
+WATCHED_LEAST: Final = 16 << 10
+"""Bytes of these that each stream may have, whatever the others do: fifty names."""
+
+NAME_WATCHED: Final = 512
+"""What a name takes besides its characters, about: in the request, in what is followed, and its value that waits."""
+
+SHARE: Final = 4
+"""A stream may have at most one part in so many of what it leaves of what is shared: so the next one finds something."""
 
 UNREAD_LEAST: Final = 4096
 """Bytes that a stream may have in an acknowledgement that waits, whatever the others do: what is refused of a few claims."""
@@ -303,8 +312,10 @@ class Room:
         self.peak = max(self.peak, self.bytes)
 
 
-class Unread:
-    """The bytes of what was refused and is not sent yet, of all streams. Nobody waits here, so nobody is kept out by those who do not read. O(1).
+class Shared:
+    """So many bytes of all streams: of what was refused and is not sent yet, or of the names that are followed. O(1).
+
+    Nobody waits here, so nobody is kept out by those who do not read.
 
     The share of a stream falls as the room fills (Choudhury and Hahne 1998, "Dynamic queue length thresholds for shared-memory packet
     switches"): however much some have, there is room for the next.
@@ -318,7 +329,7 @@ class Unread:
     def share(self, own: int) -> int:
         """Return how many bytes a stream may have that has ``own`` of them now."""
         others = self.bytes - own
-        return max(0, self.bound - others) // (UNREAD_SHARE + 1)
+        return max(0, self.bound - others) // (SHARE + 1)
 
 
 class Outbox:
@@ -450,6 +461,22 @@ class Outbox:
         self._sending = 0
 
 
+@contextmanager
+def watched(room: Shared, names: Collection[str]) -> Iterator[None]:
+    """Have room for names that are followed. Raises Overloaded when they are more than the share of a stream."""
+    size = sum(map(len, names)) * 2 + len(names) * NAME_WATCHED
+    if size > max(room.share(0), WATCHED_LEAST):
+        msg = f"{len(names)} names are more than there is room to follow just now; follow fewer, or name none, for all"
+        error = errors.Overloaded(msg, metadata={"bound": "watched_names", "limit": str(WATCHED_BYTES)})
+        error.retry_after = MOST_DELAY
+        raise error
+    room.bytes += size
+    try:
+        yield
+    finally:
+        room.bytes -= size
+
+
 class Streams:
     """The open report streams: the newest of each sender, and which one speaks for each claim."""
 
@@ -457,8 +484,10 @@ class Streams:
         self.admission: Admission[Turn] = Admission()
         self.room = Room(ALL_BYTES)
         """What waits for the journal, of all streams."""
-        self.unread = Unread(UNREAD_BYTES)
+        self.unread = Shared(UNREAD_BYTES)
         """What is refused and waits to be sent, of all streams."""
+        self.watched = Shared(WATCHED_BYTES)
+        """The names that watch streams follow."""
         self.slowed = 0
         """Reports whose streams were not read on, because too many bytes waited."""
         self._newest: dict[bytes, tuple[int, Outbox]] = {}

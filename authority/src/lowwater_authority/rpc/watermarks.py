@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater import errors
@@ -12,7 +12,7 @@ from lowwater_authority.access.caller import calling, visible
 from lowwater_authority.engine.placement import moved
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.refusals import bad_field, check_token, refuse, refusing
-from lowwater_authority.rpc.streams import enter, inside, leave
+from lowwater_authority.rpc.streams import enter, inside, leave, watched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
     from lowwater._pb.lowwater.v1 import types_pb2
     from lowwater_authority.core.computation import View
-    from lowwater_authority.engine.admission import Admission
     from lowwater_authority.engine.hub import Subscription
     from lowwater_authority.rpc.services import Services
-    from lowwater_authority.rpc.streams import Turn
+    from lowwater_authority.rpc.streams import Streams
 
     Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -43,10 +42,11 @@ MAX_PAGE: Final = 10_000
 class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
     """See proto/lowwater/v1/watermarks.proto."""
 
-    def __init__(self, services: Services, admission: Admission[Turn]) -> None:
+    def __init__(self, services: Services, streams: Streams) -> None:
         self.services = services
-        self._starting = admission.watches
-        self._open = admission.open_watches
+        self._starting = streams.admission.watches
+        self._open = streams.admission.open_watches
+        self._watched = streams.watched
 
     @refusing
     async def GetWatermarks(self, request: pb.GetWatermarksRequest, context: Context) -> pb.GetWatermarksResponse:  # noqa: N802
@@ -66,6 +66,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         services, shard = self.services, self.services.shard
         subscription: Subscription | None = None
         counted = False
+        room = ExitStack()
         try:
             services.check()
             check_token(services.token, request.server_token)
@@ -73,6 +74,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             await enter(self._open)
             counted = True
             asked = list(dict.fromkeys(codec.names("computations", request.computations)))
+            room.enter_context(watched(self._watched, asked))
             rights = _rights()
             async with inside(self._starting):
                 subscription = shard.hub.subscribe(asked)
@@ -80,6 +82,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             taken = await subscription.take(0)
             dropped = [] if asked else visible(sorted(shard.topology.dropped))
             yield await self._response(taken if asked else _readable(taken), confirmed, unknown, dropped=dropped)
+            del unknown, dropped  # a stream may be open for weeks
             while not services.leaving.is_set():
                 if not asked and rights != _rights():
                     # What may be read only now is told as if asked for now: it may not change for long.
@@ -96,6 +99,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         finally:
             if subscription is not None:
                 shard.hub.unsubscribe(subscription)
+            room.close()
             if counted:
                 leave(self._open)
 
