@@ -78,7 +78,10 @@ DAMAGE: Final = "damage a log"
 
 DAMAGES: Final = 2
 
-KINDS: Final = (*COMMON, *ALONE, *SHARDED, DAMAGE)
+DAMAGE_GRAPH: Final = "damage the graph"
+"""What happens as often in some worlds with several shards: each of them has all of it in memory."""
+
+KINDS: Final = (*COMMON, *ALONE, *SHARDED, DAMAGE, DAMAGE_GRAPH)
 """All of them."""
 
 WEATHER: Final = ("bad network", "bad store", "hostile reports")
@@ -103,7 +106,12 @@ def is_careless(seed: int) -> bool:
     return seed % 5 == 0
 
 
-def schedule(random: Random, moves: int, *, sharded: bool) -> list[Move]:
+def is_rotten(seed: int) -> bool:
+    """Whether the graph is damaged in the store of a world: every fifth one of those with several shards."""
+    return seed % 10 == 9
+
+
+def schedule(random: Random, moves: int, *, sharded: bool, rotten: bool = False) -> list[Move]:
     """Return what will happen. Everything that a move leaves open is decided here, by ``pick`` as well: a number from 0 to 1."""
     at = 5.0
     made = []
@@ -112,7 +120,8 @@ def schedule(random: Random, moves: int, *, sharded: bool) -> list[Move]:
         at += random.expovariate(1 / GAP)
         kind = random.choices(list(kinds), weights=list(kinds.values()))[0]
         made.append(Move(round(at, 3), kind, _facts(kind, random)))
-    made += [Move(round(random.uniform(5.0, at), 3), DAMAGE, _facts(DAMAGE, random)) for _ in range(DAMAGES)]
+    for kind in (DAMAGE, DAMAGE_GRAPH) if rotten else (DAMAGE,):
+        made += [Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)) for _ in range(DAMAGES)]
     return sorted(made, key=lambda move: move.at)
 
 

@@ -11,7 +11,7 @@ from lowwater_authority.authority import Authority
 from lowwater_authority.cluster.cluster import DEAD_AFTER, Cluster, Replaced
 from lowwater_authority.cluster.membership import Member
 from lowwater_authority.cluster.peers import Peers
-from lowwater_authority.journal import JournalFailed, JournalUnknown, Ownership
+from lowwater_authority.journal import GRAPH, JournalCorrupt, JournalFailed, JournalUnknown, Ownership
 from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
@@ -218,6 +218,8 @@ class Deployment:
         starting = seat is not None and seat.process is process and (seat.authority is None or not self.joined(seat))
         if starting and isinstance(failure, JournalFailed | JournalUnknown):
             return "a start without the store"
+        if starting and isinstance(failure, JournalCorrupt) and failure.log == GRAPH and GRAPH in self._oracle.damaged:
+            return "a start over a damaged graph"
         return None
 
     @staticmethod

@@ -9,6 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from lowwater import errors
+from lowwater_authority.journal import GRAPH
 from tests.simulation import chaos
 from tests.simulation.chaos import Move
 from tests.simulation.kernel import Process, StoreWeather, Weather
@@ -93,6 +94,9 @@ class Havoc:
             case chaos.DAMAGE:
                 if not self._world.weak:
                     self._damage(facts["pick"])
+            case chaos.DAMAGE_GRAPH:
+                if not self._world.weak:
+                    self._damage_graph(facts["pick"])
             case "new inputs":
                 if not self._world.inputs_changed:
                     self._acted(move.kind)
@@ -222,6 +226,37 @@ class Havoc:
             self._world.later(self._give_up)
         if 2 * pick * len(places) % 2 < 1:
             self.upheaval.crash_owner(UNREAD)
+
+    def _damage_graph(self, pick: float) -> None:
+        """Flip a bit of a record of the graph at rest, which all living shards have in memory, and kill one of them: it has to read it."""
+        ledger, seats = self._world.deployment.ledger, self._world.deployment.seats
+        stored = ledger.logs.get(GRAPH)
+        shards = [seat.authority.shard for seat in seats if seat.serving and seat.authority]
+        known = min((shard.held.graph.position for shard in shards), default=0)
+        places = [place for place in sorted(stored.records) if place <= known] if stored is not None else []
+        if stored is None or not places or len(shards) < 2:
+            return
+        self._acted(chaos.DAMAGE_GRAPH)
+        place = places[int(pick * len(places))]
+        whole = stored.records[place]
+        stored.records[place] = damaged = whole[:-1] + bytes([whole[-1] ^ 1])
+        self._world.oracle.damaged.add(GRAPH)
+        self._world.later(self._restore_graph, place, whole, damaged)
+        self.upheaval.crash_serving(pick)
+
+    async def _restore_graph(self, place: int, whole: bytes, damaged: bytes) -> None:
+        """An operator restores a copy when nobody serves for a while: nobody who has the graph in memory lives."""
+        silent = 0
+        while True:
+            await asyncio.sleep(1.0)
+            stored = self._world.deployment.ledger.logs.get(GRAPH)
+            unread = stored is not None and stored.records.get(place) == damaged
+            served = any(seat.serving for seat in self._world.deployment.seats)
+            silent = silent + 1 if unread and not served else 0
+            if stored is not None and silent == PATIENCE_SECONDS:
+                self._world.sim.reach("a damaged graph was restored from a copy")
+                stored.records[place] = whole
+                silent = 0
 
     async def _give_up(self) -> None:
         """An operator drops what is damaged and served nowhere for a while."""

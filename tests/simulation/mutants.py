@@ -35,13 +35,13 @@ from lowwater_authority.engine import holding, holdings, rounds
 from lowwater_authority.engine.logs import Log, Logs
 from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import GRAPH, JournalCorrupt, Ownership, contract, frames
+from lowwater_authority.journal import GRAPH, JournalCorrupt, JournalFailed, Ownership, contract, frames
 from lowwater_authority.journal.contract import Held
 from tests.kit import memory_journal as memory
 from tests.kit.memory_journal import MemoryJournal, StoredLog
 from tests.property import switches
 from tests.simulation.careless import SENDERS
-from tests.simulation.chaos import is_careless, is_sharded, is_weak
+from tests.simulation.chaos import is_careless, is_rotten, is_sharded, is_weak
 from tests.simulation.runs import MOVES, live
 
 SEEDS: Final = 40
@@ -240,6 +240,15 @@ def take_what_is_damaged_for_the_end(planted: Planted) -> None:
     planted.setattr(memory, "decode_records", lenient)
 
 
+def leave_a_damaged_graph(planted: Planted) -> None:
+    """A graph that cannot be read stays as it is, though the shards have it in memory: nobody can be started, or take anything over."""
+
+    async def refuse(self: holdings.Holdings, damage: JournalCorrupt) -> None:
+        raise JournalFailed(str(damage))
+
+    planted.setattr(holdings.Holdings, "heal_graph", refuse)
+
+
 def leave_the_log_of_what_is_dropped(planted: Planted) -> None:
     """A dropped log stays as it was: should it be damaged, nobody can ever read the next incarnation of it."""
 
@@ -371,6 +380,7 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         follow_a_redirect_to_a_lower_epoch,
         forget_the_tombstone,
         take_what_is_damaged_for_the_end,
+        leave_a_damaged_graph,
         leave_the_log_of_what_is_dropped,
         answer_what_has_left_a_round,
         lose_a_change_by_compaction,
@@ -411,6 +421,10 @@ CARELESS: Final = (
 """Bugs that only careless clients meet."""
 
 
+ROTTEN: Final = (leave_a_damaged_graph,)
+"""Bugs that only show where the graph is damaged."""
+
+
 RETENTIVE: Final = (keep_no_number_of_what_changes_nothing, forget_the_first_sender)
 """Those of them that need a store that keeps its word: careless clients say nothing late where nobody can know any more what was newer."""
 
@@ -423,6 +437,7 @@ def worlds(name: str) -> Iterator[int]:
             (plant not in SHARDED + FORGETFUL or is_sharded(seed))
             and (plant not in FORGETFUL or is_weak(seed))
             and (plant not in CARELESS or is_careless(seed))
+            and (plant not in ROTTEN or is_rotten(seed))
             and (plant not in RETENTIVE or not is_weak(seed))
         ):
             yield seed

@@ -16,7 +16,8 @@ MOVES: Final = 60
 
 def moves_of(seed: int, count: int = MOVES) -> list[chaos.Move]:
     """Return the moves of a world."""
-    return chaos.schedule(Random(f"moves of {seed}"), count, sharded=chaos.is_sharded(seed))
+    random, sharded, rotten = Random(f"moves of {seed}"), chaos.is_sharded(seed), chaos.is_rotten(seed)
+    return chaos.schedule(random, count, sharded=sharded, rotten=rotten)
 
 
 def live(world: tuple[int, int]) -> Result:

@@ -124,6 +124,11 @@ class Upheaval:
                 kind, keep = ("crash a shard", None) if sharded else ("crash the authority", 0)
                 self._world.later(self._crash, kind, seat, 0.2, keep)
 
+    def crash_serving(self, pick: float) -> None:
+        """Crash one of the shards that serve."""
+        serving = [seat for seat in self._deployment.seats if seat.serving]
+        self._world.later(self._crash, "crash a shard", serving[int(pick * len(serving))], 0.2, None)
+
     def _lose_the_cache(self, keep: int) -> None:
         """The machine of the only process dies with it."""
         unsynced = self._deployment.ledger.unsynced
