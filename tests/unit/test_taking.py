@@ -247,6 +247,23 @@ async def test_rule7_nothing_is_remembered_of_what_could_not_be_taken_once_anoth
     assert not third.cluster._missing
 
 
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a name is remembered for ever")
+async def test_rule7_breaks_when_what_was_missing_is_remembered(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = cluster.Cluster._take
+
+    def remembering(self: cluster.Cluster) -> None:
+        before = dict(self._missing)
+        take(self)
+        self._missing = before | self._missing
+
+    monkeypatch.setattr(cluster.Cluster, "_take", remembering)
+    await test_rule7_nothing_is_remembered_of_what_could_not_be_taken_once_another_shard_is_to_serve_it(
+        deployment, caplog
+    )
+
+
 async def test_a_damaged_log_is_looked_at_sooner_once_its_owner_is_gone(deployment: Deployment) -> None:
     one, other, name = await moving(deployment)
     stored = deployment.disk.logs[name]
