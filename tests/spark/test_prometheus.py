@@ -96,7 +96,14 @@ class Query:
         if self._broken:
             raise RuntimeError(stage)
         low = lowwater.Watermark.of(at(10))
-        whole = {"ticks": 5, "dropped_rows": 7, "removed_batches": 4, "removed_bytes": 99, "removal_held_back": 1.5}
+        whole = {
+            "ticks": 5,
+            "dropped_rows": 7,
+            "removed_batches": 4,
+            "removed_bytes": 99,
+            "removal_held_back": 1.5,
+            "remembered_files": 6,
+        }
         return lws.Status(3, low, low, "", (), late_rows=2, late_example="", **whole)  # type: ignore[arg-type]
 
 
@@ -118,6 +125,7 @@ def test_what_belongs_to_a_query_is_counted_once_and_a_status_that_fails_leaves_
     assert seen["ticks_total"] == {"first": 5}
     assert seen["removed_batches_total"] == {"first": 4}
     assert seen["removed_bytes_total"] == {"first": 99}
+    assert seen["remembered_files"] == {"first": 6}
     assert seen["removal_held_back_seconds"] == {"first": 1.5}
     assert seen["late_rows_total"] == {"first": 2, "second": 2}
     assert seen["committed_batch"] == {"first": 3, "second": 3}

@@ -84,6 +84,11 @@ _WHOLE: Final[dict[Figure, Callable[[Status], float]]] = {
         "Empty batches that were asked for, so that the stages follow their inputs. Of a query of several stages: under the name of the first.",
         *QUERY,
     ): lambda s: s.ticks,
+    _gauge(
+        "remembered_files",
+        "Files that were read and whose names are kept in the driver's memory. Of a query of several stages: under the name of the first.",
+        *QUERY,
+    ): lambda s: s.remembered_files,
     _counter(
         "removed_batches",
         "Handed-over batches whose files were removed (`keep=`). Of a query of several stages: under the name of the first.",

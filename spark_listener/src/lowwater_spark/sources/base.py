@@ -83,6 +83,11 @@ class OpenSource(Awaited[Any, Line], Protocol):
         """The directories in it that batches are handed over into, by their paths, of the newest listing; none for other kinds of sources."""
         ...
 
+    @property
+    def remembered(self) -> int:
+        """How many files that were read this keeps the names of. O(1), and any thread may ask."""
+        ...
+
     def read_to(self, line: Line) -> None:
         """Read what Spark has logged of the source up to a planned batch. Raises CheckpointMismatch for a line of another source, OSError."""
         ...
@@ -115,6 +120,11 @@ class Rowless:
     def outputs(self) -> Mapping[str, Output]:
         """Nothing is handed over into it."""
         return {}
+
+    @property
+    def remembered(self) -> int:
+        """It has no files."""
+        return 0
 
     def head(self, settled: Line) -> None:
         """Return nothing."""

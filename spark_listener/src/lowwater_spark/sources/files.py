@@ -249,6 +249,11 @@ class OpenFiles:
         """The directories in it that batches are handed over into, by their paths. They change with each listing."""
         return self._settled.outputs
 
+    @property
+    def remembered(self) -> int:
+        """How many paths are kept of what Spark has logged."""
+        return len(self._log.taken)
+
     def read_to(self, line: Line) -> None:
         """Read the log up to a planned batch, see :meth:`~lowwater_spark.sources.source_log.SourceLog.read_to`."""
         self._log.read_to(log_offset(line))

@@ -62,6 +62,11 @@ class Heads:
         return [source.outputs for source in self.sources]
 
     @property
+    def remembered(self) -> int:
+        """How many files that were read the names are kept of, of all sources."""
+        return sum(source.remembered for source in self.sources)
+
+    @property
     def lost(self) -> str:
         """Why no newer low watermark counts; empty: the newest listing has succeeded."""
         return "" if self._error is None else str(self._error)

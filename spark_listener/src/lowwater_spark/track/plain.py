@@ -344,6 +344,7 @@ class PlainRun:
                 late_rows=self._late,
                 late_example=example,
                 ticks=0,
+                remembered_files=self.heads.remembered,
             )
 
 

@@ -492,6 +492,7 @@ class Run:
                 late_rows=part.late_rows,
                 late_example="" if late is None else f"{lowwater.Watermark(late.micros)} in batch {late.batch}",
                 ticks=self._ticked,
+                remembered_files=self.heads.remembered,
                 removed_batches=sum(each.batches for each in removals),
                 removed_bytes=sum(each.size for each in removals),
                 removal_held_back=max((each.held_back(time.time()) for each in removals), default=0.0),

@@ -98,3 +98,5 @@ class Status:
     removal_held_back: float = 0.0
     """Seconds for which a batch has been kept beyond ``keep`` because a reader has not read it: the oldest such batch of all outputs. 0.0: there was
     none at the last write."""
+    remembered_files: int = 0
+    """Files that the sources of the query have read and whose names are kept: those that are there, as many again, and 1,000 a source."""
