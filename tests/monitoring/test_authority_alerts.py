@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from monitoring.recordings import EPOCH
-from tests.monitoring.worlds import (
+from tests.monitoring.exported import (
     DAYS,
     HOURS,
+    Exported,
     Instances,
     Value,
-    World,
     check,
     healthy,
     histogram,
@@ -30,90 +30,92 @@ ONE = {"job": "lowwater", "instance": "one:7421"}
 JOB = {"job": "lowwater"}
 
 
-def rising(name: str, labels: str, a_second: float, until: float = 20 * HOURS) -> World:
+def rising(name: str, labels: str, a_second: float, until: float = 20 * HOURS) -> Exported:
     """A healthy deployment, and a counter that rises from a moment on."""
-    world = healthy()
-    world[own(name, labels)] = lambda t: max(0.0, min(t, until) - FAULT) * a_second
-    return world
+    exported = healthy()
+    exported[own(name, labels)] = lambda t: max(0.0, min(t, until) - FAULT) * a_second
+    return exported
 
 
-def slow(name: str, until: float = 20 * HOURS, seconds: float = 0.8) -> World:
+def slow(name: str, until: float = 20 * HOURS, seconds: float = 0.8) -> Exported:
     """A healthy deployment, and something that takes long from a moment on."""
-    world = without(healthy(), f"lowwater_{name}_bucket")
-    histogram(world, f"lowwater_{name}", lambda t: seconds if FAULT <= t < until else 0.05)
-    return world
+    exported = without(healthy(), f"lowwater_{name}_bucket")
+    histogram(exported, f"lowwater_{name}", lambda t: seconds if FAULT <= t < until else 0.05)
+    return exported
 
 
-def down() -> World:
+def down() -> Exported:
     """The authority does not answer: Prometheus keeps no series of a target that is down."""
-    world = healthy()
-    paused(world, FAULT, 20 * HOURS, "lowwater_", "process_")
-    world[own("up")] = lambda t: 0 if t >= FAULT else 1
-    return world
+    exported = healthy()
+    paused(exported, FAULT, 20 * HOURS, "lowwater_", "process_")
+    exported[own("up")] = lambda t: 0 if t >= FAULT else 1
+    return exported
 
 
-def second(epoch: float, world: World, name: str = "enriched") -> World:
+def second(epoch: float, exported: Exported, name: str = "enriched") -> Exported:
     """Another process says that it serves a computation too."""
-    world[own("lowwater_epoch", f', computation="{name}"', "two:7421")] = lambda t: epoch if t >= FAULT else None
-    world[own("lowwater_build_info", ', version="1"', "two:7421")] = lambda t: 1
-    world[own("up", "", "two:7421")] = lambda t: 1
-    return world
+    exported[own("lowwater_epoch", f', computation="{name}"', "two:7421")] = lambda t: epoch if t >= FAULT else None
+    exported[own("lowwater_build_info", ', version="1"', "two:7421")] = lambda t: 1
+    exported[own("up", "", "two:7421")] = lambda t: 1
+    return exported
 
 
-def unserved(until: float = 20 * HOURS) -> World:
+def unserved(until: float = 20 * HOURS) -> Exported:
     """Nobody serves enriched from a moment on."""
-    world = healthy()
-    paused(world, FAULT, until, of("epoch", "enriched"))
-    return world
+    exported = healthy()
+    paused(exported, FAULT, until, of("epoch", "enriched"))
+    return exported
 
 
-def nothing_served() -> World:
+def nothing_served() -> Exported:
     """The authority is alive and serves nothing of what is registered: it takes nothing over."""
-    world = healthy()
-    paused(world, FAULT, 20 * HOURS, "computation=")
-    return world
+    exported = healthy()
+    paused(exported, FAULT, 20 * HOURS, "computation=")
+    return exported
 
 
-def stuck_journal() -> World:
+def stuck_journal() -> Exported:
     """The journal confirms nothing any more."""
-    world = healthy()
-    world[own("lowwater_journal_confirmed_timestamp_seconds")] = lambda t: min(t, FAULT) - 1
-    return world
+    exported = healthy()
+    exported[own("lowwater_journal_confirmed_timestamp_seconds")] = lambda t: min(t, FAULT) - 1
+    return exported
 
 
-def cut_off(until: float) -> World:
+def cut_off(until: float) -> Exported:
     """The way to another shard is cut for a time; what this one serves is confirmed as ever."""
-    world = healthy()
-    world[own("lowwater_deployment_confirmed_timestamp_seconds")] = lambda t: FAULT - 5 if FAULT <= t < until else t - 5
-    return world
+    exported = healthy()
+    exported[own("lowwater_deployment_confirmed_timestamp_seconds")] = lambda t: (
+        FAULT - 5 if FAULT <= t < until else t - 5
+    )
+    return exported
 
 
-def never_heard() -> World:
+def never_heard() -> Exported:
     """Started again, with a token that the other shards do not know."""
-    world = healthy()
-    paused(world, FAULT, 20 * HOURS, "lowwater_deployment_confirmed")
-    world[own("process_start_time_seconds")] = lambda t: FAULT if t >= FAULT else 0
-    return world
+    exported = healthy()
+    paused(exported, FAULT, 20 * HOURS, "lowwater_deployment_confirmed")
+    exported[own("process_start_time_seconds")] = lambda t: FAULT if t >= FAULT else 0
+    return exported
 
 
-def expiring(left: float, renewed: float) -> World:
+def expiring(left: float, renewed: float) -> Exported:
     """A certificate that has so much left at a moment, and is renewed some time later."""
-    world = healthy()
-    world[own("lowwater_certificate_not_after_timestamp_seconds")] = lambda t: (
+    exported = healthy()
+    exported[own("lowwater_certificate_not_after_timestamp_seconds")] = lambda t: (
         FAULT + left if t < renewed else FAULT + 90 * DAYS
     )
-    return world
+    return exported
 
 
-def conflating(share: float) -> World:
+def conflating(share: float) -> Exported:
     """So many of ten values a second are replaced before they are taken."""
-    world = healthy()
-    world[own("lowwater_conflated_watermarks_total")] = lambda t: 10 * share * t
-    world[own("lowwater_pushed_watermarks_total")] = lambda t: 10 * (1 - share) * t
-    return world
+    exported = healthy()
+    exported[own("lowwater_conflated_watermarks_total")] = lambda t: 10 * share * t
+    exported[own("lowwater_pushed_watermarks_total")] = lambda t: 10 * (1 - share) * t
+    return exported
 
 
-FIRES: dict[str, tuple[Callable[[], World], Mapping[float, Instances]]] = {
+FIRES: dict[str, tuple[Callable[[], Exported], Mapping[float, Instances]]] = {
     "LowwaterAuthorityDown": (down, {3630: [], 3660: [ONE]}),
     "LowwaterAuthorityAbsent": (down, {3870: [], 3900: [{}]}),
     "LowwaterTwoOwners": (lambda: second(3, healthy()), {3570: [], 3600: [JOB | {"computation": "enriched"}]}),
@@ -182,23 +184,23 @@ def test_it_fires_at_its_second(tmp_path: Path, alert: str) -> None:
     check(tmp_path, made(), {alert: expected})
 
 
-def restarted() -> World:
+def restarted() -> Exported:
     """Away for half a minute; every counter begins anew, errors of long ago are forgotten."""
-    world = healthy()
-    world[own("lowwater_journal_errors_total", ', outcome="failed"')] = lambda t: 7 if t < FAULT else 0
-    world[own("lowwater_claims_total", ', outcome="granted"')] = lambda t: 4000 if t < FAULT else 12
-    paused(world, FAULT, FAULT + 30, "lowwater_", "process_")
-    world[own("up")] = lambda t: 0 if FAULT <= t < FAULT + 30 else 1
-    world[own("process_start_time_seconds")] = lambda t: FAULT if t >= FAULT else 0
-    paused(world, FAULT, FAULT + 240, "lowwater_deployment_confirmed")
-    return world
+    exported = healthy()
+    exported[own("lowwater_journal_errors_total", ', outcome="failed"')] = lambda t: 7 if t < FAULT else 0
+    exported[own("lowwater_claims_total", ', outcome="granted"')] = lambda t: 4000 if t < FAULT else 12
+    paused(exported, FAULT, FAULT + 30, "lowwater_", "process_")
+    exported[own("up")] = lambda t: 0 if FAULT <= t < FAULT + 30 else 1
+    exported[own("process_start_time_seconds")] = lambda t: FAULT if t >= FAULT else 0
+    paused(exported, FAULT, FAULT + 240, "lowwater_deployment_confirmed")
+    return exported
 
 
-def never_an_authority() -> World:
+def never_an_authority() -> Exported:
     """Something else that Prometheus scrapes is down."""
-    world = healthy()
-    world['up{job="shop", instance="till:80"}'] = lambda t: 0
-    return world
+    exported = healthy()
+    exported['up{job="shop", instance="till:80"}'] = lambda t: 0
+    return exported
 
 
 def later(value: Value) -> Value:
@@ -206,21 +208,23 @@ def later(value: Value) -> Value:
     return lambda t: value(t - FAULT) if t > FAULT else None
 
 
-def one_of_two() -> World:
+def one_of_two() -> Exported:
     """A shard was taken away for good, target and all, and the other one serves what it served."""
-    world = second(4, healthy())
+    exported = second(4, healthy())
     for name in ("flights", "hourly"):
-        second(4, world, name)
-    paused(world, FAULT, 20 * HOURS, 'instance="one:7421"')
-    for series, value in list(world.items()):
+        second(4, exported, name)
+    paused(exported, FAULT, 20 * HOURS, 'instance="one:7421"')
+    for series, value in list(exported.items()):
         if 'instance="one:7421"' in series and "lowwater_epoch" not in series and "up{" not in series:
-            world[series.replace("one:7421", "two:7421")] = later(value)
-    world |= {name.replace("one:7421", "two:7421"): value for name, value in healthy().items() if "_timestamp_" in name}
-    world[own("lowwater_registered_computations", "", "two:7421")] = lambda t: 3
-    return world
+            exported[series.replace("one:7421", "two:7421")] = later(value)
+    exported |= {
+        name.replace("one:7421", "two:7421"): value for name, value in healthy().items() if "_timestamp_" in name
+    }
+    exported[own("lowwater_registered_computations", "", "two:7421")] = lambda t: 3
+    return exported
 
 
-HARMLESS: dict[str, Callable[[], World]] = {
+HARMLESS: dict[str, Callable[[], Exported]] = {
     "restarted": restarted,
     "never an authority": never_an_authority,
     "moved to another shard": one_of_two,
@@ -248,7 +252,7 @@ def test_a_process_that_is_down_is_not_a_stuck_journal_too(tmp_path: Path) -> No
     check(tmp_path, down(), quiet(AFTER, "LowwaterAuthorityDown", "LowwaterAuthorityAbsent"))
 
 
-CARELESS: dict[str, tuple[Callable[[], World], str, str]] = {
+CARELESS: dict[str, tuple[Callable[[], Exported], str, str]] = {
     "never an authority": (never_an_authority, "and on (job, instance) max_over_time(lowwater_build_info[6h])", ""),
     "a worker that tells when it started": (healthy, " and on (job, instance) lowwater_build_info)", ")"),
     "a zombie of a lower epoch": (lambda: second(2, healthy()), f" == on (job, computation) group_left {EPOCH}", ""),

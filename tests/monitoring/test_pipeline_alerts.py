@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from monitoring.recordings import BROKEN, EXACT, FRESHNESS, LOCAL_LAG
-from tests.monitoring.worlds import (
+from tests.monitoring.exported import (
     HOURS,
     Expected,
+    Exported,
     Value,
-    World,
     changed,
     check,
     computation,
@@ -34,40 +34,40 @@ FAULT = 2 * HOURS
 ONE = {"job": "lowwater", "computation": "enriched"}
 WHO = {"worker": "exec-7", "host": "node-3", "range": "[40.., 44..)"}
 AFTER = range(FAULT, 4 * HOURS, 600)
-"""Moments at which a harmless world must be quiet."""
+"""Moments at which a harmless exported must be quiet."""
 
 
-def standing(at: float = FAULT) -> World:
+def standing(at: float = FAULT) -> Exported:
     """Enriched stands still from a moment on, though its worker lives."""
-    world = healthy()
+    exported = healthy()
     low = held(at, following)
-    computation(world, "enriched", low, flowing)
-    world[of("local_lag_seconds", "hourly")] = lambda t: difference(low(t), hourly(min(t, at)))
-    return world
+    computation(exported, "enriched", low, flowing)
+    exported[of("local_lag_seconds", "hourly")] = lambda t: difference(low(t), hourly(min(t, at)))
+    return exported
 
 
-def named(world: World, begin: float = FAULT + 30) -> World:
+def named(exported: Exported, begin: float = FAULT + 30) -> Exported:
     """The authority names who holds enriched."""
     labels = ', worker="exec-7", host="node-3", range="[40.., 44..)"'
-    world[of("holder_info", "enriched", labels)] = lambda t: 1 if t >= begin else None
-    return world
+    exported[of("holder_info", "enriched", labels)] = lambda t: 1 if t >= begin else None
+    return exported
 
 
-def finished(world: World) -> World:
+def finished(exported: Exported) -> Exported:
     """Enriched ends: of a finished computation neither its time nor its lag is exported."""
     gone = ("low_watermark_timestamp_seconds", "lag_seconds", "last_report", "oldest_operation")
-    for name in list(world):
+    for name in list(exported):
         if 'computation="enriched"' in name and any(word in name for word in gone):
-            paused(world, FAULT, 20 * HOURS, name)
-    world[of("ranges", "enriched", ', state="owned"')] = lambda t: 64 * (t < FAULT)
-    world[of("ranges", "enriched", ', state="finished"')] = lambda t: 64 * (t >= FAULT)
-    return world
+            paused(exported, FAULT, 20 * HOURS, name)
+    exported[of("ranges", "enriched", ', state="owned"')] = lambda t: 64 * (t < FAULT)
+    exported[of("ranges", "enriched", ', state="finished"')] = lambda t: 64 * (t >= FAULT)
+    return exported
 
 
-def estimated(world: World) -> World:
+def estimated(exported: Exported) -> Exported:
     """Nobody promises enriched."""
-    world[of("estimated", "enriched")] = lambda t: 1
-    return world
+    exported[of("estimated", "enriched")] = lambda t: 1
+    return exported
 
 
 def test_a_healthy_pipeline_is_quiet_though_its_windows_are_a_saw(tmp_path: Path) -> None:
@@ -77,20 +77,20 @@ def test_a_healthy_pipeline_is_quiet_though_its_windows_are_a_saw(tmp_path: Path
 def test_a_broken_promise_fires_after_its_share_of_an_hour(tmp_path: Path) -> None:
     # Hourly stands at 07:00 since 08:00. Due at 08:30:00 is 08:00, so it is broken from then on; 18 of the 121 samples of an hour
     # are more than 14.4 %, at 08:38:30, and that has to last for two minutes.
-    world = healthy()
+    exported = healthy()
     low = held(8 * HOURS - 60, hourly)
-    computation(world, "hourly", low, following)
+    computation(exported, "hourly", low, following)
     hour = {"job": "lowwater", "computation": "hourly", "window": "1h"}
     # 44 of the 721 samples of six hours are more than 6 %, at 08:51:30; they have to last for a quarter of an hour.
     six = hour | {"window": "6h"}
-    check(tmp_path, world, {"LowwaterPromiseBroken": {31200: [], 31230: [hour], 32760: [hour], 32790: [hour, six]}})
+    check(tmp_path, exported, {"LowwaterPromiseBroken": {31200: [], 31230: [hour], 32760: [hour], 32790: [hour, six]}})
 
 
 def test_a_broken_promise_that_is_kept_again_does_not_fire(tmp_path: Path) -> None:
     # Eight minutes late, once: two thirds of a quarter of an hour's worth of the budget.
-    world = healthy()
-    computation(world, "hourly", lambda t: hourly(t) if t >= 9480 else held(FAULT - 60, hourly)(t), following)
-    check(tmp_path, world, quiet(AFTER, "LowwaterWatermarkStalled", "LowwaterComputationHolds"))
+    exported = healthy()
+    computation(exported, "hourly", lambda t: hourly(t) if t >= 9480 else held(FAULT - 60, hourly)(t), following)
+    check(tmp_path, exported, quiet(AFTER, "LowwaterWatermarkStalled", "LowwaterComputationHolds"))
 
 
 def test_a_stalled_watermark_fires_once_it_stood_longer_than_a_window_takes(tmp_path: Path) -> None:
@@ -111,11 +111,11 @@ def test_who_holds_without_a_name_is_told_all_the_same(tmp_path: Path) -> None:
     check(tmp_path, standing(), {"LowwaterComputationHolds": {11370: [], 11400: [ONE]}})
 
 
-def silent() -> World:
+def silent() -> Exported:
     """The worker that holds enriched died."""
-    world = named(standing())
-    world[of("last_report_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT)
-    return world
+    exported = named(standing())
+    exported[of("last_report_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT)
+    return exported
 
 
 def test_a_silent_holder_is_named(tmp_path: Path) -> None:
@@ -133,16 +133,16 @@ def test_a_silent_holder_is_told_of_in_words_that_name_it(tmp_path: Path) -> Non
     check(tmp_path, silent(), {"LowwaterHolderSilent": {7320: [ONE | WHO | says]}}, says=True)
 
 
-def dead(until: float) -> World:
+def dead(until: float) -> Exported:
     """The job that makes hourly is gone since a moment, and is dropped at another."""
-    world = healthy()
-    computation(world, "hourly", held(FAULT, hourly), following)
-    world[of("last_report_timestamp_seconds", "hourly")] = lambda t: min(t, FAULT)
+    exported = healthy()
+    computation(exported, "hourly", held(FAULT, hourly), following)
+    exported[of("last_report_timestamp_seconds", "hourly")] = lambda t: min(t, FAULT)
     labels = ', worker="exec-9", host="node-1", range="[.., ..)"'
-    world[of("holder_info", "hourly", labels)] = lambda t: 1 if t >= FAULT + 30 else None
-    paused(world, until, 20 * HOURS, 'computation="hourly"')
-    world[own("lowwater_registered_computations")] = lambda t: 3 if t < until else 2
-    return world
+    exported[of("holder_info", "hourly", labels)] = lambda t: 1 if t >= FAULT + 30 else None
+    paused(exported, until, 20 * HOURS, 'computation="hourly"')
+    exported[own("lowwater_registered_computations")] = lambda t: 3 if t < until else 2
+    return exported
 
 
 def test_what_is_told_of_a_job_that_is_gone_ends_when_it_is_dropped(tmp_path: Path) -> None:
@@ -166,15 +166,15 @@ TWO = 'job="lowwater", instance="two:7421"'
 ONE_HOLDER, EVERY_HOLDER = "topk by (job, computation) (1, ", "("
 
 
-def failed_over() -> World:
+def failed_over() -> Exported:
     """Another shard took enriched over from one that does not know it yet, and that still names the worker before."""
-    world = named(standing())
-    for series in [name for name in world if 'computation="enriched"' in name and "holder_info" not in name]:
-        world[series.replace("one:7421", "two:7421")] = later(world[series])
-    world[f'lowwater_epoch{{{TWO}, computation="enriched"}}'] = later(lambda t: 4)
+    exported = named(standing())
+    for series in [name for name in exported if 'computation="enriched"' in name and "holder_info" not in name]:
+        exported[series.replace("one:7421", "two:7421")] = later(exported[series])
+    exported[f'lowwater_epoch{{{TWO}, computation="enriched"}}'] = later(lambda t: 4)
     holder = ', worker="exec-8", host="node-4", range="[40.., 44..)"'
-    world[f'lowwater_holder_info{{{TWO}, computation="enriched"{holder}}}'] = later(lambda t: 1)
-    return world
+    exported[f'lowwater_holder_info{{{TWO}, computation="enriched"{holder}}}'] = later(lambda t: 1)
+    return exported
 
 
 def later(value: Value) -> Value:
@@ -182,12 +182,12 @@ def later(value: Value) -> Value:
     return lambda t: value(t) if t >= FAULT + 600 else None
 
 
-def silent_after_fail_over() -> World:
+def silent_after_fail_over() -> Exported:
     """Enriched was taken over, its new holder died, and so did one of a computation that stayed where it is."""
-    world = failed_over()
-    world[f'lowwater_last_report_timestamp_seconds{{{TWO}, computation="enriched"}}'] = later(lambda t: FAULT + 570)
-    world[of("last_report_timestamp_seconds", "hourly")] = lambda t: min(t, FAULT)
-    return world
+    exported = failed_over()
+    exported[f'lowwater_last_report_timestamp_seconds{{{TWO}, computation="enriched"}}'] = later(lambda t: FAULT + 570)
+    exported[of("last_report_timestamp_seconds", "hourly")] = lambda t: min(t, FAULT)
+    return exported
 
 
 SUCCESSOR = {"worker": "exec-8", "host": "node-4"}
@@ -209,16 +209,16 @@ def test_after_a_fail_over_it_is_told_who_holds(tmp_path: Path) -> None:
     check(tmp_path, failed_over(), {"LowwaterComputationHolds": {11370: [], 11400: [ONE | WHO | SUCCESSOR]}})
 
 
-def relieved() -> World:
+def relieved() -> Exported:
     """The shard before says of enriched that its holder is silent, its ranges are left and its operation does not end."""
-    world = failed_over()
-    world[of("last_report_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT + 600)
-    world[of("oldest_operation_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT + 600)
-    world[of("ranges", "enriched", ', state="unowned"')] = lambda t: 2 if t >= FAULT + 600 else 0
+    exported = failed_over()
+    exported[of("last_report_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT + 600)
+    exported[of("oldest_operation_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT + 600)
+    exported[of("ranges", "enriched", ', state="unowned"')] = lambda t: 2 if t >= FAULT + 600 else 0
     # Of its successor neither is known: nobody reported since.
     for name in ("last_report", "oldest_operation"):
-        paused(world, 0, 20 * HOURS, f'lowwater_{name}_timestamp_seconds{{{TWO}, computation="enriched"')
-    return world
+        paused(exported, 0, 20 * HOURS, f'lowwater_{name}_timestamp_seconds{{{TWO}, computation="enriched"')
+    return exported
 
 
 def test_who_was_relieved_accuses_nobody(tmp_path: Path) -> None:
@@ -240,33 +240,33 @@ def test_without_the_epoch_who_was_relieved_would_accuse(tmp_path: Path) -> None
 
 
 def test_two_owners_of_one_epoch_do_not_stop_the_alert_that_names_the_holder(tmp_path: Path) -> None:
-    world = silent_after_fail_over()
-    world[f'lowwater_epoch{{{TWO}, computation="enriched"}}'] = later(lambda t: 3)
-    check(tmp_path, world, {"LowwaterHolderSilent": {7320: [HOURLY], 7860: [HOURLY], FAULT + 1200: [HOURLY]}})
+    exported = silent_after_fail_over()
+    exported[f'lowwater_epoch{{{TWO}, computation="enriched"}}'] = later(lambda t: 3)
+    check(tmp_path, exported, {"LowwaterHolderSilent": {7320: [HOURLY], 7860: [HOURLY], FAULT + 1200: [HOURLY]}})
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError)
 def test_two_holders_of_one_computation_would_stop_it(tmp_path: Path) -> None:
-    world = silent_after_fail_over()
-    world[f'lowwater_epoch{{{TWO}, computation="enriched"}}'] = later(lambda t: 3)
+    exported = silent_after_fail_over()
+    exported[f'lowwater_epoch{{{TWO}, computation="enriched"}}'] = later(lambda t: 3)
     check(
         tmp_path,
-        world,
+        exported,
         {"LowwaterHolderSilent": {7860: [HOURLY], FAULT + 1200: [HOURLY]}},
         careless=(ONE_HOLDER, EVERY_HOLDER),
     )
 
 
-def unknown(ranges: int = 64) -> World:
+def unknown(ranges: int = 64) -> Exported:
     """Enriched was claimed, and a range of it never reported."""
-    world = healthy()
+    exported = healthy()
     gone = ("low_watermark", "lag_seconds", "last_report", "oldest_operation")
-    for name in list(world):
+    for name in list(exported):
         if 'computation="enriched"' in name and any(word in name for word in gone):
-            paused(world, FAULT, 20 * HOURS, name)
-    world[of("watermark_state", "enriched", ', state="unknown"')] = lambda t: int(t >= FAULT)
-    world[of("ranges", "enriched", ', state="owned"')] = lambda t: ranges
-    return world
+            paused(exported, FAULT, 20 * HOURS, name)
+    exported[of("watermark_state", "enriched", ', state="unknown"')] = lambda t: int(t >= FAULT)
+    exported[of("ranges", "enriched", ', state="owned"')] = lambda t: ranges
+    return exported
 
 
 def test_an_unknown_watermark_of_claimed_ranges_fires_after_five_minutes(tmp_path: Path) -> None:
@@ -274,74 +274,76 @@ def test_an_unknown_watermark_of_claimed_ranges_fires_after_five_minutes(tmp_pat
 
 
 def test_ranges_without_an_owner_fire_after_five_minutes(tmp_path: Path) -> None:
-    world = healthy()
-    world[of("ranges", "enriched", ', state="unowned"')] = lambda t: 2 if t >= FAULT else 0
-    check(tmp_path, world, {"LowwaterRangesUnowned": {7470: [], 7500: [ONE]}})
+    exported = healthy()
+    exported[of("ranges", "enriched", ', state="unowned"')] = lambda t: 2 if t >= FAULT else 0
+    check(tmp_path, exported, {"LowwaterRangesUnowned": {7470: [], 7500: [ONE]}})
 
 
 def test_ranges_that_nobody_ever_claimed_fire_too(tmp_path: Path) -> None:
-    world = healthy()
-    world[of("ranges", "enriched", ', state="never_claimed"')] = lambda t: 1 if t >= FAULT else 0
-    check(tmp_path, world, {"LowwaterRangesUnowned": {7470: [], 7500: [ONE]}})
+    exported = healthy()
+    exported[of("ranges", "enriched", ', state="never_claimed"')] = lambda t: 1 if t >= FAULT else 0
+    check(tmp_path, exported, {"LowwaterRangesUnowned": {7470: [], 7500: [ONE]}})
 
 
 def test_an_operation_that_does_not_end_fires(tmp_path: Path) -> None:
     # It began at 01:59:55. Older than 900 s at 02:15:00, and five minutes more.
-    world = healthy()
-    world[of("oldest_operation_timestamp_seconds", "enriched")] = held(FAULT, lambda t: t - 5)
-    check(tmp_path, world, {"LowwaterOperationStuck": {8370: [], 8400: [ONE]}})
+    exported = healthy()
+    exported[of("oldest_operation_timestamp_seconds", "enriched")] = held(FAULT, lambda t: t - 5)
+    check(tmp_path, exported, {"LowwaterOperationStuck": {8370: [], 8400: [ONE]}})
 
 
 def test_reports_with_bad_timestamps_fire(tmp_path: Path) -> None:
-    world = healthy()
-    world[own("lowwater_refused_reports_total", ', reason="TOO_FAR_AHEAD"')] = lambda t: 4 + max(0, t - FAULT) / 30
+    exported = healthy()
+    exported[own("lowwater_refused_reports_total", ', reason="TOO_FAR_AHEAD"')] = lambda t: 4 + max(0, t - FAULT) / 30
     check(
-        tmp_path, world, {"LowwaterReportsRefused": {7320: [], 7350: [{"job": "lowwater", "reason": "TOO_FAR_AHEAD"}]}}
+        tmp_path,
+        exported,
+        {"LowwaterReportsRefused": {7320: [], 7350: [{"job": "lowwater", "reason": "TOO_FAR_AHEAD"}]}},
     )
 
 
 def test_an_estimate_alerts_as_an_estimate_and_never_as_exact(tmp_path: Path) -> None:
     # It is older than 5,400 s at 03:28:30 and older for a quarter of an hour at 03:43:30; what stands behind it stands too.
-    world = estimated(silent())
+    exported = estimated(silent())
     late: Expected = {"LowwaterEstimateLate": {13410: [], 13440: [ONE]}}
-    check(tmp_path, world, {**quiet(AFTER, "LowwaterEstimateLate"), **late})
+    check(tmp_path, exported, {**quiet(AFTER, "LowwaterEstimateLate"), **late})
 
 
-def idle_but_renewed() -> World:
+def idle_but_renewed() -> Exported:
     """No data come: the inputs stand too, and the worker says so every few seconds."""
-    world = healthy()
+    exported = healthy()
     for name, low in (("flights", flowing), ("enriched", following)):
-        computation(world, name, held(FAULT, low), None if name == "flights" else held(FAULT, flowing))
-    return named(world)
+        computation(exported, name, held(FAULT, low), None if name == "flights" else held(FAULT, flowing))
+    return named(exported)
 
 
-def catching_up() -> World:
+def catching_up() -> Exported:
     """Far behind after a pause, and faster than its input."""
-    world = healthy()
+    exported = healthy()
     low: Callable[[float], float] = lambda t: following(t) - max(0, 5000 - max(0, t - FAULT) / 4) * (t >= FAULT)  # noqa: E731
-    world[of("local_lag_seconds", "enriched")] = lambda t: difference(flowing(t), low(t))
-    return named(world)
+    exported[of("local_lag_seconds", "enriched")] = lambda t: difference(flowing(t), low(t))
+    return named(exported)
 
 
-def claimed_again() -> World:
+def claimed_again() -> Exported:
     """Two minutes without an owner."""
-    world = healthy()
-    world[of("ranges", "enriched", ', state="unowned"')] = lambda t: 2 if FAULT <= t < FAULT + 120 else 0
-    return world
+    exported = healthy()
+    exported[of("ranges", "enriched", ', state="unowned"')] = lambda t: 2 if FAULT <= t < FAULT + 120 else 0
+    return exported
 
 
-def retired() -> World:
+def retired() -> Exported:
     """Ranges that were taken out."""
-    world = healthy()
-    world[of("ranges", "enriched", ', state="retired"')] = lambda t: 2 if t >= FAULT else 0
-    return world
+    exported = healthy()
+    exported[of("ranges", "enriched", ', state="retired"')] = lambda t: 2 if t >= FAULT else 0
+    return exported
 
 
-def fenced() -> World:
+def fenced() -> Exported:
     """Reports of a worker that was replaced are refused."""
-    world = healthy()
-    world[own("lowwater_refused_reports_total", ', reason="STALE_SEQUENCER"')] = lambda t: max(0, t - FAULT)
-    return world
+    exported = healthy()
+    exported[own("lowwater_refused_reports_total", ', reason="STALE_SEQUENCER"')] = lambda t: max(0, t - FAULT)
+    return exported
 
 
 def from_nothing(value: Value) -> Value:
@@ -350,25 +352,25 @@ def from_nothing(value: Value) -> Value:
     return lambda t: value(t) if t < FAULT else (value(t) or 0) - lost
 
 
-def restarted() -> World:
+def restarted() -> Exported:
     """The authority is away for half a minute, and counts from nothing again."""
-    world = healthy()
-    for series, value in list(world.items()):
+    exported = healthy()
+    for series, value in list(exported.items()):
         if "_total" in series or "_bucket" in series:
-            world[series] = from_nothing(value)
-    paused(world, FAULT, FAULT + 30)
-    return world
+            exported[series] = from_nothing(value)
+    paused(exported, FAULT, FAULT + 30)
+    return exported
 
 
-def begun(low: Value) -> World:
+def begun(low: Value) -> Exported:
     """Enriched is new: it tells of itself for the first time at the moment of the fault."""
-    world = healthy()
-    computation(world, "enriched", low, flowing)
-    paused(world, 0, FAULT, 'computation="enriched"')
-    return world
+    exported = healthy()
+    computation(exported, "enriched", low, flowing)
+    paused(exported, 0, FAULT, 'computation="enriched"')
+    return exported
 
 
-def new_and_catching_up(fast: float) -> World:
+def new_and_catching_up(fast: float) -> Exported:
     """A new computation begins three hours behind, and gains."""
     return begun(lambda t: min(following(t), t - 3 * HOURS + fast * max(0, t - FAULT)))
 
@@ -381,7 +383,7 @@ def test_a_new_computation_that_falls_behind_fires_after_half_an_hour(tmp_path: 
     )
 
 
-HARMLESS: dict[str, tuple[Callable[[], World], tuple[str, ...]]] = {
+HARMLESS: dict[str, tuple[Callable[[], Exported], tuple[str, ...]]] = {
     "new and catches up in minutes": (lambda: new_and_catching_up(20), ()),
     "new and catches up in hours": (lambda: new_and_catching_up(2), ()),
     "unknown before anybody claimed": (lambda: unknown(0), ()),
@@ -403,7 +405,7 @@ def test_the_harmless_neighbour_is_quiet(tmp_path: Path, name: str) -> None:
     check(tmp_path, made(), quiet(AFTER, *but))
 
 
-CARELESS: dict[str, tuple[Callable[[], World], str, str]] = {
+CARELESS: dict[str, tuple[Callable[[], Exported], str, str]] = {
     "estimated as exact": (lambda: estimated(silent()), EXACT, ""),
     "idle but renewed": (idle_but_renewed, f"and on (job, computation) ({LOCAL_LAG} - {LOCAL_LAG} offset 10m > 0)", ""),
     "catching up": (catching_up, f"and deriv({LOCAL_LAG}[10m]) > 0.1", ""),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.monitoring.worlds import HOURS, Instances, Value, World, check, healthy, paused, query, quiet, seen
+from tests.monitoring.exported import HOURS, Exported, Instances, Value, check, healthy, paused, query, quiet, seen
 
 FAULT = 1 * HOURS
 AFTER = range(FAULT, 2 * HOURS, 300)
@@ -19,7 +19,7 @@ DRIVER = {"job": "spark", "instance": "d:1"}
 WORKER = {"job": "worker", "instance": "w:1"}
 
 
-def changed(**values: Value) -> World:
+def changed(**values: Value) -> Exported:
     """A healthy deployment in which some series differ."""
     names = {
         "late": query("late_rows_total"),
@@ -39,7 +39,7 @@ def on(t: float, until: float = 20 * HOURS) -> float:
     return float(FAULT <= t < until)
 
 
-FIRES: dict[str, tuple[Callable[[], World], Mapping[float, Instances]]] = {
+FIRES: dict[str, tuple[Callable[[], Exported], Mapping[float, Instances]]] = {
     "LowwaterLateRows": (lambda: changed(late=lambda t: 3 * on(t)), {3570: [], 3600: [QUERY]}),
     "LowwaterQueryHolding": (lambda: changed(holding=on), {4170: [], 4200: [QUERY]}),
     "LowwaterAttachLeftAlone": (lambda: changed(alone=on, answers=lambda t: 1 - on(t)), {3870: [], 3900: [DRIVER]}),
@@ -55,14 +55,14 @@ def test_it_fires_at_its_second(tmp_path: Path, alert: str) -> None:
     check(tmp_path, made(), {alert: expected})
 
 
-def restarted() -> World:
+def restarted() -> Exported:
     """Driver and worker begin anew, and count from nothing."""
-    world = changed(late=lambda t: 5.0 * (t < FAULT), acknowledged=lambda t: t % FAULT, sent=lambda t: t % FAULT)
-    paused(world, FAULT, FAULT + 90, "lowwater_client_", "lowwater_spark_")
-    return world
+    exported = changed(late=lambda t: 5.0 * (t < FAULT), acknowledged=lambda t: t % FAULT, sent=lambda t: t % FAULT)
+    paused(exported, FAULT, FAULT + 90, "lowwater_client_", "lowwater_spark_")
+    return exported
 
 
-HARMLESS: dict[str, Callable[[], World]] = {
+HARMLESS: dict[str, Callable[[], Exported]] = {
     "restarted": restarted,
     "a stage that holds for a while": lambda: changed(holding=lambda t: on(t, FAULT + 300)),
     "an authority that is away and tried again": lambda: changed(away=on, answers=lambda t: 1 - on(t)),

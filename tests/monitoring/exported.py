@@ -27,7 +27,7 @@ DAYS: Final = 24 * HOURS
 AUTHORITY: Final = 'job="lowwater", instance="one:7421"'
 
 Value = Callable[[float], float | None]
-World = dict[str, Value]
+Exported = dict[str, Value]
 Instances = Iterable[Mapping[str, str]]
 """The labels of each instance of an alert, and perhaps what it says."""
 Expected = Mapping[str, Mapping[float, Instances]]
@@ -86,20 +86,20 @@ def changed(low: Value) -> Value:
     return moved
 
 
-def computation(world: World, name: str, low: Value, behind: Value | None, top: Value = flowing) -> None:
+def computation(exported: Exported, name: str, low: Value, behind: Value | None, top: Value = flowing) -> None:
     """Add a computation that a living worker renews."""
-    world[of("low_watermark_timestamp_seconds", name)] = low
-    world[of("low_watermark_change_timestamp_seconds", name)] = changed(low)
-    world[of("last_report_timestamp_seconds", name)] = lambda t: t - 2
-    world[of("oldest_operation_timestamp_seconds", name)] = lambda t: t - 5
-    world[of("epoch", name)] = lambda t: 3
-    world[of("estimated", name)] = lambda t: 0
-    world[of("ranges", name, ', state="owned"')] = lambda t: 64
+    exported[of("low_watermark_timestamp_seconds", name)] = low
+    exported[of("low_watermark_change_timestamp_seconds", name)] = changed(low)
+    exported[of("last_report_timestamp_seconds", name)] = lambda t: t - 2
+    exported[of("oldest_operation_timestamp_seconds", name)] = lambda t: t - 5
+    exported[of("epoch", name)] = lambda t: 3
+    exported[of("estimated", name)] = lambda t: 0
+    exported[of("ranges", name, ', state="owned"')] = lambda t: 64
     for state in ("unowned", "never_claimed", "finished", "retired"):
-        world[of("ranges", name, f', state="{state}"')] = lambda t: 0
+        exported[of("ranges", name, f', state="{state}"')] = lambda t: 0
     if behind is not None:
-        world[of("local_lag_seconds", name)] = lambda t: difference(behind(t), low(t))
-        world[of("global_lag_seconds", name)] = lambda t: difference(top(t), low(t))
+        exported[of("local_lag_seconds", name)] = lambda t: difference(behind(t), low(t))
+        exported[of("global_lag_seconds", name)] = lambda t: difference(top(t), low(t))
 
 
 def difference(ahead: float | None, low: float | None) -> float | None:
@@ -107,7 +107,7 @@ def difference(ahead: float | None, low: float | None) -> float | None:
     return None if ahead is None or low is None else max(0.0, ahead - low)
 
 
-def histogram(world: World, name: str, seconds: Value) -> None:
+def histogram(exported: Exported, name: str, seconds: Value) -> None:
     """Add a histogram of one process that sees ten observations a second, all of a length that may change."""
     counts = {"0.1": 0.0, "0.5": 0.0, "1": 0.0, "5": 0.0, "+Inf": 0.0}
     seen: dict[str, dict[float, float]] = {bound: {} for bound in counts}
@@ -117,52 +117,52 @@ def histogram(world: World, name: str, seconds: Value) -> None:
                 counts[bound] = count + 10 * STEP
             seen[bound][at] = counts[bound]
     for bound, values in seen.items():
-        world[own(f"{name}_bucket", f', le="{bound}"')] = values.__getitem__
+        exported[own(f"{name}_bucket", f', le="{bound}"')] = values.__getitem__
 
 
-def healthy() -> World:
+def healthy() -> Exported:
     """A pipeline in which all is well: flights, enriched from them, and hourly from these, on one authority."""
-    world: World = {}
-    computation(world, "flights", flowing, None)
-    computation(world, "enriched", following, flowing)
-    computation(world, "hourly", hourly, following)
-    world[own("up")] = lambda t: 1
-    world[own("lowwater_build_info", ', version="1"')] = lambda t: 1
-    world[own("lowwater_owned_computations")] = lambda t: 3
-    world[own("lowwater_registered_computations")] = lambda t: 3
-    world[own("lowwater_journal_confirmed_timestamp_seconds")] = lambda t: t - 1
-    world[own("lowwater_deployment_confirmed_timestamp_seconds")] = lambda t: t - 5
-    world[own("lowwater_certificate_not_after_timestamp_seconds")] = lambda t: 90 * DAYS
-    world[own("process_start_time_seconds")] = lambda t: 0
-    world[own("lowwater_journal_errors_total", ', outcome="failed"')] = lambda t: 0
-    world[own("lowwater_journal_errors_total", ', outcome="unknown"')] = lambda t: t // 1000
-    world[own("lowwater_claims_total", ', outcome="granted"')] = lambda t: 12
-    world[own("lowwater_refused_reports_total", ', reason="TOO_FAR_AHEAD"')] = lambda t: 4
-    world[own("lowwater_admission_refused_total", ', gate="reports"')] = lambda t: 0
-    world[own("lowwater_pushed_watermarks_total")] = lambda t: 10 * t
-    world[own("lowwater_conflated_watermarks_total")] = lambda t: t
-    world['lowwater_client_reports_total{job="worker", instance="w:1"}'] = lambda t: t
-    world['lowwater_client_acknowledged_reports_total{job="worker", instance="w:1"}'] = lambda t: t
-    world['lowwater_client_unserved_computations{job="worker", instance="w:1"}'] = lambda t: 0
-    world['process_start_time_seconds{job="worker", instance="w:1"}'] = lambda t: 0
-    world[query("late_rows_total")] = lambda t: 0
-    world[query("holding")] = lambda t: 0
-    world |= {seen("answers"): lambda t: 1, seen("away"): lambda t: 0, seen("left_alone"): lambda t: 0}
+    exported: Exported = {}
+    computation(exported, "flights", flowing, None)
+    computation(exported, "enriched", following, flowing)
+    computation(exported, "hourly", hourly, following)
+    exported[own("up")] = lambda t: 1
+    exported[own("lowwater_build_info", ', version="1"')] = lambda t: 1
+    exported[own("lowwater_owned_computations")] = lambda t: 3
+    exported[own("lowwater_registered_computations")] = lambda t: 3
+    exported[own("lowwater_journal_confirmed_timestamp_seconds")] = lambda t: t - 1
+    exported[own("lowwater_deployment_confirmed_timestamp_seconds")] = lambda t: t - 5
+    exported[own("lowwater_certificate_not_after_timestamp_seconds")] = lambda t: 90 * DAYS
+    exported[own("process_start_time_seconds")] = lambda t: 0
+    exported[own("lowwater_journal_errors_total", ', outcome="failed"')] = lambda t: 0
+    exported[own("lowwater_journal_errors_total", ', outcome="unknown"')] = lambda t: t // 1000
+    exported[own("lowwater_claims_total", ', outcome="granted"')] = lambda t: 12
+    exported[own("lowwater_refused_reports_total", ', reason="TOO_FAR_AHEAD"')] = lambda t: 4
+    exported[own("lowwater_admission_refused_total", ', gate="reports"')] = lambda t: 0
+    exported[own("lowwater_pushed_watermarks_total")] = lambda t: 10 * t
+    exported[own("lowwater_conflated_watermarks_total")] = lambda t: t
+    exported['lowwater_client_reports_total{job="worker", instance="w:1"}'] = lambda t: t
+    exported['lowwater_client_acknowledged_reports_total{job="worker", instance="w:1"}'] = lambda t: t
+    exported['lowwater_client_unserved_computations{job="worker", instance="w:1"}'] = lambda t: 0
+    exported['process_start_time_seconds{job="worker", instance="w:1"}'] = lambda t: 0
+    exported[query("late_rows_total")] = lambda t: 0
+    exported[query("holding")] = lambda t: 0
+    exported |= {seen("answers"): lambda t: 1, seen("away"): lambda t: 0, seen("left_alone"): lambda t: 0}
     for name in ("journal_append_seconds", "push_seconds", "event_loop_lag_seconds"):
-        histogram(world, f"lowwater_{name}", lambda t: 0.05)
-    return world
+        histogram(exported, f"lowwater_{name}", lambda t: 0.05)
+    return exported
 
 
-def without(world: World, *words: str) -> World:
+def without(exported: Exported, *words: str) -> Exported:
     """The same without the series whose names contain any of the words."""
-    return {series: value for series, value in world.items() if not any(word in series for word in words)}
+    return {series: value for series, value in exported.items() if not any(word in series for word in words)}
 
 
-def paused(world: World, begin: float, end: float, *words: str) -> None:
+def paused(exported: Exported, begin: float, end: float, *words: str) -> None:
     """No scrape sees these series for a time; all series when no words are given."""
-    for series, value in list(world.items()):
+    for series, value in list(exported.items()):
         if not words or any(word in series for word in words):
-            world[series] = _paused(value, begin, end)
+            exported[series] = _paused(value, begin, end)
 
 
 def _paused(value: Value, begin: float, end: float) -> Value:
@@ -187,7 +187,7 @@ def _samples(value: Value, until: float) -> str:
 
 def check(
     folder: Path,
-    world: World,
+    exported: Exported,
     expected: Expected,
     *,
     says: bool = False,
@@ -206,7 +206,7 @@ def check(
             rule["expr"] = rule["expr"].replace(*careless)
             if not says:
                 rule.pop("annotations", None)
-        # JSON is YAML that is written a hundred times as fast; a world has half a million characters.
+        # JSON is YAML that is written a hundred times as fast; a test has half a million characters.
         (folder / f"{name}.yaml").write_text(json.dumps(content))
     test = {
         "rule_files": ["recording.yaml", "alerts.yaml"],
@@ -215,7 +215,9 @@ def check(
         "tests": [
             {
                 "interval": f"{STEP}s",
-                "input_series": [{"series": name, "values": _samples(value, until)} for name, value in world.items()],
+                "input_series": [
+                    {"series": name, "values": _samples(value, until)} for name, value in exported.items()
+                ],
                 "alert_rule_test": [
                     {
                         "eval_time": f"{int(at)}s",
