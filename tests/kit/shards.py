@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from itertools import count
 
+import grpc.aio
 import numpy as np
 
+from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, watermarks_pb2_grpc
 from lowwater_authority.cluster.cluster import Cluster
 from lowwater_authority.cluster.membership import Member
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, Grant, GroupReport, Refused
@@ -17,6 +19,10 @@ from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import JournalFailed
 from lowwater_authority.ops.observer import Observer
+from lowwater_authority.rpc.cluster import ClusterServicer
+from lowwater_authority.rpc.services import Services
+from lowwater_authority.rpc.streams import Streams
+from lowwater_authority.rpc.watermarks import WatermarkServicer
 from tests.kit.clock import Clock
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
@@ -169,6 +175,19 @@ async def two(deployment: Deployment) -> tuple[One, One]:
     other = await deployment.start("other:1")
     await deployment.settle(one, other)
     return one, other
+
+
+@contextlib.asynccontextmanager
+async def reached(one: One) -> AsyncIterator[str]:
+    """Have a shard answer readers over the network; gives its address there."""
+    server, services = grpc.aio.server(), Services(one.shard, Observer(), one.cluster)
+    readers = WatermarkServicer(services, Streams())
+    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(services), server)
+    watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(readers, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    yield address
+    await server.stop(None)
 
 
 def held(one: One) -> set[str]:

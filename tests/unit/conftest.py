@@ -22,4 +22,5 @@ async def deployment() -> AsyncIterator[Deployment]:
     made = Deployment()
     yield made
     for one in made.shards:
+        one.faults.held.clear()
         await one.stop()

@@ -12,14 +12,9 @@ import pytest
 
 import lowwater.aio
 from lowwater._core.call import Stubs
-from lowwater._pb.lowwater.v1 import cluster_pb2, cluster_pb2_grpc, watermarks_pb2_grpc
-from lowwater_authority.ops.observer import Observer
-from lowwater_authority.rpc.cluster import ClusterServicer
-from lowwater_authority.rpc.services import Services
-from lowwater_authority.rpc.streams import Streams
-from lowwater_authority.rpc.watermarks import WatermarkServicer
+from lowwater._pb.lowwater.v1 import cluster_pb2
 from tests.kit.eventually import eventually_async
-from tests.kit.shards import NAMES, Deployment, One, held, two
+from tests.kit.shards import NAMES, Deployment, One, held, reached, two
 
 
 @dataclass
@@ -32,21 +27,13 @@ class Served:
 
 
 @pytest.fixture
-async def served() -> AsyncIterator[Served]:
-    deployment = Deployment()
+async def served(deployment: Deployment) -> AsyncIterator[Served]:
     one, other = await two(deployment)
     await other.stop()
     one.faults.unreadable.add("load")
     await deployment.settle(one, seconds=2.4)
-    server, services = grpc.aio.server(), Services(one.shard, Observer(), one.cluster)
-    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(services), server)
-    readers = WatermarkServicer(services, Streams())
-    watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(readers, server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    yield Served(one, address, set(NAMES) - held(one))
-    await server.stop(None)
-    await one.stop()
+    async with reached(one) as address:
+        yield Served(one, address, set(NAMES) - held(one))
 
 
 async def test_one_that_cannot_be_served_does_not_hide_where_the_others_are(served: Served) -> None:

@@ -14,14 +14,9 @@ import pytest
 import lowwater.aio
 from lowwater._core.call import Stubs
 from lowwater._core.search import TIMEOUT
-from lowwater._pb.lowwater.v1 import cluster_pb2, cluster_pb2_grpc, watermarks_pb2, watermarks_pb2_grpc
+from lowwater._pb.lowwater.v1 import cluster_pb2, watermarks_pb2
 from lowwater_authority.engine.shard import TOGETHER_SECONDS
-from lowwater_authority.ops.observer import Observer
-from lowwater_authority.rpc.cluster import ClusterServicer
-from lowwater_authority.rpc.services import Services
-from lowwater_authority.rpc.streams import Streams
-from lowwater_authority.rpc.watermarks import WatermarkServicer
-from tests.kit.shards import NAMES, Deployment, One, held, turns, two
+from tests.kit.shards import NAMES, Deployment, One, held, reached, turns, two
 
 LATEST = TOGETHER_SECONDS + 2.0
 """Seconds after which an answer is too late, with as much time for the answer itself as a busy machine may need."""
@@ -39,9 +34,10 @@ class Taking(NamedTuple):
 
 
 @pytest.fixture(params=[1, 3])
-async def taking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Taking]:
+async def taking(
+    deployment: Deployment, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Taking]:
     """Another shard has died, and so many of its logs cannot be read for now."""
-    deployment = Deployment()
     one, other = await two(deployment)
     await other.stop()
     hanging = set(sorted(held(other))[: request.param])
@@ -59,15 +55,9 @@ async def taking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         await one.cluster._look_after_what_is_held()
         await turns()
     assert held(one) == set(NAMES) - hanging
-    server, services = grpc.aio.server(), Services(one.shard, Observer(), one.cluster)
-    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(services), server)
-    watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(WatermarkServicer(services, Streams()), server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    yield Taking(one, address, hanging, whole)
-    whole.set()
-    await server.stop(None)
-    await one.stop()
+    async with reached(one) as address:
+        yield Taking(one, address, hanging, whole)
+        whole.set()
 
 
 async def test_where_the_others_are_is_said_in_time(taking: Taking) -> None:

@@ -388,13 +388,7 @@ async def test_a_copy_of_the_journal_has_the_tombstone(running: Running, disk: M
 # -- many shards --------------------------------------------------------------------------------------------------
 
 
-async def stopped(*shards: One) -> None:
-    for one in shards:
-        await one.stop()
-
-
-async def test_a_drop_counts_at_every_shard_and_its_owner_lets_the_log_go() -> None:
-    deployment = Deployment()
+async def test_a_drop_counts_at_every_shard_and_its_owner_lets_the_log_go(deployment: Deployment) -> None:
     one, other = await two(deployment)
     name = min(held(other))
     with pytest.raises(errors.Moved):
@@ -413,11 +407,9 @@ async def test_a_drop_counts_at_every_shard_and_its_owner_lets_the_log_go() -> N
     view = owner.shard.view(name)
     assert view is not None
     assert view.incarnation == 2
-    await stopped(one, other)
 
 
-async def test_a_shard_that_was_away_does_not_bring_back_what_was_dropped() -> None:
-    deployment = Deployment()
+async def test_a_shard_that_was_away_does_not_bring_back_what_was_dropped(deployment: Deployment) -> None:
     one, other = await two(deployment)
     name = min(held(other))
     neighbour = sorted(held(other))[1]
@@ -434,23 +426,19 @@ async def test_a_shard_that_was_away_does_not_bring_back_what_was_dropped() -> N
     assert not other.shard.serves(name)
     assert name not in one.shard.topology.computations
     assert deployment.owner(neighbour) in (one, other)
-    await stopped(one, other)
 
 
-async def test_a_drop_that_meets_a_new_reader_is_refused() -> None:
+async def test_a_drop_that_meets_a_new_reader_is_refused(deployment: Deployment) -> None:
     """Another shard registers a reader while the drop is on its way to the store: the graph decides."""
-    deployment = Deployment()
     one, other = await two(deployment)
     name = min(held(one))
     await other.shard.register(Spec("reader", inputs=(name,)))
     with pytest.raises(errors.StillRead, match="reader"):
         await one.shard.drop(name, force=False)
     assert one.shard.serves(name)
-    await stopped(one, other)
 
 
-async def test_a_store_that_lost_the_drop_gets_it_back() -> None:
-    deployment = Deployment()
+async def test_a_store_that_lost_the_drop_gets_it_back(deployment: Deployment) -> None:
     one, other = await two(deployment)
     name = min(held(one))
     await one.shard.drop(name, force=False)
@@ -460,12 +448,12 @@ async def test_a_store_that_lost_the_drop_gets_it_back() -> None:
     for each in (one, other):
         assert name not in each.shard.topology.computations
     assert name in replayed(await one.shard.journal.load(GRAPH)).topology.dropped
-    await stopped(one, other)
 
 
-async def test_rule4_an_owner_that_comes_back_does_not_bring_back_what_was_dropped_unread() -> None:
+async def test_rule4_an_owner_that_comes_back_does_not_bring_back_what_was_dropped_unread(
+    deployment: Deployment,
+) -> None:
     """Its log is damaged, and it alone has what was in it: it was silent when somebody dropped it."""
-    deployment = Deployment()
     one, other = await two(deployment)
     name = min(held(other))
     zombie = await other.claim(name)
@@ -493,7 +481,6 @@ async def test_rule4_an_owner_that_comes_back_does_not_bring_back_what_was_dropp
     owner = deployment.owner(name)
     assert (await owner.claim(name)).sequencer > zombie.sequencer
     assert held(one) | held(other) == {f"c{i}" for i in range(12)}
-    await stopped(one, other)
 
 
 async def damaged_and_silent(deployment: Deployment) -> tuple[One, One, str, Grant]:
@@ -510,8 +497,7 @@ async def damaged_and_silent(deployment: Deployment) -> tuple[One, One, str, Gra
     return one, other, name, grant
 
 
-async def test_rule10_a_refused_drop_leaves_a_silent_owner_what_it_alone_has() -> None:
-    deployment = Deployment()
+async def test_rule10_a_refused_drop_leaves_a_silent_owner_what_it_alone_has(deployment: Deployment) -> None:
     one, other, name, grant = await damaged_and_silent(deployment)
     one.faults.ends["append"] = [Outcome.FAILED]
     with pytest.raises(errors.JournalFailed, match="nothing was changed"):
@@ -522,11 +508,12 @@ async def test_rule10_a_refused_drop_leaves_a_silent_owner_what_it_alone_has() -
     assert other.low(name) == 12
     assert await other.report(name, grant, 13) == []
     assert held(one) | held(other) == set(NAMES), "and its neighbours"
-    await stopped(one, other)
 
 
 @pytest.mark.xfail(strict=True, raises=ValueError, reason="breaks when the log is taken before the graph is written")
-async def test_rule10_breaks_when_the_log_is_taken_before_the_graph_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rule10_breaks_when_the_log_is_taken_before_the_graph_is_written(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refuse = Shard._refuse_unread
 
     async def and_take(self: Shard, name: str, *, force: bool) -> None:
@@ -535,12 +522,13 @@ async def test_rule10_breaks_when_the_log_is_taken_before_the_graph_is_written(m
         self.journal.release(name)
 
     monkeypatch.setattr(Shard, "_refuse_unread", and_take)
-    await test_rule10_a_refused_drop_leaves_a_silent_owner_what_it_alone_has()
+    await test_rule10_a_refused_drop_leaves_a_silent_owner_what_it_alone_has(deployment)
 
 
-async def test_what_is_not_written_is_not_dropped_while_the_store_does_not_tell_whose_it_is() -> None:
-    deployment = Deployment()
-    one, other = await two(deployment)
+async def test_what_is_not_written_is_not_dropped_while_the_store_does_not_tell_whose_it_is(
+    deployment: Deployment,
+) -> None:
+    _, other = await two(deployment)
     name = min(held(other))
     grant = await other.claim(name)
     stored = deployment.disk.logs[name]
@@ -557,11 +545,11 @@ async def test_what_is_not_written_is_not_dropped_while_the_store_does_not_tell_
     await turns()
     assert await other.report(name, grant, 13) == []
     assert other.low(name) == 13
-    await stopped(one, other)
 
 
-async def test_a_drop_whose_log_cannot_be_taken_says_that_it_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    deployment = Deployment()
+async def test_a_drop_whose_log_cannot_be_taken_says_that_it_is_dropped(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, other, name, grant = await damaged_and_silent(deployment)
     one.faults.held["take"] = asyncio.Event()
     monkeypatch.setattr(shard, "WAIT_SECONDS", 0.0)
@@ -573,11 +561,9 @@ async def test_a_drop_whose_log_cannot_be_taken_says_that_it_is_dropped(monkeypa
     await one.shard.held.ended(name)
     refused = await other.report(name, grant, 13)
     assert [each.reason for _, each in refused] in (["STALE_SEQUENCER"], ["MOVED"])
-    await stopped(one, other)
 
 
-async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to() -> None:
-    deployment = Deployment()
+async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to(deployment: Deployment) -> None:
     one, other = await two(deployment)
     names = sorted(held(other))[:2]
     for name in names:
@@ -594,7 +580,6 @@ async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to()
         assert not deployment.disk.logs[name].records
     await one.shard.register(Spec(names[0]))
     assert one.shard.serves(names[0])
-    await stopped(one)
 
 
 async def end_behind_the_next_life(
@@ -632,19 +617,18 @@ async def end_behind_the_next_life(
     assert await owner.report(name, grant, 16) == []
     assert owner.low(name) == 16
     assert await other.report(min(held(other)), neighbour, 3) == [], "its neighbour"
-    await stopped(one, other)
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-async def test_rule3_the_end_of_a_log_leaves_the_next_incarnation_as_it_is(damaged: bool) -> None:
-    deployment = Deployment()
+async def test_rule3_the_end_of_a_log_leaves_the_next_incarnation_as_it_is(
+    deployment: Deployment, damaged: bool
+) -> None:
     one, other = await two(deployment)
     await end_behind_the_next_life(deployment, one, other, min(held(other)), damaged=damaged)
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the graph is not read behind the take")
-async def test_rule3_breaks_when_the_graph_is_not_read_behind_the_take() -> None:
-    deployment = Deployment()
+async def test_rule3_breaks_when_the_graph_is_not_read_behind_the_take(deployment: Deployment) -> None:
     one, other = await two(deployment)
     known = other.shard.held
 
@@ -661,8 +645,7 @@ async def pinned(deployment: Deployment, one: One, names: list[str], address: st
     await deployment.settle(*deployment.shards)
 
 
-async def test_a_pin_ends_with_the_drop_and_its_neighbours_does_not() -> None:
-    deployment = Deployment()
+async def test_a_pin_ends_with_the_drop_and_its_neighbours_does_not(deployment: Deployment) -> None:
     one, other = await two(deployment)
     gone, kept = sorted(held(other))[:2]
     await pinned(deployment, one, [gone, kept], "one:1")
@@ -673,11 +656,9 @@ async def test_a_pin_ends_with_the_drop_and_its_neighbours_does_not() -> None:
     await deployment.settle(one, other)
     assert other.shard.serves(gone), "where it belongs without a pin"
     assert one.shard.serves(kept)
-    await stopped(one, other)
 
 
-async def test_a_pin_that_was_left_behind_ends_with_a_beat() -> None:
-    deployment = Deployment()
+async def test_a_pin_that_was_left_behind_ends_with_a_beat(deployment: Deployment) -> None:
     one, other = await two(deployment)
     gone, kept = sorted(held(other))[:2]
     await pinned(deployment, one, [gone, kept], "one:1")
@@ -685,12 +666,10 @@ async def test_a_pin_that_was_left_behind_ends_with_a_beat() -> None:
     assert gone in deployment.members.view.pins
     await deployment.settle(one, other)
     assert deployment.members.view.pins == {kept: "one:1"}
-    await stopped(one, other)
 
 
-async def test_a_pin_of_the_next_registration_does_not_end_with_the_drop_before_it() -> None:
+async def test_a_pin_of_the_next_registration_does_not_end_with_the_drop_before_it(deployment: Deployment) -> None:
     """It is registered and pinned while somebody is about to end the pin of the incarnation before."""
-    deployment = Deployment()
     one, other = await two(deployment)
     name = min(held(other))
     await pinned(deployment, one, [name], "one:1")
@@ -708,12 +687,10 @@ async def test_a_pin_of_the_next_registration_does_not_end_with_the_drop_before_
     await one.cluster.unpin_dropped()
     await deployment.settle(one, other)
     assert deployment.members.view.pins == {name: "other:1"}
-    await stopped(one, other)
 
 
-async def test_a_process_at_the_address_of_an_owner_that_is_gone_is_not_its_owner() -> None:
+async def test_a_process_at_the_address_of_an_owner_that_is_gone_is_not_its_owner(deployment: Deployment) -> None:
     """It was started again there, and has never read the log: nobody has that in memory, so it can be dropped."""
-    deployment = Deployment()
     one, other = await two(deployment)
     name = min(held(other))
     await other.claim(name)
@@ -729,11 +706,9 @@ async def test_a_process_at_the_address_of_an_owner_that_is_gone_is_not_its_owne
     await one.shard.register(Spec(name))
     await deployment.settle(one, again)
     assert deployment.owner(name).shard.topology.get(name).incarnation == 2
-    await stopped(one, again)
 
 
-async def test_an_owner_that_was_left_out_for_a_while_is_the_same_process() -> None:
-    deployment = Deployment()
+async def test_an_owner_that_was_left_out_for_a_while_is_the_same_process(deployment: Deployment) -> None:
     one, other = await two(deployment)
     name = min(held(other))
     await other.claim(name)
@@ -746,13 +721,13 @@ async def test_an_owner_that_was_left_out_for_a_while_is_the_same_process() -> N
     await pinned(deployment, one, [name], "one:1")
     assert not await one.shard.serve(name), "it alone has it whole, in memory"
     assert (await one.cluster.locate([name]))[name].address == "other:1"
-    await stopped(one, other)
 
 
 @pytest.mark.parametrize("part", ["record", "snapshot"])
-async def test_what_is_damaged_in_the_store_is_dropped_by_the_owner_that_has_it_in_memory(part: str) -> None:
+async def test_what_is_damaged_in_the_store_is_dropped_by_the_owner_that_has_it_in_memory(
+    deployment: Deployment, part: str
+) -> None:
     """Also after another shard was to take it over and could not read it, and without force where nobody owns ranges of it."""
-    deployment = Deployment()
     one, other = await two(deployment)
     name, neighbour = sorted(held(other))[:2]
     grant, beside = await other.claim(name), await other.claim(neighbour)
@@ -781,4 +756,3 @@ async def test_what_is_damaged_in_the_store_is_dropped_by_the_owner_that_has_it_
     assert await one.report(name, again, 12) == []
     assert one.low(name) == 12
     assert await other.report(neighbour, beside, 14) == [], "its neighbour"
-    await stopped(one, other)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from typing import Any
 
 import grpc.aio
@@ -36,15 +36,6 @@ from tests.kit.times import HOUR
 
 NOTHING = np.zeros(0, dtype=np.int64)
 TASK = TaskAttempt(0, 0, 0)
-
-
-@pytest.fixture
-async def deployment() -> AsyncIterator[Deployment]:
-    made = Deployment()
-    yield made
-    for one in made.shards:
-        one.faults.held.clear()
-        await one.stop()
 
 
 async def serving(deployment: Deployment, *names: str) -> tuple[One, dict[str, Grant]]:

@@ -184,9 +184,8 @@ async def test_a_limit_counts_those_in_front_in_the_same_write(one: One) -> None
     assert await outcomes(tasks) == ["first", "c0", "c1", "OVERLOADED", "OVERLOADED", "unlimited"]
 
 
-async def test_one_that_another_shard_has_taken_is_refused_alone() -> None:
+async def test_one_that_another_shard_has_taken_is_refused_alone(deployment: Deployment) -> None:
     """It changes what is registered, which whoever serves it has to agree to: the others of its write are written without it."""
-    deployment = Deployment()
     one = await deployment.start("one:1")
     await deployment.settle(one)
     await one.shard.register(Spec("unused"))
@@ -200,7 +199,6 @@ async def test_one_that_another_shard_has_taken_is_refused_alone() -> None:
     one.faults.held.pop("append").set()
     assert await outcomes(tasks) == ["first", "a", "REGISTRATION_CONFLICT", "b"]
     assert replayed(await one.shard.journal.load(GRAPH)).topology.computations.keys() == {"first", "a", "unused", "b"}
-    await one.stop()
 
 
 async def test_nobody_is_refused_for_what_was_not_written(one: One) -> None:
@@ -331,8 +329,7 @@ async def test_a_journal_of_whole_graphs_is_gone_on_with(one: One) -> None:
     assert (await One(disk).start()).shard.topology == graphs[-1].register(Spec("c", ("b",)))
 
 
-async def test_a_change_of_another_shard_is_noticed_from_what_it_changes() -> None:
-    deployment = Deployment()
+async def test_a_change_of_another_shard_is_noticed_from_what_it_changes(deployment: Deployment) -> None:
     one, other = await deployment.start("one:1"), await deployment.start("other:1")
     await deployment.settle(one, other)
     for number in range(8):
@@ -346,11 +343,9 @@ async def test_a_change_of_another_shard_is_noticed_from_what_it_changes() -> No
     await deployment.settle(one, other, seconds=3)
     for each in (one, other):
         assert each.shard.topology.get("c3").incarnation == 2
-        await each.stop()
 
 
-async def test_both_register_at_once_and_both_have_all() -> None:
-    deployment = Deployment()
+async def test_both_register_at_once_and_both_have_all(deployment: Deployment) -> None:
     one, other = await deployment.start("one:1"), await deployment.start("other:1")
     await deployment.settle(one, other)
     names = [f"c{number}" for number in range(40)]
@@ -363,12 +358,12 @@ async def test_both_register_at_once_and_both_have_all() -> None:
         await each.shard.confirm(())
         assert each.shard.topology.computations.keys() == set(names)
         assert replayed(await each.shard.journal.load(GRAPH)).topology == each.shard.topology
-        await each.stop()
 
 
-async def test_behind_a_log_that_was_lost_and_could_not_be_healed_the_whole_graph_is_written() -> None:
+async def test_behind_a_log_that_was_lost_and_could_not_be_healed_the_whole_graph_is_written(
+    deployment: Deployment,
+) -> None:
     """A change alone would stand behind nothing."""
-    deployment = Deployment()
     one = await deployment.start("one:1")
     await deployment.settle(one, seconds=3)
     await one.shard.register(Spec("a"))
@@ -380,4 +375,3 @@ async def test_behind_a_log_that_was_lost_and_could_not_be_healed_the_whole_grap
     await one.shard.register(Spec("d"))
     loaded = await one.shard.journal.load(GRAPH)
     assert {"a", "b", "d"} <= replayed(loaded).topology.computations.keys()
-    await one.stop()

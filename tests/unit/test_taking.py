@@ -288,10 +288,8 @@ async def ended(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     await one.shard.close()
 
 
-async def test_a_damaged_log_is_looked_at_at_once_when_its_owner_is_gone(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The owner has left a snapshot, which replaces what was damaged; nobody waits for the rest of a minute."""
+async def moving_and_damaged(deployment: Deployment) -> tuple[One, One, str]:
+    """As :func:`moving`, and the other shard could not read what the owner has left: it has rested since, for a while."""
     one, other, name = await moving(deployment)
     one.shard.held.logs.snapshot(
         one.shard.held.of(name).log, lambda: recovery.snapshot(one.shard.held.served[name].computation)
@@ -302,6 +300,14 @@ async def test_a_damaged_log_is_looked_at_at_once_when_its_owner_is_gone(
     stored.snapshot = flipped(stored.snapshot)  # its owner writes it whole when it has changed, which it does not
     await one.cluster.change(lambda view: view.pinned(name, "other:1"))
     await deployment.settle(one, other, seconds=70)
+    return one, other, name
+
+
+async def test_a_damaged_log_is_looked_at_at_once_when_its_owner_is_gone(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner has left a snapshot, which replaces what was damaged; nobody waits for the rest of a minute."""
+    one, other, name = await moving_and_damaged(deployment)
     looks = Looks(other, name, monkeypatch)
     await deployment.settle(one, other)
     assert not looks.count, "it rests"
@@ -314,16 +320,7 @@ async def test_a_damaged_log_is_looked_at_at_once_when_its_owner_is_gone(
 async def test_what_nobody_serves_is_looked_at_at_once_only_when_that_is_new(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other, name = await moving(deployment)
-    one.shard.held.logs.snapshot(
-        one.shard.held.of(name).log, lambda: recovery.snapshot(one.shard.held.served[name].computation)
-    )
-    await one.shard.held.logs.settle()
-    stored = deployment.disk.logs[name]
-    assert stored.snapshot is not None
-    stored.snapshot = flipped(stored.snapshot)  # its owner writes it whole when it has changed, which it does not
-    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
-    await deployment.settle(one, other, seconds=70)
+    one, other, name = await moving_and_damaged(deployment)
     looks = Looks(other, name, monkeypatch)
     await one.stop()
     await deployment.settle(other, seconds=DEAD_AFTER + 0.6)
