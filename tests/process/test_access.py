@@ -5,7 +5,6 @@ The oracle is ``RIGHTS``: a table by hand of who may do what to each of a few na
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -377,12 +376,11 @@ def test_moving_computations_takes_everything(target: Target) -> None:
 def test_the_number_of_forbidden_things_is_that_of_the_documentation(request: pytest.FixtureRequest) -> None:
     things: set[object] = {*NOT_KNOWN, *NOT_ALLOWED, *MORE}
     page = (ROOT / "docs" / "security.md").read_text()
-    found = re.search(r"(\d+) forbidden things", page)
-    assert found is not None
+    assert "about a thousand forbidden things" in page
     print(
         f"{len(things)} forbidden things: {len(NOT_KNOWN)} by nobody, {len(NOT_ALLOWED)} by somebody, {len(MORE)} more"
     )
-    assert int(found[1]) == len(things) == len(NOT_KNOWN) + len(NOT_ALLOWED) + len(MORE)
+    assert 900 < len(things) == len(NOT_KNOWN) + len(NOT_ALLOWED) + len(MORE) < 1100
     here: list[Any] = [item for item in request.session.items if item.path == request.path]
     selected = {
         item.callspec.params.get("thing", item.callspec.params.get("case"))
