@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 
 from lowwater import errors
+from lowwater_authority.cluster.cluster import BEATS
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.holdings import Holdings, replayed
 from lowwater_authority.journal import GRAPH, JournalCorrupt, JournalFailed, Salvage
@@ -150,7 +152,10 @@ def coming(deployment: Deployment, monkeypatch: pytest.MonkeyPatch, *others: One
     """A shard that is about to start: while it waits, time passes, and others beat."""
     third = One(deployment, "third:1")
 
+    pauses = count(1)
+
     async def pause(until: float) -> None:
+        assert next(pauses) <= 2 * BEATS, "nobody hears it"
         deployment.clock.now = max(deployment.clock.now, until)
         for one in others:
             await one.beat()
