@@ -17,115 +17,115 @@ from lowwater_authority.authority import Authority
 from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
-from tests.unit.test_client_watching import World, confirmed
+from tests.unit.test_client_watching import Following, confirmed
 
 
-def thawed(reset_at: float) -> tuple[World, list[watermarks_pb2.WatchResponse]]:
+def thawed(reset_at: float) -> tuple[Following, list[watermarks_pb2.WatchResponse]]:
     """A process that was stopped for an hour, in which somebody reset what it follows; it finds a message every ten seconds."""
-    world = World()
-    world.hears(5000)
+    client = Following()
+    client.hears(5000)
     waiting = []
     for second in range(10, 3600, 10):
-        world.now += 10.0
-        waiting.append(world.sent(-1, incarnation=2) if second >= reset_at else world.sent(5000))
-    world.now += BEAT
-    waiting.append(world.sent())
-    return world, waiting
+        client.clock.now += 10.0
+        waiting.append(client.sent(-1, incarnation=2) if second >= reset_at else client.sent(5000))
+    client.clock.now += BEAT
+    waiting.append(client.sent())
+    return client, waiting
 
 
 @pytest.mark.parametrize("reset_at", [10.0, 1800.0, 3590.0])
 def test_a_wait_that_begins_on_old_news_is_answered_by_fresh_news_only(reset_at: float) -> None:
-    world, waiting = thawed(reset_at)
+    client, waiting = thawed(reset_at)
     for older in (None, *waiting[:-2]):
         if older is not None:
-            assert not world.stream.take(older)
+            assert not client.stream.take(older)
         wait = Waiting("c", 4000, 10.0)
-        subscription = world.state.subscribe(["c"])
-        assert not wait.reached(world.state, subscription), "incarnation 1 has ended"
-        assert not world.stream.renewing, "what is newer stands in the buffer"
-        world.state.unsubscribe(subscription)
-    wait, subscription = Waiting("c", 4000, 10.0), world.state.subscribe(["c"])
+        subscription = client.known.subscribe(["c"])
+        assert not wait.reached(client.known, subscription), "incarnation 1 has ended"
+        assert not client.stream.renewing, "what is newer stands in the buffer"
+        client.known.unsubscribe(subscription)
+    wait, subscription = Waiting("c", 4000, 10.0), client.known.subscribe(["c"])
     for newest in waiting[-2:]:
-        world.stream.take(newest)
+        client.stream.take(newest)
     assert subscription.confirmed
-    assert not wait.reached(world.state, subscription)
-    assert Waiting("c", -1, 10.0).reached(world.state, subscription)
+    assert not wait.reached(client.known, subscription)
+    assert Waiting("c", -1, 10.0).reached(client.known, subscription)
 
 
 def test_a_wait_that_goes_on_is_not_answered_by_late_news_either() -> None:
-    world, waiting = thawed(1800.0)
+    client, waiting = thawed(1800.0)
     wait = Waiting("c", 5001, 10.0)
-    assert not wait.reached(world.state, world.subscription)
+    assert not wait.reached(client.known, client.subscription)
     late = waiting[0]
     late.watermarks[0].low_micros = 5001
-    world.stream.take(late)
-    assert not wait.reached(world.state, world.subscription)
+    client.stream.take(late)
+    assert not wait.reached(client.known, client.subscription)
     for message in waiting[-2:]:
-        world.stream.take(message)
+        client.stream.take(message)
     waiting[-2].watermarks.add(computation="c", registered=True, incarnation=2, low_micros=-1)
-    world.stream.take(waiting[-2])
+    client.stream.take(waiting[-2])
     with pytest.raises(errors.IncarnationChanged, match="Wait anew"):
-        wait.reached(world.state, world.subscription)
+        wait.reached(client.known, client.subscription)
 
 
 def test_a_subscription_while_the_journal_hangs_is_confirmed_when_it_no_longer_does() -> None:
-    world = World()
-    world.hears(1)
-    world.hangs_since = world.now
-    world.now += 10.0
-    world.hears()
-    one = world.state.subscribe(["c"])
-    assert not world.stream.take(world.sent()), "another stream would not know more"
-    other = world.state.subscribe(["d"])
-    world.stream.ended(None)
-    world.stream.open("there:1")
-    assert not world.stream.take(world.sent(1))
+    client = Following()
+    client.hears(1)
+    client.hangs_since = client.clock.now
+    client.clock.now += 10.0
+    client.hears()
+    one = client.known.subscribe(["c"])
+    assert not client.stream.take(client.sent()), "another stream would not know more"
+    other = client.known.subscribe(["d"])
+    client.stream.ended(None)
+    client.stream.open("there:1")
+    assert not client.stream.take(client.sent(1))
     assert confirmed(one, other) == [False, False]
-    world.hangs_since = None
-    world.hears()
+    client.hangs_since = None
+    client.hears()
     assert confirmed(one, other) == [True, True]
 
 
 def test_a_stream_that_seems_late_for_ever_is_renewed_for_those_who_wait() -> None:
-    world = World()
-    world.hears(1)
-    world.wall -= 10.0  # the authority's own time never goes back: it stands, and then all seems 10 s old
+    client = Following()
+    client.hears(1)
+    client.wall -= 10.0  # the authority's own time never goes back: it stands, and then all seems 10 s old
     for _ in range(20):
-        world.now += BEAT
-        assert not world.stream.take(world.sent(2)), "nobody waits"
-    late = world.state.subscribe(["c"])
+        client.clock.now += BEAT
+        assert not client.stream.take(client.sent(2)), "nobody waits"
+    late = client.known.subscribe(["c"])
     assert confirmed(late) == [False]
-    world.now += BEAT
-    assert world.stream.take(world.sent(3))
-    assert world.stream.ended(None) == 0.0
-    world.stream.open("there:1")
-    world.hears(3)
+    client.clock.now += BEAT
+    assert client.stream.take(client.sent(3))
+    assert client.stream.ended(None) == 0.0
+    client.stream.open("there:1")
+    client.hears(3)
     assert confirmed(late) == [True]
-    assert world.stale_for == 0.0
+    assert client.stale_for == 0.0
 
 
 def test_a_first_message_that_lay_in_a_buffer_is_not_taken_for_fresh() -> None:
-    world = World()
-    lying = world.sent(5000)
-    world.now += 3600.0
-    after = world.state.subscribe(["c"])
-    assert world.stream.take(lying), "how old it is nobody knows"
-    assert confirmed(world.subscription, after) == [True, False], "it was sent after the first began to follow"
-    assert world.stream.ended(None) == 0.0
-    world.stream.open("there:1")
-    world.now += 3600.0
-    world.stream.take(world.sent(-1, incarnation=2))
+    client = Following()
+    lying = client.sent(5000)
+    client.clock.now += 3600.0
+    after = client.known.subscribe(["c"])
+    assert client.stream.take(lying), "how old it is nobody knows"
+    assert confirmed(client.subscription, after) == [True, False], "it was sent after the first began to follow"
+    assert client.stream.ended(None) == 0.0
+    client.stream.open("there:1")
+    client.clock.now += 3600.0
+    client.stream.take(client.sent(-1, incarnation=2))
     assert after.confirmed, "however long it took"
 
 
 def test_a_first_read_waits_for_the_newest() -> None:
-    world, waiting = thawed(1800.0)
-    world.stream.take(waiting[0])
-    assert world.subscription.confirmed
-    assert not Folding.come(world.state, world.subscription)
+    client, waiting = thawed(1800.0)
+    client.stream.take(waiting[0])
+    assert client.subscription.confirmed
+    assert not Folding.come(client.known, client.subscription)
     for message in waiting[-2:]:
-        world.stream.take(message)
-    assert Folding.come(world.state, world.subscription)
+        client.stream.take(message)
+    assert Folding.come(client.known, client.subscription)
 
 
 # -- what the authority says --------------------------------------------------------------------------------------

@@ -10,20 +10,19 @@ from typing import Any
 import grpc
 import pytest
 
-from lowwater import Settings, errors
+from lowwater import errors
 from lowwater._core.backoff import CAP, FIRST, Backoff
-from lowwater._core.calls import Calls
 from lowwater._core.columns import Column
-from lowwater._core.exchange import Exchange, exchange_of
+from lowwater._core.exchange import Exchange
 from lowwater._core.fold import Fold
 from lowwater._core.lease import LeaseState
-from lowwater._core.reports import BEAT, ReporterState, ReporterStatistics, Reporting
+from lowwater._core.reports import BEAT, ReporterState, ReporterStatistics
 from lowwater._core.router import HOME, MOST_LEARNT, Router
 from lowwater._core.search import Search
-from lowwater._core.surroundings import Surroundings
-from lowwater._core.watches import Changes, Subscription, Waiting, WatchState, WatchStream
+from lowwater._core.watches import Changes, Subscription, Waiting, WatchStream
 from lowwater._pb.lowwater.v1 import cluster_pb2, errors_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater.views import WatermarkView
+from tests.kit.client import OfflineClient
 
 
 def router_of(*addresses: str) -> Router:
@@ -180,22 +179,6 @@ def test_first_beats_are_spread() -> None:
 # -- calls --------------------------------------------------------------------------------------------------------
 
 
-class World:
-    """A client without a network, and its clock."""
-
-    def __init__(self, *addresses: str) -> None:
-        self.now = 100.0
-        self.settings = Settings(",".join(addresses or ("home:1",)))
-        self.surroundings = Surroundings(lambda: self.now, lambda: 1.0, bytes)
-        self.router = Router(self.settings.addresses, nullcontext())
-        self.known = WatchState(self.settings, self.surroundings, self.router)
-        self.calls = Calls(self.known, "")
-        self.reporting = Reporting(self.settings, self.surroundings, self.router)
-
-    def ask(self, call: Any, timeout: float = 10.0) -> Exchange[Any]:
-        return exchange_of(call, self.calls, self.router, self.surroundings, timeout)
-
-
 def watermark(name: str, low: int = 0, epoch: int = 1) -> types_pb2.Watermark:
     return types_pb2.Watermark(computation=name, registered=True, incarnation=1, epoch=epoch, low_micros=low)
 
@@ -211,12 +194,12 @@ def asks(exchange: Exchange[Any]) -> tuple[str, str]:
 
 
 def test_a_redirect_is_followed_at_once_and_the_third_waits() -> None:
-    world = World()
-    exchange = world.ask(world.calls.release("c", 1))
+    client = OfflineClient()
+    exchange = client.ask(client.calls.release("c", 1))
     trail, delays = [], []
     for address in ("x:1", "y:1", "x:1", "y:1"):
         while asks(exchange)[1] == "Locate":
-            exchange.take(located(("c", world.router.address_of("c"), 1)))
+            exchange.take(located(("c", client.router.address_of("c"), 1)))
         trail.append(asks(exchange)[0])
         delays.append(exchange.failed(moved("c", address, 1)))
     assert trail == ["home:1", "x:1", "y:1", "x:1"]
@@ -225,9 +208,9 @@ def test_a_redirect_is_followed_at_once_and_the_third_waits() -> None:
 
 @pytest.mark.parametrize("redirect", [("", 5), ("old:1", 3)], ids=["nowhere", "a lower number"])
 def test_a_redirect_that_leads_nowhere_asks_home_with_the_number_seen(redirect: tuple[str, int]) -> None:
-    world = World()
-    world.router.redirected("c", "x:1", 4)
-    exchange = world.ask(world.calls.claim(workers_pb2.ClaimRequest(computation="c"), lambda answer: answer.epoch))
+    client = OfflineClient()
+    client.router.redirected("c", "x:1", 4)
+    exchange = client.ask(client.calls.claim(workers_pb2.ClaimRequest(computation="c"), lambda answer: answer.epoch))
     assert asks(exchange) == ("x:1", "Claim")
     assert exchange.failed(moved("c", *redirect)) == 0.0
     request = exchange.next().request
@@ -236,29 +219,29 @@ def test_a_redirect_that_leads_nowhere_asks_home_with_the_number_seen(redirect: 
     assert exchange.take(located(("c", "y:1", 6))) == FIRST, "then the backoff"
     assert asks(exchange) == ("y:1", "Claim")
     assert exchange.take(workers_pb2.ClaimResponse(server_token="t", epoch=7)) is None
-    assert (exchange.result, world.router.epoch_of("c")) == (7, 7)
-    world.now += 20
+    assert (exchange.result, client.router.epoch_of("c")) == (7, 7)
+    client.clock.now += 20
     with pytest.raises(errors.Unavailable, match=r"no shard answered for c in time.*refused"):
         exchange.failed(moved("c", "", 7))
 
 
 def test_a_call_that_ran_out_of_time_says_what_it_waited_for() -> None:
-    world = World("a:1", "b:1")
-    exchange = world.ask(world.calls.complete("c", 5))
+    client = OfflineClient("a:1", "b:1")
+    exchange = client.ask(client.calls.complete("c", 5))
     exchange.next()
     exchange.failed(moved("c", "", 7))
     exchange.next()
     exchange.take(located(("c", "", 7)))
-    world.now += 20
+    client.clock.now += 20
     exchange.next()
     with pytest.raises(errors.Unavailable, match="no shard answered for c"):
         exchange.failed(TooLate())
 
 
 def test_a_shard_that_fails_sends_its_callers_home_and_home_to_the_next() -> None:
-    world = World("a:1", "b:1")
-    world.router.redirected("c", "x:1", 1)
-    exchange = world.ask(world.calls.complete("c", 5))
+    client = OfflineClient("a:1", "b:1")
+    client.router.redirected("c", "x:1", 1)
+    exchange = client.ask(client.calls.complete("c", 5))
     trail = []
     for _ in range(3):
         trail.append(asks(exchange)[0])
@@ -267,9 +250,9 @@ def test_a_shard_that_fails_sends_its_callers_home_and_home_to_the_next() -> Non
 
 
 def test_an_overloaded_shard_keeps_its_callers_for_later() -> None:
-    world = World("a:1", "b:1")
-    world.router.redirected("c", "x:1", 1)
-    exchange = world.ask(world.calls.complete("c", 5))
+    client = OfflineClient("a:1", "b:1")
+    client.router.redirected("c", "x:1", 1)
+    exchange = client.ask(client.calls.complete("c", 5))
     assert exchange.failed(Failed("OVERLOADED", retry_after=2)) == 5.0, "2.5 s, twice"
     assert asks(exchange)[0] == "x:1"
     with pytest.raises(errors.Overloaded) as refused:
@@ -278,9 +261,9 @@ def test_an_overloaded_shard_keeps_its_callers_for_later() -> None:
 
 
 def test_another_deployment_at_a_route_is_a_shard_that_is_gone() -> None:
-    world = World()
-    world.router.redirected("c", "x:1", 1)
-    exchange = world.ask(world.calls.complete("c", 5))
+    client = OfflineClient()
+    client.router.redirected("c", "x:1", 1)
+    exchange = client.ask(client.calls.complete("c", 5))
     assert asks(exchange)[0] == "x:1"
     exchange.failed(Failed("SERVER_TOKEN_MISMATCH"))
     assert asks(exchange)[0] == "home:1"
@@ -289,30 +272,30 @@ def test_another_deployment_at_a_route_is_a_shard_that_is_gone() -> None:
 
 
 def test_one_shard_costs_nothing_more() -> None:
-    world = World()
+    client = OfflineClient()
     for call, options in (
-        (world.calls.release("c", 1), {"timeout": 10.0, "wait_for_ready": True}),
-        (world.calls.complete("c", 1), {"timeout": 10.0, "wait_for_ready": False}),
+        (client.calls.release("c", 1), {"timeout": 10.0, "wait_for_ready": True}),
+        (client.calls.complete("c", 1), {"timeout": 10.0, "wait_for_ready": False}),
     ):
-        assert world.ask(call).next().options == options
+        assert client.ask(call).next().options == options
 
 
 def test_an_answer_of_a_shard_that_was_replaced_is_asked_again() -> None:
-    world = World()
-    world.known.admit("t", [])
+    client = OfflineClient()
+    client.known.admit("t", [])
     first = watermarks_pb2.GetWatermarksResponse(server_token="t", watermarks=[watermark("c", 5, epoch=3)])
     stale = watermarks_pb2.GetWatermarksResponse(server_token="t", watermarks=[watermark("c", 9, epoch=2)])
-    exchange = world.ask(world.calls.get(["c"]))
+    exchange = client.ask(client.calls.get(["c"]))
     exchange.next()
     assert exchange.take(first) is None
-    exchange = world.ask(world.calls.get(["c"]))
+    exchange = client.ask(client.calls.get(["c"]))
     exchange.next()
     assert exchange.take(stale) == 0.0
     assert asks(exchange) == ("home:1", "Locate")
     assert list(exchange.next().request.epochs) == [3]
     assert exchange.take(located(("c", "x:1", 4))) == FIRST
     assert asks(exchange) == ("x:1", "GetWatermarks")
-    world.now += 20
+    client.clock.now += 20
     with pytest.raises(errors.StaleEpoch):
         exchange.take(stale)
 
@@ -330,91 +313,91 @@ def told(
     return message
 
 
-def tended(world: World) -> list[str]:
+def tended(client: OfflineClient) -> list[str]:
     """Who has to be driven now."""
     return [
-        type(each).__name__ + ":" + each.key for each in world.known.tend() if isinstance(each, WatchStream | Search)
+        type(each).__name__ + ":" + each.key for each in client.known.tend() if isinstance(each, WatchStream | Search)
     ]
 
 
-def watching(world: World, *names: str) -> Any:
-    subscription = world.known.subscribe(names)
-    world.known.stream().open("home:1")
-    world.known.tend()
+def watching(client: OfflineClient, *names: str) -> Any:
+    subscription = client.known.subscribe(names)
+    client.known.stream().open("home:1")
+    client.known.tend()
     return subscription
 
 
 def test_rule11_a_message_that_redirects_everything_is_no_news() -> None:
-    world = World()
-    subscription = watching(world, "c", "d")
-    assert world.known.stream().take(told(redirects=[("c", "x:1", 1), ("d", "x:1", 1)])), "nothing is left here"
+    client = OfflineClient()
+    subscription = watching(client, "c", "d")
+    assert client.known.stream().take(told(redirects=[("c", "x:1", 1), ("d", "x:1", 1)])), "nothing is left here"
     assert not subscription.confirmed
-    assert world.known.stale_for(["c"]) == world.known.stale_for(["d"]) == float("inf")
-    assert not world.known.stream().wanted
-    assert "WatchStream:x:1" in tended(world)
-    there = world.known.stream("x:1")
+    assert client.known.stale_for(["c"]) == client.known.stale_for(["d"]) == float("inf")
+    assert not client.known.stream().wanted
+    assert "WatchStream:x:1" in tended(client)
+    there = client.known.stream("x:1")
     assert list(there.open("x:1").computations) == ["c", "d"]
     there.take(told([watermark("c", 5), watermark("d", 6)]))
     assert subscription.confirmed
-    assert world.known.stale_for(["c", "d"]) == 0.0
+    assert client.known.stale_for(["c", "d"]) == 0.0
 
 
 def test_a_fold_over_two_shards_is_fresh_when_both_are() -> None:
-    world = World()
-    subscription = watching(world, "c", "d")
-    home = world.known.stream()
+    client = OfflineClient()
+    subscription = watching(client, "c", "d")
+    home = client.known.stream()
     assert not home.take(told([watermark("c", 5)], [("d", "x:1", 1)]))
     assert not subscription.confirmed
-    there = world.known.stream("x:1")
+    there = client.known.stream("x:1")
     there.open("x:1")
-    world.now += 10
-    there.take(told([watermark("d", 5)], now=world.now))
+    client.clock.now += 10
+    there.take(told([watermark("d", 5)], now=client.clock.now))
     assert not subscription.confirmed, "home was heard long ago"
-    home.take(told(now=world.now))
+    home.take(told(now=client.clock.now))
     assert subscription.confirmed
-    world.now += 3
-    home.take(told(now=world.now))
-    assert (world.known.stale_for(["c"]), world.known.stale_for(["d"])) == (0.0, 3.0)
+    client.clock.now += 3
+    home.take(told(now=client.clock.now))
+    assert (client.known.stale_for(["c"]), client.known.stale_for(["d"])) == (0.0, 3.0)
 
 
 def test_only_names_on_a_late_stream_are_held() -> None:
-    world = World()
-    watching(world, "c", "d")
-    home, there = world.known.stream(), world.known.stream("x:1")
+    client = OfflineClient()
+    watching(client, "c", "d")
+    home, there = client.known.stream(), client.known.stream("x:1")
     home.take(told([watermark("c")], [("d", "x:1", 1)]))
     there.open("x:1")
     there.take(told([watermark("d")]))
-    world.now += 60
-    there.take(told(now=world.now - 30))
-    assert [world.known.holding([name]) for name in "cd"] == [False, True]
-    assert world.known.holding([])
+    client.clock.now += 60
+    there.take(told(now=client.clock.now - 30))
+    assert [client.known.holding([name]) for name in "cd"] == [False, True]
+    assert client.known.holding([])
 
 
 def test_a_redirect_to_a_lower_number_is_not_watched_and_asked_for() -> None:
-    world = World()
-    watching(world, "c")
-    world.router.seen("c", 5)
-    world.known.stream().take(told(redirects=[("c", "old:1", 4)]))
-    assert world.known.at("c") is None
-    assert tended(world) == ["Search:", "WatchStream:"]
-    search = world.known.search
+    client = OfflineClient()
+    watching(client, "c")
+    client.router.seen("c", 5)
+    client.known.stream().take(told(redirects=[("c", "old:1", 4)]))
+    assert client.known.at("c") is None
+    assert tended(client) == ["Search:", "WatchStream:"]
+    search = client.known.search
     assert search.first_pause == FIRST
     assert list(search.open("home:1", "t").epochs) == [5]
     search.take(located(("c", "old:1", 4), ("d", "x:1", 1)))
     assert search.ended(None) == 2 * FIRST
     search.open("home:1", "t")
     search.take(located(("c", "x:1", 6)))
-    assert (world.known.at("c"), search.wanted) == ("x:1", False)
-    assert "WatchStream:x:1" in tended(world)
+    assert (client.known.at("c"), search.wanted) == ("x:1", False)
+    assert "WatchStream:x:1" in tended(client)
 
 
 def test_streams_that_redirect_in_circles_back_off() -> None:
-    world = World()
-    watching(world, "c")
-    search, delays, at = world.known.search, [], "home:1"
+    client = OfflineClient()
+    watching(client, "c")
+    search, delays, at = client.known.search, [], "home:1"
     for _ in range(4):
-        while (key := world.known.at("c")) is not None:
-            stream = world.known.stream(key)
+        while (key := client.known.at("c")) is not None:
+            stream = client.known.stream(key)
             at = key or "home:1"
             stream.open(at)
             stream.take(told(redirects=[("c", "y:1" if at == "x:1" else "x:1", 1)]))
@@ -425,29 +408,29 @@ def test_streams_that_redirect_in_circles_back_off() -> None:
         search.ended(None)
     assert delays == sorted(delays)
     assert delays[-1] > 4 * delays[0]
-    stream = world.known.stream("x:1")
+    stream = client.known.stream("x:1")
     stream.open("x:1")
     stream.take(told([watermark("c")]))
     assert search.suspects, "it may fail again at once"
-    world.now += 2 * CAP
-    stream.take(told(now=world.now))
+    client.clock.now += 2 * CAP
+    stream.take(told(now=client.clock.now))
     assert not search.suspects
 
 
 def test_a_shard_that_is_behind_in_one_computation_goes_on_with_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
-    subscription = watching(world, "c", "d")
-    home = world.known.stream()
+    client = OfflineClient()
+    subscription = watching(client, "c", "d")
+    home = client.known.stream()
     home.take(told([watermark("c", 5, epoch=3), watermark("d", 5)]))
     assert subscription.confirmed
-    world.now += 3
-    assert not home.take(told([watermark("c", 9, epoch=2), watermark("d", 6)], now=world.now))
-    assert world.known.ratchet.get("c").low.micros == 5
-    assert world.known.ratchet.get("d").low.micros == 6
-    assert (world.known.stale_for(["c"]), world.known.stale_for(["d"])) == (3.0, 0.0)
+    client.clock.now += 3
+    assert not home.take(told([watermark("c", 9, epoch=2), watermark("d", 6)], now=client.clock.now))
+    assert client.known.ratchet.get("c").low.micros == 5
+    assert client.known.ratchet.get("d").low.micros == 6
+    assert (client.known.stale_for(["c"]), client.known.stale_for(["d"])) == (3.0, 0.0)
     assert "has been replaced" in caplog.text
     assert [record.levelname for record in caplog.records] == ["WARNING"], "an ordinary event of a take-over"
-    assert tended(world) == ["Search:"]
+    assert tended(client) == ["Search:"]
 
 
 def world_of_before() -> list[WatermarkView]:
@@ -455,123 +438,123 @@ def world_of_before() -> list[WatermarkView]:
 
 
 def test_everything_is_shown_while_a_shard_that_nothing_is_known_of_is_out_of_reach() -> None:
-    world = World()
-    every = watching(world)
-    world.known.stream().take(told([watermark("a")], [("b", "x:1", 1)]))
+    client = OfflineClient()
+    every = watching(client)
+    client.known.stream().take(told([watermark("a")], [("b", "x:1", 1)]))
     assert every.confirmed
     changes = Changes([])
-    assert changes.come(world.known, every)
-    assert changes.take(world.known).computation == "a"
-    assert not changes.come(world.known, every)
+    assert changes.come(client.known, every)
+    assert changes.take(client.known).computation == "a"
+    assert not changes.come(client.known, every)
 
 
-def shown(changes: Changes, world: World, subscription: Subscription) -> list[str]:
+def shown(changes: Changes, client: OfflineClient, subscription: Subscription) -> list[str]:
     """The computations that are shown now."""
     found = []
-    while changes.come(world.known, subscription):
-        found.append(changes.take(world.known).computation)
+    while changes.come(client.known, subscription):
+        found.append(changes.take(client.known).computation)
     return found
 
 
 @pytest.mark.parametrize("followed", [(), ("a", "b")], ids=["everything", "by name"])
 def test_what_nobody_serves_does_not_keep_the_others_from_being_shown(followed: tuple[str, ...]) -> None:
     """What is known of it may be of an incarnation that has ended (rule 3): it is not shown before somebody serves it."""
-    world = World()
-    world.known.admit("t", world_of_before())
-    subscription = watching(world, *followed)
-    home = world.known.stream()
+    client = OfflineClient()
+    client.known.admit("t", world_of_before())
+    subscription = watching(client, *followed)
+    home = client.known.stream()
     assert not home.take(told([watermark("a", 5)], [("b", "", 1)]))
     changes = Changes(followed)
-    assert shown(changes, world, subscription) == ["a"]
+    assert shown(changes, client, subscription) == ["a"]
     assert not subscription.confirmed, "a fold needs both"
-    assert world.known.statistics().unserved == ("b",)
-    world.now += 1
-    home.take(told([watermark("a", 6)], now=world.now))
-    assert shown(changes, world, subscription) == ["a"]
-    home.take(told([watermark("b", 7, epoch=2)], now=world.now))
-    assert shown(changes, world, subscription) == ["b"]
+    assert client.known.statistics().unserved == ("b",)
+    client.clock.now += 1
+    home.take(told([watermark("a", 6)], now=client.clock.now))
+    assert shown(changes, client, subscription) == ["a"]
+    home.take(told([watermark("b", 7, epoch=2)], now=client.clock.now))
+    assert shown(changes, client, subscription) == ["b"]
     assert subscription.confirmed
-    assert world.known.statistics().unserved == ()
-    world.now += 1
-    home.take(told(redirects=[("b", "", 2)], now=world.now))
-    assert world.known.statistics().unserved == ("b",)
-    home.take(told([watermark("a", 7)], now=world.now))
-    assert shown(changes, world, subscription) == ["a"]
+    assert client.known.statistics().unserved == ()
+    client.clock.now += 1
+    home.take(told(redirects=[("b", "", 2)], now=client.clock.now))
+    assert client.known.statistics().unserved == ("b",)
+    home.take(told([watermark("a", 7)], now=client.clock.now))
+    assert shown(changes, client, subscription) == ["a"]
 
 
-def behind(world: World, watermarks: Iterable[types_pb2.Watermark]) -> watermarks_pb2.WatchResponse:
+def behind(client: OfflineClient, watermarks: Iterable[types_pb2.Watermark]) -> watermarks_pb2.WatchResponse:
     """A message of a shard whose journal hangs: it was sent just now, and was true some seconds ago."""
-    message = told(watermarks, now=world.now - 2.5)
-    message.clock_micros = round(world.now * 1e6)
+    message = told(watermarks, now=client.clock.now - 2.5)
+    message.clock_micros = round(client.clock.now * 1e6)
     return message
 
 
 def test_what_a_shard_lost_before_it_was_confirmed_is_looked_for_and_shown_when_it_is_served() -> None:
     """Rule 3 keeps it from being shown before; nobody may forget that it was kept back."""
-    world = World()
-    world.known.admit("t", world_of_before())
-    every = watching(world)
-    home = world.known.stream()
+    client = OfflineClient()
+    client.known.admit("t", world_of_before())
+    every = watching(client)
+    home = client.known.stream()
     home.take(told([watermark("a", 5)], [("b", "", 1)]))
     changes = Changes(())
-    assert shown(changes, world, every) == ["a"]
-    world.now += 3
-    home.take(behind(world, [watermark("b", 7, epoch=2)]))
-    assert world.known.at("b") == HOME
+    assert shown(changes, client, every) == ["a"]
+    client.clock.now += 3
+    home.take(behind(client, [watermark("b", 7, epoch=2)]))
+    assert client.known.at("b") == HOME
     assert not every.confirmed
     # A call hears of the next owner, and home tells of what it no longer owns.
-    world.known.admit("t", [WatermarkView("b", registered=True, incarnation=1, epoch=3)])
-    home.take(behind(world, [watermark("b", 8, epoch=2)]))
-    assert world.known.at("b") is None
-    world.now += 1
-    home.take(told([watermark("a", 6)], now=world.now))
-    assert shown(changes, world, every) == ["a"]
+    client.known.admit("t", [WatermarkView("b", registered=True, incarnation=1, epoch=3)])
+    home.take(behind(client, [watermark("b", 8, epoch=2)]))
+    assert client.known.at("b") is None
+    client.clock.now += 1
+    home.take(told([watermark("a", 6)], now=client.clock.now))
+    assert shown(changes, client, every) == ["a"]
     assert not every.confirmed
-    assert "b" in world.known.unserved
-    world.now += 1
-    home.take(told([watermark("b", 9, epoch=4)], now=world.now))
-    assert shown(changes, world, every) == ["b"]
+    assert "b" in client.known.unserved
+    client.clock.now += 1
+    home.take(told([watermark("b", 9, epoch=4)], now=client.clock.now))
+    assert shown(changes, client, every) == ["b"]
     assert (every.confirmed, every.unheard) == (True, {})
-    world.now += 1
-    home.take(told([watermark("b", 10, epoch=4)], now=world.now))
-    assert shown(changes, world, every) == ["b"]
+    client.clock.now += 1
+    home.take(told([watermark("b", 10, epoch=4)], now=client.clock.now))
+    assert shown(changes, client, every) == ["b"]
 
 
 def test_what_was_followed_by_name_before_is_followed_for_those_who_follow_everything() -> None:
-    world = World()
-    by_name = watching(world, "b")
-    home, there = world.known.stream(), world.known.stream("x:1")
+    client = OfflineClient()
+    by_name = watching(client, "b")
+    home, there = client.known.stream(), client.known.stream("x:1")
     assert home.take(told(redirects=[("b", "x:1", 1)]))
     home.ended(None)
     there.open("x:1")
     there.take(told([watermark("b", 5)]))
-    world.known.unsubscribe(by_name)
+    client.known.unsubscribe(by_name)
     there.ended(None)
     there.retire()
-    every = watching(world)
+    every = watching(client)
     home.take(told([watermark("a", 1)], [("b", "x:1", 1)]))
-    assert "WatchStream:x:1" in tended(world)
-    there = world.known.stream("x:1")
+    assert "WatchStream:x:1" in tended(client)
+    there = client.known.stream("x:1")
     assert list(there.open("x:1").computations) == ["b"]
     there.take(told([watermark("b", 6)]))
     assert every.confirmed
 
 
 def test_who_waits_for_what_nobody_serves_is_told_so() -> None:
-    world = World()
+    client = OfflineClient()
     waiting = Waiting("b", 5, 1.0)
-    watching(world, "a", "b")
-    world.known.stream().take(told([watermark("a")], [("b", "", 1)]))
-    assert "no shard serves it just now" in str(waiting.too_late(world.known, None))
-    assert "no shard" not in str(Waiting("a", 5, 1.0).too_late(world.known, None))
+    watching(client, "a", "b")
+    client.known.stream().take(told([watermark("a")], [("b", "", 1)]))
+    assert "no shard serves it just now" in str(waiting.too_late(client.known, None))
+    assert "no shard" not in str(Waiting("a", 5, 1.0).too_late(client.known, None))
 
 
-def renewals(world: World, seconds: float) -> int:
+def renewals(client: OfflineClient, seconds: float) -> int:
     """Streams to home within some time, which follow everything and are told of "b" where it is not served."""
-    home, search, end, opened = world.known.stream(), world.known.search, world.now + seconds, 0
-    while world.now < end:
-        if world.known.at("b") is None:
-            world.now += search.first_pause
+    home, search, end, opened = client.known.stream(), client.known.search, client.clock.now + seconds, 0
+    while client.clock.now < end:
+        if client.known.at("b") is None:
+            client.clock.now += search.first_pause
             search.open("home:1", "t")
             search.take(located(("b", "home:1", 1)))
             search.ended(None)
@@ -579,31 +562,31 @@ def renewals(world: World, seconds: float) -> int:
             home.ended(None)
             home.open("home:1")
             opened += 1
-        home.take(told([watermark("a")], [("b", "home:1", 1)], now=world.now))
+        home.take(told([watermark("a")], [("b", "home:1", 1)], now=client.clock.now))
     return opened
 
 
 def test_a_computation_that_its_shard_cannot_serve_does_not_renew_a_stream_without_a_pause() -> None:
-    world = World()
-    every = watching(world)
-    world.known.stream().take(told([watermark("a")], [("b", "home:1", 1)]))
+    client = OfflineClient()
+    every = watching(client)
+    client.known.stream().take(told([watermark("a")], [("b", "home:1", 1)]))
     assert every.confirmed
-    assert renewals(world, 60.0) <= 18, "six in the first seconds, then one in five seconds"
-    world.known.stream().take(told([watermark("b", epoch=2)], now=world.now))
-    assert not world.known.search.suspects
-    world.known.stream().take(told(redirects=[("b", "", 3)], now=world.now))
-    assert world.known.search.first_pause <= 1.0, "it was served meanwhile"
+    assert renewals(client, 60.0) <= 18, "six in the first seconds, then one in five seconds"
+    client.known.stream().take(told([watermark("b", epoch=2)], now=client.clock.now))
+    assert not client.known.search.suspects
+    client.known.stream().take(told(redirects=[("b", "", 3)], now=client.clock.now))
+    assert client.known.search.first_pause <= 1.0, "it was served meanwhile"
 
 
 def test_computations_that_were_refused_as_often_are_one_question() -> None:
-    world = World()
-    watching(world)
+    client = OfflineClient()
+    watching(client)
     names = [f"c{number}" for number in range(20)]
-    home, search = world.known.stream(), world.known.search
+    home, search = client.known.stream(), client.known.search
     search._random = random.Random(7).random  # chances that differ
     for _ in range(5):
-        home.take(told(redirects=[(name, "home:1", 1) for name in names], now=world.now))
-        world.now += search.first_pause
+        home.take(told(redirects=[(name, "home:1", 1) for name in names], now=client.clock.now))
+        client.clock.now += search.first_pause
         assert list(search.open("home:1", "t").computations) == names
         search.take(located(*((name, "home:1", 1) for name in names)))
         home.ended(None)
@@ -612,66 +595,66 @@ def test_computations_that_were_refused_as_often_are_one_question() -> None:
 
 def test_more_names_than_a_request_takes_are_followed_without_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lowwater._core.watches.MOST_NAMES", 2)
-    world = World()
-    watching(world)
+    client = OfflineClient()
+    watching(client)
     names = ["b", "c", "d"]
-    world.known.stream().take(told(redirects=[(name, "x:1", 1) for name in names]))
-    there = world.known.stream("x:1")
+    client.known.stream().take(told(redirects=[(name, "x:1", 1) for name in names]))
+    there = client.known.stream("x:1")
     assert not there.open("x:1").computations
     assert not there.take(told([watermark(name, 5) for name in names], [("a", "home:1", 1)]))
-    assert world.known.stale_for(names) == 0.0
-    assert world.known.at("a") == HOME
+    assert client.known.stale_for(names) == 0.0
+    assert client.known.at("a") == HOME
 
 
 def test_what_comes_to_another_shard_that_is_followed_without_names_is_looked_for_when_that_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("lowwater._core.watches.MOST_NAMES", 2)
-    world = World()
-    watching(world)
+    client = OfflineClient()
+    watching(client)
     names = ["b", "c", "d"]
-    world.known.stream().take(told(redirects=[*((name, "x:1", 1) for name in names), ("e", "y:1", 1)]))
-    there = world.known.stream("x:1")
+    client.known.stream().take(told(redirects=[*((name, "x:1", 1) for name in names), ("e", "y:1", 1)]))
+    there = client.known.stream("x:1")
     there.open("x:1")
     there.take(told([*(watermark(name) for name in names), watermark("e", epoch=2)]))
-    assert world.known.at("e") == "x:1"
+    assert client.known.at("e") == "x:1"
     there.ended(Failed())
-    assert all(world.known.at(name) is None for name in [*names, "e"])
+    assert all(client.known.at(name) is None for name in [*names, "e"])
 
 
 def test_everything_is_followed_by_name_where_home_redirects_it() -> None:
-    world = World()
-    world.known.admit("t", world_of_before())
-    every = watching(world)
-    home = world.known.stream()
+    client = OfflineClient()
+    client.known.admit("t", world_of_before())
+    every = watching(client)
+    home = client.known.stream()
     assert not home.take(told([watermark("a")], [("b", "x:1", 1), ("c", "x:1", 1)]))
     assert not every.confirmed, "what is known of b may be of an incarnation that has ended"
-    there = world.known.stream("x:1")
+    there = client.known.stream("x:1")
     assert list(there.open("x:1").computations) == ["b", "c"]
     there.take(told([watermark("b"), watermark("c")]))
     assert every.confirmed
     home.take(told([watermark("b", 5, epoch=2)]))
-    assert (world.known.at("b"), world.known.at("c")) == (HOME, "x:1"), "it came back"
+    assert (client.known.at("b"), client.known.at("c")) == (HOME, "x:1"), "it came back"
     there.ended(Failed())
-    assert world.known.at("c") is None
+    assert client.known.at("c") is None
     home.take(told([watermark("c", 5, epoch=2)]))
-    assert world.known.at("c") == HOME
-    assert not world.known.search.wanted
+    assert client.known.at("c") == HOME
+    assert not client.known.search.wanted
     assert not there.wanted
     there.retire()
-    assert list(world.known._streams) == [HOME]
+    assert list(client.known._streams) == [HOME]
 
 
 def test_an_authority_that_cannot_be_asked_where_things_are_is_asked_for_them() -> None:
-    world = World()
-    watching(world, "c")
-    home = world.known.stream()
+    client = OfflineClient()
+    watching(client, "c")
+    home = client.known.stream()
     home.take(told([watermark("c", 5, epoch=3)]))
     home.take(told([watermark("c", 5, epoch=2)]))
-    search = world.known.search
+    search = client.known.search
     search.open("home:1", "t")
     search.ended(errors.LowwaterError("Method not found!", reason="UNIMPLEMENTED"))
-    assert world.known.at("c") == HOME
+    assert client.known.at("c") == HOME
     assert home.interrupted
 
 
@@ -682,71 +665,71 @@ def lease(computation: str = "c", sequencer: int = 1) -> LeaseState:
     return LeaseState(computation, sequencer, Column(3, 0), reference=0)
 
 
-def staged(world: World, state: LeaseState, low: int, oldest: dict[int, int] | int) -> None:
+def staged(client: OfflineClient, state: LeaseState, low: int, oldest: dict[int, int] | int) -> None:
     state.advance(Fold(low, ()), oldest, now=0.0)
-    world.reporting.staged(state)
-    world.reporting.hurry(state)
+    client.reporting.staged(state)
+    client.reporting.hurry(state)
 
 
-def opened(world: World, key: str = HOME) -> int:
-    number, _ = world.reporting.stream(key).open(key or "home:1", "t")
-    world.reporting.stream(key).take(workers_pb2.ReportResponse(opened=workers_pb2.ReportOpened(server_token="t")))
+def opened(client: OfflineClient, key: str = HOME) -> int:
+    number, _ = client.reporting.stream(key).open(key or "home:1", "t")
+    client.reporting.stream(key).take(workers_pb2.ReportResponse(opened=workers_pb2.ReportOpened(server_token="t")))
     return number
 
 
-def sent(world: World, key: str, stream: int) -> list[workers_pb2.GroupReport]:
-    due = world.reporting.stream(key).due(stream)
+def sent(client: OfflineClient, key: str, stream: int) -> list[workers_pb2.GroupReport]:
+    due = client.reporting.stream(key).due(stream)
     assert due is not None
     return [group for message in due.messages for group in message.report.groups]
 
 
-def acknowledge(world: World, key: str, number: int, *redirects: tuple[str, str, int]) -> bool:
+def acknowledge(client: OfflineClient, key: str, number: int, *redirects: tuple[str, str, int]) -> bool:
     ack = workers_pb2.ReportAck(number=number)
     for name, address, epoch in redirects:
         redirect = types_pb2.Redirect(computation=name, address=address, epoch=epoch)
         ack.refused.add(computation=name, sequencer=1, reason="MOVED", redirect=redirect)
-    return world.reporting.stream(key).take(workers_pb2.ReportResponse(ack=ack))
+    return client.reporting.stream(key).take(workers_pb2.ReportResponse(ack=ack))
 
 
 def test_rule8_a_lease_moves_with_its_full_state() -> None:
-    world = World()
+    client = OfflineClient()
     state, other = lease(), lease("d")
-    world.reporting.add(state)
-    world.reporting.add(other)
-    stream = opened(world)
-    staged(world, state, 9, 5)
-    assert len(sent(world, HOME, stream)) == 1
-    staged(world, state, 9, {1: 6})
-    assert sent(world, HOME, stream) == [], "it waits for the acknowledgement"
-    assert not acknowledge(world, HOME, 1)
+    client.reporting.add(state)
+    client.reporting.add(other)
+    stream = opened(client)
+    staged(client, state, 9, 5)
+    assert len(sent(client, HOME, stream)) == 1
+    staged(client, state, 9, {1: 6})
+    assert sent(client, HOME, stream) == [], "it waits for the acknowledgement"
+    assert not acknowledge(client, HOME, 1)
     assert (state.durable, state.version) == (1, 2)
-    [delta] = sent(world, HOME, stream)
+    [delta] = sent(client, HOME, stream)
     assert list(delta.handles) == [1]
-    assert not acknowledge(world, HOME, 2, ("c", "x:1", 1)), "the other lease stays"
+    assert not acknowledge(client, HOME, 2, ("c", "x:1", 1)), "the other lease stays"
     assert (state.durable, state.answered) == (1, 1), "the second state was taken over by nobody"
-    there = opened(world, "x:1")
-    [group] = sent(world, "x:1", there)
+    there = opened(client, "x:1")
+    [group] = sent(client, "x:1", there)
     assert (list(group.handles), list(group.watermarks_micros)) == ([], [5, 6, 5])
-    assert not acknowledge(world, "x:1", 1)
+    assert not acknowledge(client, "x:1", 1)
     assert state.durable == 2
 
 
 def durable_after_coming_back(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """What a lease takes for durable when the answer to a message comes that carried it before it left and came back."""
     monkeypatch.setattr("lowwater._core.reports.MESSAGE_WORDS", 2)
-    world = World()
+    client = OfflineClient()
     state, other = lease(), lease("d")
-    world.reporting.add(state)
-    world.reporting.add(other)
-    stream = opened(world)
-    staged(world, state, 9, {0: 5, 1: 6, 2: 7})
-    assert len(sent(world, HOME, stream)) == 3
-    acknowledge(world, HOME, 1, ("c", "x:1", 1))  # the first message was refused; the others are on their way
-    there = opened(world, "x:1")
-    assert sent(world, "x:1", there)
-    world.reporting.heard("c")
-    acknowledge(world, "x:1", 1, ("c", "home:1", 2))
-    acknowledge(world, HOME, 3)
+    client.reporting.add(state)
+    client.reporting.add(other)
+    stream = opened(client)
+    staged(client, state, 9, {0: 5, 1: 6, 2: 7})
+    assert len(sent(client, HOME, stream)) == 3
+    acknowledge(client, HOME, 1, ("c", "x:1", 1))  # the first message was refused; the others are on their way
+    there = opened(client, "x:1")
+    assert sent(client, "x:1", there)
+    client.reporting.heard("c")
+    acknowledge(client, "x:1", 1, ("c", "home:1", 2))
+    acknowledge(client, HOME, 3)
     return state.durable, state.answered
 
 
@@ -765,69 +748,69 @@ def test_rule2_breaks_when_what_was_in_flight_is_remembered(monkeypatch: pytest.
 
 
 def test_a_shard_that_dies_has_its_leases_looked_for() -> None:
-    world = World()
-    world.router.redirected("c", "x:1", 1)
+    client = OfflineClient()
+    client.router.redirected("c", "x:1", 1)
     state = lease()
-    world.reporting.add(state)
-    stream = opened(world, "x:1")
-    staged(world, state, 9, 5)
-    assert sent(world, "x:1", stream)
-    world.reporting.stream("x:1").ended(Failed())
-    assert (state.durable, world.reporting.statistics().waiting) == (0, 1)
-    assert "not known which shard" in str(world.reporting.too_late(state, 1.0))
-    world.reporting.stream("x:1").retire()
-    assert world.reporting.statistics() == ReporterStatistics(leases=1, waiting=1, streams=1, reports=1)
-    search = world.reporting.search
+    client.reporting.add(state)
+    stream = opened(client, "x:1")
+    staged(client, state, 9, 5)
+    assert sent(client, "x:1", stream)
+    client.reporting.stream("x:1").ended(Failed())
+    assert (state.durable, client.reporting.statistics().waiting) == (0, 1)
+    assert "not known which shard" in str(client.reporting.too_late(state, 1.0))
+    client.reporting.stream("x:1").retire()
+    assert client.reporting.statistics() == ReporterStatistics(leases=1, waiting=1, streams=1, reports=1)
+    search = client.reporting.search
     search.open("home:1", "t")
     search.take(located(("c", "y:1", 2)))
-    stream = opened(world, "y:1")
-    [group] = sent(world, "y:1", stream)
+    stream = opened(client, "y:1")
+    [group] = sent(client, "y:1", stream)
     assert list(group.watermarks_micros) == [5]
     assert not search.wanted
 
 
 def test_a_lease_that_is_removed_is_not_looked_for() -> None:
-    world = World()
-    world.router.redirected("c", "x:1", 1)
+    client = OfflineClient()
+    client.router.redirected("c", "x:1", 1)
     state = lease()
-    world.reporting.add(state)
-    opened(world, "x:1")
-    world.reporting.stream("x:1").ended(Failed())
-    assert world.reporting._computations["c"].lost
-    world.reporting.remove(state)
-    assert world.reporting.statistics().leases == 0
-    assert not world.reporting.search.wanted
+    client.reporting.add(state)
+    opened(client, "x:1")
+    client.reporting.stream("x:1").ended(Failed())
+    assert client.reporting._computations["c"].lost
+    client.reporting.remove(state)
+    assert client.reporting.statistics().leases == 0
+    assert not client.reporting.search.wanted
 
 
 @pytest.mark.parametrize("redirect", [("", 5), ("old:1", 3)], ids=["nowhere", "a lower number"])
 def test_a_lease_is_not_sent_where_a_redirect_does_not_lead(redirect: tuple[str, int]) -> None:
-    world = World()
-    world.router.seen("c", 4)
+    client = OfflineClient()
+    client.router.seen("c", 4)
     state = lease()
-    world.reporting.add(state)
-    stream = opened(world)
-    staged(world, state, 9, 5)
-    assert sent(world, HOME, stream)
-    assert acknowledge(world, HOME, 1, ("c", *redirect)), "nothing is left here"
+    client.reporting.add(state)
+    stream = opened(client)
+    staged(client, state, 9, 5)
+    assert sent(client, HOME, stream)
+    assert acknowledge(client, HOME, 1, ("c", *redirect)), "nothing is left here"
     assert state.answered == 0
-    assert world.reporting.search.wanted
-    assert [each.key for each in world.reporting._streams.values()] == [HOME]
+    assert client.reporting.search.wanted
+    assert [each.key for each in client.reporting._streams.values()] == [HOME]
 
 
 def test_leases_that_are_redirected_in_circles_back_off() -> None:
-    world = World()
+    client = OfflineClient()
     state = lease()
-    world.reporting.add(state)
-    staged(world, state, 9, 5)
-    search, delays = world.reporting.search, []
+    client.reporting.add(state)
+    staged(client, state, 9, 5)
+    search, delays = client.reporting.search, []
     for _ in range(4):
         while not search.wanted:
-            carrier = world.reporting._computations["c"].claims[1].carrier
+            carrier = client.reporting._computations["c"].claims[1].carrier
             assert carrier is not None
             key = carrier.key
-            stream = opened(world, key)
-            assert sent(world, key, stream)
-            acknowledge(world, key, 1, ("c", "y:1" if key == "x:1" else "x:1", 1))
+            stream = opened(client, key)
+            assert sent(client, key, stream)
+            acknowledge(client, key, 1, ("c", "y:1" if key == "x:1" else "x:1", 1))
         delays.append(search.first_pause)
         search.open("home:1", "t")
         search.take(located(("c", "x:1", 1)))
@@ -838,30 +821,30 @@ def test_leases_that_are_redirected_in_circles_back_off() -> None:
 
 
 def test_a_redirect_to_the_same_shard_begins_a_new_stream_with_everything() -> None:
-    world = World()
-    world.router.redirected("c", "x:1", 1)
+    client = OfflineClient()
+    client.router.redirected("c", "x:1", 1)
     state = lease()
-    world.reporting.add(state)
-    stream = opened(world, "x:1")
-    staged(world, state, 9, 5)
-    assert sent(world, "x:1", stream)
-    assert acknowledge(world, "x:1", 1, ("c", "x:1", 2)), "left, for what it carries still would count again"
-    world.reporting.stream("x:1").ended(None)
-    stream = opened(world, "x:1")
-    assert len(sent(world, "x:1", stream)) == 1
-    acknowledge(world, "x:1", 1)
+    client.reporting.add(state)
+    stream = opened(client, "x:1")
+    staged(client, state, 9, 5)
+    assert sent(client, "x:1", stream)
+    assert acknowledge(client, "x:1", 1, ("c", "x:1", 2)), "left, for what it carries still would count again"
+    client.reporting.stream("x:1").ended(None)
+    stream = opened(client, "x:1")
+    assert len(sent(client, "x:1", stream)) == 1
+    acknowledge(client, "x:1", 1)
     assert state.durable == 1
 
 
 def test_rule7_nothing_is_kept_of_a_computation_that_is_not_reported_any_more() -> None:
-    world = World()
+    client = OfflineClient()
     for number, lost in enumerate((False, True), 1):
         state = lease(f"c{number}", number)
-        world.reporting.add(state)
+        client.reporting.add(state)
         if lost:
-            world.reporting.lose(world.reporting.stream(), 0.0)
-            assert world.reporting.search.wanted
-        world.reporting.remove(state)
-    assert not world.reporting.search.wanted
-    assert not world.reporting.search.suspects
-    assert not world.reporting._computations
+            client.reporting.lose(client.reporting.stream(), 0.0)
+            assert client.reporting.search.wanted
+        client.reporting.remove(state)
+    assert not client.reporting.search.wanted
+    assert not client.reporting.search.suspects
+    assert not client.reporting._computations

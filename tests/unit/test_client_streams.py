@@ -18,15 +18,13 @@ from lowwater._async.watcher import Watcher as AioWatcher
 from lowwater._core.attempts import error_of_call
 from lowwater._core.backoff import CAP
 from lowwater._core.call import Call, Stubs
-from lowwater._core.calls import Calls
 from lowwater._core.columns import Column
-from lowwater._core.exchange import Exchange, exchange_of
+from lowwater._core.exchange import Exchange
 from lowwater._core.fold import Fold
 from lowwater._core.lease import LeaseState
 from lowwater._core.reports import BEAT, Due, Reporting
 from lowwater._core.router import Router
 from lowwater._core.surroundings import Surroundings
-from lowwater._core.watches import WatchState
 from lowwater._drive.tasks.connection import Connection as AioConnection
 from lowwater._drive.tasks.streams import _Running as RunningTask
 from lowwater._drive.threads.connection import Connection
@@ -36,6 +34,7 @@ from lowwater._sync.reporter import Reporter
 from lowwater._sync.watcher import Watcher
 from lowwater_authority.authority import Authority
 from lowwater_authority.ops.observer import Observer
+from tests.kit.client import OfflineClient
 from tests.kit.clock import Clock
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 
@@ -189,9 +188,7 @@ async def test_a_stream_that_grpc_cancels_by_itself_is_one_that_failed(
 
 
 def reporting(clock: Clock | None = None) -> Reporting:
-    settings = Settings("there:1")
-    router = Router(settings.addresses, nullcontext())
-    return Reporting(settings, Surroundings(clock or Clock(), lambda: 1.0, bytes), router)
+    return OfflineClient("there:1", clock=clock).reporting
 
 
 def lease(computation: str = "c", sequencer: int = 1) -> LeaseState:
@@ -322,12 +319,8 @@ def test_a_bug_does_not_end_the_reporting(caplog: pytest.LogCaptureFixture) -> N
 
 
 def exchange(clock: Clock, *, repeatable: bool) -> Exchange[None]:
-    settings = Settings("there:1")
-    router = Router(settings.addresses, nullcontext())
-    surroundings = Surroundings(clock, lambda: 1.0, bytes)
-    calls = Calls(WatchState(settings, surroundings, router), "")
     call: Call[None] = Call(lambda stubs: stubs.workers.Release, None, lambda _: None, "c", repeatable)
-    return exchange_of(call, calls, router, surroundings, 1.0)
+    return OfflineClient("there:1", clock=clock).ask(call, 1.0)
 
 
 def test_a_repeatable_call_is_repeated_within_its_deadline() -> None:

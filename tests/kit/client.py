@@ -1,0 +1,35 @@
+"""A client without a network, on a clock that the test moves."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from lowwater import Settings
+from lowwater._core.calls import Calls
+from lowwater._core.exchange import Exchange, exchange_of
+from lowwater._core.reports import Reporting
+from lowwater._core.router import Router
+from lowwater._core.surroundings import Surroundings
+from lowwater._core.watches import WatchState
+from tests.kit.clock import Clock
+
+
+class OfflineClient:
+    """What a client knows and does, but for sending it. Its delays are not random: they are the longest that they can be.
+
+    ``settings`` are those of a client.
+    """
+
+    def __init__(self, *addresses: str, clock: Clock | None = None, **settings: Any) -> None:
+        self.clock = clock or Clock()
+        self.settings = Settings(",".join(addresses or ("home:1",)), **settings)
+        self.surroundings = Surroundings(self.clock, lambda: 1.0, bytes)
+        self.router = Router(self.settings.addresses, nullcontext())
+        self.known = WatchState(self.settings, self.surroundings, self.router)
+        self.calls = Calls(self.known, "")
+        self.reporting = Reporting(self.settings, self.surroundings, self.router)
+
+    def ask(self, call: Any, timeout: float = 10.0) -> Exchange[Any]:
+        """Begin a call, whose requests the test answers."""
+        return exchange_of(call, self.calls, self.router, self.surroundings, timeout)
