@@ -152,6 +152,13 @@ class Driven(Queries):
 
         self._await(come, f"{files} files of {name} read")
 
+    def check(self) -> None:
+        """Raise what has ended a query, also when its own clock has."""
+        super().check()
+        for query in self.queries:
+            if query._run.failure is not None:
+                query.await_termination()
+
     def _await(self, condition: Callable[[], bool], what: str) -> None:
         # A slow machine is not what a twin without the care fails by.
         try:
