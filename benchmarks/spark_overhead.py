@@ -14,8 +14,8 @@ import lowwater
 import lowwater_spark as lws
 from benchmarks import child
 from benchmarks.result import Result, Spread
+from lowwater_spark.track.hook import Hook
 from lowwater_spark.track.rows import Actions
-from lowwater_spark.track.run import Run
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -164,8 +164,9 @@ class _Query(AbstractContextManager["_Query"]):
         self._tracked = stage.foreach_batch(rows, self._batch, checkpoint=checkpoint)
         self._query = self._tracked.query
         if kind == "job":
-            assert isinstance(self._tracked._run, Run)
-            self._tracked._run._actions = _Deaf()
+            hook = self._tracked._run.batches
+            assert isinstance(hook, Hook)
+            hook._actions = _Deaf()
 
     def _batch(self, rows: DataFrame, batch: lws.Batch) -> None:
         if self.kind == "stateful":

@@ -15,7 +15,6 @@ import lowwater
 import lowwater_spark as lws
 from lowwater import errors
 from lowwater_spark.checkpoint import durable
-from lowwater_spark.track.plain import PlainRun
 from lowwater_spark.track.run import Run
 from lowwater_spark.track.status import in_short
 from tests.kit.times import mark
@@ -104,16 +103,15 @@ def test_the_last_look_is_made_again_when_files_are_away(
 ) -> None:
     """A query that ends by itself may have one look alone, and what is committed would wait for the next start to be reported."""
     stale = [OSError(errno.ESTALE, "Stale file handle", str(flow.folder / "ck/commits")) for _ in range(2)]
-    for of in (PlainRun, Run):
-        look = of.tick
+    look = Run.tick
 
-        def ticked(run: Any, *, last: bool = False, look: Any = look) -> None:
-            if last and stale:
-                raise stale.pop()
-            if last:
-                look(run, last=last)
+    def ticked(run: Run, *, last: bool = False) -> None:
+        if last and stale:
+            raise stale.pop()
+        if last:
+            look(run, last=last)
 
-        monkeypatch.setattr(of, "tick", ticked)
+    monkeypatch.setattr(Run, "tick", ticked)
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     stage = lws.stage(flow.spark, "stage", inputs=["source"], key="key", event_time="t", address=flow.address)
@@ -131,16 +129,16 @@ def test_the_last_look_does_not_wait_for_what_was_removed(
     flow: Flow, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     looks: list[bool] = []
-    tick = PlainRun.tick
+    tick = Run.tick
 
-    def ticked(run: PlainRun, *, last: bool = False) -> None:
+    def ticked(run: Run, *, last: bool = False) -> None:
         if not last:
             tick(run)
             return
         looks.append(last)
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(flow.folder / "out"))
 
-    monkeypatch.setattr(PlainRun, "tick", ticked)
+    monkeypatch.setattr(Run, "tick", ticked)
     upstream.at(10)
     stage = lws.stage(flow.spark, "stage", inputs=["source"], key="key", event_time="t", address=flow.address)
     query = stage.start(flow.read(), checkpoint=flow.folder / "ck", format="noop", trigger={"availableNow": True})
@@ -155,15 +153,15 @@ def test_a_call_to_the_authority_that_times_out_is_no_unreadable_file(
 ) -> None:
     """``Timeout`` is an OSError, as Python's TimeoutError is."""
     late, looks = threading.Event(), threading.Semaphore(0)
-    tick = PlainRun.tick
+    tick = Run.tick
 
-    def ticked(run: PlainRun, *, last: bool = False) -> None:
+    def ticked(run: Run, *, last: bool = False) -> None:
         if late.is_set():
             looks.release()
             raise errors.Timeout("the authority did not answer in time")
         tick(run, last=last)
 
-    monkeypatch.setattr(PlainRun, "tick", ticked)
+    monkeypatch.setattr(Run, "tick", ticked)
     upstream.at(10)
     stage = lws.stage(flow.spark, "stage", inputs=["source"], key="key", event_time="t", address=flow.address)
     query = stage.start(flow.read(), checkpoint=flow.folder / "ck", format="noop")

@@ -14,7 +14,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 import lowwater
 from lowwater import errors
 from lowwater_spark.authority import PROBE_INTERVAL, Authority, Registration
-from lowwater_spark.track.plan import Checked
 from lowwater_spark.track.query import _REST, TrackedQuery
 from lowwater_spark.track.run import Run
 
@@ -39,7 +38,7 @@ class Failing:
     authority: Authority
     failure: BaseException | None = None
     stopping: bool = False
-    checked: Checked = field(default_factory=lambda: Checked(()))
+    listens: bool = False
     looks: list[tuple[float, float]] = field(default_factory=list)
     enough: threading.Event = field(default_factory=threading.Event)
 

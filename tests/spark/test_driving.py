@@ -26,9 +26,11 @@ from lowwater_spark.sources.control import Control, ControlSource, Drive, Offset
 from lowwater_spark.sources.files import FileSource, OpenFiles
 from lowwater_spark.sources.source_log import Head
 from lowwater_spark.track.batch import Keyed
-from lowwater_spark.track.plain import PlainRun
+from lowwater_spark.track.part import Part
+from lowwater_spark.track.plain import Plain
 from lowwater_spark.track.plan import Checked
 from lowwater_spark.track.progress import RELIST
+from lowwater_spark.track.run import Run
 from tests.kit.eventually import eventually
 from tests.kit.times import at
 from tests.process.serving import Serving
@@ -72,7 +74,8 @@ class Query:
             estimated=any(drive.share is not None for drive in drives.values()),
         )
         self.authority = Authority(client, registration)
-        self.run = PlainRun(self.checkpoint, checked, Keyed(("key",), "t", 1, injector=False), self.authority)
+        part = Part(self.authority, Keyed(("key",), "t", 1, injector=False), self.checkpoint)
+        self.run = Run(self.checkpoint, checked, [part], Plain())
         self.driving = Driving(self.checkpoint, checked, drives, pinned=pinned)
 
     def plan(self, batch: int, *offsets: Offset) -> None:

@@ -28,9 +28,11 @@ from lowwater_spark.sources.sink_log import check_sink, list_sink
 from lowwater_spark.track import plain
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.operators import Operator
-from lowwater_spark.track.plain import PlainRun
+from lowwater_spark.track.part import Part
+from lowwater_spark.track.plain import Plain
 from lowwater_spark.track.plan import Checked
 from lowwater_spark.track.progress import RELIST
+from lowwater_spark.track.run import Run
 from lowwater_spark.track.status import in_short
 from tests.kit.eventually import eventually
 from tests.kit.times import at
@@ -52,7 +54,7 @@ class Checkpoint:
     now: float = 0.0
     boot: str = "first"
     """What the machine calls the time since it was started; a power cut begins another."""
-    runs: list[PlainRun] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.path = self.folder / "ck"
@@ -94,7 +96,7 @@ class Checkpoint:
         *,
         inputs: Sequence[str] = ("source",),
         sink: bool = False,
-    ) -> PlainRun:
+    ) -> Run:
         first = 1 + max((int(entry.name) for entry in (self.path / "commits").iterdir()), default=-1)
         registration = Registration(
             "out", inputs, (0.99,), 4, identity(self.path), first, new_ordinal(self.path), b"", adopt=False
@@ -103,7 +105,8 @@ class Checkpoint:
         keyed = Keyed(("key",), "t", 4, injector=False, window=window)
         authority = Authority(self.client, registration)
         output = self.folder / "out" if sink else None
-        run = PlainRun(self.path, checked, keyed, authority, output, lambda: self.now, lambda _: self.boot)
+        parts = [Part(authority, keyed, self.path)]
+        run = Run(self.path, checked, parts, Plain(output, lambda _: self.boot), lambda: self.now)
         self.runs.append(run)
         run.start()
         return run
@@ -117,7 +120,7 @@ def checkpoint(tmp_path: Path, lw: lowwater.Client) -> Iterator[Checkpoint]:
         run.close()
 
 
-def ticks(run: PlainRun, condition: Callable[[], bool]) -> Callable[[], bool]:
+def ticks(run: Run, condition: Callable[[], bool]) -> Callable[[], bool]:
     def look() -> bool:
         run.tick()
         return condition()
@@ -232,7 +235,7 @@ def test_head_of_w_breaks_when_any_directory_is_taken_for_the_source(
     unmounted(checkpoint, lw, upstream)
 
 
-def unmounted(checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream) -> tuple[PlainRun, Path]:
+def unmounted(checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream) -> tuple[Run, Path]:
     """A file is read, and then there is an empty directory where it was. Returns a run that has looked at that, and where the directory is."""
     first = checkpoint.put("a.json")
     checkpoint.plan(0, [first])

@@ -46,7 +46,6 @@ class BatchLog:
 
     def __init__(self, checkpoint: Path) -> None:
         self._folder = checkpoint / "lowwater" / "batches"
-        make_directory(self._folder)
 
     def begin(self, entry: BatchEntry) -> tuple[BatchEntry, bool]:
         """Return what the batch runs with: ``entry``, or, for a replay, what its first run wrote; and whether it is a replay.
@@ -60,6 +59,7 @@ class BatchLog:
             "promised": entry.promised,
             **entry.reading.to_json(),
         }
+        make_directory(self._folder)
         fresh = write_once(self._path(entry.batch), json.dumps(content).encode())
         if fresh:
             return entry, False
@@ -85,6 +85,7 @@ class BatchLog:
 
         Raises CheckpointMismatch when the batch's first run found another one.
         """
+        make_directory(self._folder)
         path = self._path(batch, _FRONTIER)
         if not write_once(path, json.dumps({"format": _FORMAT, "frontier": micros}).encode()):
             kept = self.frontier(batch)

@@ -14,8 +14,9 @@ from lowwater import errors
 from lowwater_spark.authority import REPLACED
 from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.track.events import Events
-from lowwater_spark.track.plain import PlainRun
-from lowwater_spark.track.run import PATIENCE, Run, Status
+from lowwater_spark.track.hook import PATIENCE
+from lowwater_spark.track.run import Run
+from lowwater_spark.track.status import Status
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -44,7 +45,7 @@ class TrackedQuery:
 
     def __init__(
         self,
-        run: Run | PlainRun,
+        run: Run,
         query: StreamingQuery,
         *,
         interval: float,
@@ -58,7 +59,7 @@ class TrackedQuery:
         self._interval = interval
         self._owned = owned
         self._driving = driving
-        self._events = Events(query) if isinstance(run, PlainRun) or run.checked.watermarks else None
+        self._events = Events(query) if run.listens else None
         self._dropped = 0
         self._unread = False
         """Whether the last look has failed for want of a file."""
@@ -127,8 +128,7 @@ class TrackedQuery:
             logger.debug("the events of %s cannot be read: %s", self._run.authority.registration.name, failure)
         else:
             self._dropped += sum(event.dropped for event in events)
-            if isinstance(self._run, PlainRun):
-                self._run.take(events)
+            self._run.take(events)
 
     def _pause(self, rest: float) -> bool:
         """Wait until a look is due: after the interval, or when there is news after some seconds of rest. Return whether this is the end."""

@@ -26,7 +26,9 @@ from lowwater_spark.sources.ticks import with_ticks
 from lowwater_spark.sources.writers import check_alone
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.events import observe_oldest
-from lowwater_spark.track.plain import PlainRun
+from lowwater_spark.track.hook import Hook, WriteBatch
+from lowwater_spark.track.part import Part
+from lowwater_spark.track.plain import Plain
 from lowwater_spark.track.plan import (
     Checked,
     absolute,
@@ -40,7 +42,7 @@ from lowwater_spark.track.plan import (
 )
 from lowwater_spark.track.query import INTERVAL, TrackedQuery
 from lowwater_spark.track.ranges import range_bounds
-from lowwater_spark.track.run import Part, Run, WriteBatch
+from lowwater_spark.track.run import Run
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -234,8 +236,9 @@ class Stage:
             estimated=is_approximate(driving),
         )
         with self._beginning(client, [part.authority for part in parts], driving) as begin:
-            run = Run(folder, checked, parts, write_batch, probe, skip_removed=skip_removed)
-            writer = frame.writeStream.foreachBatch(run.run_batch).queryName(name or self.name).trigger(**triggered)
+            hook = Hook(write_batch, probe)
+            run = Run(folder, checked, parts, hook, skip_removed=skip_removed)
+            writer = frame.writeStream.foreachBatch(hook.run_batch).queryName(name or self.name).trigger(**triggered)
             return begin(run, writer.option("checkpointLocation", f"file://{folder}"))
 
     def start(
@@ -316,16 +319,17 @@ class Stage:
             client, self._registration(folder, checked, adopt=adopt, estimated=is_approximate(driving))
         )
         with self._beginning(client, [authority], driving) as begin:
-            run = PlainRun(folder, checked, self.keyed, authority, output, skip_removed=skip_removed)
+            parts = [Part(authority, self.keyed, folder)]
+            run = Run(folder, checked, parts, Plain(output), skip_removed=skip_removed)
             return begin(run, writer.option("checkpointLocation", f"file://{folder}"))
 
     @contextlib.contextmanager
     def _beginning(
         self, client: lowwater.Client, authorities: Sequence[Authority], driving: Driving | None
-    ) -> Iterator[Callable[[Run | PlainRun, DataStreamWriter], TrackedQuery]]:
+    ) -> Iterator[Callable[[Run, DataStreamWriter], TrackedQuery]]:
         """Give what begins a run and then its query; close everything again if that fails, or if what comes before it does."""
 
-        def begin(run: Run | PlainRun, writer: DataStreamWriter) -> TrackedQuery:
+        def begin(run: Run, writer: DataStreamWriter) -> TrackedQuery:
             if driving is not None:
                 driving.reserve(run.authority.registration, run.heads)
             run.start()

@@ -1,0 +1,318 @@
+"""Batches that a function of the user's writes: Spark calls a hook in each, and the clock commits what the hook has left.
+
+What the stages say of a batch is staged by its tasks and prepared while the batch runs, since tasks cannot be run again for it. What could not be
+prepared, or not be committed, holds until the next batch says it again, and an empty one is asked for if none comes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from lowwater.watermark import MIN
+from lowwater_spark.checkpoint.batches import BatchEntry
+from lowwater_spark.checkpoint.durable import sync_directory, sync_file
+from lowwater_spark.checkpoint.log import Plan
+from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.sources.base import NONE, Line, OpenSource
+from lowwater_spark.sources.ticks import Ticks
+from lowwater_spark.track.batch import Batch, Outcome
+from lowwater_spark.track.inputs import UNREAD, Reading, fold
+from lowwater_spark.track.part import Part, committed
+from lowwater_spark.track.progress import Committed, bound_of, passed_on, stamped
+from lowwater_spark.track.removal import Removal
+from lowwater_spark.track.rows import Actions, Rows
+from lowwater_spark.track.state import StateStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from lowwater_spark.track.events import BatchEvent
+    from lowwater_spark.track.run import Run
+
+__all__ = ["PATIENCE", "Hook", "WriteBatch"]
+
+logger = logging.getLogger("lowwater.spark")
+
+WriteBatch = Callable[["DataFrame", Batch], object]
+"""write_batch(batch_df, batch)."""
+
+PATIENCE: Final = (0.05, 0.2, 1.0, 2.0, *[5.0] * 11)
+"""Seconds between the attempts to read the checkpoint of a batch that begins, and of the last look of the clock."""
+
+_KEPT_BATCHES: Final = 100
+"""Entries of the batch log that stay, as many as Spark keeps of its own logs."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A batch between its begin and its entry in the commit log."""
+
+    plan: Plan
+    entry: BatchEntry
+    replayed: bool
+    since: float
+    ended: Sequence[tuple[Committed, Outcome, str]] = ()
+    """Of each stage: how it stands after the batch, and why the authority does not know it whole. Empty until the batch has ended."""
+
+
+@dataclass(slots=True)
+class Hook:
+    """The hook of one run. Two threads call it: Spark's, with batches, and the clock's.
+
+    The run's lock guards everything below; Spark jobs and the user's function run outside of it. ``probe`` is called with the name of each step of a
+    batch; for tests.
+    """
+
+    write_batch: WriteBatch
+    probe: Callable[[str, int], None]
+    observed: ClassVar[bool] = False
+    """Late rows are counted while a batch runs."""
+    run: Run = field(init=False, repr=False, compare=False)
+    ticks: Ticks = field(init=False)
+    ticked: int = field(default=0, init=False)
+    """How many empty batches it has asked for."""
+    _actions: Actions = field(default_factory=Actions, init=False)
+    _running: _Running | None = field(default=None, init=False)
+    _swept: set[Path] = field(default_factory=set, init=False)
+    _removals: dict[Path, Removal] = field(default_factory=dict, init=False)
+
+    # -- what the run asks it ---------------------------------------------------------------------------------------
+
+    def open(self, run: Run) -> Sequence[OpenSource]:
+        """Begin with the run, and return the source that the query has beside those of its plan."""
+        self.run = run
+        self.ticks = Ticks(run.checkpoint, len(run.checked.sources), run.authority.registration.ordinal)
+        return [self.ticks]
+
+    def durable(self) -> list[Committed]:
+        """Return what the checkpoint says of the last committed batch, by stage: all that a new run starts from."""
+        last = self.run.log.last_committed()
+        if last is None:
+            return [Committed(spark_bound=self.run.checked.spark_bound(None))] * len(self.run.parts)
+        plan, entry = self.run.log.plan(last), self.run.parts[0].entries.read(last)
+        if plan is None or entry is None:
+            msg = (
+                f"batch {last} in {self.run.checkpoint} was not run by a tracked stage; start the stage from a new checkpoint, or "
+                "restore the directory 'lowwater' with the rest of it"
+            )
+            raise CheckpointMismatch(msg)
+        states: dict[str, Committed] = {}
+        for part in self.run.parts:
+            earlier = [states[each.name] for each in part.earlier]
+            states[part.name] = part.durable(plan, entry, self.run.checked.spark_bound(plan), earlier)
+        return list(states.values())
+
+    def claimed(self) -> None:
+        """Report where the stages stand, now that they are claimed."""
+        with self.run.lock:
+            self._renew()
+
+    def ready(self) -> bool:
+        """Return whether a batch can be settled. One stat."""
+        running = self._running
+        return running is not None and bool(running.ended) and self.run.log.committed(running.plan.batch)
+
+    def settle(self) -> None:
+        """Take notice of a batch in the commit log: commit what was prepared."""
+        with self.run.lock:
+            self._settle()
+
+    def report(self, *, last: bool) -> None:
+        """Report the newest reading that counts for the committed state, and ask for a batch if one is needed."""
+        with self.run.lock:
+            self._renew()
+            if not last:
+                self._force()
+
+    def take(self, events: Iterable[BatchEvent]) -> None:
+        """Look for nothing in what Spark says of its batches: late rows are counted in them."""
+
+    @property
+    def removals(self) -> list[Removal]:
+        """What was removed from its outputs."""
+        with self.run.lock:
+            return list(self._removals.values())
+
+    def close(self) -> None:
+        """Watch no actions any more."""
+        self._actions.close()
+
+    def _renew(self) -> None:
+        since = None if self._running is None else self._running.since
+        for part in self.run.parts:
+            part.advance(self.run.reader)
+            if not part.authority.problem:
+                part.renew(since, self.run.waiting_for())
+
+    def _force(self) -> None:
+        """Ask for an empty batch when only a batch can help. Hold the lock."""
+        needed = any(part.progress.holding or part.progress.would_close() for part in self.run.parts)
+        if self._running is None and needed and self.ticks.force(self._tick_line()):
+            self.ticked += 1
+
+    def _tick_line(self) -> Line:
+        source, lines = len(self.run.checked.sources), self.run.lines
+        return lines[source] if len(lines) > source else NONE
+
+    # -- what Spark asks it -----------------------------------------------------------------------------------------
+
+    def run_batch(self, frame: DataFrame, number: int) -> None:
+        """Spark's foreachBatch: everything that happens in batch ``number``."""
+        if self.run.failure is not None:
+            raise self.run.failure
+        try:
+            self._run_batch(frame, number)
+        except BaseException as failure:
+            self.run.fail(failure)
+            raise
+
+    def _run_batch(self, frame: DataFrame, number: int) -> None:
+        running = self._begin(number)
+        self.probe("begun", number)
+        batches = self._batches(running)
+        first = self.run.parts[0]
+        rows = Rows(frame, first.keyed, running.entry.promised if first.reads else MIN, self._actions)
+        # A stage with state counts what its tasks see.
+        with_state = all(StateStore.existing(part.home) is not None for part in self.run.parts)
+        self.write_batch(frame if with_state else rows.observed(), batches[0])
+        self.probe("written", number)
+        outcomes = [batch._close(rows) for batch in batches]
+        self.probe("staged", number)
+        with self.run.lock:
+            running.ended = self._prepare(running, batches, outcomes)
+        self.probe("prepared", number)
+
+    def _batches(self, running: _Running) -> list[Batch]:
+        """Make what the function gets: the first stage's batch, from which it has the others'."""
+        made: dict[str, Batch] = {}
+        for part in self.run.parts:
+            entry, silent = running.entry, not part.reads
+            if silent:
+                promised = MIN if part.keyed.injector else part.promised(entry.promised)
+                entry = dataclasses.replace(entry, reading=UNREAD, promised=promised)
+            made[part.name] = Batch(
+                entry,
+                part.keyed,
+                part.home,
+                part.entries,
+                part.authority.destination(entry.batch),
+                replayed=running.replayed,
+                previous_frontier=part.progress.committed.reading.low,
+                ordinal=part.authority.registration.ordinal,
+                swept=self._swept,
+                removals=self._removals,
+                probe=self.probe,
+                writer=part.authority.full_name,
+                stages=made,
+                earlier=[each.name for each in part.earlier],
+                actions=self._actions,
+            )
+        return list(made.values())
+
+    def _prepare(
+        self, running: _Running, batches: Sequence[Batch], outcomes: Sequence[Outcome]
+    ) -> list[tuple[Committed, Outcome, str]]:
+        """Name what each stage has to say of the batch. Hold the lock."""
+        ended: dict[str, tuple[Committed, Outcome, str]] = {}
+        for part, batch, outcome in zip(self.run.parts, batches, outcomes, strict=True):
+            if part.keyed.injector:
+                reading = part.at_frontier(batch._low())
+            elif part.earlier:
+                reading = part.own(fold([self._passed_on(each, ended[each.name][0]) for each in part.earlier]))
+            else:
+                assert self.run.reader is not None
+                reading = part.translated(running.entry.reading, self.run.reader)
+            state = committed(running.plan, reading, outcome.manifest, self.run.checked.spark_bound(running.plan))
+            holding = part.authority.prepare(
+                batch.id,
+                running.entry.digest,
+                [receipt.task for receipt in outcome.receipts],
+                stamped(state, reading, part.keyed.window),
+                bound_of(state, reading, part.keyed.window),
+                covers_all=outcome.manifest is not None,
+            )
+            ended[part.name] = (state, outcome, holding)
+            part.count_late(batch.id, outcome)
+        return list(ended.values())
+
+    def _passed_on(self, part: Part, state: Committed) -> Reading:
+        """Return what a later stage may count on after a batch; nothing, if the batch's W was of inputs that were changed since."""
+        return passed_on(
+            state, UNREAD if part.progress.is_outdated(state.reading) else state.reading, part.keyed.window
+        )
+
+    def _begin(self, number: int) -> _Running:
+        """Choose W for the batch and make it durable, together with the plan that it was chosen for."""
+        plan = self._read_plan(number)
+        with self.run.lock:
+            chosen, promised = UNREAD, MIN
+            if self.run.reader is not None:
+                chosen = self.run.reader.progress.choose(plan.lines)
+                # What Spark has held back may be older than a promise.
+                promised = MIN if self.run.checked.retention is not None else self.run.reader.progress.reading.low
+            # What Spark still holds after this batch is written by a later one.
+            bound = self.run.checked.spark_bound(plan)
+            chosen = dataclasses.replace(chosen, low=bound) if bound < chosen.low else chosen
+            entry, replayed = self.run.parts[0].entries.begin(BatchEntry(number, plan.digest, chosen, promised))
+            self._running = _Running(plan, entry, replayed, time.time())
+            return self._running
+
+    def _read_plan(self, number: int) -> Plan:
+        """Settle the batch before, and return the plan of the one that begins, durable, with its source logs read.
+
+        A file system that is away for a moment must not end the query: it is asked again, for a minute at most.
+        """
+        pauses = itertools.chain(PATIENCE, [None])
+        while True:
+            try:
+                with self.run.lock:
+                    self._settle(evidence=number)
+                    plan = self.run.log.plan(number)
+                    if plan is None:
+                        msg = f"batch {number} runs, but {self.run.checkpoint}/offsets/{number} is not there; lowwater needs Spark's own offset log"
+                        raise CheckpointMismatch(msg)
+                    self.run.heads.read_to(plan.lines)
+                    for file in self.run.heads.evidence(self.run.log, plan):
+                        sync_file(file)
+                        sync_directory(file.parent)
+                    return plan
+            except OSError as failure:
+                pause = next(pauses)
+                if pause is None or self.run.stopping:
+                    raise
+                self.run.unread = str(failure)
+                logger.warning("batch %d waits, and reads again: %s", number, failure)
+                time.sleep(pause)
+
+    def _settle(self, evidence: int | None = None) -> None:
+        """Commit what was prepared. ``evidence`` is the number of a batch that begins: the one before it is committed. Hold the lock."""
+        running = self._running
+        if running is None or not running.ended:
+            return
+        number = running.plan.batch
+        if not ((evidence is not None and evidence > number) or self.run.log.committed(number)):
+            return
+        # Before anything is told: what cannot be read now is read, and told, at the next look.
+        self.run.heads.settle(running.plan.lines)
+        self.probe("committed", number)
+        # What a stage reads is committed before it: a crash in between leaves the later ones behind, never ahead.
+        told = [
+            (state, outcome, holding or part.authority.commit(number))
+            for part, (state, outcome, holding) in zip(self.run.parts, running.ended, strict=True)
+        ]
+        self._running = None
+        for part, (state, outcome, holding) in zip(self.run.parts, told, strict=True):
+            part.settle(state, outcome, holding)
+        try:
+            for part in self.run.parts:
+                part.clean(number, number - _KEPT_BATCHES)
+            self.ticks.clean(self._tick_line())
+        except OSError as failure:
+            logger.warning("what batch %d leaves behind is deleted after the next: %s", number, failure)

@@ -1,0 +1,251 @@
+"""One stage of a query, in one run: what it may count on, what its files say, and what it tells the authority.
+
+A query has one stage, or several, which read the same batches. A *reader* folds the inputs that all of the query is planned by; an *injector* has a
+frontier of its own; a *later* stage reads what earlier ones of the query emit in the same batch, so what it may count on
+after a batch is what their reports after that batch fold to. It does not wait for them to be published: all of it comes from one
+durable state, and who reads the later stage hears of nothing that a restart would not say as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import lowwater
+from lowwater.watermark import MIN
+from lowwater_spark.authority import Authority
+from lowwater_spark.checkpoint.batches import BatchEntry, BatchLog
+from lowwater_spark.checkpoint.log import Plan
+from lowwater_spark.sources.base import OpenSource
+from lowwater_spark.track.batch import Keyed, Outcome
+from lowwater_spark.track.inputs import UNREAD, Reading, fold, same_lives, still_counts
+from lowwater_spark.track.progress import Committed, Progress, passed_on
+from lowwater_spark.track.state import Manifest as Version
+from lowwater_spark.track.state import StateStore
+from lowwater_spark.track.status import KeyRange
+
+__all__ = ["LateRow", "Part", "committed"]
+
+logger = logging.getLogger("lowwater.spark")
+
+
+@dataclass(frozen=True, slots=True)
+class LateRow:
+    """A row below what had been promised."""
+
+    batch: int
+    micros: int
+    handle: int | None
+    """Its key range; None where nobody knows it: of a plain query, and of a replay of a batch that did not keep it."""
+
+
+@dataclass(slots=True)
+class Part:
+    """One stage of a query. The run's lock guards it."""
+
+    authority: Authority
+    keyed: Keyed
+    home: Path
+    """Where its directory ``lowwater`` is: the checkpoint for the first stage, a directory in it for the others."""
+    earlier: Sequence[Part] = ()
+    """The stages of the query that it reads; empty for a reader and for an injector."""
+    entries: BatchLog = field(init=False)
+    """What its batches run with; a plain query has none."""
+    progress: Progress = field(init=False)
+    late_rows: int = field(default=0, init=False)
+    late_row: LateRow | None = field(default=None, init=False)
+    """The oldest of them."""
+    _unreported: tuple[tuple[Sequence[int], Sequence[int]], int] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.entries = BatchLog(self.home)
+
+    @property
+    def name(self) -> str:
+        """The computation's name."""
+        return self.authority.registration.name
+
+    @property
+    def reads(self) -> bool:
+        """Whether it folds the inputs of the query."""
+        return not self.keyed.injector and not self.earlier
+
+    # -- what it may count on -----------------------------------------------------------------------------------------
+
+    def at_frontier(self, micros: int) -> Reading:
+        """Return an injector's reading: its frontier stands for every share."""
+        shares = [round(share * 1_000_000) for share in self.authority.registration.heuristics]
+        return Reading(micros, dict.fromkeys(shares, micros))
+
+    def own(self, reading: Reading) -> Reading:
+        """Return a reading as one of this stage's own registered inputs; UNREAD while they are not known.
+
+        The caller vouches that the reading is of the same lives of the same inputs.
+        """
+        if self.progress.inputs is None:
+            return UNREAD
+        version, incarnations = self.progress.inputs
+        return dataclasses.replace(reading, input_version=version, input_incarnations=tuple(incarnations))
+
+    def translated(self, reading: Reading, reader: Part) -> Reading:
+        """Return the reader's reading as one of this stage, which folds the same inputs; UNREAD when it does not any more."""
+        theirs, mine = reader.authority.registered, self.authority.registered
+        if self is reader or reading.low == MIN:
+            return reading
+        if theirs is None or mine is None or tuple(theirs.inputs) != tuple(mine.inputs):
+            return UNREAD
+        if reading.input_version != theirs.input_version or not same_lives(reading, mine.input_incarnations):
+            return UNREAD
+        return dataclasses.replace(reading, input_version=mine.input_version)
+
+    def promised(self, outer: int) -> int:
+        """Return what no row of the next batch should be below, if the inputs have promised ``outer``, microseconds."""
+        if self.keyed.injector:
+            return self.progress.committed.reading.low
+        if not self.earlier:
+            return outer
+        return min(
+            passed_on(part.progress.committed, Reading(part.promised(outer)), part.keyed.window).low
+            for part in self.earlier
+        )
+
+    # -- the durable state --------------------------------------------------------------------------------------------
+
+    def durable(self, plan: Plan, entry: BatchEntry, spark_bound: int, earlier: Sequence[Committed]) -> Committed:
+        """Return what the stage's files say of a committed batch.
+
+        ``earlier`` is the same of the stages it reads. Versions of inputs in the reading are those of the query's reader.
+        """
+        last = plan.batch
+        reading = entry.reading
+        if self.keyed.injector:
+            frontier = self.entries.frontier(last)
+            reading = self.at_frontier(MIN if frontier is None else frontier)
+        elif self.earlier:
+            reading = fold(
+                [
+                    passed_on(each, each.reading, part.keyed.window)
+                    for part, each in zip(self.earlier, earlier, strict=True)
+                ]
+            )
+        store = StateStore.existing(self.home)
+        manifest = None if store is None or last < store.first else store.before(last + 1)
+        return committed(plan, reading, manifest, spark_bound)
+
+    def open(self, sources: Sequence[OpenSource], state: Committed) -> None:
+        """Begin from the durable state."""
+        self.progress = Progress(self.keyed.ranges, self.keyed.window, sources, state)
+
+    # -- the claim ----------------------------------------------------------------------------------------------------
+
+    def claim(self, reader: Part | None, lock: threading.RLock) -> bool:
+        """Register and claim, from where the committed state stands; False when the authority is away. Raises what it refuses.
+
+        ``lock`` is the run's, and not held: the calls may take long, and a batch that begins or ends meanwhile needs it. What the claim says
+        of a state that is not the newest any more stays true, and the next report says the rest.
+        """
+
+        def check(registered: lowwater.Computation) -> None:
+            with lock:
+                self.check_lives(registered, reader)
+
+        def values() -> list[int]:
+            with lock:
+                self._unreported = (self.progress.committed.pending, 0)
+                return self.progress.values(self.progress.reading)
+
+        return self.authority.enter(check, values)
+
+    def check_lives(self, registered: lowwater.Computation, reader: Part | None) -> None:
+        """Compare the inputs with those that the checkpoint's watermark was read from."""
+        state = self.progress.committed
+        reading = state.reading
+        if not self.keyed.injector:
+            self.progress.inputs = (registered.input_version, registered.input_incarnations)
+        if self.keyed.injector:
+            again = self.at_frontier(reading.low)
+        elif self.earlier:
+            again = self._folded()
+        elif reader is not None and reader is not self:
+            again = self.translated(reader.progress.committed.reading, reader)
+        else:
+            # Of other inputs nothing is known; what is held stays held.
+            again = still_counts(reading, state.batch, registered)
+        self.progress.restart(dataclasses.replace(state, reading=again))
+
+    # -- batches and the clock ----------------------------------------------------------------------------------------
+
+    def settle(self, state: Committed, outcome: Outcome, holding: str) -> None:
+        """Take notice of a committed batch. ``holding``: why the authority does not know it whole."""
+        self.progress.settle(state, holding)
+        finished = outcome.finished + (self._unreported[1] if self._unreported is not None else 0)
+        self._unreported = (self.progress.committed.pending, finished)
+        if holding:
+            logger.warning("%s holds after batch %d: %s", self.name, state.batch, holding)
+
+    def clean(self, committed: int, before: int) -> None:
+        """Delete what no replay can need after a committed batch: versions of the state, and entries of batches ``before`` one. Raises OSError."""
+        store = StateStore.existing(self.home)
+        if store is not None:
+            store.purge(committed)
+        self.entries.purge(before)
+
+    def advance(self, reader: Part | None) -> None:
+        """Take the newest reading that counts now. The stages before it have taken theirs."""
+        if self.earlier:
+            self.progress.advance(self._folded())
+        elif self.reads and reader is not None and reader is not self:
+            self.progress.advance(self.translated(reader.progress.reading, reader))
+        else:
+            self.progress.renew()
+
+    def _folded(self) -> Reading:
+        """Return what the earlier stages' reports fold to, as they stand now."""
+        standing = [(part.progress.committed, part.progress.reading, part.keyed.window) for part in self.earlier]
+        return self.own(fold([passed_on(*each) for each in standing]))
+
+    def renew(self, since: float | None, waiting_for: Sequence[str]) -> None:
+        """Report where the ranges stand. ``since``: the wall clock at which the running batch began, seconds; ``waiting_for`` as in Status."""
+        if self.progress.holding or self.authority.lease is None:
+            return
+        reading = self.progress.stamped(self.progress.reading)
+        if self.keyed.injector:
+            reading = dataclasses.replace(reading, low=self.progress.bound(reading))
+        pending, finished = self._unreported or (None, 0)
+        self._unreported = None
+        self.authority.renew(
+            reading,
+            self.progress.values(reading),
+            pending=pending,
+            finished=finished,
+            since=since,
+            waiting_for=waiting_for,
+        )
+
+    def count_late(self, batch: int, outcome: Outcome) -> None:
+        """Count the rows of a batch that were below what had been promised, and say so."""
+        if not outcome.late or outcome.late_example is None:
+            return
+        self.late_rows += outcome.late
+        row = LateRow(batch, outcome.late_example, outcome.late_handle)
+        if self.late_row is None or row.micros < self.late_row.micros:
+            self.late_row = row
+        logger.warning(
+            "batch %d of %s has %d rows below what its inputs had promised, the oldest at %s, in key range %s",
+            batch,
+            self.name,
+            outcome.late,
+            lowwater.Watermark(row.micros),
+            "?" if row.handle is None else KeyRange.of(row.handle, self.keyed.ranges),
+        )
+
+
+def committed(plan: Plan, reading: Reading, manifest: Version | None, spark_bound: int) -> Committed:
+    """Return a batch as a committed one."""
+    if manifest is None:
+        return Committed(plan.batch, plan.lines, reading, spark_bound=spark_bound)
+    return Committed(plan.batch, plan.lines, reading, manifest.held, manifest.pending, spark_bound)
