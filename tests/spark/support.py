@@ -15,6 +15,7 @@ import lowwater
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import SECTIONS, Manifest
 from lowwater_spark.sources.base import NONE, Line
+from lowwater_spark.track.state import Place
 from tests.kit.times import at
 
 if TYPE_CHECKING:
@@ -91,12 +92,19 @@ def begun(checkpoint: Path, run: int = 1) -> Manifest:
     return manifest
 
 
+def place(checkpoint: Path) -> Place:
+    """Where the manifest of a checkpoint has the state of its first stage."""
+    return Place(begun(checkpoint), checkpoint)
+
+
 def as_before(checkpoint: Path) -> None:
     """Leave a checkpoint as releases before the manifest did: with a file of its own for each section."""
     manifest, home = Manifest(checkpoint), checkpoint / "lowwater"
     shutil.rmtree(home / "manifest")
     (home / "query.json").unlink()
-    for section in SECTIONS:
+    for stage, place in (manifest["state"] or {}).items():
+        (checkpoint / stage / "lowwater/state.json").write_text(json.dumps(place))
+    for section in SECTIONS.keys() - {"state"}:
         content = manifest[section]
         if content is not None:
             content = content if isinstance(content, dict) and section != "roots" else {section: content}

@@ -21,7 +21,8 @@ from lowwater_spark.sources.source_log import File, SourceLog, Taken
 from lowwater_spark.track import handover
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.inputs import Reading
-from lowwater_spark.track.state import Manifest, RangeEntry, StateStore
+from lowwater_spark.track.state import RangeEntry, StateStore, Version
+from tests.spark.support import place
 
 READING = Reading(14, {990_000: 15, 500_000: 16}, 3, (1, 7))
 
@@ -133,7 +134,7 @@ def test_a_run_that_was_replaced_does_not_sweep_what_its_successor_fills(tmp_pat
     def fill(folder: Path) -> None:
         (folder / "rows").write_text("half")
         sweep(tmp_path, 6)
-        StateStore.opened(tmp_path / "ck", tmp_path, 2, batch=0, ordinal=6).sweep()
+        StateStore.opened(place(tmp_path / "ck"), tmp_path, 2, batch=0, ordinal=6).sweep()
         (folder / "rows").write_text("whole")
 
     assert publish_directory(tmp_path, "batch=0", "aa", fill, ordinal=7)
@@ -215,20 +216,22 @@ def test_the_newest_entry_of_a_path_counts(tmp_path: Path) -> None:
     assert (waiting.newest_reached([0], forget=False), waiting.newest_reached([1], forget=False)) == (None, "W")
 
 
-def version(batch: int) -> Manifest:
+def version(batch: int) -> Version:
     entries = [RangeEntry(f"{batch}.state", "", 5, 2), RangeEntry()]
-    return Manifest(batch, f"digest{batch}", 14, entries, pending=([1, 3], [1, 1]), finished=3, late=1, late_example=-4)
+    return Version(batch, f"digest{batch}", 14, entries, pending=([1, 3], [1, 1]), finished=3, late=1, late_example=-4)
 
 
-def made(batch: int, _: Path) -> Manifest:
+def made(batch: int, _: Path) -> Version:
     return version(batch)
 
 
 def test_state_versions_build_on_each_other_and_are_never_changed(tmp_path: Path) -> None:
-    store = StateStore.opened(tmp_path, tmp_path / "state", 2, batch=4, ordinal=1)
+    store = StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=4, ordinal=1)
     assert store.before(4) is None
     built = store.build(4, "digest4", lambda _: version(4))
-    assert built == version(4) == StateStore.opened(tmp_path, tmp_path / "state", 2, batch=9, ordinal=1).before(5)
+    assert (
+        built == version(4) == StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=9, ordinal=1).before(5)
+    )
     assert built.held == [5, None]
     assert store.build(4, "digest4", lambda _: pytest.fail("computed twice")) == built
     with pytest.raises(CheckpointMismatch):
@@ -242,11 +245,11 @@ def test_state_versions_build_on_each_other_and_are_never_changed(tmp_path: Path
 
 
 def test_state_that_moved_or_was_cut_otherwise_is_refused(tmp_path: Path) -> None:
-    StateStore.opened(tmp_path, tmp_path / "state", 2, batch=0, ordinal=1)
+    StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=0, ordinal=1)
     with pytest.raises(CheckpointMismatch, match="ranges=2"):
-        StateStore.opened(tmp_path, tmp_path / "state", 4, batch=1, ordinal=1)
+        StateStore.opened(place(tmp_path), tmp_path / "state", 4, batch=1, ordinal=1)
     with pytest.raises(CheckpointMismatch, match="pass the same path"):
-        StateStore.opened(tmp_path, tmp_path / "elsewhere", 2, batch=1, ordinal=1)
+        StateStore.opened(place(tmp_path), tmp_path / "elsewhere", 2, batch=1, ordinal=1)
 
 
 def test_the_schema_of_what_is_emitted_is_compared_by_name(tmp_path: Path) -> None:
@@ -255,11 +258,11 @@ def test_the_schema_of_what_is_emitted_is_compared_by_name(tmp_path: Path) -> No
     more, fewer = {"m": "int", **schema}, {"t": "timestamp"}
 
     def opened(batch: int) -> StateStore:
-        return StateStore.opened(tmp_path / "ck", tmp_path / "state", 1, batch, ordinal=1)
+        return StateStore.opened(place(tmp_path / "ck"), tmp_path / "state", 1, batch, ordinal=1)
 
     def build(batch: int, emitted: str) -> None:
         entries = [RangeEntry(emitted=emitted)]
-        opened(batch).build(batch, "aa", lambda _: Manifest(batch, "aa", MIN, entries))
+        opened(batch).build(batch, "aa", lambda _: Version(batch, "aa", MIN, entries))
 
     opened(0).match(made, schema, 0)
     build(0, "rows")
@@ -282,21 +285,20 @@ def test_the_schema_of_what_is_emitted_is_compared_by_name(tmp_path: Path) -> No
 
 def test_a_state_whose_schema_was_kept_as_text_is_read(tmp_path: Path) -> None:
     """Its columns were compared in their order, and a plain column was named without quotes."""
-    place = tmp_path / "ck/lowwater/state.json"
     kept = {"key": "user-id STRING", "stamp": "event", "schema": "struct<t:timestamp,n:bigint>"}
     made, schema = {"key": "`user-id` STRING", "stamp": "event"}, {"t": "timestamp", "n": "bigint"}
 
     def opened() -> StateStore:
-        return StateStore.opened(tmp_path / "ck", tmp_path / "state", 1, 0, ordinal=1)
+        return StateStore.opened(place(tmp_path / "ck"), tmp_path / "state", 1, 0, ordinal=1)
 
     opened()
-    entry = {**json.loads(place.read_bytes()), "made": kept}
-    place.write_text(json.dumps(entry))
+    entry = {**(place(tmp_path / "ck").read() or {}), "made": kept}
+    place(tmp_path / "ck").keep(entry)
     with pytest.raises(CheckpointMismatch, match="the key user-id STRING, and the stage has the key `other` STRING"):
         opened().match({**made, "key": "`other` STRING"}, schema, 0)
     with pytest.raises(CheckpointMismatch, match="the schema struct<t:timestamp,n:bigint>, and the stage has the"):
         opened().match(made, {**schema, "m": "int"}, 0)
-    assert json.loads(place.read_bytes()) == entry
+    assert place(tmp_path / "ck").read() == entry
     opened().match(made, schema, 0)
     opened().match(made, {**schema, "m": "int"}, 0)
     with pytest.raises(CheckpointMismatch, match="the key `user-id` STRING, and the stage has the key user-id STRING"):
@@ -308,7 +310,9 @@ def test_a_time_zone_that_a_key_depends_on_is_kept_with_the_state(tmp_path: Path
     made, schema = {"key": "hour(t) INT", "stamp": "event"}, {"n": "bigint"}
 
     def match(**more: str) -> None:
-        StateStore.opened(tmp_path / "ck", tmp_path / "state", 1, 0, ordinal=1).match({**made, **more}, schema, 0)
+        StateStore.opened(place(tmp_path / "ck"), tmp_path / "state", 1, 0, ordinal=1).match(
+            {**made, **more}, schema, 0
+        )
 
     match()
     match(**{"time zone": "UTC"})

@@ -23,6 +23,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.batches import BatchEntry, BatchLog
+from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
 from lowwater_spark.track import update as update_module
 from lowwater_spark.track.batch import Batch, Keyed, _Calls
@@ -35,7 +36,7 @@ from tests.kit.eventually import eventually
 from tests.kit.times import at, mark
 from tests.spark.flow import HOUR, Flow
 from tests.spark.proxy import Proxy
-from tests.spark.support import Upstream, low, row
+from tests.spark.support import Upstream, as_before, low, place, row
 from tests.spark.updates import HOURLY, hourly
 
 NO_FRAME = cast(DataFrame, None)
@@ -46,7 +47,7 @@ def a_batch(checkpoint: Path, *, replayed: bool) -> Batch:
     return Batch(
         BatchEntry(3, "aa", Reading(14), MIN),
         Keyed(["key"], "t", 2, injector=False),
-        checkpoint,
+        place(checkpoint),
         BatchLog(checkpoint),
         Destination(None, "stage", 1, 3),
         replayed=replayed,
@@ -103,7 +104,7 @@ def test_rows_are_not_handed_over_where_a_file_sink_writes(tmp_path: Path) -> No
 
 
 def test_a_stage_with_state_must_say_what_it_holds_in_every_batch(tmp_path: Path) -> None:
-    StateStore.opened(tmp_path / "ck", tmp_path / "state", 2, batch=0, ordinal=1)
+    StateStore.opened(place(tmp_path / "ck"), tmp_path / "state", 2, batch=0, ordinal=1)
     with pytest.raises(StateLost, match=r"call batch\.stateful\(\) in every batch, also an empty one"):
         a_batch(tmp_path / "ck", replayed=False)._close(cast(Rows, NO_FRAME))
 
@@ -419,14 +420,15 @@ def test_rule6_a_state_is_kept_for_its_key_its_stamps_and_its_schema(
         start(**other).await_termination(60)
     assert (low(lw, "stage"), flow.out) == (mark(9), [])
     # As it was, it goes on. So does a checkpoint that a release has made which kept none of it, and it has it from then on.
-    place = flow.folder / "ck/lowwater/state.json"
-    entry = json.loads(place.read_text())
+    as_before(flow.folder / "ck")
+    path = flow.folder / "ck/lowwater/state.json"
+    entry = json.loads(path.read_text())
     made = entry.pop("made")
-    place.write_text(json.dumps(entry))
+    path.write_text(json.dumps(entry))
     start(key=lambda name: sf.col(name).alias("k"))
     flow.eventually(lambda: low(lw, "stage") == mark(11), "the window is written")
     assert [n for *_, n in flow.out] == [1]
-    assert json.loads(place.read_text()) == {**entry, "made": made}
+    assert Manifest(flow.folder / "ck")["state"] == {".": {**entry, "made": made}}
 
 
 def test_rule6_a_state_whose_key_depends_on_the_time_zone_is_kept_for_that(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from lowwater_spark.checkpoint import manifest as manifest_module
 from lowwater_spark.checkpoint.durable import write_over
 from lowwater_spark.checkpoint.manifest import SECTIONS, Manifest
 from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.track.state import Place
 
 OLD: dict[str, dict[str, Any]] = {
     "query.json": {
@@ -37,6 +39,7 @@ OLD: dict[str, dict[str, Any]] = {
     },
     "sink.json": {"format": 1, "batch": 17, "boot": "5a8e 259:2"},
     "read.json": {"format": 1, "batch": 17, "read": [[0, "/data/in", 16, -1, "abc"]]},
+    "state.json": {"root": "/data/ck/lowwater/state", "ranges": 64, "first": 3},
 }
 """The files of releases before the manifest, as they wrote them."""
 
@@ -47,7 +50,11 @@ CONTENT: dict[str, Any] = {
     "roots": {"/data/in": [[131074, 1763800000000000000], [["/data/in/b.json", 1763800000123]]]},
     "sink": {"batch": 17, "boot": "5a8e 259:2"},
     "read": {"batch": 17, "read": [[0, "/data/in", 16, -1, "abc"]]},
+    "state": {".": {"root": "/data/ck/lowwater/state", "ranges": 64, "first": 3, "made": None}},
 }
+
+KEPT = {"query.json", "state.json"}
+"""The files that stay."""
 
 SECTION_OF = {name: Path(name).stem for name in OLD}
 
@@ -75,6 +82,11 @@ def read_old(checkpoint: Path) -> dict[str, Any]:
 
 def content(manifest: Manifest) -> dict[str, Any]:
     return {section: manifest[section] for section in SECTIONS}
+
+
+def left(checkpoint: Path) -> set[str]:
+    """The files in ``lowwater`` itself."""
+    return {path.name for path in (checkpoint / "lowwater").iterdir() if path.is_file()}
 
 
 def versions(checkpoint: Path) -> list[int]:
@@ -262,7 +274,7 @@ def test_a_checkpoint_without_its_manifest_is_none_of_an_older_release(tmp_path:
         Manifest(tmp_path)
 
 
-@pytest.mark.parametrize("name", [name for name in SECTION_OF if name not in ("stages.json", "query.json")])
+@pytest.mark.parametrize("name", [name for name in SECTION_OF if name not in ("stages.json", *KEPT)])
 def test_an_old_file_of_another_format_is_refused(tmp_path: Path, name: str) -> None:
     write_old(tmp_path)
     (tmp_path / "lowwater" / name).write_text(json.dumps({**OLD[name], "format": 9}))
@@ -282,8 +294,30 @@ def test_the_files_of_older_releases_are_read_and_each_may_be_missing(tmp_path: 
     assert content(Manifest(tmp_path)) == expected
     assert content(begun(tmp_path)) == expected
     assert content(Manifest(tmp_path)) == expected
-    left = [path.name for path in (tmp_path / "lowwater").iterdir() if path.is_file()]
-    assert left == ["query.json"]
+    assert left(tmp_path) == KEPT - {missing} | {"query.json"}
+
+
+def test_each_stage_of_an_older_release_has_its_state(tmp_path: Path) -> None:
+    """Its place was a file of its own. Without it, the stage would be taken for one that holds nothing."""
+    write_old(tmp_path)
+    later = tmp_path / "lowwater/stages/hourly"
+    place = {"root": "/data/hourly", "ranges": 2, "first": 0, "made": {"key": "key STRING"}}
+    (later / "lowwater").mkdir(parents=True)
+    (later / "lowwater/state.json").write_text(json.dumps(place))
+    (tmp_path / "lowwater/stages/enriched/lowwater").mkdir(parents=True)
+    manifest = begun(tmp_path)
+    assert manifest["state"] == {**CONTENT["state"], "lowwater/stages/hourly": place}
+    assert Place(manifest, later).read() == place
+    assert Place(manifest, tmp_path / "lowwater/stages/enriched").read() is None
+    other = {**place, "first": 7}
+    Place(manifest, tmp_path / "lowwater/stages/enriched").keep(other)
+    assert Manifest(tmp_path)["state"] == {**manifest["state"], "lowwater/stages/enriched": other}
+    assert Place(manifest, tmp_path).read() == CONTENT["state"]["."], "a neighbour's stays"
+    assert (later / "lowwater/state.json").exists(), "a release that does not know the manifest would go on without"
+
+
+def test_a_closure_takes_no_manifest_to_a_task(tmp_path: Path) -> None:
+    assert pickle.loads(pickle.dumps(Place(begun(tmp_path), tmp_path))).manifest is None
 
 
 class Killed(BaseException):
@@ -313,7 +347,7 @@ def killed_at(checkpoint: Path, number: int) -> None:
 def test_a_take_over_that_is_killed_leaves_one_truth_whole(tmp_path: Path) -> None:
     made = steps(tmp_path / "whole")
     assert made[:2] == ["created", "decided"]
-    assert len(made) == 2 + len(OLD) - 1
+    assert len(made) == 2 + len(OLD.keys() - KEPT)
     for number, step in enumerate(made, 1):
         checkpoint = tmp_path / str(number)
         write_old(checkpoint)
@@ -327,8 +361,7 @@ def test_a_take_over_that_is_killed_leaves_one_truth_whole(tmp_path: Path) -> No
         assert content(begun(checkpoint)) == CONTENT
         again = Manifest(checkpoint)
         assert content(again) == CONTENT
-        left = [path.name for path in (checkpoint / "lowwater").iterdir() if path.is_file()]
-        assert left == ["query.json"]
+        assert left(checkpoint) == KEPT
 
 
 def test_what_an_older_release_has_written_after_a_take_over_that_was_not_decided_counts(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@
 so of two runs of one checkpoint none writes over what the other has noted. With one file that is replaced, an older run that still goes on and
 notes something of its own would take back what the newer one has noted meanwhile.
 
-Releases before it had six files: ``query``, ``stages``, ``reading``, ``roots``, ``sink`` and ``read.json``. They are read once, when such a checkpoint is taken
-over. What decides is ``query.json``: while it is absent or of format 1 the six are the truth, and any manifest is ignored; once it is of format 2,
-the manifest is, and a release that knows only the six refuses the checkpoint. Where a stage's state is stands in a file of its own, which is
-created once (:mod:`lowwater_spark.track.state`).
+Releases before it had seven files: ``query``, ``stages``, ``reading``, ``roots``, ``sink`` and ``read.json``, and ``state.json`` for each stage that has a state.
+They are read once, when such a checkpoint is taken over. What decides is ``query.json``: while it is absent or of format 1 the seven are the truth, and
+any manifest is ignored; once it is of format 2, the manifest is, and a release that knows only the seven refuses the checkpoint.
+
+``state.json`` alone stays, and nobody reads it any more. The first release had no other of the seven, so it does not see that the manifest decides. Until a batch of this release
+has begun, which it refuses (:mod:`lowwater_spark.checkpoint.batches`), it could still go on, and without the file it would take the stage for one that holds nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ __all__ = ["SECTIONS", "Manifest"]
 _FORMAT: Final = 2
 
 _OLD: Final = 1
-"""The format of the six files."""
+"""The format of the seven files."""
 
 SECTIONS: Final[Mapping[str, str]] = {
     "query": "What of the query decides which state the checkpoint holds.",
@@ -36,6 +38,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "roots": "By what the directories of the sources are known again, by path.",
     "sink": "How far the output of a file sink is durable.",
     "read": "How far each output was read, as of a committed batch.",
+    "state": "By the stage's directory: where its state is, for how many ranges, since which batch, and by what it is made.",
 }
 """What a manifest has. Each is None while nothing is known."""
 
@@ -61,7 +64,7 @@ class Manifest:
         self._noted: dict[str, Any] = {}
         """What was changed and is not durable yet."""
         self._version = 0
-        """The version that was read or written last; 0: the six files, or nothing."""
+        """The version that was read or written last; 0: the seven files, or nothing."""
         self._content: dict[str, Any] = {}
         self.look()
 
@@ -69,6 +72,10 @@ class Manifest:
         """Return a section, as it was read or noted last. None while nothing is known."""
         with self._lock:
             return self._noted[section] if section in self._noted else self._content[section]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go along as None: the closure of an update may take its batch to the tasks, where nobody asks for it."""
+        return type(None), ()
 
     def look(self) -> None:
         """Read it anew: until a run has its claim, an older one may still write. Raises CheckpointMismatch, and OSError."""
@@ -118,7 +125,7 @@ class Manifest:
         with self._lock:
             if not self._is_decided():
                 make_directory(self._folder)
-                # What stands there was left by a take-over that was not decided: the six files may have changed since.
+                # What stands there was left by a take-over that was not decided: the seven files may have changed since.
                 self._version = max(self._numbers(), default=0)
                 self._create({**self._content, **self._noted})
                 self._probe("created")
@@ -188,7 +195,7 @@ class Manifest:
         except FileNotFoundError:
             return []
 
-    # -- the six files ------------------------------------------------------------------------------------------------
+    # -- the seven files ------------------------------------------------------------------------------------------------
 
     def _is_decided(self) -> bool:
         """Return whether the manifest is the truth. Raises CheckpointMismatch for a checkpoint of a newer release."""
@@ -200,7 +207,7 @@ class Manifest:
 
     def _read_old(self) -> dict[str, Any]:
         query, stages, reading, roots, sink, read = (
-            self._old(f"{name}.json") for name in ("query", "stages", "reading", "roots", "sink", "read")
+            self._old(f"lowwater/{name}.json") for name in ("query", "stages", "reading", "roots", "sink", "read")
         )
         return {
             "query": query,
@@ -209,15 +216,23 @@ class Manifest:
             "roots": roots and roots["roots"],
             "sink": sink,
             "read": read,
+            "state": self._old_states(),
         }
 
+    def _old_states(self) -> dict[str, Any] | None:
+        """Return by stage what its file says. It had no format."""
+        homes = [Path(), *(path.relative_to(self.checkpoint) for path in (self._home / "stages").glob("*"))]
+        found = {home.as_posix(): self._old((home / "lowwater/state.json").as_posix()) for home in homes}
+        return {home: {"made": None, **entry} for home, entry in found.items() if entry is not None} or None
+
     def _old(self, name: str) -> dict[str, Any] | None:
-        path = self._home / name
+        """Return what a file says, by its path in the checkpoint."""
+        path = self.checkpoint / name
         try:
             content = _loaded(path)
         except FileNotFoundError:
             return None
-        # The stages had no format.
+        # The stages and the states had no format.
         if content.pop("format", _OLD) != _OLD:
             raise _other(path, "another")
         return content

@@ -26,7 +26,7 @@ from lowwater_spark.track.plan import refuse_pattern
 from lowwater_spark.track.ranges import key_text, key_zone
 from lowwater_spark.track.receipt import Destination, Receipt
 from lowwater_spark.track.removal import Removal
-from lowwater_spark.track.state import Manifest, StateStore
+from lowwater_spark.track.state import Place, StateStore, Version
 from lowwater_spark.track.update import Update, build_version, restage, rows_of
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Outcome:
     """What a batch leaves behind, for the driver's side of the protocol."""
 
     receipts: list[Receipt] = field(default_factory=list)
-    manifest: Manifest | None = None
+    manifest: Version | None = None
     """The state version it made; None for a stage without state."""
     finished: int = 0
     late: int = 0
@@ -133,7 +133,7 @@ class Batch:
         self,
         entry: BatchEntry,
         keyed: Keyed,
-        checkpoint: Path,
+        place: Place,
         log: BatchLog,
         destination: Destination,
         *,
@@ -154,7 +154,7 @@ class Batch:
         """Whether an earlier run had begun it: same rows, same watermark."""
         self._entry = entry
         self._keyed = keyed
-        self._checkpoint = checkpoint
+        self._place = place
         self._log = log
         self._destination = destination
         self._previous = previous_frontier
@@ -355,7 +355,7 @@ class Batch:
             msg = "batch.stateful() was called before in this batch; keep what belongs together in one state"
             raise ValueError(msg)
         self._refuse_counted_on("call batch.stateful()")
-        root = self._checkpoint / "lowwater" / "state" if path is None else Path(path)
+        root = self._place.home / "lowwater" / "state" if path is None else Path(path)
         if not root.is_absolute():
             msg = f"{path} is not an absolute path of a local directory"
             raise ValueError(msg)
@@ -367,7 +367,7 @@ class Batch:
         self._taken.add(real)
         columns = schema if isinstance(schema, StructType) else cast(StructType, StructType.fromDDL(schema))
         self._fix_frontier()
-        store = StateStore.opened(self._checkpoint, root, self._keyed.ranges, self.id, ordinal=self._ordinal)
+        store = StateStore.opened(self._place, root, self._keyed.ranges, self.id, ordinal=self._ordinal)
         if root not in self._swept:
             zone = key_zone(frame, self._keyed.key)
             store.match(
@@ -419,7 +419,7 @@ class Batch:
     def _passed_on(self) -> int:
         """Return what a later stage of the query may count on after this batch. Nothing that would lower it may follow."""
         manifest = self._outcome.manifest
-        if manifest is None and StateStore.existing(self._checkpoint) is not None:
+        if manifest is None and StateStore.existing(self._place) is not None:
             msg = (
                 f"what {self._destination.computation} still holds after batch {self.id} is not known yet: call its stateful() before the "
                 "stages that read it ask for their low watermark"
@@ -465,7 +465,7 @@ class Batch:
                 "that does. Join the threads that use the batch before the function returns."
             )
             raise ValueError(msg)
-        if self._outcome.manifest is None and StateStore.existing(self._checkpoint) is not None:
+        if self._outcome.manifest is None and StateStore.existing(self._place) is not None:
             msg = (
                 f"batch {self.id} ended without a new version of the stage's state: call batch.stateful() in every batch, also an empty "
                 "one, and let its errors pass. What the state holds would count as written otherwise."

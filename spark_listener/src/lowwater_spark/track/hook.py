@@ -180,7 +180,7 @@ class Hook:
         first = self.run.parts[0]
         rows = Rows(frame, first.keyed, running.entry.promised if first.reads else MIN, self._actions)
         # A stage with state counts what its tasks see.
-        with_state = all(StateStore.existing(part.home) is not None for part in self.run.parts)
+        with_state = all(StateStore.existing(part.place) is not None for part in self.run.parts)
         self.write_batch(frame if with_state else rows.observed(), batches[0])
         self.probe("written", number)
         outcomes = [batch._close(rows) for batch in batches]
@@ -200,7 +200,7 @@ class Hook:
             made[part.name] = Batch(
                 entry,
                 part.keyed,
-                part.home,
+                part.place,
                 part.entries,
                 part.authority.destination(entry.batch),
                 replayed=running.replayed,

@@ -24,8 +24,7 @@ from lowwater_spark.sources.base import OpenSource
 from lowwater_spark.track.batch import Keyed, Outcome
 from lowwater_spark.track.inputs import UNREAD, Reading, fold, same_lives, still_counts
 from lowwater_spark.track.progress import Committed, Progress, passed_on
-from lowwater_spark.track.state import Manifest as Version
-from lowwater_spark.track.state import StateStore
+from lowwater_spark.track.state import Place, StateStore, Version
 from lowwater_spark.track.status import KeyRange
 
 __all__ = ["LateRow", "Part", "committed"]
@@ -53,6 +52,8 @@ class Part:
     """Where its directory ``lowwater`` is: the checkpoint for the first stage, a directory in it for the others."""
     earlier: Sequence[Part] = ()
     """The stages of the query that it reads; empty for a reader and for an injector."""
+    place: Place = field(init=False)
+    """Where the checkpoint's manifest has its state; from the run on."""
     entries: BatchLog = field(init=False)
     """What its batches run with; a plain query has none."""
     progress: Progress = field(init=False)
@@ -132,7 +133,7 @@ class Part:
                     for part, each in zip(self.earlier, earlier, strict=True)
                 ]
             )
-        store = StateStore.existing(self.home)
+        store = StateStore.existing(self.place)
         manifest = None if store is None or last < store.first else store.before(last + 1)
         return committed(plan, reading, manifest, spark_bound)
 
@@ -189,7 +190,7 @@ class Part:
 
     def clean(self, committed: int, before: int) -> None:
         """Delete what no replay can need after a committed batch: versions of the state, and entries of batches ``before`` one. Raises OSError."""
-        store = StateStore.existing(self.home)
+        store = StateStore.existing(self.place)
         if store is not None:
             store.purge(committed)
         self.entries.purge(before)

@@ -29,6 +29,7 @@ from lowwater_spark.track.part import Part
 from lowwater_spark.track.plain import Plain
 from lowwater_spark.track.plan import Checked
 from lowwater_spark.track.progress import Committed, Progress
+from lowwater_spark.track.state import Place
 from lowwater_spark.track.status import KeyRange, Status
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class Run:
         self.log = CheckpointLog(self.checkpoint)
         self.manifest = Manifest(self.checkpoint)
         self.manifest.begin(self.authority.registration.ordinal)
+        for part in self.parts:
+            part.place = Place(self.manifest, part.home)
         self.heads = Heads([*Heads.of(self.manifest, self.checked.sources).sources, *self.batches.open(self)])
         self.lock = self.heads.lock
         self._bookmarks = Bookmarks(

@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from lowwater_spark.checkpoint.durable import make_directory, write_once, write_over
+from lowwater_spark.checkpoint.durable import make_directory
+from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.track.handover import publish_directory, sweep
 
-__all__ = ["Manifest", "RangeEntry", "StateStore"]
+__all__ = ["Place", "RangeEntry", "StateStore", "Version"]
 
 _FORMAT: Final = 1
 _MANIFEST: Final = "manifest.json"
-_PLACE: Final = "lowwater/state.json"
 
 KEPT_VERSIONS: Final = 3
 """Versions that stay: the last committed one, the one before, and the one that a batch is building."""
@@ -48,7 +48,7 @@ class RangeEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class Version:
     """What one version consists of."""
 
     batch: int
@@ -73,15 +73,36 @@ class Manifest:
         return [entry.oldest for entry in self.ranges]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the manifest of a checkpoint says of one stage where its state is. ``home`` is where the stage has its directory ``lowwater``."""
+
+    manifest: Manifest
+    home: Path
+
+    @property
+    def _name(self) -> str:
+        return self.home.relative_to(self.manifest.checkpoint).as_posix()
+
+    def read(self) -> Mapping[str, Any] | None:
+        """Return what is kept, None when the stage has no state."""
+        states: Mapping[str, Any] | None = self.manifest["state"]
+        return (states or {}).get(self._name)
+
+    def keep(self, entry: Mapping[str, Any]) -> None:
+        """Keep it, durable when it returns. Costs and raises as :meth:`~lowwater_spark.checkpoint.manifest.Manifest.keep`."""
+        self.manifest.keep("state", {**(self.manifest["state"] or {}), self._name: entry})
+
+
 @dataclass(slots=True)
 class StateStore:
     """The versions of one stage's state.
 
-    ``checkpoint`` remembers, in one file, where the state is, for how many ranges, since which batch, and by what it is made: a version
+    The checkpoint's manifest remembers where the state is, for how many ranges, since which batch, and by what it is made: a version
     that should be there and is not raises StateLost instead of being taken for a stage that starts.
     """
 
-    checkpoint: Path
+    place: Place
     root: Path
     ranges: int
     first: int = field(init=False, default=-1)
@@ -91,30 +112,28 @@ class StateStore:
     """The run that builds in it; 0 for reading."""
 
     @classmethod
-    def existing(cls, checkpoint: Path) -> StateStore | None:
+    def existing(cls, place: Place) -> StateStore | None:
         """Return the store that earlier batches of this checkpoint made, None when there was none."""
-        try:
-            entry = json.loads((checkpoint / _PLACE).read_bytes())
-        except FileNotFoundError:
+        entry = place.read()
+        if entry is None:
             return None
-        store = cls(checkpoint, Path(entry["root"]), int(entry["ranges"]))
+        store = cls(place, Path(entry["root"]), int(entry["ranges"]))
         store.first = int(entry["first"])
         store.made = entry.get("made")
         return store
 
     @classmethod
-    def opened(cls, checkpoint: Path, root: Path, ranges: int, batch: int, *, ordinal: int) -> StateStore:
+    def opened(cls, place: Place, root: Path, ranges: int, batch: int, *, ordinal: int) -> StateStore:
         """Return the store for the run of this ordinal, made at its first batch.
 
         Raises CheckpointMismatch when it was made elsewhere, or for another number of ranges.
         """
-        store = cls.existing(checkpoint)
+        store = cls.existing(place)
         if store is None:
             make_directory(root)
-            make_directory(checkpoint / "lowwater")
-            write_once(checkpoint / _PLACE, json.dumps(_place(root, ranges, batch)).encode())
-            store = cls.existing(checkpoint)
-            assert store is not None
+            store = cls(place, root, ranges)
+            store.first = batch
+            store._keep(None)
         if store.root != root:
             msg = f"the state of this checkpoint is in {store.root}, not in {root}; pass the same path in every batch"
             raise CheckpointMismatch(msg)
@@ -160,9 +179,8 @@ class StateStore:
             until = f" until batch {batch} is committed, which was interrupted"
         self._refuse_other("schema", _struct(before), _struct(schema), until)
 
-    def _keep(self, made: Mapping[str, Any]) -> None:
-        entry = {**_place(self.root, self.ranges, self.first), "made": made}
-        write_over(self.checkpoint / _PLACE, json.dumps(entry).encode())
+    def _keep(self, made: Mapping[str, Any] | None) -> None:
+        self.place.keep({"root": os.fspath(self.root), "ranges": self.ranges, "first": self.first, "made": made})
         self.made = made
 
     def _refuse_other(self, what: str, before: str, now: str, until: str) -> None:
@@ -171,7 +189,7 @@ class StateStore:
                 _OTHER.format(root=self.root, what=what, before=before, now=now, why=_WHY[what], until=until)
             )
 
-    def version(self, batch: int) -> Manifest | None:
+    def version(self, batch: int) -> Version | None:
         """Return a version, None when it does not exist."""
         try:
             entry = json.loads((self.root / str(batch) / _MANIFEST).read_bytes())
@@ -182,7 +200,7 @@ class StateStore:
             raise CheckpointMismatch(msg)
         return _manifest(entry)
 
-    def before(self, batch: int) -> Manifest | None:
+    def before(self, batch: int) -> Version | None:
         """Return the version that a batch builds on, None for the first one. Raises StateLost."""
         manifest = self.version(batch - 1)
         if manifest is None and batch > self.first:
@@ -193,7 +211,7 @@ class StateStore:
             raise StateLost(msg)
         return manifest
 
-    def build(self, batch: int, digest: str, fill: Callable[[Path], Manifest]) -> Manifest:
+    def build(self, batch: int, digest: str, fill: Callable[[Path], Version]) -> Version:
         """Return version ``batch``; when it does not exist yet, ``fill`` makes its files and tells its manifest.
 
         Durable when it returns. Raises CheckpointMismatch when it was made from another plan.
@@ -244,11 +262,7 @@ def _struct(schema: Mapping[str, str]) -> str:
     return f"struct<{','.join(f'{name}:{kind}' for name, kind in schema.items())}>"
 
 
-def _place(root: Path, ranges: int, first: int) -> dict[str, Any]:
-    return {"root": os.fspath(root), "ranges": ranges, "first": first}
-
-
-def _entry(manifest: Manifest) -> dict[str, Any]:
+def _entry(manifest: Version) -> dict[str, Any]:
     return {
         "format": _FORMAT,
         "batch": manifest.batch,
@@ -263,8 +277,8 @@ def _entry(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _manifest(entry: Mapping[str, Any]) -> Manifest:
-    return Manifest(
+def _manifest(entry: Mapping[str, Any]) -> Version:
+    return Version(
         batch=entry["batch"],
         digest=entry["digest"],
         low=entry["low"],

@@ -21,7 +21,7 @@ from lowwater_spark.track.inputs import floor_stamp
 from lowwater_spark.track.ranges import range_column
 from lowwater_spark.track.receipt import RECEIPT, Destination, Part, Receipt, receipt_of, stage_part
 from lowwater_spark.track.rows import event_micros
-from lowwater_spark.track.state import Manifest, RangeEntry, StateStore
+from lowwater_spark.track.state import RangeEntry, StateStore, Version
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,13 +87,13 @@ def build_version(
     injector: bool,
     window: timedelta | None,
     destination: Destination,
-) -> tuple[Manifest, list[Receipt]]:
+) -> tuple[Version, list[Receipt]]:
     """Return version N of the state and the receipts of the job that made it; no receipts when it had been made before."""
     batch = destination.batch
     before = store.before(batch)
     receipts: list[Receipt] = []
 
-    def fill(folder: Path) -> Manifest:
+    def fill(folder: Path) -> Version:
         job = _Job(
             update=update,
             destination=destination,
@@ -179,7 +179,7 @@ def _check_stamps(receipts: Sequence[Receipt], batch: int) -> None:
         raise ValueError(msg)
 
 
-def _manifest_of(receipts: Sequence[Receipt], job: _Job, digest: str, ranges: int) -> Manifest:
+def _manifest_of(receipts: Sequence[Receipt], job: _Job, digest: str, ranges: int) -> Version:
     entries: dict[int, RangeEntry] = {}
     pending: dict[int, int] = {}
     examples: list[tuple[int, int]] = []
@@ -196,7 +196,7 @@ def _manifest_of(receipts: Sequence[Receipt], job: _Job, digest: str, ranges: in
     assert len(entries) == ranges, "every range has a seed row, so every range was run"
     starts = sorted(pending)
     late_example, late_handle = min(examples, default=(None, None))
-    return Manifest(
+    return Version(
         batch=job.destination.batch,
         digest=digest,
         low=job.low,
@@ -379,7 +379,7 @@ def _by_handle(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Tabl
         yield current, pa.Table.from_batches(parts)
 
 
-def restage(session: Any, manifest: Manifest, reference: int, destination: Destination) -> list[Receipt]:
+def restage(session: Any, manifest: Version, reference: int, destination: Destination) -> list[Receipt]:
     """Stage a version again that an interrupted run has made, in one task, and return its receipt."""
     part = Part(
         handles=range(len(manifest.ranges)),
@@ -398,7 +398,7 @@ def _stage_again(destination: Destination, part: Part, batches: Iterable[pa.Reco
         yield stage_part(destination, part, {})
 
 
-def rows_of(session: Any, store: StateStore, manifest: Manifest, schema: StructType) -> DataFrame:
+def rows_of(session: Any, store: StateStore, manifest: Version, schema: StructType) -> DataFrame:
     """Return the rows that a version's batch emitted, as a static DataFrame. They stay readable while the version is kept."""
     files = [store.file(manifest.batch, entry.emitted) for entry in manifest.ranges if entry.emitted]
     frame: DataFrame
