@@ -8,11 +8,13 @@ import pytest
 
 from tests.process import failover
 
+KILLS = 10
 
+
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
-def test_what_a_killed_shard_served_goes_on_at_the_others(tmp_path: Path, kills: int) -> None:
+def test_what_a_killed_shard_served_goes_on_at_the_others(tmp_path: Path) -> None:
     """Nothing goes down, leads or is lost; how long it takes is the benchmark's business, but it is never long."""
-    rounds = failover.run(tmp_path, kills)
+    rounds = failover.run(tmp_path, KILLS)
     assert all(value < failover.PATIENCE / 2 for each in rounds for value in each.new.values())
