@@ -283,7 +283,7 @@ async def test_damaged_or_missing_snapshot_is_refused(store: Store, size: int) -
 
 
 @pytest.mark.asyncio
-async def test_what_is_whole_of_a_damaged_log_is_salvaged(store: Store) -> None:
+async def test_what_is_behind_a_damaged_record_is_read(store: Store) -> None:
     journal = await store.open()
     for log in ("a", "b", "c", ""):
         await journal.append([entry(log, n) for n in range(1, 7)])
@@ -293,13 +293,16 @@ async def test_what_is_whole_of_a_damaged_log_is_salvaged(store: Store) -> None:
     for log in ("a", "c", ""):
         store.damage(log, 5)
     store.remove("c", 2)
-    with pytest.raises(JournalCorrupt):
-        await journal.load("c")
-    assert await journal.salvage("a") == (6, [b"snapshot", b"a:4", b"a:6"])
-    assert await journal.salvage("b") == (6, [b"b:4", b"b:5", b"b:6"])
-    assert await journal.salvage("c") == (6, [b"c:1", b"c:3", b"c:4", b"c:6"])
-    assert await journal.salvage("") == (6, [b":1", b":2", b":3", b":4", b":6"])
-    assert await journal.salvage("unknown") == (0, [])
+    for log in ("a", "b", "c", ""):
+        with pytest.raises(JournalCorrupt):
+            await journal.load(log)
+        assert (await journal.load_behind(log, 5)).records == [(6, f"{log}:6".encode())]
+        assert (await journal.load_behind(log, 6)).last == 6
+    for log, position in (("a", 4), ("b", 2), ("c", 1), ("", 4), ("a", 7), ("", 7)):
+        with pytest.raises(JournalCorrupt):
+            await journal.load_behind(log, position)
+    assert (await journal.load_behind("b", 3)).records == [(n, f"b:{n}".encode()) for n in (4, 5, 6)]
+    assert (await journal.load_behind("unknown", 0)).last == 0
 
 
 async def test_damage_is_refused_while_the_owner_goes_on_appending(shared: SharedStore) -> None:

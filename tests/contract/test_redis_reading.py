@@ -77,14 +77,16 @@ async def test_what_is_damaged_and_not_replaced_is_read_once(
     assert replaced.readings == 1
 
 
-async def test_what_is_salvaged_is_of_one_moment(redis: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot takes away the records that are about to be read: what it says of them is not to be missing."""
+async def test_what_is_read_behind_a_position_is_of_one_moment(
+    redis: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot takes away records that are about to be read: that is no damage, while it covers only what the reader has."""
     owner, reader = await redis.open("a"), await redis.connect()
     assert isinstance(reader, RedisJournal)
     await owner.append([entry("a", n) for n in range(1, 6)])
     redis.damage("a", 2)
     rows = reader._rows
-    times = iter([3, 4])
+    times = iter([3])
 
     async def replaced(*arguments: Any) -> list[tuple[int, bytes]]:
         for position in times:
@@ -93,4 +95,7 @@ async def test_what_is_salvaged_is_of_one_moment(redis: RedisStore, monkeypatch:
         return await rows(*arguments)
 
     monkeypatch.setattr(reader, "_rows", replaced)
-    assert await reader.salvage("a") == (5, [b"snapshot", b"a:5"])
+    assert (await reader.load_behind("a", 4)).records == [(5, b"a:5")]
+    await owner.snapshot("a", 5, b"snapshot")
+    with pytest.raises(JournalCorrupt, match="a snapshot stands in the place of what is behind position 4"):
+        await reader.load_behind("a", 4)

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -31,7 +30,6 @@ from lowwater_authority.journal.contract import (
     Meter,
     Owned,
     Ownership,
-    Salvage,
     Writer,
     is_usurped,
     judge,
@@ -46,8 +44,8 @@ from lowwater_authority.journal.frames import (
     decode_records,
     encode,
     refuse_another,
+    refuse_snapshot_behind,
     runs_of,
-    salvaged,
 )
 from tests.kit.faults import FaultPlan, Operation, Outcome
 
@@ -270,19 +268,18 @@ class MemoryJournal(Journal):
             self._owned.reached(log, stored.end)
         return LoadedLog(stored.snapshot_position, snapshot, records)
 
-    async def salvage(self, log: str) -> Salvage:
+    async def load_behind(self, log: str, position: int) -> LoadedLog:
         """See Journal."""
         believed = self._owned.held([log])
-        await self._read("salvage")
+        await self._read("load_behind")
         self._check_token(believed)
         refuse_lost(believed, self._disk.held([log]))
         stored = self._disk.logs.get(log, StoredLog())
-        payloads = []
-        if stored.snapshot is not None:
-            with suppress(JournalCorrupt):
-                payloads.append(decode(log, stored.snapshot_position, stored.snapshot, kind=Kind.SNAPSHOT).payload)
-        rows = [row for row in sorted(stored.records.items()) if row[0] <= stored.last]
-        return Salvage(stored.last, payloads + salvaged(log, rows))
+        refuse_snapshot_behind(log, position, stored.snapshot_position)
+        rows = [row for row in sorted(stored.records.items()) if row[0] > position]
+        epoch = self._disk.held([log])[log].owner.epoch
+        records = decode_records(log, rows, after=position, last=stored.last, tail=stored.tail, epoch=epoch)
+        return LoadedLog(position, None, records)
 
     async def append(self, entries: Sequence[Entry]) -> None:
         """See Journal."""

@@ -228,11 +228,11 @@ class Havoc:
             self.upheaval.crash_owner(UNREAD)
 
     def _damage_graph(self, pick: float) -> None:
-        """Flip a bit of a record of the graph at rest, which all living shards have in memory, and kill one of them: it has to read it."""
+        """Flip a bit of a record of the graph at rest, which some living shard has in memory, and kill one of them, perhaps that one."""
         ledger, seats = self._world.deployment.ledger, self._world.deployment.seats
         stored = ledger.logs.get(GRAPH)
         shards = [seat.authority.shard for seat in seats if seat.serving and seat.authority]
-        known = min((shard.held.graph.position for shard in shards), default=0)
+        known = max((shard.held.covered for shard in shards), default=0)
         places = [place for place in sorted(stored.records) if place <= known] if stored is not None else []
         if stored is None or not places or len(shards) < 2:
             return
@@ -245,14 +245,15 @@ class Havoc:
         self.upheaval.crash_serving(pick)
 
     async def _restore_graph(self, place: int, whole: bytes, damaged: bytes) -> None:
-        """An operator restores a copy when nobody serves for a while: nobody who has the graph in memory lives."""
+        """An operator restores a copy when nobody who has read what is damaged has served for a while: then everybody waits for it."""
         silent = 0
         while True:
             await asyncio.sleep(1.0)
             stored = self._world.deployment.ledger.logs.get(GRAPH)
             unread = stored is not None and stored.records.get(place) == damaged
-            served = any(seat.serving for seat in self._world.deployment.seats)
-            silent = silent + 1 if unread and not served else 0
+            seats = self._world.deployment.seats
+            known = any(seat.authority.shard.held.covered >= place for seat in seats if seat.serving and seat.authority)
+            silent = silent + 1 if unread and not known else 0
             if stored is not None and silent == PATIENCE_SECONDS:
                 self._world.sim.reach("a damaged graph was restored from a copy")
                 stored.records[place] = whole

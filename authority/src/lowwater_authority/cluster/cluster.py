@@ -110,6 +110,8 @@ class Cluster:
         """When it is time to look again at what others are to serve."""
         self._opened = False
         """Whether the directory is open."""
+        self._unread_id = f"{me.id} reads no graph"
+        """By what the others hear, in the place of a member, that this process cannot read the graph."""
         self._look_at_graph = float("-inf")
         """When to read the graph again that is in doubt."""
         self._leaving = asyncio.Event()
@@ -221,6 +223,9 @@ class Cluster:
     async def _beat_once(self) -> None:
         view, beats = await self._directory.beat(self.me.id)
         now = self._monotonic()
+        if self._shard.held.graph_unread:
+            # Who has read what is damaged has no reason to look at it again, but that it hears a stranger.
+            await self._directory.beat(self._unread_id)
         if self._hears_stranger(view, beats):
             self._shard.doubt_graph()
         if now - self._heard > self._dead_after:
@@ -236,8 +241,8 @@ class Cluster:
         self._look(view)
 
     def _hears_stranger(self, view: View, beats: Beats) -> bool:
-        """Whether somebody beats who is no member: perhaps it cannot start, because what the store has of the graph is damaged."""
-        members = {self.me.id, *(member.id for member in view.members)}
+        """Whether somebody beats who is no member: perhaps it cannot start, or go on, because what the store has of the graph is damaged."""
+        members = {self.me.id, self._unread_id, *(member.id for member in view.members)}
         heard = (at for member_id, at in beats.last.items() if member_id not in members)
         return any(beats.now - at <= self._dead_after * 1e6 for at in heard)
 

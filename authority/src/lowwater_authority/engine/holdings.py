@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -89,8 +90,10 @@ class BrokenGraph(JournalCorrupt):
     So a store has lost changes, and nobody knew it when others went on. A process that has the graph in memory puts it right.
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, loaded: LoadedLog, reason: str) -> None:
         super().__init__(GRAPH, None, f"{reason}; shards that still serve put it right from memory, then start again")
+        self.last = loaded.last
+        """Where the log ends."""
 
 
 class Holdings:
@@ -104,6 +107,10 @@ class Holdings:
         """The log of the graph as it was read last."""
         self.graph_doubted = False
         """Whether the store may have a damaged graph: it could not be read, or another process waits because it cannot read it."""
+        self.graph_unread = False
+        """Whether it was damaged when it was read last: shards that have read what is damaged have to hear of it, and write it again."""
+        self.covered = 0
+        """Up to where ``topology`` has what the log of the graph says: what is damaged there can be written again from memory."""
         self._told = ""
         """The damage of the graph that was logged, so that it is not at each attempt to put it right."""
         self._known: dict[str, Holding] = {}
@@ -141,12 +148,18 @@ class Holdings:
         try:
             loaded = await self.journal.load(GRAPH, known=known.loaded if known is not None else None)
             self._read = read = replayed(loaded, known)
-        except (JournalCorrupt, JournalVersion):
+        except (JournalCorrupt, JournalVersion) as error:
             self.graph_doubted = True
+            self.graph_unread = isinstance(error, JournalCorrupt)
             raise
         if known is None:
             self.graph_doubted = False
+        self.graph_unread = False
         return read
+
+    def use(self, topology: Topology) -> None:
+        """Go on with the graph as its log has it, up to where that was read or written."""
+        self.topology, self.covered = topology, self.graph.position
 
     def newer(self, read: ReadGraph) -> Topology | None:
         """Return the graph that was read, unless this process knows it already, or a later one."""
@@ -457,80 +470,92 @@ class Holdings:
         return holding is not None and holding.renewing
 
     async def heal_graph(self, damage: JournalCorrupt) -> None:
-        """Write a graph again that is damaged in the store. Raises as :meth:`heal`, and JournalPosition when it is to be read then."""
+        """Write a graph again that is damaged in the store, from memory and the records behind what is in memory.
+
+        Only if all that cannot be read is in memory: what this process has not read may be a change that was acknowledged, and is not to be
+        lost. Raises JournalFailed when it is not, or nothing can be written now, and JournalPosition when it is to be read then.
+        """
         self.logs.refuse_to_heal(damage)
-        await self._heal_graph()
+        await self._write_graph_again(damage)
 
     async def mend_graph(self) -> None:
-        """Write the graph again when what the store has of it is damaged. Reads all of it.
+        """Do the same when this process ends and the graph turns out to be damaged. Reads all of it.
 
-        Raises JournalLost, JournalFailed and JournalUnknown. A process that has never read it has nothing to put in its place.
+        Raises JournalLost, JournalVersion, JournalFailed and JournalUnknown.
         """
-        if self._read is None:
+        if not self.covered:
             return
         try:
             replayed(await self.journal.load(GRAPH))
-        except JournalCorrupt:
-            await self._put_graph_back()
+        except JournalCorrupt as damage:
+            with suppress(
+                JournalPosition
+            ):  # others have changed it, or are to read it; this process goes on with nothing
+                await self._write_graph_again(damage)
+
+    async def _write_graph_again(self, damage: JournalCorrupt) -> None:
+        try:
+            behind = await self.journal.load_behind(GRAPH, self.covered)
+            topology = self.topology.replayed(payload for _, payload in behind.records)
+        except (JournalCorrupt, WrongGraph) as unread:
+            at = "" if damage.position is None else f" at position {damage.position}"
+            msg = (
+                f"the graph is damaged{at}: {damage.reason}; this shard has read it up to position {self.covered} only, and more than that is "
+                "damaged. A shard that has read that writes it again as soon as it hears of it; if none lives, restore a copy of the journal"
+            )
+            raise JournalFailed(msg) from unread
+        except (JournalLost, JournalVersion) as error:
+            raise JournalFailed(str(error)) from error
+        if str(damage) != self._told:
+            self._told = str(damage)
+            msg = "the graph is damaged in the store, %s; it is written again from memory, which has all of it"
+            log.error(msg, damage.reason, extra=event("damaged_graph_mended", reason=str(damage)))
+        position = self.graph.position
+        self.graph.reached(behind.last)
+        try:
+            await self.logs.restore(self.graph, topology.encode(), view=self.view, address=self.address)
+        except BaseException:
+            # What this process knows of it is as new as before, whatever it cannot write.
+            self.graph.position = position
+            raise
+        self._told = ""
+        if behind.records:
+            self.graph.forget()
+            raise JournalPosition(GRAPH, position=0, last=0, reason="what other shards have added is to be read")
+        self.covered = self.graph.position
 
     async def _heal_graph(self) -> None:
-        if await self._put_graph_back() != self.topology:
-            # What is staged was staged against another graph.
-            self.graph.forget()
-            raise JournalPosition(GRAPH, position=0, last=0, reason="other shards have changed it meanwhile")
-
-    async def _put_graph_back(self) -> Topology:
-        """Write what is in memory of the graph, and what is left of it in the store, in the place of that; returns what is there then.
-
-        Whatever other shards have written on top of what is left stays; this process reads it afterwards. What only other shards
-        have in memory they add when they read it. Raises JournalFailed when nothing can be written in the place of what is there.
-        """
-        position, lost, left = self.graph.position, False, Topology()
+        """Whatever other shards have written on top of what is left stays; this process reads it afterwards."""
+        self.journal.release(GRAPH)
+        # What is in memory is of a log that is over.
+        self.covered, left = 0, Topology()
         try:
             try:
-                left, last = await self._left_of_graph()
+                loaded = await self.journal.load(GRAPH)
+                try:
+                    left = replayed(loaded).topology
+                except BrokenGraph:
+                    left = Topology.gathered(_payloads(loaded))
+                    # What is put in its place is to be behind all of it.
+                    self.graph.reached(loaded.last)
             except JournalLost:
-                lost = True
-                self.journal.release(GRAPH)
-                left, last = await self._left_when_lost()
-            # What is put in the place of what is damaged is to be behind all of it.
-            self.graph.reached(last)
+                log.warning("nothing is left of the graph", extra=event("graph_lost"))
             merged = self.topology.merged(left)
             await self.logs.restore(self.graph, merged.encode(), view=self.view, address=self.address)
         except JournalPosition:
             log.info("another shard has put the graph back", extra=event("graph_restored"))
             self.graph.forget()
-            return left
+            merged = left
         except BaseException as error:
-            if lost:
-                self.graph.forget()  # so that it is read, and what it lacks is written, at the next look
-            else:
-                # What this process knows of it is as new as before, whatever it cannot write.
-                self.graph.position = position
+            self.graph.forget()  # so that it is read, and what it lacks is written, at the next look
             if isinstance(error, JournalCorrupt | JournalVersion):
                 raise JournalFailed(str(error)) from error
             raise
-        self._told = ""
-        return merged
-
-    async def _left_when_lost(self) -> tuple[Topology, int]:
-        try:
-            return await self._left_of_graph()
-        except JournalLost:
-            log.warning("nothing is left of the graph", extra=event("graph_lost"))
-            return Topology(), 0
-
-    async def _left_of_graph(self) -> tuple[Topology, int]:
-        """Return all that the store tells of the graph, and where its log ends if some of it is damaged, else 0."""
-        try:
-            return replayed(await self.journal.load(GRAPH)).topology, 0
-        except JournalCorrupt as damage:
-            if str(damage) != self._told:
-                self._told = str(damage)
-                msg = "the graph is damaged in the store, %s; it is written again from memory, with what can still be read of it"
-                log.error(msg, damage.reason, extra=event("damaged_graph_mended", reason=str(damage)))
-        last, payloads = await self.journal.salvage(GRAPH)
-        return Topology.gathered(payloads), last
+        if merged != self.topology:
+            # What is staged was staged against another graph.
+            self.graph.forget()
+            raise JournalPosition(GRAPH, position=0, last=0, reason="other shards have changed it meanwhile")
+        self.covered = self.graph.position
 
 
 def replayed(loaded: LoadedLog, known: ReadGraph | None = None) -> ReadGraph:
@@ -546,7 +571,7 @@ def replayed(loaded: LoadedLog, known: ReadGraph | None = None) -> ReadGraph:
     try:
         return ReadGraph(loaded, graph.replayed(payloads))
     except WrongGraph as error:
-        raise BrokenGraph(str(error)) from error
+        raise BrokenGraph(loaded, str(error)) from error
 
 
 def _payloads(loaded: LoadedLog) -> list[bytes]:

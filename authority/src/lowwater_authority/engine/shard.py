@@ -73,6 +73,12 @@ WAIT_SECONDS: Final = 5.0
 WRITE_AGAIN_SECONDS: Final = (0.05, 30.0)
 """First and longest wait until what a store has damaged is written to it again: each time all of it is made."""
 
+TELL_SECONDS: Final = 60.0
+"""How often a process says that it still waits for a graph that it can read."""
+
+GRAPH_REST_SECONDS: Final = 0.5
+"""How long a graph that could not be put right in the store is left alone: each time all of it is read, and perhaps written."""
+
 TOGETHER_SECONDS: Final = 1.0
 """How long a question about several computations waits for those that are not served yet: it is not to hide the others."""
 
@@ -119,6 +125,8 @@ class Shard:
             self.held, self.placement, now=self._tick, refresh=self.refresh, serve=self._begin_to_serve
         )
         self._confirmed = 0
+        self._unhealed = "", 0
+        """Why the graph could not be put right, and until when nobody tries again, however many ask."""
         self._parts = 0
         """Bytes of the task parts of all computations, at most: what was committed since they were counted is still in it."""
 
@@ -128,7 +136,7 @@ class Shard:
         """Open the journal and serve what is this shard's, but for what is damaged. Raises what the journal raises."""
         held = self.held
         await self.journal.open()
-        held.topology = held.newer(await self._first_graph()) or held.topology
+        held.use(held.newer(await self._first_graph()) or held.topology)
         if not held.graph.position and await self.journal.logs():
             msg = (
                 "there are logs but no graph: a copy that was not finished. Repeat `lowwater journal copy`, or remove what there is; "
@@ -145,7 +153,7 @@ class Shard:
                         raise  # perhaps more than this one log
                     self._taking.damaged(name, damage)
         # Incarnations that began before the logs were taken; rounds do not run yet.
-        held.topology = held.newer(await self._first_graph()) or held.topology
+        held.use(held.newer(await self._first_graph()) or held.topology)
         for name, loaded in taken.items():
             if name not in held.topology.computations:
                 held.of(name).give_up()  # it was dropped meanwhile
@@ -161,20 +169,21 @@ class Shard:
 
     async def _first_graph(self) -> ReadGraph:
         """Read the graph. While it is damaged, wait for shards that have it in memory. Raises JournalCorrupt when none lives."""
-        told = False
+        told = 0
         while True:
             try:
                 return await self.held.read_graph()
             except JournalCorrupt as damage:
                 if damage.log != GRAPH:
                     raise
-                if not told:
+                if self._tick() >= told:
                     log.warning(
-                        "the graph is damaged in the store, %s; looking for a shard that has it in memory, and writes it again",
+                        "the graph is damaged in the store, %s; looking for a shard that has it in memory, and writes it again. If none comes, "
+                        "restore a copy of the journal",
                         damage.reason,
                         extra=event("damaged_graph", reason=str(damage)),
                     )
-                told = True
+                    told = self._tick() + int(TELL_SECONDS * 1e6)
                 if not await self.placement.wait_for_graph():
                     if isinstance(damage, BrokenGraph):
                         raise
@@ -206,7 +215,8 @@ class Shard:
         await asyncio.gather(*mending, return_exceptions=True)
         await logs.settle()
         await self.held.settle()
-        readable = await self._mend("the graph", self.held.mend_graph)
+        await self._mend("the graph", self.held.mend_graph)
+        readable = True
         for name, computation in [(name, each.computation) for name, each in self.held.served.items()]:
             if self.held.is_torn(name):
                 continue
@@ -222,7 +232,7 @@ class Shard:
         """Put right what the store has of a computation, or of the graph; False when the store is away, and would be so for the others."""
         try:
             await mend()
-        except (JournalFenced, JournalLost) as error:
+        except (JournalFenced, JournalLost, JournalVersion) as error:
             log.warning(
                 "what the store has of %s is not checked: %s",
                 name,
@@ -791,6 +801,7 @@ class Shard:
                 continue  # others have written meanwhile
             except errors.JournalFailed as error:
                 msg = f"this shard cannot put the graph right in its store yet: {error.message}"
+                self._unhealed = msg, self._tick() + int(GRAPH_REST_SECONDS * 1e6)
                 raise errors.Unavailable(msg) from error
             return self.held.graph.position
 
@@ -800,13 +811,17 @@ class Shard:
 
     async def _what_is_read(self) -> Callable[[Round], None]:
         """Return what a round does with the graph as it is stored now. Raises Unavailable."""
+        msg, until = self._unhealed
+        if self._tick() < until:
+            raise errors.Unavailable(msg)
         try:
             read = await self.held.read_graph()
         except JournalLost as lost:
             return partial(_stage_lost, lost)
+        except BrokenGraph as broken:
+            return partial(_stage_lost, JournalLost({GRAPH: (self.held.graph.position, broken.last)}))
         except JournalError as error:
             if isinstance(error, JournalCorrupt) and error.log == GRAPH:
-                # All that this process has read of it is in memory, and takes the place of what is damaged.
                 return partial(_stage_damage, error)
             msg = f"this shard cannot read the graph from its store: {error}"
             raise errors.Unavailable(msg) from error
@@ -1051,7 +1066,7 @@ class Shard:
     def _use(self, topology: Topology) -> list[View]:
         """Go on with another graph; returns what the new incarnations that it begins have published."""
         before, changed = self.topology, topology.changed(self.topology)
-        self.held.topology = topology
+        self.held.use(topology)
         views = []
         for name in changed:
             spec, computation = topology.computations.get(name), self.held.computation(name)

@@ -19,7 +19,6 @@ from lowwater_authority.journal.contract import (
     JournalVersion,
     LoadedLog,
     Ownership,
-    Salvage,
 )
 from lowwater_authority.journal.sqlite import SqliteJournal
 
@@ -30,7 +29,6 @@ __all__ = [
     "JournalStatistics",
     "LoadedLog",
     "Ownership",
-    "Salvage",
     "SqliteJournal",
     "JournalError",
     "JournalClosed",

@@ -196,15 +196,6 @@ class LoadedLog:
         return self.records[-1][0] if self.records else self.snapshot_position
 
 
-class Salvage(NamedTuple):
-    """What can still be read of a damaged log."""
-
-    last: int
-    """Where the log ends."""
-    payloads: list[bytes]
-    """Its snapshot, if that is whole, and the records behind that are, oldest first: any may be missing in between."""
-
-
 @dataclass(frozen=True, slots=True)
 class JournalStatistics:
     """What a journal did since it was opened."""
@@ -321,11 +312,11 @@ class Journal(ABC):
         """
 
     @abstractmethod
-    async def salvage(self, log: str) -> Salvage:
-        """Read what is left of a log that ``load`` refuses as damaged, as of one moment. Nothing tells what is missing.
+    async def load_behind(self, log: str, position: int) -> LoadedLog:
+        """Read the records behind a position, checked as ``load`` checks them, whatever is damaged or missing in front of them.
 
-        So it is only to be put beside what is in memory, before that is written in its place. Raises JournalVersion, JournalLost,
-        JournalFailed; and JournalCorrupt when the damage is such that nothing can be read at all. Costs as much as ``load``.
+        For who has the log in memory up to there. Raises as ``load``; JournalCorrupt also when a snapshot has taken the place of some of
+        these records, or the log ends before the position. Costs as much as ``load`` of what is behind.
         """
 
     @abstractmethod

@@ -22,7 +22,6 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 from zlib import crc32
 
@@ -131,13 +130,10 @@ def decode_records(
     return records
 
 
-def salvaged(log: str, rows: Iterable[tuple[int, bytes]]) -> list[bytes]:
-    """Payloads of those rows that are whole, whatever is missing or damaged between them. Raises JournalVersion as decode does."""
-    payloads = []
-    for position, data in rows:
-        with suppress(JournalCorrupt):
-            payloads.append(decode(log, position, data).payload)
-    return payloads
+def refuse_snapshot_behind(log: str, position: int, snapshot: int) -> None:
+    """Raise JournalCorrupt where a snapshot has taken the place of records behind a position."""
+    if snapshot > position:
+        raise JournalCorrupt(log, snapshot, f"a snapshot stands in the place of what is behind position {position}")
 
 
 def _place(log: str, position: int, part: int) -> int:

@@ -31,7 +31,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 from zlib import crc32
@@ -59,11 +59,19 @@ from lowwater_authority.journal.contract import (
     Meter,
     Owned,
     Ownership,
-    Salvage,
     judge,
     refuse_lost,
 )
-from lowwater_authority.journal.frames import Kind, Run, checksum, decode, decode_records, encode, runs_of, salvaged
+from lowwater_authority.journal.frames import (
+    Kind,
+    Run,
+    checksum,
+    decode,
+    decode_records,
+    encode,
+    refuse_snapshot_behind,
+    runs_of,
+)
 from lowwater_authority.journal.redis_link import Address, Command, RedisExchange, RedisLink
 from lowwater_authority.journal.redis_scripts import (
     APPEND,
@@ -223,21 +231,22 @@ class RedisJournal(Journal):
                 return loaded
         raise _replaced_too_often(log)
 
-    async def salvage(self, log: str) -> Salvage:
+    async def load_behind(self, log: str, position: int) -> LoadedLog:
         """See Journal. Raises JournalFailed when the log is replaced as often as it is read."""
         owner = self._owned.ownership(log)
         seen = await self._look(log, owner)
         for _ in range(_READINGS):
-            payloads = []
-            if seen.position:
-                with suppress(JournalCorrupt):
-                    payloads.append(await self._load_parts(log, seen))
-            payloads += salvaged(log, await self._rows(log, seen, seen.position))
-            again = await self._look(log, owner)
-            if _basis(log, again) == _basis(log, seen):
-                return Salvage(seen.held.last, payloads)
-            # Perhaps pieces of two states: what was read is not to stand for all that there is.
-            seen = again
+            try:
+                _refuse_behind(log, seen)
+                refuse_snapshot_behind(log, position, seen.position)
+                _, records = await self._load_records(log, seen, position)
+            except JournalCorrupt:
+                again = await self._look(log, owner)
+                if _basis(log, again) == _basis(log, seen):
+                    raise
+                seen = again
+            else:
+                return LoadedLog(position, None, records)
         raise _replaced_too_often(log)
 
     async def append(self, entries: Sequence[Entry]) -> None:
@@ -359,8 +368,7 @@ class RedisJournal(Journal):
 
     async def _load(self, log: str, seen: Look, known: LoadedLog | None) -> LoadedLog:
         """Read a log, or what has come since it was ``known``."""
-        if seen.behind:
-            raise JournalCorrupt(log, seen.behind, f"the log ends at {seen.held.last}, but there is a record behind")
+        _refuse_behind(log, seen)
         mark = known.mark if known is not None else None
         if known is not None and isinstance(mark, Look) and mark[1:] == seen[1:] and known.last <= seen.held.last:
             # The same snapshot, for no other has its name. The last record that is known is read once more: what was lost and
@@ -426,6 +434,11 @@ class RedisJournal(Journal):
             self._in_doubt -= places
             raise
         self._in_doubt -= places
+
+
+def _refuse_behind(log: str, seen: Look) -> None:
+    if seen.behind:
+        raise JournalCorrupt(log, seen.behind, f"the log ends at {seen.held.last}, but there is a record behind")
 
 
 def _replaced_too_often(log: str) -> JournalFailed:

@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar, TypeVarTuple
 from zlib import crc32
@@ -40,7 +40,6 @@ from lowwater_authority.journal.contract import (
     Meter,
     Owned,
     Ownership,
-    Salvage,
     Writer,
     judge,
     refuse_lost,
@@ -54,8 +53,8 @@ from lowwater_authority.journal.frames import (
     decode_records,
     encode,
     refuse_another,
+    refuse_snapshot_behind,
     runs_of,
-    salvaged,
 )
 
 T = TypeVar("T")
@@ -151,9 +150,9 @@ class SqliteJournal(Journal):
         self._owned.reached(log, end)
         return loaded
 
-    async def salvage(self, log: str) -> Salvage:
+    async def load_behind(self, log: str, position: int) -> LoadedLog:
         """See Journal."""
-        return await self._run(self._database.salvage, log, self._owned.held([log]))
+        return await self._run(self._database.load_behind, log, position, self._owned.held([log]))
 
     async def append(self, entries: Sequence[Entry]) -> None:
         """See Journal. Cost: about 0.2 ms and one sync; every few megabytes a checkpoint of some ten milliseconds."""
@@ -338,32 +337,26 @@ class SqliteDatabase:
 
     def load(self, log: str, believed: Mapping[str, Held]) -> tuple[LoadedLog, End]:
         """Snapshot and records of a log, all checked, and where it ends."""
-        connection = self._connection
         with self._reading(log):
             key, last, tail, position = row = self._find(log)
             refuse_lost(believed, self._held({log: row}))
             snapshot = self._load_snapshot(log, key, position) if position else None
-            rows = connection.execute(
-                "SELECT position, frame FROM records WHERE log = ? AND position > ? ORDER BY position", (key, position)
-            )
-            epoch = self._owner.writer.epoch
-            records = decode_records(log, rows, after=position, last=last, tail=tail, epoch=epoch)
+            records = self._load_records(log, key, position, last, tail)
             return LoadedLog(position, snapshot, records), row.end
 
-    def salvage(self, log: str, believed: Mapping[str, Held]) -> Salvage:
-        """What is whole of a log."""
+    def load_behind(self, log: str, position: int, believed: Mapping[str, Held]) -> LoadedLog:
+        """The records of a log behind a position, all checked."""
         with self._reading(log):
-            key, last, _, position = row = self._find(log)
+            key, last, tail, snapshot = row = self._find(log)
             refuse_lost(believed, self._held({log: row}))
-            payloads = []
-            if position:
-                with suppress(JournalCorrupt):
-                    payloads.append(self._load_snapshot(log, key, position))
-            rows = self._connection.execute(
-                "SELECT position, frame FROM records WHERE log = ? AND position > ? AND position <= ? ORDER BY position",
-                (key, position, last),
-            )
-            return Salvage(last, payloads + salvaged(log, rows))
+            refuse_snapshot_behind(log, position, snapshot)
+            return LoadedLog(position, None, self._load_records(log, key, position, last, tail))
+
+    def _load_records(self, log: str, key: int, after: int, last: int, tail: int) -> list[tuple[int, bytes]]:
+        rows = self._connection.execute(
+            "SELECT position, frame FROM records WHERE log = ? AND position > ? ORDER BY position", (key, after)
+        )
+        return decode_records(log, rows, after=after, last=last, tail=tail, epoch=self._owner.writer.epoch)
 
     def append(self, runs: list[Run], believed: Mapping[str, Held]) -> None:
         """Write all runs in one transaction, or none."""
