@@ -246,6 +246,46 @@ async def test_a_registration_waits_until_the_old_log_was_let_go(disk: MemoryDis
     await one.stop()
 
 
+class SlowTakes(Held):
+    """Tells late of one log that is taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = asyncio.Event()
+        self.slow = False
+
+    async def after(self, operation: Operation) -> None:
+        if operation.name == "take" and self.slow:
+            self.slow = False
+            await self.told.wait()
+
+
+async def test_rule4_what_is_dropped_while_its_log_is_taken_is_taken_by_one_after_the_other(disk: MemoryDisk) -> None:
+    before = await Running(disk, Held()).start()
+    await before.shard.register(A)
+    await before.claim()
+    await before.stop()
+    log = disk.logs["a"]
+    log.records[log.last] = flipped(log.records[log.last])
+    plan = SlowTakes()
+    one = await Running(disk, plan).start()
+    assert not one.shard.serves("a")
+    plan.slow = True
+    asks = asyncio.create_task(one.shard.register(A))
+    await turns()
+    assert plan.slow is False, "it is being taken"
+    dropped = asyncio.create_task(one.shard.drop("a", force=True))
+    await turns()
+    again = asyncio.create_task(one.shard.register(A))
+    await turns()
+    plan.told.set()
+    await asyncio.gather(asks, dropped, again, return_exceptions=True)
+    await one.shard.register(A)
+    grant = await one.claim()
+    assert await one.report(grant, 5) == [], "a number that was taken before the drop counts no more"
+    await one.stop()
+
+
 class Counted(Held):
     """Counts the logs that are read, too."""
 

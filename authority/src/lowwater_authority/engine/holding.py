@@ -324,7 +324,8 @@ class Holding:
                     await refresh()
                 return self.hold(loaded, recovered)
             except BaseException:
-                among.journal.release(name)
+                if self.ending is None:  # else it was dropped meanwhile, and what ends its log has taken that
+                    among.journal.release(name)
                 raise
         finally:
             self.coming = State.ABSENT
@@ -360,19 +361,23 @@ class Holding:
         Waits until it is not gone. Raises JournalOutvoted, JournalFailed, JournalUnknown, JournalCorrupt, ...
         """
         among, name = self.among, self.name
-        if self.ending is not None:
-            await asyncio.wait([self.ending.task])
-        self.coming = State.TAKING
-        try:
-            await among.journal.take(name, view=among.view, address=among.address)
-            try:
-                return await among.journal.load(name, known=known)
-            except BaseException:
-                among.journal.release(name)
-                raise
-        except BaseException:
-            self.coming = State.ABSENT
-            raise
+        while True:
+            if self.ending is not None:
+                await asyncio.wait([self.ending.task])
+            async with self._alone():
+                if self.ending is not None:
+                    continue  # it was dropped while this waited
+                self.coming = State.TAKING
+                try:
+                    await among.journal.take(name, view=among.view, address=among.address)
+                    try:
+                        return await among.journal.load(name, known=known)
+                    except BaseException:
+                        among.journal.release(name)
+                        raise
+                except BaseException:
+                    self.coming = State.ABSENT
+                    raise
 
     def give_up(self) -> None:
         """Do not hold what is owned."""
@@ -506,6 +511,8 @@ class Holding:
         take = partial(among.journal.take, self.name, view=among.view, address=among.address, above=above)
         try:
             async with self._alone():
+                if self.held is None:
+                    return  # it was let go meanwhile
                 with self._renewing():
                     await among.logs.until_known(take)
                     self._count_from_there()

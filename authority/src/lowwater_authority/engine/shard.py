@@ -77,7 +77,7 @@ TELL_SECONDS: Final = 60.0
 """How often a process says that it still waits for a graph that it can read."""
 
 GRAPH_REST_SECONDS: Final = 0.5
-"""How long a graph that could not be put right in the store is left alone: each time all of it is read, and perhaps written."""
+"""How long a damaged graph that could not be written again is left alone: each time all of it is read, and perhaps written."""
 
 TOGETHER_SECONDS: Final = 1.0
 """How long a question about several computations waits for those that are not served yet: it is not to hide the others."""
@@ -126,7 +126,7 @@ class Shard:
         )
         self._confirmed = 0
         self._unhealed = "", 0
-        """Why the graph could not be put right, and until when nobody tries again, however many ask."""
+        """Why the damaged graph could not be written again, and until when nobody tries, however many ask."""
         self._parts = 0
         """Bytes of the task parts of all computations, at most: what was committed since they were counted is still in it."""
 
@@ -795,13 +795,15 @@ class Shard:
 
     async def _refresh(self, _: Iterable[str]) -> int:
         while True:
+            stage, damaged = await self._what_is_read()
             try:
-                await self._loop.write(await self._what_is_read(), alone=True)
+                await self._loop.write(stage, alone=True)
             except GivenUp:
                 continue  # others have written meanwhile
             except errors.JournalFailed as error:
                 msg = f"this shard cannot put the graph right in its store yet: {error.message}"
-                self._unhealed = msg, self._tick() + int(GRAPH_REST_SECONDS * 1e6)
+                if damaged:
+                    self._unhealed = msg, self._tick() + int(GRAPH_REST_SECONDS * 1e6)
                 raise errors.Unavailable(msg) from error
             return self.held.graph.position
 
@@ -809,20 +811,20 @@ class Shard:
         """Another process may wait because it cannot read the graph: what the store has of it is read whole, next time."""
         self.held.graph_doubted = True
 
-    async def _what_is_read(self) -> Callable[[Round], None]:
-        """Return what a round does with the graph as it is stored now. Raises Unavailable."""
+    async def _what_is_read(self) -> tuple[Callable[[Round], None], bool]:
+        """Return what a round does with the graph as it is stored now, and whether that is damaged. Raises Unavailable."""
         msg, until = self._unhealed
         if self._tick() < until:
             raise errors.Unavailable(msg)
         try:
             read = await self.held.read_graph()
         except JournalLost as lost:
-            return partial(_stage_lost, lost)
+            return partial(_stage_lost, lost), False
         except BrokenGraph as broken:
-            return partial(_stage_lost, JournalLost({GRAPH: (self.held.graph.position, broken.last)}))
+            return partial(_stage_lost, JournalLost({GRAPH: (self.held.graph.position, broken.last)})), False
         except JournalError as error:
             if isinstance(error, JournalCorrupt) and error.log == GRAPH:
-                return partial(_stage_damage, error)
+                return partial(_stage_damage, error), True
             msg = f"this shard cannot read the graph from its store: {error}"
             raise errors.Unavailable(msg) from error
 
@@ -835,7 +837,7 @@ class Shard:
                 round_.merged = not round_.read
                 self._fence_ended_lives(round_)
 
-        return stage
+        return stage, False
 
     async def confirm(self, names: Iterable[str] | None = None) -> int:
         """Make sure, once for all that wait, that the journal knows this process as the owner of computations.

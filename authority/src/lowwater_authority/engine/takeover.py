@@ -151,7 +151,8 @@ class Taking:
         try:
             taken = holding.is_held() or await self._take_over(holding)
         except (JournalCorrupt, JournalVersion) as error:
-            self.damaged(name, error)
+            if holding.ending is None:  # else it was dropped meanwhile, and its log is written anew
+                self.damaged(name, error)
             raise
         if holding.damage is not None:
             holding.damage = None
