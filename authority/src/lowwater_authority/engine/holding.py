@@ -511,7 +511,7 @@ class Holding:
         take = partial(among.journal.take, self.name, view=among.view, address=among.address, above=above)
         try:
             async with self._alone():
-                if self.held is None:
+                if not self.is_held():
                     return  # it was let go meanwhile
                 with self._renewing():
                     await among.logs.until_known(take)
