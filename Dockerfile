@@ -13,17 +13,20 @@ RUN ["python3.11", "-m", "pip", "install", "--no-cache-dir", "--only-binary", ":
 COPY pyproject.toml uv.lock ./
 COPY client/pyproject.toml client/
 COPY authority/pyproject.toml authority/
+COPY page/pyproject.toml page/
 COPY spark_listener/pyproject.toml spark_listener/
-RUN ["uv", "export", "--frozen", "--quiet", "--package", "lowwater-authority", "--extra", "redis", "--extra", "otel", "--no-default-groups", "--no-emit-workspace", "--output-file", "requirements.txt"]
+RUN ["uv", "export", "--frozen", "--quiet", "--package", "lowwater-authority", "--package", "lowwater-page", "--extra", "redis", "--extra", "otel", "--no-default-groups", "--no-emit-workspace", "--output-file", "requirements.txt"]
 RUN ["uv", "venv", "--no-project", "/opt/lowwater"]
 RUN ["uv", "pip", "install", "--python", "/opt/lowwater", "--require-hashes", "--only-binary", ":all:", "--requirement", "requirements.txt"]
 
 # What we are. Nothing is looked for elsewhere: the wheels were just made, and what they need is there.
 COPY client client
 COPY authority authority
+COPY page page
 RUN ["uv", "build", "--quiet", "--wheel", "--package", "lowwater", "--out-dir", "wheels", "--require-hashes", "--build-constraints", "container/build.txt"]
 RUN ["uv", "build", "--quiet", "--wheel", "--package", "lowwater-authority", "--out-dir", "wheels", "--require-hashes", "--build-constraints", "container/build.txt"]
-RUN ["uv", "pip", "install", "--python", "/opt/lowwater", "--no-index", "--find-links", "wheels", "--no-deps", "lowwater", "lowwater-authority"]
+RUN ["uv", "build", "--quiet", "--wheel", "--package", "lowwater-page", "--out-dir", "wheels", "--require-hashes", "--build-constraints", "container/build.txt"]
+RUN ["uv", "pip", "install", "--python", "/opt/lowwater", "--no-index", "--find-links", "wheels", "--no-deps", "lowwater", "lowwater-authority", "lowwater-page"]
 RUN ["uv", "pip", "check", "--python", "/opt/lowwater"]
 
 
@@ -50,8 +53,8 @@ ENV PYTHONDONTWRITEBYTECODE=1 GRPC_VERBOSITY=ERROR
 USER 65532:65532
 WORKDIR /data
 VOLUME ["/data"]
-EXPOSE 7420 7421
-# The page's port is opened when the journal was replayed, which may take a quarter of an hour, as on Kubernetes. It speaks TLS or not, and
+EXPOSE 7420 7421 7422
+# The port of the metrics is opened when the journal was replayed, which may take a quarter of an hour, as on Kubernetes. It speaks TLS or not, and
 # asks for a token or not: so only whether it is open.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=15m CMD ["python3.11", "-c", "import socket; socket.create_connection(('127.0.0.1', 7421), 3)"]
 ENTRYPOINT ["lowwater"]

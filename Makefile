@@ -7,9 +7,10 @@ SHELL := /bin/bash
 
 RUN := . .tools/env &&
 # Everything that is type-checked.
-TYPED := $(wildcard client/src authority/src spark_listener/src tests scripts benchmarks examples monitoring)
-# How many processes share the tests; 0 for a run in one, which a debugger needs (ARGS=--pdb).
-WORKERS ?= 2
+TYPED := $(wildcard client/src authority/src page/src spark_listener/src tests scripts benchmarks examples monitoring)
+# How many processes share the tests, one more than two cores: each of them waits for half of its time. 0 for a run in one, which a
+# debugger needs (ARGS=--pdb).
+WORKERS ?= 3
 # More arguments for pytest, the demo or a benchmark: make test ARGS="-m 'not spark'"
 ARGS ?=
 # Which benchmark: make bench NAME=latency. All of them when empty.
@@ -31,7 +32,7 @@ help:
 	@echo "make simulate    simulated worlds under chaos, every value checked; SEED=... STEPS=..."
 	@echo "make mutants     plant bugs in the authority and the client; the simulator must find each"
 	@echo "make chaos       a standalone Spark cluster under counted faults, every window checked; FAULTS=... SEED=..."
-	@echo "make floors      attach, tracked stages and drive on the oldest PySpark that each is made for"
+	@echo "make floors      attach, tracked stages and drive on the oldest and the newest PySpark that they are made for"
 	@echo "make lint        the checks only: ruff, mypy, pyright, buf, generated code"
 	@echo "make fmt         format Python and proto, apply safe lint fixes"
 	@echo "make gen         generate the protobuf code, the client on threads, dashboards, alerts, completion, and what the docs take from the code"
@@ -84,7 +85,7 @@ check-style:
 	$(RUN) ruff format --check .
 
 check-pyright:
-	$(RUN) basedpyright
+	$(RUN) basedpyright --threads 2
 
 check-mypy:
 	$(RUN) mypy $(TYPED)

@@ -79,7 +79,17 @@ class Authority:
 
     def start(self, bounds: Mapping[str, int]) -> None:
         """Start, with other bounds of :mod:`lowwater_authority.engine.admission`; return when it serves."""
-        command = [*program(bounds), "--data", str(self._data), "--listen", self.address, "--http", "127.0.0.1:0"]
+        command = [
+            *program(bounds),
+            "--data",
+            str(self._data),
+            "--listen",
+            self.address,
+            "--http",
+            "127.0.0.1:0",
+            "--page",
+            "off",
+        ]
         with Path(f"{self._data}.log").open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self._process.stdout is not None

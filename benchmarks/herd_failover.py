@@ -26,10 +26,10 @@ from benchmarks.owner import COMPUTATION, PATIENCE
 from benchmarks.result import Result, Spread
 from benchmarks.workload import Int64s
 from tests.kit.eventually import eventually
+from tests.kit.truth import Truth
 from tests.process.failover import LOOK, TAG
 from tests.process.observing import Asker, Board, RawWatcher, Stopping
 from tests.process.sharding import DEAD_AFTER, Shard, Sharded, move, served
-from tests.process.test_kills import Truth
 
 SHARDS: Final = 3
 

@@ -188,7 +188,7 @@ def stage(folder: Path) -> Incident:
     """Stage it once."""
     with contextlib.ExitStack() as stack:
         folder.mkdir()
-        authority = stack.enter_context(serving(folder))
+        authority = stack.enter_context(serving(folder, page="127.0.0.1:0"))
         prometheus = stack.enter_context(
             Prometheus(folder / "prometheus", {"lowwater": [urlsplit(authority.metrics).netloc]})
         )

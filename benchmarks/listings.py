@@ -19,7 +19,7 @@ from benchmarks.result import Result, Spread
 from lowwater_spark.sources.files import FileSource, Settled, list_head
 from lowwater_spark.sources.head import Candidates
 from lowwater_spark.sources.source_log import Head, SourceLog, Taken
-from lowwater_spark.track.handover import HANDED_OVER
+from lowwater_spark.sources.writers import HANDED_OVER
 
 
 @dataclass(frozen=True, slots=True)

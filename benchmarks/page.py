@@ -73,18 +73,17 @@ class Crowd:
 
 
 def run(folder: Path, *, quick: bool) -> list[Result]:
-    """Measure without HTTP, with the page that nobody looks at, with viewers, and with viewers of a page beside; they take turns."""
+    """Measure without HTTP, with a page beside the authority that nobody looks at, and with one that has viewers; they take turns."""
     size = QUICK if quick else FULL
     free = "127.0.0.1:0"
     kinds = {
         "off": ("off", "off", 0),
-        "unwatched": (free, "off", 0),
-        "watched": (free, "off", size.viewers),
-        "beside": ("off", free, size.viewers),
+        "unwatched": (free, free, 0),
+        "watched": (free, free, size.viewers),
     }
     taken: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
     processor: dict[str, list[float]] = {kind: [] for kind in kinds}
-    messages: dict[str, list[float]] = {"watched": [], "beside": []}
+    messages: list[float] = []
     with ExitStack() as stack:
         probes = {}
         for kind, (http, page, viewers) in kinds.items():
@@ -100,21 +99,20 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
                 taken[kind].append(_sample(lease, size.seconds))
                 processor[kind].append(((server.processor_seconds() or 0) - before) / (time.monotonic() - began))
                 told = crowd.end()
-                if kind in messages:
-                    messages[kind].append(told)
+                if kinds[kind][2]:
+                    messages.append(told)
     facts = {
         "ranges": size.computations,
         "changes_per_second": size.computations * CHANGES,
         "viewers": size.viewers,
-        "messages_per_second": round(statistics.median(messages["watched"]), 2),
-        "messages_per_second_beside": round(statistics.median(messages["beside"]), 2),
+        "messages_per_second": round(statistics.median(messages), 2),
         "n": sum(map(len, taken["watched"])),
     }
 
     def lines(metric: str, found: Mapping[str, Spread], unit: str) -> list[Result]:
         return [
             Result("page", f"{kind}_{metric}", found[kind], unit, OFF, found["off"], facts)
-            for kind in ("unwatched", "watched", "beside")
+            for kind in ("unwatched", "watched")
         ]
 
     p50, p99 = ({kind: Spread.percentile(taken[kind], percent) for kind in kinds} for percent in (50, 99))

@@ -81,15 +81,15 @@ class Child:
 
     def __init__(self, name: str, log: Path, arguments: Sequence[str]) -> None:
         self.name = name
-        self.lives = 0
+        self.runs = 0
         self._log = log
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it."""
-        self.lives += 1
-        command = [sys.executable, "-m", "benchmarks.soak_child", *self._arguments, "--seed", str(self.lives)]
+        self.runs += 1
+        command = [sys.executable, "-m", "benchmarks.soak_child", *self._arguments, "--seed", str(self.runs)]
         with self._output().open("wb") as output, self._log.with_suffix(".err").open("ab") as errors:
             self._process = subprocess.Popen(command, stdout=output, stderr=errors, cwd=Path(__file__).parent.parent)
 
@@ -110,15 +110,15 @@ class Child:
         return process.pid if process is not None else None
 
     def done(self) -> Counter[str]:
-        """Return what it has told of all its lives."""
+        """Return what it has told of all its runs."""
         found: Counter[str] = Counter()
-        for life in range(1, self.lives + 1):
-            lines = self._output(life).read_text().splitlines()
+        for run in range(1, self.runs + 1):
+            lines = self._output(run).read_text().splitlines()
             found.update(json.loads(lines[-1]) if lines else {})
         return found
 
-    def _output(self, life: int | None = None) -> Path:
-        return self._log.with_suffix(f".{life or self.lives}")
+    def _output(self, run: int | None = None) -> Path:
+        return self._log.with_suffix(f".{run or self.runs}")
 
 
 @dataclass
@@ -277,7 +277,7 @@ class Soak:
         self.done["deaths"] += 1
 
     def reset(self) -> None:
-        """Begin a new life of a computation, and of what reads it."""
+        """Begin a new incarnation of a computation, and of what reads it."""
         self.done["lives"] += len(self._operator.reset(self._rng.choice(self._names)))
         self.done["resets"] += 1
 

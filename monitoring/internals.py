@@ -275,8 +275,8 @@ def _process() -> Row:
         (
             Panel(
                 "Event-loop lag",
-                "How late the event loop is: everything waits behind it. Metrics and the status page run on threads of their own"
-                " and are not in the way.",
+                "How late the event loop is: everything waits behind it. Metrics have a thread and the status page a process of its own:"
+                " neither is in the way.",
                 (
                     Query(quantile(0.5, "lowwater_event_loop_lag_seconds", "instance"), "{{instance}} p50"),
                     Query(chosen(LOOP), "{{instance}} p99 as alerted"),

@@ -26,7 +26,7 @@ class Settings:
     """How long before it expires a certificate is to be renewed at the latest; less than certificates are valid for."""
     runbooks: str = "monitoring/runbooks"
     """What `runbook_url` begins with: a folder of the repository, or where it is published."""
-    page: str = "http://localhost:7421"
+    page: str = "http://localhost:7422"
     """Where the status page is, as the browsers of those who read the dashboards reach it."""
 
     @property

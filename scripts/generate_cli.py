@@ -19,6 +19,7 @@ from lowwater.cli.arguments import SHELLS, parser
 from lowwater_authority.commands import access as access_command
 from lowwater_authority.commands import journal as journal_command
 from lowwater_authority.commands import serve_arguments
+from lowwater_page.process import parser as page_parser
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "cli.md"
@@ -79,10 +80,10 @@ def script(shell: str) -> str:
 
 
 def page() -> str:
-    """Return the documentation of all commands: what each --help prints."""
+    """Return the documentation of all commands, and of the page: what each --help prints."""
     os.environ["COLUMNS"] = "100"
     parts = []
-    for each in _every(whole()):
+    for each in (*_every(whole()), page_parser()):
         parts.append(f"## {each.prog}\n\n```text\n{each.format_help().rstrip()}\n```\n")
     return PAGE.read_text("utf-8").split(MARK)[0] + MARK + "\n" + "\n".join(parts)
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Brings what `make` needs: uv, a Python 3.11+, a Java 17+ runtime, and the environment in .venv; with --tests a C
-# compiler, openssl, Chromium, Prometheus, zsh, fish and a Redis server, with --bench the Redis server.
+# compiler, openssl, Chromium, Prometheus, zsh, fish, a Redis server, Maven and the jars of scripts/jars.py, with --bench the Redis
+# server.
 #
 # What the system lacks is installed by apt as root or by password-less sudo, after saying so. Without those rights, or
 # without apt, it stops and prints the command to run. A second run finds its stamp and returns at once.
@@ -175,7 +176,7 @@ install_redis() {
 
 # What only the tests need: a C compiler, for the small shim that watches the journal's disk; a Redis server, and openssl
 # for its certificate; Chromium, for the status page; Prometheus with promtool, for the metrics and the alerts; zsh and fish,
-# for the completion scripts.
+# for the completion scripts; Maven, for the jars of a Kafka broker and of Spark's connectors.
 install_test_tools() {
     command -v cc >/dev/null || install_packages gcc libc6-dev
     command -v openssl >/dev/null || install_packages openssl
@@ -183,16 +184,21 @@ install_test_tools() {
     command -v prometheus >/dev/null || install_packages prometheus
     command -v zsh >/dev/null || install_packages zsh
     command -v fish >/dev/null || install_packages fish
+    command -v mvn >/dev/null || install_packages maven
     install_redis
 }
 
-main() {
+# Brings the jars that the tests use, into the user's cache.
+fetch_jars() (
+    cd "$ROOT"
+    # shellcheck source=/dev/null
+    . "$TOOLS/env"
+    python -m scripts.jars
+)
+
+# Makes .venv and .tools/env.
+make_environment() {
     local uv java python
-    case ${1:-} in
-        --tests) install_test_tools ;;
-        --bench) install_redis ;;
-    esac
-    ready && return
     mkdir -p "$TOOLS/bin"
     rm -f "$STAMP"
     install_missing
@@ -226,6 +232,15 @@ main() {
     )
     digest >"$STAMP"
     say "ready"
+}
+
+main() {
+    case ${1:-} in
+        --tests) install_test_tools ;;
+        --bench) install_redis ;;
+    esac
+    ready || make_environment
+    [[ ${1:-} != --tests ]] || fetch_jars
 }
 
 main "$@"

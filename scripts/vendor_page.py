@@ -1,4 +1,4 @@
-"""Fetches the libraries of the status page from npm into ``web/page/vendor``, each with its licence.
+"""Fetches the libraries of the status page from npm into ``page/src/lowwater_page/static/vendor``, each with its licence.
 
 ``python scripts/vendor_page.py`` needs npm and the network; it is run when a version below changes. ``--check`` needs
 neither: it exits with 1 unless every vendored file is what ``vendor/README.md`` says.
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-VENDOR: Final = ROOT / "authority/src/lowwater_authority/web/page/vendor"
+VENDOR: Final = ROOT / "page/src/lowwater_page/static/vendor"
 README: Final = VENDOR / "README.md"
 ADVICE: Final = "run: python scripts/vendor_page.py"
 
@@ -157,7 +157,7 @@ def main() -> None:
     if not parser.parse_args().check:
         write()
     elif found := problems():
-        sys.exit(f"web/page/vendor: {'; '.join(found)}; {ADVICE}")
+        sys.exit(f"static/vendor: {'; '.join(found)}; {ADVICE}")
 
 
 if __name__ == "__main__":

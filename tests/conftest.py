@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 pytest_plugins = ["tests.side_by_side"]
 
-# Cheap first: a broken rule shows before any process or JVM is started. Then what takes longest in one piece, so that two
+# Cheap first: a broken rule shows before any process or JVM is started. Then what takes longest in one piece, so that the
 # processes that share the run end together.
 ORDER = (
     *("unit", "property", "contract", "simulation"),
@@ -38,7 +38,7 @@ MARKED = {
 # Every reason for which a test may be skipped. Any other skip fails.
 ALLOWED_SKIPS = (
     "the floor of grpcio has no wheel for Python 3.14 or newer",
-    "cannot be fetched",  # the older PySpark of tests/floors
+    "cannot be fetched",  # the other PySparks of tests/floors
     "zsh is not installed",
     "fish is not installed",
     "they are written with 3.11",  # the pages that argparse lays out

@@ -1,4 +1,4 @@
-"""How two processes share a run (pytest-xdist)."""
+"""How several processes share a run (pytest-xdist)."""
 
 from __future__ import annotations
 

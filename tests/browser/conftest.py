@@ -34,7 +34,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Serving]:
     """An authority over a fresh journal."""
-    with serving(tmp_path) as one:
+    with serving(tmp_path, page="127.0.0.1:0") as one:
         yield one
 
 

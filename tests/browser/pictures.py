@@ -47,7 +47,7 @@ def settle(page: Page) -> None:
 
 def pipeline(browser: Browser, scratch: Path) -> None:
     """The pictures of a pipeline in which an executor hangs."""
-    with serving(scratch) as server, fleet(server.address, "late") as running:
+    with serving(scratch, page="127.0.0.1:0") as server, fleet(server.address, "late") as running:
         threading.Event().wait(RUN_SECONDS)
         running.freeze(GUILTY)
         with watched(browser, server.page) as tab:
@@ -63,7 +63,7 @@ def pipeline(browser: Browser, scratch: Path) -> None:
 
 def thousand(browser: Browser, scratch: Path) -> None:
     """The picture of a thousand computations."""
-    with serving(scratch) as server:
+    with serving(scratch, page="127.0.0.1:0") as server:
         crowd = Crowd(server.address)
         crowd.tell(2, 3000)
         with watched(browser, server.page) as tab:

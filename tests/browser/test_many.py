@@ -60,7 +60,7 @@ class Crowd:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, Crowd]]:
-    with serving(tmp_path_factory.mktemp("many")) as server:
+    with serving(tmp_path_factory.mktemp("many"), page="127.0.0.1:0") as server:
         crowd = Crowd(server.address)
         try:
             crowd.tell(2, 3000)

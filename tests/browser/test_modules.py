@@ -27,7 +27,10 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with serving(tmp_path_factory.mktemp("modules")) as server, watched(browser, server.page) as tab:
+    with (
+        serving(tmp_path_factory.mktemp("modules"), page="127.0.0.1:0") as server,
+        watched(browser, server.page) as tab,
+    ):
 
         def fulfil(route: Route) -> None:
             name = route.request.url.rpartition("/")[2]

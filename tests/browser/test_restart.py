@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.browser.chromium import WAIT_MILLIS, Watched, watched
 from tests.browser.story import Story
+from tests.browser.test_access import PHONE
+from tests.process.page_process import PageProcess
 from tests.process.serving import Serving
 
 expect.set_options(timeout=WAIT_MILLIS)
@@ -20,7 +24,7 @@ expect.set_options(timeout=WAIT_MILLIS)
 @pytest.fixture
 def tab(browser: Browser, server: Serving) -> Iterator[Watched]:
     """A page whose server may go, and comes back at the same address."""
-    server.http = server.page.removeprefix("http://").rstrip("/")
+    server.page_at = server.page.removeprefix("http://").rstrip("/")
     with watched(browser, server.page) as one:
         one.server_may_vanish = True
         yield one
@@ -61,18 +65,63 @@ def test_the_open_computation_is_current_again_after_a_restart(server: Serving, 
     expect(page.locator(".trouble")).to_have_count(0)
 
 
-def test_an_authority_that_says_nothing_any_more_is_noticed(server: Serving, story: Story, tab: Watched) -> None:
+def test_a_page_that_says_nothing_any_more_is_noticed(server: Serving, story: Story, tab: Watched) -> None:
     """A frozen process keeps its connections: only the missing beats tell."""
     story.tell(1)
     page = tab.open()
     expect(page.locator(".link")).to_contain_text("live")
-    server.signal(signal.SIGSTOP)
+    os.kill(server.page_pid(), signal.SIGSTOP)
     try:
         expect(page.locator(".banner")).to_contain_text("Connection lost")
+    finally:
+        os.kill(server.page_pid(), signal.SIGCONT)
+    expect(page.locator(".banner")).to_have_count(0)
+    expect(page.locator(".link")).to_contain_text("live")
+
+
+AWAY = re.compile(r"No authority answers for .+ now: .+[.?] What is shown is \d+ s old\.")
+
+
+def test_an_authority_that_says_nothing_any_more_is_away(server: Serving, story: Story, tab: Watched) -> None:
+    story.tell(5, 40 * 60)
+    page = tab.open()
+    expect(page.locator(".link")).to_contain_text("live")
+    server.signal(signal.SIGSTOP)
+    try:
+        expect(page.locator(".banner")).to_contain_text(AWAY)
+        expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
     finally:
         server.signal(signal.SIGCONT)
     expect(page.locator(".banner")).to_have_count(0)
     expect(page.locator(".link")).to_contain_text("live")
+
+
+@pytest.mark.parametrize("screen", [{}, PHONE], ids=["desktop", "phone"])
+def test_a_page_elsewhere_says_that_the_authority_is_away_and_recovers(
+    browser: Browser, server: Serving, story: Story, tmp_path: Path, screen: dict[str, Any]
+) -> None:
+    """Kill -9 and a start over the same journal, under a page that goes on: it knows since when, why, and how old its values are."""
+    story.tell(5, 40 * 60)
+    with PageProcess(tmp_path, server.address) as elsewhere, watched(browser, elsewhere.page, **screen) as tab:
+        page = tab.open()
+        expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
+        page.evaluate("window.same = true")
+        server.kill()
+        expect(page.locator(".banner")).to_contain_text(AWAY)
+        expect(page.locator(".banner")).to_contain_text(server.address)
+        expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
+        expect(page.locator(".link")).to_contain_text("no authority")
+        # By then no worker was heard of for longer than a silent one. But nobody was there to hear them.
+        expect(page.locator(".banner")).to_contain_text(re.compile(r"What is shown is ([2-9]\d|\d{3}) s old\."))
+        expect(page.locator("h1")).not_to_contain_text("silent")
+        wide, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert wide <= room, "the sentence has long words"
+        page.screenshot(path=tmp_path / "away.png")
+        server.start()
+        expect(page.locator(".banner")).to_have_count(0)
+        story.tell(1)
+        expect(page.locator("h1")).to_contain_text("Both computations are on time")
+        assert page.evaluate("window.same"), "the page was loaded again"
 
 
 def test_a_page_for_which_there_is_no_place_is_still_kept_current(

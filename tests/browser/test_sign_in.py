@@ -35,7 +35,7 @@ def server(tmp_path: Path) -> Iterator[Serving]:
     """An authority that wants to know who asks, with a computation."""
     rules = tmp_path / "access.toml"
     rules.write_text(RULES)
-    with serving(tmp_path, "--access", str(rules)) as one:
+    with serving(tmp_path, "--access", str(rules), page="127.0.0.1:0") as one:
         with lowwater.connect(one.address, token=TOKEN) as lw:
             lw.register("flights")
         yield one

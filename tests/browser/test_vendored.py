@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "authority/src/lowwater_authority/web/page"
+PAGE = ROOT / "page/src/lowwater_page/static"
 HOST = re.compile(r"(?:https?:)?//[\w-]+\.[\w.-]+")
 NAMESPACE = "http://www.w3.org"
 

@@ -11,8 +11,8 @@ from playwright.sync_api import Browser, Page
 
 from lowwater import RangeState, RangeView, Watermark, WatermarkView
 from lowwater._core.why import find_way
-from lowwater_authority.web import records
-from lowwater_authority.web.board import Board
+from lowwater_page import records
+from lowwater_page.board import Board
 from tests.browser.chromium import watched
 from tests.kit.times import SECOND
 from tests.process.serving import serving
@@ -40,7 +40,7 @@ JUDGE: Final = """async ([pipelines, now, later]) => {
 
 @pytest.fixture(scope="module")
 def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with serving(tmp_path_factory.mktemp("walk")) as server, watched(browser, server.page) as tab:
+    with serving(tmp_path_factory.mktemp("walk"), page="127.0.0.1:0") as server, watched(browser, server.page) as tab:
         yield tab.open()
 
 

@@ -95,6 +95,13 @@ def container(name: str) -> Document:
     return found
 
 
+def page(name: str) -> Document | None:
+    """The container of the status page; None where it is switched off."""
+    found = [each["spec"]["template"]["spec"]["containers"] for each in of_kind(name, "Deployment")]
+    [only] = found[0] if found else [None]
+    return only
+
+
 def expanded(argument: str, environment: Mapping[str, str]) -> str:
     """An argument as the kubelet hands it over: with the variables of the container's environment."""
     return re.sub(r"\$\((\w+)\)", lambda found: environment[found[1]], argument)

@@ -8,15 +8,17 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
+from lowwater._server.http import JOIN_SECONDS
 from lowwater.cli.arguments import parser as client_parser
 from lowwater_authority import serve as server
 from lowwater_authority.cluster.cluster import HAND_OVER_SECONDS
 from lowwater_authority.commands import serve_arguments
-from lowwater_authority.web.http import JOIN_SECONDS
+from lowwater_page.process import parser as page_arguments
 from monitoring.files import GENERATED
 from tests.chart.rendering import (
     CHART,
@@ -29,6 +31,7 @@ from tests.chart.rendering import (
     expanded,
     helm,
     of_kind,
+    page,
     parsed,
     rendered,
     stateful_set,
@@ -39,8 +42,9 @@ SHARDED = {"redis", "redis-secret", "secured", "everything"}
 
 
 def pods(name: str) -> Iterator[Document]:
-    """Every pod that a set of values makes, as metadata and spec: the authority's, and the test's if there is one."""
+    """Every pod that a set of values makes, as metadata and spec: the authority's, the page's and the test's, if there are any."""
     yield stateful_set(name)["spec"]["template"]
+    yield from (each["spec"]["template"] for each in of_kind(name, "Deployment"))
     yield from of_kind(name, "Pod")
 
 
@@ -78,12 +82,49 @@ def test_the_server_takes_the_flags(name: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("name", SETS)
 def test_the_test_is_a_command_of_the_client(name: str) -> None:
     for pod in of_kind(name, "Pod"):
-        [test] = pod["spec"]["containers"]
+        test, *looks = pod["spec"]["containers"]
         args = client_parser().parse_args([*test["command"][1:], *test["args"]])
         service, space, _ = args.address.partition(":")[0].split(".")
         assert (f"Service/{service}" in by_key(documents(name)), space) == (True, NAMESPACE)
-        assert test["image"] == container(name)["image"]
+        assert {each["image"] for each in (test, *looks)} == {container(name)["image"]}
+        assert bool(looks) == (page(name) is not None)
+        for look in looks:
+            compile(look["args"][0], "the look at the page", "exec")
+            host, _, port = urlsplit(look["args"][1]).netloc.partition(":")
+            [service] = [
+                each for each in of_kind(name, "Service") if host == f"{each['metadata']['name']}.{NAMESPACE}.svc"
+            ]
+            assert int(port) == service["spec"]["ports"][0]["port"]
     assert bool(of_kind(name, "Pod")) == (name != "access-secret")
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_page_is_a_client_in_a_deployment_of_its_own(name: str) -> None:
+    assert flags(name).page == "off", "nobody who looks takes anything from a shard"
+    made = page(name)
+    assert (made is None) == (name in {"off", "access-secret"})
+    if made is None:
+        return
+    assert made["command"] == ["lowwater-page"]
+    args = page_arguments().parse_args(made["args"])
+    [service] = [each for each in of_kind(name, "Service") if each["metadata"]["name"].endswith("-page")]
+    assert args.address in {f"{each['metadata']['name']}.{NAMESPACE}.svc:7420" for each in of_kind(name, "Service")}
+    assert args.listen == "0.0.0.0:7422"
+    assert service["spec"]["ports"] == [{"name": "page", "port": 7422, "targetPort": made["ports"][0]["name"]}]
+    assert made["ports"] == [{"name": "page", "containerPort": 7422}]
+    tls = flags(name).tls_cert is not None
+    assert (args.tls_cert, args.tls_key) == (flags(name).tls_cert, flags(name).tls_key)
+    assert (bool(args.ca), bool(args.cert)) == (tls, flags(name).tls_client_ca is not None)
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert made[probe]["httpGet"] == {"path": "/healthz", "port": "page", "scheme": "HTTPS" if tls else "HTTP"}
+    assert [each["name"] for each in made.get("env", [])] == ["LOWWATER_TOKEN"] * (flags(name).access is not None)
+
+
+def test_the_page_listens_where_the_authority_does() -> None:
+    """A cluster with IPv6 alone."""
+    found = by_key(parsed(rendered("--set", "extraArgs={--listen=[::]:7420,--http=[::]:7421}")))
+    [made] = found["Deployment/lw-lowwater-page"]["spec"]["template"]["spec"]["containers"]
+    assert "--listen=[::]:7422" in made["args"]
 
 
 @pytest.mark.parametrize("name", sorted(SHARDED))
@@ -106,14 +147,16 @@ def test_two_releases_in_one_redis_are_two_deployments() -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_whoever_selects_the_authority_selects_nothing_else(name: str) -> None:
     authority, *others = pods(name)
+    shown = [each for each in others if each["metadata"]["labels"]["app.kubernetes.io/component"] == "page"]
     for document in documents(name):
         spec = document.get("spec", {})
         for selector in (spec.get("selector"), spec.get("podSelector")):
             if selector is None or document["kind"] == "ServiceMonitor":
                 continue
             wanted = selector.get("matchLabels", selector)
-            assert wanted.items() <= authority["metadata"]["labels"].items(), document["kind"]
-            for other in others:
+            [meant] = shown if document["metadata"]["name"].endswith("-page") else [authority]
+            assert wanted.items() <= meant["metadata"]["labels"].items(), document["kind"]
+            for other in (each for each in (authority, *others) if each is not meant):
                 assert not wanted.items() <= other["metadata"]["labels"].items(), document["kind"]
     for monitor in of_kind(name, "ServiceMonitor"):
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
@@ -130,24 +173,26 @@ def test_all_that_is_mounted_is_there_and_all_that_is_there_is_mounted(name: str
     }
     given = SETS[name].read_text()
     for pod in pods(name):
-        [only] = pod["spec"]["containers"]
+        containers = pod["spec"]["containers"]
         volumes = {each["name"]: each for each in pod["spec"].get("volumes", [])}
-        assert {mount["name"] for mount in only.get("volumeMounts", [])} == volumes.keys()
+        mounts = [mount for each in containers for mount in each.get("volumeMounts", [])]
+        assert {mount["name"] for mount in mounts} == volumes.keys()
         sources = [each["secret"]["secretName"] for each in volumes.values() if "secret" in each]
         sources += [
             each["persistentVolumeClaim"]["claimName"] for each in volumes.values() if "persistentVolumeClaim" in each
         ]
         sources += [
             each["valueFrom"]["secretKeyRef"]["name"]
-            for each in only.get("env", [])
+            for one in containers
+            for each in one.get("env", [])
             if "secretKeyRef" in each.get("valueFrom", {})
         ]
         for source in sources:
             assert source in made or re.search(rf"\b{source}\b", given), f"{source} is neither made nor given"
         # Files that flags name lie below a mount; a single file of a Secret (subPath) would never change.
-        folders = {mount["mountPath"] for mount in only.get("volumeMounts", [])}
-        assert not any("subPath" in mount for mount in only.get("volumeMounts", []))
-        for argument in only["args"]:
+        folders = {mount["mountPath"] for mount in mounts}
+        assert not any("subPath" in mount for mount in mounts)
+        for argument in (argument for each in containers for argument in each["args"]):
             path = argument.partition("=")[2]
             assert not path.startswith("/") or any(f"{path}/".startswith(f"{folder}/") for folder in folders), argument
 
@@ -270,6 +315,7 @@ def test_a_name_that_looks_like_a_number_stays_a_name(tmp_path: Path) -> None:
         "access": {"existingSecret": "12"},
         "peerToken": {"existingSecret": "12", "key": "1"},
         "test": {"tokenSecret": {"name": "1", "key": "2"}},
+        "page": {"tokenSecret": {"name": "1", "key": "2"}},
         "serviceMonitor": {"enabled": True, "tokenSecret": {"name": "1", "key": "2"}},
         "serviceAccount": {"create": False, "name": "7"},
         "commonLabels": {"cost-centre": "0815"},
@@ -285,9 +331,13 @@ def test_a_name_that_looks_like_a_number_stays_a_name(tmp_path: Path) -> None:
 
 
 def test_the_network_policy_lets_in_who_is_named_and_the_shards() -> None:
-    [policy] = of_kind("secured", "NetworkPolicy")
+    policy, of_page = of_kind("secured", "NetworkPolicy")
     grpc, http = policy["spec"]["ingress"]
     assert [each["ports"] for each in (grpc, http)] == [[{"port": 7420}], [{"port": 7421}]]
+    [viewing] = of_page["spec"]["ingress"]
+    assert (viewing["ports"], len(viewing["from"])) == ([{"port": 7422}], 2)
+    _, asked = of_page["spec"]["egress"]
+    assert asked["to"][0]["podSelector"]["matchLabels"] == policy["spec"]["podSelector"]["matchLabels"]
     ours, clients = grpc["from"]
     for pod in pods("secured"):
         assert ours["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()

@@ -112,8 +112,10 @@ def test_the_certificate_is_for_every_name_that_is_called() -> None:
     [monitor] = [each for each in found if each["kind"] == "ServiceMonitor"]
     assert monitor["spec"]["endpoints"][0]["tlsConfig"]["serverName"] in names
     [test] = [each for each in found if each["kind"] == "Pod"]
-    [host] = re.findall(r"--address=(\S+):7420", " ".join(test["spec"]["containers"][0]["args"]))
-    assert host in names
+    status, page = (" ".join(each["args"]) for each in test["spec"]["containers"])
+    [host] = re.findall(r"--address=(\S+):7420", status)
+    [shown] = re.findall(r"https://(\S+):7422/", page)
+    assert {host, shown} <= set(names)
     assert certificate["spec"]["secretName"] == "lowwater-tls"
 
 

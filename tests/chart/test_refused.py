@@ -39,12 +39,17 @@ REFUSED = {
         "shards that ask for tokens must present one to each other: set peerToken.existingSecret",
     ),
     "a scrape without a token": (
-        ["access.config=x", "serviceMonitor.enabled=true"],
+        ["access.config=x", "page.enabled=false", "serviceMonitor.enabled=true"],
         "with access a scrape needs a token: set serviceMonitor.tokenSecret.name",
+    ),
+    "a page without a token": (
+        ["access.config=x"],
+        "with access the status page needs a token: set page.tokenSecret.name, a Secret with the token of a principal that may read everything, "
+        "or page.enabled: false",
     ),
     "a password in the arguments": (
         ["extraArgs[0]=--store", "extraArgs[1]=redis://:secret@redis"],
-        "extraArgs has --store, which the chart sets itself or leaves off: use the values redis, persistence, tls, access and logFormat",
+        "extraArgs has --store, which the chart sets itself or leaves off: use the values redis, persistence, tls, access, page and logFormat",
     ),
     "the same, with =": (["extraArgs[0]=--data=/elsewhere"], "extraArgs has --data, which the chart sets itself"),
     "a label of the selector": (
@@ -187,8 +192,14 @@ def test_what_is_near_a_refusal_is_not_refused() -> None:
         ["redis.existingSecret=there", "replicaCount=3"],
         ["replicaCount=0"],
         ["tls.existingSecret=there", "tls.clientAuth=true"],
-        [REDIS, "access.config=x", "peerToken.existingSecret=there"],
-        ["access.config=x", "serviceMonitor.enabled=true", "serviceMonitor.tokenSecret.name=there"],
+        [REDIS, "access.config=x", "peerToken.existingSecret=there", "page.enabled=false"],
+        ["access.config=x", "page.tokenSecret.name=there"],
+        [
+            "access.config=x",
+            "page.enabled=false",
+            "serviceMonitor.enabled=true",
+            "serviceMonitor.tokenSecret.name=there",
+        ],
         [
             "extraArgs[0]=--verbose",
             "extraArgs[1]=--listen=[::]:7420",

@@ -19,7 +19,7 @@ from tests.chart.rendering import CHART, NAMESPACE, RELEASE, SETS, Document, hel
 
 KINDS: Final = {
     "/api/v1": ("ConfigMap", "PersistentVolumeClaim", "Pod", "Secret", "Service", "ServiceAccount"),
-    "/apis/apps/v1": ("StatefulSet",),
+    "/apis/apps/v1": ("Deployment", "StatefulSet"),
 }
 """What the API has: no more than the kinds of a release without anything besides."""
 

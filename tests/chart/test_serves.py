@@ -23,8 +23,9 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.chart.rendering import container, of_kind, program
-from tests.contract.redis_server import DURABLE, RedisServer, free_port
+from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.eventually import eventually
+from tests.kit.ports import free_port
 from tests.process.serving import Serving
 
 pytestmark = pytest.mark.process
@@ -55,7 +56,9 @@ class Contained(Serving):
 
     def got(self, path: str, **headers: str) -> int:
         """The status of a page over HTTPS, asked as the kubelet does: it does not look at the certificate."""
-        connection = HTTPSConnection(urlsplit(self.page).netloc, timeout=30, context=ssl._create_unverified_context())
+        connection = HTTPSConnection(
+            urlsplit(self.metrics).netloc, timeout=30, context=ssl._create_unverified_context()
+        )
         with closing(connection):
             connection.request("GET", path, headers=headers)
             return connection.getresponse().status
@@ -107,7 +110,7 @@ def test_the_secured_command_serves_probes_scrapes_and_its_test_and_minds_no_red
         monkeypatch.setenv("LOWWATER_STORE", redis.url)
         monkeypatch.setenv("LOWWATER_PEER_TOKEN", "x" * 43)
         with Contained(tmp_path, "secured") as server:
-            assert server.page.startswith("https:")
+            assert server.metrics.startswith("https:")
             startup, readiness, liveness = (server.container[probe] for probe in PROBES)
             assert {server.got(probe["httpGet"]["path"]) for probe in (startup, readiness)} == {200}
             ports = {each["name"]: each["containerPort"] for each in server.container["ports"]}
@@ -119,7 +122,7 @@ def test_the_secured_command_serves_probes_scrapes_and_its_test_and_minds_no_red
             assert server.got(metrics) == 401
             assert server.got(metrics, Authorization="Bearer scraper") == 200
             [pod] = of_kind("secured", "Pod")
-            [test] = pod["spec"]["containers"]
+            test, _ = pod["spec"]["containers"]
             command = [program(test["command"][0]), *test["command"][1:], *server.mapped(test["args"])]
             environment = {**os.environ, "LOWWATER_TOKEN": "reader"}
             said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)

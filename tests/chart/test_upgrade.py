@@ -12,9 +12,10 @@ from tests.chart.rendering import CHART, SETS, changes, parsed, rendered, statef
 STATEFUL_SET = "StatefulSet/lw-lowwater"
 TEMPLATE = f"{STATEFUL_SET} spec.template"
 POD = f"{TEMPLATE}.spec"
+PAGE = "Deployment/lw-lowwater-page spec.template.spec"
 
 REDIS = ["redis.url=redis://:old@redis:6379", "replicaCount=2"]
-SECURED = [*REDIS, "peerToken.existingSecret=peers"]
+SECURED = [*REDIS, "peerToken.existingSecret=peers", "page.tokenSecret.name=board"]
 
 UPGRADES: dict[str, tuple[list[str], list[str], set[str]]] = {
     "nothing": (REDIS, REDIS, set()),
@@ -32,7 +33,7 @@ UPGRADES: dict[str, tuple[list[str], list[str], set[str]]] = {
     "another image": (
         [],
         ["image.tag=0.2.1"],
-        {f"{POD}.containers", "Pod/lw-lowwater-test spec.containers"},
+        {f"{POD}.containers", f"{PAGE}.containers", "Pod/lw-lowwater-test spec.containers"},
     ),
     "monitoring restarts nothing": (
         [],
@@ -46,7 +47,11 @@ UPGRADES: dict[str, tuple[list[str], list[str], set[str]]] = {
             "+ ConfigMap/lw-lowwater-dashboard-workloads",
         },
     ),
-    "a network policy restarts nothing": ([], ["networkPolicy.enabled=true"], {"+ NetworkPolicy/lw-lowwater"}),
+    "a network policy restarts nothing": (
+        [],
+        ["networkPolicy.enabled=true"],
+        {"+ NetworkPolicy/lw-lowwater", "+ NetworkPolicy/lw-lowwater-page"},
+    ),
     "a larger volume": (
         [],
         ["persistence.size=20Gi"],
@@ -74,14 +79,21 @@ UPGRADES: dict[str, tuple[list[str], list[str], set[str]]] = {
         {
             f"{POD}.containers",
             f"{POD}.volumes",
+            f"{PAGE}.containers",
+            f"{PAGE}.volumes",
             "Pod/lw-lowwater-test spec.containers",
             "Pod/lw-lowwater-test spec.volumes",
         },
     ),
+    "no page": (
+        [],
+        ["page.enabled=false"],
+        {"- Deployment/lw-lowwater-page", "- Service/lw-lowwater-page", "Pod/lw-lowwater-test spec.containers"},
+    ),
     "no service account of its own": (
         [],
         ["serviceAccount.create=false"],
-        {"- ServiceAccount/lw-lowwater", f"{POD}.serviceAccountName"},
+        {"- ServiceAccount/lw-lowwater", f"{POD}.serviceAccountName", f"{PAGE}.serviceAccountName"},
     ),
 }
 

@@ -38,7 +38,7 @@ class Seen(NamedTuple):
     """A low watermark that was published, when it had been received."""
 
     at: float
-    life: int
+    incarnation: int
     low: int
 
 
@@ -59,7 +59,7 @@ def judge_windows(
 
     * A window is written once, and is the batch answer: with all rows of the feed, those also that came later.
     * Before a watermark above its stamp was seen, it was committed. A window that is not written yet is committed never.
-    * Watermarks of one life never go down, and lives neither.
+    * Watermarks of one incarnation never go down, and incarnations neither.
     * ``finished``: every window is written.
 
     O(rows + windows x log of the watermarks).

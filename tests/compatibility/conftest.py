@@ -52,6 +52,12 @@ def lowest(wheels: dict[str, Path]) -> Environment:
 
 
 @pytest.fixture(scope="session")
+def lowest_page(wheels: dict[str, Path]) -> Environment:
+    """Client and page without an authority, under the lowest versions that they allow."""
+    return environment("page_lowest", [wheels["lowwater"], wheels["lowwater-page"]], lowest=True)
+
+
+@pytest.fixture(scope="session")
 def current(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """A server of this source tree; every test has a namespace of its own on it."""
     with Serving(tmp_path_factory.mktemp("current") / "data") as server:

@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import lowwater
 from tests.compatibility.environments import ROOT, Environment, clean_environ
 from tests.compatibility.running import Installed, run
+from tests.kit.eventually import eventually
+from tests.process.browsing import ask
+from tests.process.page_process import PageProcess
 from tests.process.serving import Serving
 
 CLIENTS = ("sync", "aio")
@@ -78,3 +82,16 @@ def test_the_authority_serves_under_its_floors(lowest: Environment, tmp_path: Pa
         # What it wrote is also read under its floors.
         server.start()
         assert server.stop() == 0
+
+
+def test_the_page_serves_under_its_floors_where_there_is_no_authority(
+    lowest_page: Environment, current: Serving, tmp_path: Path
+) -> None:
+    check_floors(lowest_page, "page")
+    assert "lowwater-authority" not in lowest_page.versions()
+    with lowwater.connect(current.address) as lw:
+        lw.register("floors/shown")
+    with PageProcess(tmp_path, current.address, python=lowest_page.python) as page:
+        # Until it has reached the authority, nobody can tell who may look: 503.
+        eventually(lambda: b"floors/shown" in ask(page.page, "api/snapshot").body)
+        assert page.stop() == 0

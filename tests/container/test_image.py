@@ -30,7 +30,7 @@ NOT_RUN = frozenset({("python3.11", "-m", "pip", "install"), ("python3.11", "-m"
 """They bring uv into the base, and take pip out of it; docs/container.md says so."""
 
 INSTALLED = {
-    *("lowwater", "lowwater-authority"),
+    *("lowwater", "lowwater-authority", "lowwater-page"),
     *("aiohttp", "grpcio", "grpcio-health-checking", "grpcio-reflection", "numpy", "prometheus-client", "protobuf"),
     *("sortedcontainers", "structlog"),
     # aiohttp's
@@ -77,7 +77,7 @@ def test_both_stages_have_one_base_of_a_whole_version() -> None:
 
 def test_what_the_image_starts_and_as_whom() -> None:
     assert only("USER") == f"{USER}:{USER}"
-    assert only("EXPOSE") == "7420 7421"
+    assert only("EXPOSE") == "7420 7421 7422"
     assert only("VOLUME") == '["/data"]'
     commands = {step.word: step.arguments for step in FINAL if step.word in ("ENTRYPOINT", "CMD")}
     assert commands == {"ENTRYPOINT": ["lowwater"], "CMD": ["serve", "--data", "/data"]}
@@ -228,7 +228,7 @@ def healthy(image: Image, server: Serving) -> bool:
     """What the image's own check says of a server."""
     command = next(step.arguments for step in FINAL if step.word == "HEALTHCHECK")
     assert "7421" in command[-1]
-    port = server.page.rstrip("/").rpartition(":")[2]
+    port = server.endpoint.rstrip("/").rpartition(":")[2]
     here = [image.place(f"/usr/local/bin/{command[0]}"), *command[1:-1], command[-1].replace("7421", port)]
     return subprocess.run(here, env=image.environment, capture_output=True, check=False).returncode == 0
 

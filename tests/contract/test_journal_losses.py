@@ -8,6 +8,8 @@ import pytest
 
 from lowwater_authority.journal import (
     GRAPH,
+    End,
+    JournalCorrupt,
     JournalError,
     JournalLost,
     JournalPosition,
@@ -222,6 +224,38 @@ async def test_another_deployments_store_is_never_mixed_with(shared: SharedStore
             await call
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("log", ["a", GRAPH])
+async def test_where_a_log_ends_is_told_whatever_is_damaged(store: Store, log: str) -> None:
+    journal = await store.open("a")
+    assert await journal.end(log) == journal.acknowledged(log) == End()
+    await journal.append([entry(log, n) for n in range(1, 4)])
+    before = await journal.load(log)
+    assert await journal.end(log) == journal.acknowledged(log) == before.end
+    assert sorted(before.tails) == [1, 2, 3]
+    store.damage(log, 3)
+    assert await journal.end(log) == before.end
+    store.damage(log, 2)
+    store.forget(log, 1)
+    assert await journal.end(log) == End(1, before.tails[1])
+    assert journal.acknowledged(log) == before.end
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("log", ["a", GRAPH])
+async def test_what_is_damaged_before_its_append_is_repeated_counts_as_written(store: Store, log: str) -> None:
+    """Its writer has it in memory, and would never know otherwise that this is what the log ends with."""
+    journal = await store.open("a", "b")
+    entries = [entry(log, 1), entry(log, 2), entry("b", 1)]
+    await journal.append(entries)
+    store.damage(log, 2)
+    await journal.append(entries)
+    with pytest.raises(JournalPosition):
+        await journal.append([entry(log, 1), entry(log, 2, b"another")])
+    with pytest.raises(JournalCorrupt):
+        await journal.load(log)
+
+
 # --- healing ------------------------------------------------------------------------------------------------------
 
 
@@ -286,6 +320,41 @@ async def test_the_graph_is_healed_once(shared: SharedStore) -> None:
         await two.restore(GRAPH, 4, b"two")
     assert await two.confirm([]) == 4
     assert await two.load(GRAPH) == LoadedLog(4, b"one", [])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("log", ["a", GRAPH])
+async def test_a_restore_spares_what_was_acknowledged_since_the_log_was_read(store: Store, log: str) -> None:
+    """Behind what was lost, where a restore would stand: only the store can tell, in the step that restores."""
+    journal = await store.open("a")
+    await journal.append([entry(log, n) for n in range(1, 6)])
+    store.forget(log, 3)
+    journal.release(log)
+    await journal.take("a")
+    seen = (await journal.load(log)).end
+    await journal.append([entry(log, 4)])
+    with pytest.raises(JournalPosition, match="it has changed since it was read"):
+        await journal.restore(log, 9, b"memory", over=seen)
+    assert await journal.load(log) == loaded(log, 1, 4)
+    seen = (await journal.load(log)).end
+    store.supplant(log, 4)
+    with pytest.raises(JournalPosition, match="it has changed since it was read"):
+        await journal.restore(log, 9, b"memory", over=seen)
+    journal.release(log)
+    await journal.take("a")
+    seen = (await journal.load_behind(log, 3)).end
+    await journal.restore(log, 9, b"memory", over=seen)
+    healed = await journal.restore(log, 9, b"memory", over=seen)  # as after an unknown outcome
+    assert await journal.owners([log]) == {log: healed}
+    assert await journal.load(log) == LoadedLog(9, b"memory", [])
+    assert (await journal.load(log)).end.last == 9
+    if journal.shared:
+        assert isinstance(store, SharedStore)
+        store.clear()
+        with pytest.raises(JournalPosition, match="it has changed since it was read"):
+            await journal.restore(log, 12, b"memory", over=seen)
+        await journal.restore(log, 12, b"memory", over=End())
+    assert (await journal.restore(log, 13, b"memory", over=(await journal.load(log)).end)).epoch or log == GRAPH
 
 
 @pytest.mark.asyncio

@@ -1,4 +1,4 @@
-"""Environments with an older PySpark beside this source tree; made once per machine, below .tools, and found again by what they depend on."""
+"""Environments with another PySpark beside this source tree; made once per machine, below .tools, and found again by what they depend on."""
 
 from __future__ import annotations
 

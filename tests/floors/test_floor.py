@@ -1,4 +1,7 @@
-"""The oldest PySpark that attach and tracked stages are made for, and the oldest that a query can be driven on."""
+"""The other versions of PySpark: the oldest that attach and tracked stages are made for, and the newest.
+
+All other tests run on the one of `uv.lock`, which is of the oldest line that a query can be driven on.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ from tests.process.serving import serving
 SMOKE = Path(__file__).with_name("smoke.py")
 TRACKED = "4.0.5"
 """The newest patch of the oldest PySpark for attach and tracked stages."""
-DRIVEN = "4.2.1"
-"""The same for drive."""
+BETWEEN = "4.1.1"
+"""Of the line after it, which is the newest with a connector for Iceberg."""
+NEWEST = "4.3.0"
+"""The newest that `spark_listener/pyproject.toml` admits."""
 LOWEST = ("pandas==2.0.0", "pyarrow==15.0.0")
 """The oldest pandas that PySpark 4.0 admits, and the oldest pyarrow that lowwater-spark does."""
 
@@ -52,22 +57,35 @@ def smoke(python: str, folder: Path, address: str, expected: list[str], steps: l
     return done.stdout.splitlines()
 
 
+def tracked(folder: Path, python: str, expected: list[str], *more: str) -> list[str]:
+    """What attach and tracked stages show on this PySpark, and further steps."""
+    (folder / "authority").mkdir()
+    with serving(folder / "authority") as authority:
+        shown = smoke(python, folder, authority.address, expected, ["attach", "counted", "windows", "plain", *more])
+    for what in ("attach:", "foreach_batch:", "stateful:", "start:"):
+        assert any(line.startswith(what) for line in shown), f"{what} was not shown"
+    return shown
+
+
 def test_attach_and_tracked_stages_work_on_their_floor(tmp_path: Path) -> None:
     """With the oldest PySpark, pandas and pyarrow: attach, foreach_batch, state, a plain plan; drive is refused with the reason."""
-    python = python_with(TRACKED, CLIENTS, *LOWEST)
-    (tmp_path / "authority").mkdir()
-    with serving(tmp_path / "authority") as authority:
-        expected = [f"pyspark=={TRACKED}", *LOWEST]
-        shown = smoke(
-            python, tmp_path, authority.address, expected, ["attach", "counted", "windows", "plain", "refused"]
-        )
-    for what in ("attach:", "foreach_batch:", "stateful:", "start:", "drive: refused"):
+    shown = tracked(tmp_path, python_with(TRACKED, CLIENTS, *LOWEST), [f"pyspark=={TRACKED}", *LOWEST], "refused")
+    assert any(line.startswith("drive: refused") for line in shown)
+
+
+@pytest.mark.long
+def test_they_work_on_the_line_after_it(tmp_path: Path) -> None:
+    shown = tracked(tmp_path, python_with(BETWEEN, CLIENTS), [f"pyspark=={BETWEEN}"], "refused")
+    assert any(line.startswith("drive: refused") for line in shown)
+
+
+def test_attach_and_drive_work_on_the_newest(tmp_path: Path) -> None:
+    """With the authority that attach starts."""
+    shown = smoke(python_with(NEWEST, NOTEBOOK), tmp_path, "", [f"pyspark=={NEWEST}"], ["attach", "driven"])
+    for what in ("attach:", "drive: Spark's windows follow"):
         assert any(line.startswith(what) for line in shown), f"{what} was not shown"
 
 
 @pytest.mark.long
-def test_drive_works_on_its_floor(tmp_path: Path) -> None:
-    """With the oldest PySpark that tells a source where it goes on from, and the authority that attach starts."""
-    shown = smoke(python_with(DRIVEN, NOTEBOOK), tmp_path, "", [f"pyspark=={DRIVEN}"], ["attach", "driven"])
-    for what in ("attach:", "drive: Spark's windows follow"):
-        assert any(line.startswith(what) for line in shown), f"{what} was not shown"
+def test_tracked_stages_work_on_the_newest(tmp_path: Path) -> None:
+    tracked(tmp_path, python_with(NEWEST, NOTEBOOK), [f"pyspark=={NEWEST}"])

@@ -35,6 +35,7 @@ from lowwater_authority.journal.contract import (
     judge,
     refuse_lost,
     refuse_older_view,
+    refuse_other_end,
 )
 from lowwater_authority.journal.frames import (
     Kind,
@@ -242,6 +243,17 @@ class MemoryJournal(Journal):
         self._check_token(self._owned.held([GRAPH]))
         return sorted(self._disk.logs)
 
+    async def end(self, log: str) -> End:
+        """See Journal."""
+        believed = self._owned.held([log])
+        await self._read("end")
+        self._check_token(believed)
+        return self._disk.held([log])[log].end
+
+    def acknowledged(self, log: str) -> End:
+        """See Journal."""
+        return self._owned.end(log)
+
     async def load(self, log: str, *, known: LoadedLog | None = None) -> LoadedLog:
         """See Journal. All of it is read each time, which costs nothing here."""
         del known
@@ -256,6 +268,7 @@ class MemoryJournal(Journal):
             if stored.snapshot is None:
                 raise JournalCorrupt(log, stored.snapshot_position, "the snapshot is missing")
             snapshot = decode(log, stored.snapshot_position, stored.snapshot, kind=Kind.SNAPSHOT).payload
+        tails: dict[int, int] = {}
         records = decode_records(
             log,
             sorted(stored.records.items()),
@@ -263,10 +276,11 @@ class MemoryJournal(Journal):
             last=stored.last,
             tail=stored.tail,
             epoch=found[log].owner.epoch,
+            tails=tails,
         )
         if found[log].owner == believed[log].owner:
             self._owned.reached(log, stored.end)
-        return LoadedLog(stored.snapshot_position, snapshot, records)
+        return LoadedLog(stored.snapshot_position, snapshot, records, tails=tails)
 
     async def load_behind(self, log: str, position: int) -> LoadedLog:
         """See Journal."""
@@ -278,8 +292,10 @@ class MemoryJournal(Journal):
         refuse_snapshot_behind(log, position, stored.snapshot_position)
         rows = [row for row in sorted(stored.records.items()) if row[0] > position]
         epoch = self._disk.held([log])[log].owner.epoch
-        records = decode_records(log, rows, after=position, last=stored.last, tail=stored.tail, epoch=epoch)
-        return LoadedLog(position, None, records)
+        tails: dict[int, int] = {}
+        last, tail = stored.end
+        records = decode_records(log, rows, after=position, last=last, tail=tail, epoch=epoch, tails=tails)
+        return LoadedLog(position, None, records, tails=tails)
 
     async def append(self, entries: Sequence[Entry]) -> None:
         """See Journal."""
@@ -304,12 +320,14 @@ class MemoryJournal(Journal):
             believed, record = self._owned.held([log]), self._owned.record(log, position)
             await self._run(operation, partial(self._replace, log, position, frame, believed, record))
 
-    async def restore(self, log: str, position: int, payload: bytes, *, view: int = 0, address: str = "") -> Ownership:
+    async def restore(
+        self, log: str, position: int, payload: bytes, *, view: int = 0, address: str = "", over: End | None = None
+    ) -> Ownership:
         """See Journal."""
         with self._meter.snapshot(payload):
             self._check_open()
             wanted = Ownership(0, self._owned.next_nonce(log, self._randbits), address, view)
-            write = partial(self._restore, log, position, payload, self._owned.held([log])[log], wanted)
+            write = partial(self._restore, log, position, payload, self._owned.held([log])[log], wanted, over)
             owner, end = await self._run(Operation("restore", [(log, position)], strong=True), write)
             if log != GRAPH:
                 self._owned.took(log, owner)
@@ -403,7 +421,14 @@ class MemoryJournal(Journal):
             del stored.records[place]
 
     def _restore(
-        self, log: str, position: int, payload: bytes, mine: Held, wanted: Ownership, synced: bool
+        self,
+        log: str,
+        position: int,
+        payload: bytes,
+        mine: Held,
+        wanted: Ownership,
+        over: End | None,
+        synced: bool,
     ) -> tuple[Ownership, End]:
         disk = self._disk
         if disk.server_token:
@@ -423,6 +448,7 @@ class MemoryJournal(Journal):
         if found.last == position and stored.tail == checksum(framed(found.owner)):
             disk.touch({}, synced=synced)
             return found.owner, found.end
+        refuse_other_end(log, position, found.end, over)
         if position <= max(found.last, mine.last):
             raise JournalPosition(log, position=position, last=max(found.last, mine.last))
         disk.touch({log: stored.records}, synced=synced)

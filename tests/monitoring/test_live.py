@@ -53,7 +53,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         register(pipeline.client, registry=registry)
         exporter, thread = start_http_server(0, "127.0.0.1", registry)
         targets = {
-            "lowwater": [server.page.removeprefix("http://").rstrip("/")],
+            "lowwater": [server.endpoint.removeprefix("http://").rstrip("/")],
             "workers": [f"127.0.0.1:{exporter.server_port}"],
         }
         try:

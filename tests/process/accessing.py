@@ -16,7 +16,7 @@ from lowwater._core.attempts import error_of_call
 from lowwater._core.call import Stubs
 from lowwater._core.wire import error_of
 from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
-from lowwater_authority.access.policy import digest
+from lowwater._server.tokens import digest
 
 PATIENCE: Final = 60.0
 

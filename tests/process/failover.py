@@ -23,6 +23,7 @@ import lowwater
 from lowwater_authority.cluster.membership import View
 from tests.kit.eventually import eventually
 from tests.kit.times import SECOND
+from tests.kit.truth import Truth
 from tests.process.observing import (
     LIBRARY,
     RAW,
@@ -36,7 +37,6 @@ from tests.process.observing import (
     said_by,
 )
 from tests.process.sharding import Shard, Sharded, served
-from tests.process.test_kills import Truth
 
 GRAPH: Final[dict[str, tuple[str, ...]]] = {
     "clicks": (),

@@ -28,7 +28,7 @@ class Said:
     at: float
     """When it came, by this process's clock."""
     stream: int
-    life: int
+    incarnation: int
     epoch: int
     low: int
 
@@ -111,11 +111,19 @@ class Following:
             newest: dict[int, Said] = {}
             for said in all_said:
                 before = newest.get(said.stream)
-                assert before is None or (before.life, before.low) <= (said.life, said.low), (name, before, said)
+                assert before is None or (before.incarnation, before.low) <= (said.incarnation, said.low), (
+                    name,
+                    before,
+                    said,
+                )
                 newest[said.stream] = said
             before = None
-            for said in sorted(all_said, key=lambda said: (said.epoch, said.life, said.low)):
-                assert before is None or (before.life, before.low) <= (said.life, said.low), (name, before, said)
+            for said in sorted(all_said, key=lambda said: (said.epoch, said.incarnation, said.low)):
+                assert before is None or (before.incarnation, before.low) <= (said.incarnation, said.low), (
+                    name,
+                    before,
+                    said,
+                )
                 before = said
 
     def __enter__(self) -> Self:

@@ -13,7 +13,7 @@ import grpc
 import lowwater
 from lowwater._pb.lowwater.v1 import types_pb2, watermarks_pb2, watermarks_pb2_grpc
 from lowwater_authority.core.times import MIN
-from tests.process.test_kills import Truth
+from tests.kit.truth import Truth
 
 ALONE: Final = (("grpc.use_local_subchannel_pool", 1),)
 """A channel that shares nothing with others: neither their connections nor how long they wait after a failure."""
@@ -29,7 +29,7 @@ class Floor(NamedTuple):
     """What was seen of a computation: whoever asks later may not be answered with less of anything."""
 
     epoch: int = 0
-    life: int = 0
+    incarnation: int = 0
     low: int = MIN
 
 
@@ -85,7 +85,7 @@ class Board:
         at, most = time.monotonic(), self.most(name)
         if seen.low > most:
             self.wrong.append(f"{by}: {name} at {seen.low}, but the workers had said no more than {most}")
-        if (seen.life, seen.low) < (floor.life, floor.low) or seen.epoch < floor.epoch:
+        if (seen.incarnation, seen.low) < (floor.incarnation, floor.low) or seen.epoch < floor.epoch:
             self.wrong.append(f"{by}: {name} at {seen} after {floor}")
         with self._changed:
             known = self._floors[name]

@@ -15,11 +15,12 @@ READY = re.compile(r"lowwater: page (\S+)")
 
 
 class PageProcess:
-    """One page of the authority at an address; ``flags`` are more arguments, ``token`` is what it presents."""
+    """One page of the authority at an address; ``flags`` are more arguments, ``token`` is what it presents, ``python`` what it runs with."""
 
-    def __init__(self, folder: Path, address: str, *flags: str, token: str = "") -> None:
+    def __init__(self, folder: Path, address: str, *flags: str, token: str = "", python: str = sys.executable) -> None:
         self._log = folder / "page.log"
         self._arguments = ["--address", address, "--listen", "127.0.0.1:0", "--log-format", "json", *flags]
+        self._python = python
         self._environment = {**os.environ, "LOWWATER_TOKEN": token}
         self._process: subprocess.Popen[str] | None = None
         self.page = ""
@@ -37,7 +38,7 @@ class PageProcess:
         return self._process.wait(30)
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "lowwater_authority.web", *self._arguments]
+        command = [self._python, "-m", "lowwater_page", *self._arguments]
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment

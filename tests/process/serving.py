@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from typing import Self
 
 import grpc
 
+from tests.kit.eventually import eventually
 from tests.process.nursery import Nursling, nursery
 
 READY = re.compile(r"lowwater: serving on (\S+) \((?:page (\S+), )?metrics (\S+)\)")
@@ -22,16 +24,19 @@ READY = re.compile(r"lowwater: serving on (\S+) \((?:page (\S+), )?metrics (\S+)
 class Serving:
     """One process over one data folder. ``start`` after ``kill`` serves the same data on the same port."""
 
-    def __init__(self, data: Path, *flags: str, port: int = 0) -> None:
+    def __init__(self, data: Path, *flags: str, port: int = 0, page: str = "off") -> None:
         self.data = data
         self.flags = flags
         self.port = port
         self.http = "127.0.0.1:0"
+        self.page_at = page
+        """Where it serves the status page; most tests need none, and it is one process more."""
         self.constants: Mapping[str, float] = {}
         """Constants of the authority's modules that are others in this process, by ``MODULE:NAME``: how long something waits, as a rule."""
         self.page = ""
         """URL of the status page, with a slash behind it."""
         self.metrics = ""
+        """URL of /metrics."""
         self.process: subprocess.Popen[str] | Nursling | None = None
 
     @property
@@ -39,9 +44,15 @@ class Serving:
         """HOST:PORT."""
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def endpoint(self) -> str:
+        """URL of what it serves over HTTP besides the page, with a slash behind it."""
+        return self.metrics.removesuffix("metrics")
+
     def start(self) -> Self:
         """Start and wait until it serves."""
-        arguments = [*self.journal(), *self.flags, "--listen", self.address, "--http", self.http]
+        arguments = [*self.journal(), *self.flags, "--listen", self.address]
+        arguments += ["--http", self.http, *self.flags_of_page()]
         program = self.program()
         with (self.data.parent / "serve.log").open("a") as log:
             if program is None:
@@ -61,9 +72,23 @@ class Serving:
         """What is run; None for ``lowwater serve`` from the nursery."""
         return None
 
+    def flags_of_page(self) -> list[str]:
+        """The flags that say where its page is."""
+        return ["--page", self.page_at]
+
     def journal(self) -> list[str]:
         """The flags that say where its journal is."""
         return ["--data", str(self.data)]
+
+    def page_pid(self) -> int:
+        """The process of the page that it began last. Waits for it."""
+        found = eventually(self._page_pids)
+        return found[-1]
+
+    def _page_pids(self) -> list[int]:
+        lines = (self.data.parent / "serve.log").read_text().splitlines()
+        told = [json.loads(line) for line in lines if line.startswith("{")]
+        return [each["pid"] for each in told if each["event"] == "page_begun"]
 
     def kill(self) -> None:
         """Kill -9."""
@@ -109,7 +134,7 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *flags: str) -> Iterator[Serving]:
+def serving(folder: Path, *flags: str, page: str = "off") -> Iterator[Serving]:
     """Serve a fresh data folder."""
-    with Serving(folder / "data", *flags) as server:
+    with Serving(folder / "data", *flags, page=page) as server:
         yield server

@@ -10,8 +10,9 @@ from typing import Any, Final, Self
 
 import lowwater
 from lowwater_authority.cluster.membership import Member, View
-from tests.contract.redis_server import DURABLE, RedisServer, free_port
+from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.eventually import eventually
+from tests.kit.ports import free_port
 from tests.process.serving import Serving
 
 DEAD_AFTER: Final = 1.5

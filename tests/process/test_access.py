@@ -16,6 +16,7 @@ import pytest
 import lowwater
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2, workers_pb2_grpc
+from lowwater.cli import main as command
 from lowwater_authority.access.methods import METHODS
 from tests.process.accessing import CALLS, PATIENCE, Rules, Tokens, Wire, bearer, rules_of
 from tests.process.serving import Serving
@@ -149,6 +150,27 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
                 lw.register(name, inputs=INPUTS.get(name, []))
             leases = {name: lw.worker(name).claim() for name in REGISTERED}
             yield Target(server, Wire(channel, server.address), lw, leases)
+
+
+@pytest.mark.parametrize(
+    ("who", "arguments", "says"),
+    [
+        ("idle", [], "no computation is registered that idle may read: `read` in the access file says which those are"),
+        ("reader", ["--namespace", "other"], "no computation is registered in the namespace other that reader may read; namespaces that have some: flights"),
+    ],
+)  # fmt: skip
+def test_a_status_for_who_may_read_nothing_says_so(
+    target: Target,
+    who: str,
+    arguments: list[str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Else he would look for a pipeline that reports nothing."""
+    monkeypatch.setenv("LOWWATER_TOKEN", TOKENS[who])
+    assert command(["status", "--address", target.server.address, *arguments]) == 0
+    assert capsys.readouterr().out.strip() == says
 
 
 # -- each forbidden thing ------------------------------------------------------------------------------------------------

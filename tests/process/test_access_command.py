@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from lowwater._server.tokens import digest
 from lowwater.cli import main
 from lowwater_authority.access.file import AccessFile
-from lowwater_authority.access.policy import Access, BadAccess, digest
+from lowwater_authority.access.policy import Access, BadAccess
 from tests.process.accessing import rules_of
 
 Command = Callable[..., tuple[int, str, str]]

@@ -38,6 +38,7 @@ def deployment(
             monkeypatch.setenv("LOWWATER_PEER_TOKEN", tokens)
             shard = Shard(folder / f"shard-{number}", redis.url, "--access", str(path))
             shard.constants = SOON
+            shard.page_at = "127.0.0.1:0"
             shards.append(running.enter_context(shard))
         addresses = ",".join(each.address for each in shards)
         with lowwater.connect(addresses, token=TOKENS["admin"], timeout=PATIENCE) as lw:

@@ -35,8 +35,8 @@ from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc import workers
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.times import HOUR
+from tests.process.scrape import Scrape
 from tests.process.serving import Serving, serving
-from tests.process.test_metrics import Scrape
 from tests.property.test_bad_constructors import BAD_TIMES, FIX
 
 BIG = 65 << 20

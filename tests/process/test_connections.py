@@ -1,4 +1,4 @@
-"""What holds a connection to the status page without using it: it costs the page a place for a while, and nobody else anything."""
+"""What holds a connection to a server over HTTP without using it: it costs that a place for a while, and nobody else anything."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from pathlib import Path
 import pytest
 
 import lowwater
-from lowwater_authority.web import connections
-from lowwater_authority.web.board import Board
-from lowwater_authority.web.connections import IDLE_SECONDS, MOST_CONNECTIONS, OF_FILES, most_connections
-from lowwater_authority.web.follower import Follower
-from lowwater_authority.web.http import HttpServer, listen
+from lowwater._server import connections
+from lowwater._server.connections import IDLE_SECONDS, MOST_CONNECTIONS, OF_FILES, most_connections
+from lowwater._server.http import HttpServer, Part, listen
+from lowwater_authority.ops.endpoint import Exposition
+from lowwater_page.board import Board
+from lowwater_page.follower import Follower
+from lowwater_page.page import Page
 from tests.kit.eventually import eventually
 from tests.process.browsing import Viewer, ask
+from tests.process.scrape import Scrape
 from tests.process.serving import Serving
-from tests.process.test_metrics import Scrape
 
 pytestmark = pytest.mark.process
 
@@ -37,7 +39,7 @@ CUT_OFF = 5.0
 
 LIMITED = """
 import sys
-from lowwater_authority.web import connections
+from lowwater._server import connections
 connections.IDLE_SECONDS = float(sys.argv.pop(1))
 from lowwater_authority.serve import main
 sys.exit(main(sys.argv[1:]))
@@ -81,7 +83,7 @@ def test_idle_connections_take_their_places_and_no_more(tmp_path: Path) -> None:
     """More than the process may open files: those who report do not notice, and the page answers again once they are cut off."""
     with Limited(tmp_path / "data", "--log-format", "json") as server, contextlib.ExitStack() as stack:
         for _ in range(FILES + 44):
-            stack.enter_context(connected(server.page))
+            stack.enter_context(connected(server.endpoint))
         lw = stack.enter_context(lowwater.connect(server.address, timeout=10))
         lw.register("a")
         lease = lw.worker("a").claim()
@@ -114,7 +116,7 @@ def test_another_protocol_is_one_line_and_counted(tmp_path: Path) -> None:
     with Serving(tmp_path / "data", "--log-format", "json") as server:
         for _ in range(5):
             for sent in OTHER_PROTOCOLS.values():
-                with connected(server.page, sent) as connection:
+                with connected(server.endpoint, sent) as connection:
                     assert is_cut_off(connection)
         found = Scrape(server)
         assert found.value("page_not_http_total") == 5 * len(OTHER_PROTOCOLS)
@@ -127,7 +129,7 @@ def test_another_protocol_is_one_line_and_counted(tmp_path: Path) -> None:
 
 def answered(server: Serving, source: str, path: str = "/healthz") -> int:
     """The status of an answer to an address of this machine; 0: it is not taken."""
-    place = urllib.parse.urlsplit(server.page)
+    place = urllib.parse.urlsplit(server.endpoint)
     connection = http.client.HTTPConnection(str(place.hostname), place.port, 30, (source, 0))
     with contextlib.closing(connection):
         try:
@@ -141,14 +143,14 @@ def test_one_address_cannot_take_the_places_of_all(tmp_path: Path) -> None:
     """Else whoever reaches the page has the process restarted, whose health is asked there."""
     with Limited(tmp_path / "data", "--log-format", "json") as server, contextlib.ExitStack() as stack:
         for _ in range(FILES):
-            stack.enter_context(connected(server.page))
+            stack.enter_context(connected(server.endpoint))
         assert answered(server, "127.0.0.1") == 0, "it is full for who fills it"
         assert answered(server, "127.0.0.2") == 200
 
 
 def answers(server: Serving) -> bool:
     with contextlib.suppress(OSError):
-        return ask(server.page, "healthz").status == 200
+        return ask(server.endpoint, "healthz").status == 200
     return False
 
 
@@ -167,9 +169,11 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with Serving(tmp_path / "data") as server:
         follower = Follower(lambda _: lowwater.connect(server.address), board, clock=lambda: 1, sharded=False)
         listening = listen("127.0.0.1", 0)
-        http = HttpServer(
-            listening, board, follower, expose=lambda _: (b"#" * LARGE, "text/plain"), version="0", clock=lambda: 1
-        )
+        parts: list[Part] = [
+            Page(board, follower, version="0", clock=lambda: 1),
+            Exposition(lambda _: (b"#" * LARGE, "text/plain")),
+        ]
+        http = HttpServer(listening, parts)
         follower.start()
         http.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/"

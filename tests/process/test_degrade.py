@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import lowwater
-from lowwater_spark.authority import Authority, Registration
+from lowwater_spark.track.authority import Authority, Registration
 from lowwater_spark.track.inputs import Reading
 from tests.process.serving import Serving, serving
 

@@ -7,6 +7,7 @@ import json
 import signal
 import threading
 import urllib.request
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,13 @@ from tests.process.serving import Serving
 from tests.process.sharding import Sharded, balanced, move, served, spread
 
 NOON = 1_767_268_800_000_000
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Serving]:
+    """An authority with its status page."""
+    with Serving(tmp_path / "data", page="127.0.0.1:0") as one:
+        yield one
 
 
 def reported(lw: lowwater.Client, name: str, hour: int) -> lowwater.Lease:

@@ -56,18 +56,18 @@ def test_the_same_history_after_kills_stops_and_resets(server: Serving, lw: loww
     lw.register("flights", history_step=MINUTE)
     lw.register("counted", inputs=["flights"])
     flights(lw, *(at(1, minute) for minute in range(5)))
-    lives = []
+    totals = []
     for end in (server.kill, server.stop, server.kill):
         before = lw.history("flights")
         assert before.step == MINUTE
-        lives.append(before.total)
+        totals.append(before.total)
         end()
         server.start()
         assert lw.history("flights") == before, f"after {end.__name__}"
         lw.reset("flights")
         assert lw.history("flights") == before, "a reset completes nothing and forgets nothing"
         flights(lw, *(at(2, minute) for minute in range(0, 9, 3)))
-    assert lives == [5, 8, 11]
+    assert totals == [5, 8, 11]
     found = lw.history("flights")
     server.kill()
     server.start()
@@ -81,11 +81,11 @@ def test_rule2_what_was_told_is_still_there_after_a_kill_at_any_moment(server: S
     lw.register("flights", history_step=timedelta(seconds=1))
     lease = flights(lw)
     told: tuple[lowwater.Completion, ...] = ()
-    for life in range(4):
+    for run in range(4):
         for second in range(60):
             # Nobody waits for these, so the kill comes between any two steps of the server.
-            lease.advance(None, oldest=None, frontier=at(life, 0) + timedelta(seconds=second))
-        lw.wait("flights", at(life), timeout=30)
+            lease.advance(None, oldest=None, frontier=at(run, 0) + timedelta(seconds=second))
+        lw.wait("flights", at(run), timeout=30)
         seen = lw.history("flights", limit=1000).completions
         assert seen[: len(told)] == told
         server.kill()

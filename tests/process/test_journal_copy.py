@@ -23,9 +23,9 @@ from lowwater_authority.journal.copy import Copy, Progress, survey
 from lowwater_authority.journal.redis import RedisJournal
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.times import HOUR
+from tests.process.peer import Peer
 from tests.process.serving import Serving
 from tests.process.sharding import Shard
-from tests.process.test_serve import Peer
 
 SECRET = "correct-horse"
 

@@ -13,30 +13,13 @@ import lowwater
 from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
 from lowwater_authority.core.times import MIN
 from tests.kit.times import SECOND
+from tests.kit.truth import Truth
 from tests.process.serving import Serving
 
 BOUNDS = [b"", b"h", b"p", b""]
 SEED = 20130109
 DEADLINE = 60.0
 KILLS = 30
-
-
-class Truth:
-    """What the workers have said so far: the most each range may stand at."""
-
-    def __init__(self, ranges: int) -> None:
-        self._said = [MIN] * ranges
-        self._lock = threading.Lock()
-
-    def say(self, values: list[int]) -> None:
-        """To be called before the values are handed to the client."""
-        with self._lock:
-            self._said = [max(old, new) for old, new in zip(self._said, values, strict=True)]
-
-    def most(self) -> int:
-        """The most that may be published now."""
-        with self._lock:
-            return min(self._said)
 
 
 class Watcher:

@@ -40,6 +40,7 @@ NOT_PROVOKED = {
     "traces_on": "tests/process/test_traces.py",
     "traces_off": "tests/process/test_traces.py",
     "page_follower_failed": "as internal_error",
+    "page_absent": "tests/process/test_page_process.py",
     "page_begun": "tests/process/test_page_process.py",
     "page_ended": "tests/process/test_page_process.py",
     "page_refused": "hundreds of connections; tests/process/test_connections.py",
@@ -166,8 +167,9 @@ def test_the_events_of_shards(tmp_path: Path) -> None:
 
 def test_the_table_has_every_event_that_the_code_can_tell() -> None:
     """What is in the code is in docs/logs.md and the other way round, and what is not provoked above says where it is."""
-    source = Path(__file__).parents[2] / "authority" / "src"
-    text = "\n".join(path.read_text() for path in source.rglob("*.py"))
+    root = Path(__file__).parents[2]
+    sources = [root / "authority/src", root / "page/src", root / "client/src/lowwater/_server"]
+    text = "\n".join(path.read_text() for source in sources for path in source.rglob("*.py"))
     coded = {name for call in re.findall(r"\bevent\((.{0,80})", text, re.DOTALL) for name in _names(call)}
     coded |= {"claimed", "taken_over", "adopted"}
     assert coded == documented(), sorted(coded ^ documented())

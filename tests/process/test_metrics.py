@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,7 +11,6 @@ from pathlib import Path
 import grpc
 import pytest
 from prometheus_client import CollectorRegistry
-from prometheus_client.parser import text_string_to_metric_families
 
 from lowwater import Watermark, errors
 from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
@@ -21,42 +18,10 @@ from lowwater.prometheus import register
 from lowwater_authority.ops.metrics import FIGURES
 from tests.kit.eventually import eventually
 from tests.kit.times import HOUR
+from tests.process.peer import Peer
+from tests.process.scrape import Scrape
 from tests.process.serving import Serving, serving
 from tests.process.sharding import Sharded, balanced, spread, view_of
-from tests.process.test_serve import Peer
-
-
-class Scrape:
-    """One scrape, by name and labels."""
-
-    def __init__(self, server: Serving) -> None:
-        with urllib.request.urlopen(server.metrics, timeout=20) as page:
-            self.text: str = page.read().decode()
-        self.families = list(text_string_to_metric_families(self.text))
-        self.samples = {
-            (each.name, frozenset(each.labels.items())): each.value
-            for family in self.families
-            for each in family.samples
-        }
-
-    def value(self, name: str, **labels: str) -> float | None:
-        """The value of the series with exactly these labels."""
-        return self.samples.get((f"lowwater_{name}", frozenset(labels.items())))
-
-    def all(self, name: str) -> dict[tuple[str, ...], float]:
-        """Label values, by the order of their labels' names, and values."""
-        return {
-            tuple(value for _, value in sorted(labels)): found
-            for (each, labels), found in self.samples.items()
-            if each == f"lowwater_{name}"
-        }
-
-    def linted(self) -> str:
-        """What promtool has against it."""
-        done = subprocess.run(
-            ["promtool", "check", "metrics"], input=self.text, capture_output=True, text=True, timeout=60, check=False
-        )
-        return done.stdout + done.stderr
 
 
 @pytest.fixture

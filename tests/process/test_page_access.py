@@ -16,14 +16,16 @@ import pytest
 
 import lowwater
 from lowwater import errors
+from lowwater._server.http import HttpServer, listen
+from lowwater._server.tls import Certificates, Files
+from lowwater._server.visitors import TRIES, WrongTokens
 from lowwater_authority.access.policy import Access
-from lowwater_authority.access.tls import Certificates, Files
-from lowwater_authority.web import feed, visitors
-from lowwater_authority.web.board import Board
-from lowwater_authority.web.follower import Follower
-from lowwater_authority.web.http import HttpServer, listen
-from lowwater_authority.web.rights import RulesHere
-from lowwater_authority.web.visitors import EVERYBODY, SESSION_SECONDS, TRIES, KnownVisitors, WrongTokens
+from lowwater_authority.ops.endpoint import Exposition, RulesHere
+from lowwater_page import feed, sessions
+from lowwater_page.board import Board
+from lowwater_page.follower import Follower
+from lowwater_page.page import Page
+from lowwater_page.sessions import SESSION_SECONDS, SignedIn
 from tests.process.browsing import Answer, ask
 from tests.process.test_tls import OURS, put, trusting
 
@@ -71,7 +73,7 @@ class Guarded:
         self.now = 1_800_000_000.0
         self.ticks = 0.0
         self.page = f"{'http' if certificates is None else 'https'}://127.0.0.1:{port}/"
-        self.visitors = KnownVisitors(
+        self.visitors = SignedIn(
             RulesHere(lambda: self.access),
             secure=certificates is not None,
             port=port,
@@ -114,11 +116,7 @@ def opened(certificates: Certificates | None = None) -> Iterator[Guarded]:
     follower = Follower(lambda _: lowwater.connect("127.0.0.1:1"), board, clock=lambda: 1, sharded=False)
     server = HttpServer(
         listening,
-        board,
-        follower,
-        expose=lambda _: (b"figures", "text/plain"),
-        version="0",
-        clock=lambda: 1,
+        [Page(board, follower, version="0", clock=lambda: 1), Exposition(lambda _: (b"figures", "text/plain"))],
         certificates=certificates,
         visitors=guarded.visitors,
     )
@@ -347,7 +345,7 @@ def test_a_token_of_any_length_costs_little(guarded: Guarded) -> None:
 
 
 def test_a_sign_in_that_never_comes_is_not_waited_for(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visitors, "TOKEN_SECONDS", 0.2)
+    monkeypatch.setattr(sessions, "TOKEN_SECONDS", 0.2)
     connection = http.client.HTTPConnection(urlsplit(guarded.page).netloc, timeout=60)
     with ExitStack() as leaving:
         leaving.callback(connection.close)
@@ -430,19 +428,31 @@ def test_over_tls_the_cookie_never_goes_out_in_the_clear(tmp_path: Path) -> None
         assert "Secure" in set_cookie(answer).split("; ")
 
 
+class NoRules:
+    """What an authority without --access answers."""
+
+    async def controlled(self) -> bool:
+        return False
+
+    async def whose(self, token_sha256: str) -> lowwater.Identity:
+        del token_sha256
+        return lowwater.Identity(controlled=False, name="", page=True, metrics=True)
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 def test_without_access_rules_nobody_signs_in() -> None:
-    assert EVERYBODY.routes()[0].method == "GET"
     listening = listen("127.0.0.1", 0)
     board = Board()
     follower = Follower(lambda _: lowwater.connect("127.0.0.1:1"), board, clock=lambda: 1, sharded=False)
-    server = HttpServer(
-        listening, board, follower, expose=lambda _: (b"figures", "text/plain"), version="0", clock=time.time_ns
-    )
+    port = listening.getsockname()[1]
+    everybody = SignedIn(NoRules(), secure=False, port=port, clock=time.time, monotonic=time.monotonic)
+    server = HttpServer(listening, [Page(board, follower, version="0", clock=time.time_ns)], visitors=everybody)
     page = f"http://127.0.0.1:{listening.getsockname()[1]}/"
     server.start()
     try:
         assert ask(page, "session").json == {"required": False, "name": None}
-        assert ask(page, "api/snapshot").status == ask(page, "metrics").status == 200
-        assert ask(page, "session", "POST", body=b"{}").status == 405
+        assert ask(page, "api/snapshot").status == 200
     finally:
         server.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import pytest
 
 import lowwater
 from tests.kit.eventually import eventually
+from tests.kit.ports import free_port
 from tests.process.accessing import PATIENCE, SOON, Tokens, rules_of, write
 from tests.process.browsing import Json, Viewer, ask
 from tests.process.page_process import PageProcess
@@ -156,13 +159,14 @@ def test_the_authority_says_who_may_look_and_nobody_new_is_let_in_while_it_is_aw
     ("flags", "says"),
     [
         (["--listen", "7422"], "page"),
+        (["--listen", "127.0.0.1:65536"], "65536"),
         (["--tls-cert", "/nowhere.pem"], "--tls-key"),
         (["--ca", "/nowhere.pem"], "nowhere"),
     ],
 )
 def test_what_it_cannot_serve_with_it_says_and_ends(flags: list[str], says: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "lowwater_authority.web", *flags],
+        [sys.executable, "-m", "lowwater_page", *flags],
         capture_output=True,
         text=True,
         check=False,
@@ -173,6 +177,25 @@ def test_what_it_cannot_serve_with_it_says_and_ends(flags: list[str], says: str)
     assert "Traceback" not in done.stderr
 
 
+BROKEN = """
+import sys
+from lowwater._server.connections import Connections
+async def run(self, server):
+    raise RuntimeError("planted")
+Connections.run = run
+from lowwater_page.process import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_page_that_serves_no_more_ends() -> None:
+    """Whoever began it begins another; one that goes on would leave all who come without an answer."""
+    command = [sys.executable, "-c", BROKEN, "--address", "127.0.0.1:1", "--listen", "127.0.0.1:0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert "planted" in done.stderr
+
+
 # -- beside an authority -------------------------------------------------------------------------------------------------
 
 
@@ -180,18 +203,13 @@ class Beside(Serving):
     """An authority that starts a page beside itself."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        super().__init__(folder / "data", "--page", "127.0.0.1:0", "--log-format", "json", *flags)
+        super().__init__(folder / "data", "--log-format", "json", *flags, page="127.0.0.1:0")
         self.http = "off"
 
     def events(self, name: str) -> list[Json]:
         """What it has logged under a name."""
         lines = (self.data.parent / "serve.log").read_text().splitlines()
         return [each for each in map(json.loads, lines) if each["event"] == name]
-
-    def child(self) -> int:
-        """The process of the page that it began last."""
-        eventually(lambda: bool(self.events("page_begun")))
-        return int(self.events("page_begun")[-1]["pid"])
 
 
 def runs(pid: int) -> bool:
@@ -208,13 +226,13 @@ def test_an_authority_serves_a_page_beside_itself_which_ends_with_it(tmp_path: P
         report(server.address, "flights", NOON)
         with Viewer(server.page) as viewer:
             viewer.until(lambda seen: seen.low("flights") == NOON)
-        first = server.child()
+        first = server.page_pid()
         assert server.stop() == 0
         assert not runs(first)
         assert server.events("page_ended") == []
         server.start()
-        eventually(lambda: server.child() != first)
-        second = server.child()
+        eventually(lambda: server.page_pid() != first)
+        second = server.page_pid()
         eventually(lambda: ask(server.page, "healthz").status == 200)
         server.kill()
         eventually(lambda: not runs(second))
@@ -225,17 +243,51 @@ def test_a_page_that_dies_is_begun_anew_at_its_place_and_nobody_else_hears_of_it
         lw.register("flights")
         lease = lw.worker("flights").claim()
         for turn in range(2):
-            dead = server.child()
+            dead = server.page_pid()
             os.kill(dead, signal.SIGKILL)
             lease.advance(None, oldest=None, frontier=NOON + turn * HOUR)
             lease.flush(30)
-            eventually(lambda: server.child() != dead)  # noqa: B023 - called in this turn
+            eventually(lambda: server.page_pid() != dead)  # noqa: B023 - called in this turn
             # The socket listens all the time: who comes meanwhile waits for the next one.
             found = ask(server.page, "api/snapshot").json
             eventually(lambda: lows(ask(server.page, "api/snapshot").json) == {"flights": NOON + turn * HOUR})  # noqa: B023
             assert found["away"] is None
         assert [each["reason"] for each in server.events("page_ended")] == ["signal 9"] * 2
         assert server.events("page_ended")[0]["again_seconds"] == 1.0
+
+
+def test_a_page_that_does_not_end_keeps_no_journal_open(tmp_path: Path) -> None:
+    """The next authority over that journal waits for nobody's page."""
+    server = Beside(tmp_path)
+    server.constants = {"page_child:END_SECONDS": 3600.0}
+    with server:
+        page = server.page_pid()
+        os.kill(page, signal.SIGSTOP)
+        try:
+            server.signal(signal.SIGTERM)
+            eventually(lambda: server.events("stopped"))
+            assert runs(page)
+        finally:
+            os.kill(page, signal.SIGKILL)
+        assert server.wait() == 0
+
+
+class Elsewhere(Beside):
+    """One whose working folder has a file that is called as a module that the page imports."""
+
+    def program(self) -> list[str]:
+        folder = self.data.parent / "work"
+        folder.mkdir()
+        (folder / "aiohttp.py").write_text("raise SystemExit(9)")
+        code = f"import os, sys; os.chdir({str(folder)!r}); from lowwater_authority.serve import main; sys.exit(main(sys.argv[1:]))"
+        return [sys.executable, "-P", "-c", code]
+
+
+def test_what_lies_in_the_working_folder_is_not_run(tmp_path: Path) -> None:
+    with Elsewhere(tmp_path) as server:
+        first = server.page_pid()
+        eventually(lambda: ask(server.page, "healthz").status == 200)
+        assert (server.page_pid(), server.events("page_ended")) == (first, [])
 
 
 def test_the_page_beside_an_authority_asks_it_who_may_look_and_has_none_of_its_secrets(tmp_path: Path) -> None:
@@ -251,10 +303,126 @@ def test_the_page_beside_an_authority_asks_it_who_may_look_and_has_none_of_its_s
         eventually(lambda: lows(ask(server.page, "api/snapshot", headers=given).json) == {"flights": NOON})
         assert ask(server.page, "api/snapshot").status == 401
         assert ask(server.page, "api/snapshot", headers={"Authorization": f"Bearer {tokens['etl']}"}).status == 403
-        command = Path(f"/proc/{server.child()}/cmdline").read_bytes()
+        command = Path(f"/proc/{server.page_pid()}/cmdline").read_bytes()
         assert not any(token.encode() in command for token in tokens.values())
-        variables = Path(f"/proc/{server.child()}/environ").read_bytes().split(b"\0")
+        variables = Path(f"/proc/{server.page_pid()}/environ").read_bytes().split(b"\0")
         assert {each.partition(b"=")[0] for each in variables if each.startswith(b"LOWWATER_")} == {b"LOWWATER_TOKEN"}
+
+
+class ByDefault(Serving):
+    """An authority that is not told anything about a page."""
+
+    def flags_of_page(self) -> list[str]:
+        return []
+
+    def warned(self) -> list[Json]:
+        """Why there is no page, as it has logged it."""
+        lines = [json.loads(line) for line in (self.data.parent / "serve.log").read_text().splitlines()]
+        return [each for each in lines if each["event"] == "page_absent"]
+
+
+def port_of(url: str) -> int:
+    """The port of a URL."""
+    return int(url.rstrip("/").removesuffix("/metrics").rpartition(":")[2])
+
+
+def neighbours() -> tuple[int, int]:
+    """Two ports behind each other that are free, below those that the system gives to connections."""
+    for _ in range(100):
+        first = free_port()
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", first + 1)):
+            return first, first + 1
+    raise AssertionError("there are no two free ports behind each other")
+
+
+def test_the_page_comes_by_itself_at_the_port_after_that_of_http(tmp_path: Path) -> None:
+    first, second = neighbours()
+    server = ByDefault(tmp_path / "data")
+    server.http = f"127.0.0.1:{first}"
+    with server:
+        assert (port_of(server.metrics), port_of(server.page)) == (first, second)
+        eventually(lambda: ask(server.page, "healthz").status == 200)
+        assert ask(server.endpoint, "api/snapshot").status == ask(server.endpoint, "").status == 404
+        assert server.warned() == []
+        assert server.stop() == 0
+
+
+def test_a_page_that_comes_by_itself_keeps_no_authority_from_serving(tmp_path: Path) -> None:
+    """Its port is another's: nobody has asked for a page here, and the watermarks are served all the same."""
+    first, second = neighbours()
+    server = ByDefault(tmp_path / "data")
+    server.http = f"127.0.0.1:{first}"
+    with socket.create_server(("127.0.0.1", second)), server:
+        assert server.page == "off"
+        report(server.address, "flights", NOON)
+        [told] = server.warned()
+        assert f"127.0.0.1:{second}" in told["reason"]
+        assert ask(server.endpoint, "metrics").status == 200
+        assert server.stop() == 0
+
+
+def test_behind_the_last_port_there_is_no_page_by_itself(tmp_path: Path) -> None:
+    server = ByDefault(tmp_path / "data")
+    server.http = "127.0.0.1:65535"
+    with server:
+        assert (port_of(server.metrics), server.page) == (65535, "off")
+        [told] = server.warned()
+        assert told["reason"] == "127.0.0.1:65536: there is no port 65536"
+
+
+@pytest.mark.parametrize("flag", ["--http", "--page"])
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [("127.0.0.1:65536", "there is no port 65536"), ("a..b:7422", "'a..b' is no name of a host")],
+)
+def test_a_place_that_there_cannot_be_is_refused_with_the_flag(
+    flag: str, place: str, says: str, tmp_path: Path
+) -> None:
+    other = [sys.executable, "-m", "lowwater_authority", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+    elsewhere = ["--page", "off"] if flag == "--http" else ["--http", "off"]
+    done = subprocess.run([*other, flag, place, *elsewhere], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert f"Choose another with {flag}" in done.stderr
+
+
+def test_without_http_there_is_no_page_by_itself(tmp_path: Path) -> None:
+    server = ByDefault(tmp_path / "data")
+    server.http = "off"
+    with server:
+        assert (server.page, server.metrics, server.warned()) == ("off", "off", [])
+
+
+WITHOUT = """
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "lowwater_page" else found(name, *more)
+from lowwater_authority.serve import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class NotInstalled(ByDefault):
+    """One that finds no lowwater-page; tests/compatibility has an environment without it."""
+
+    def program(self) -> list[str]:
+        return [sys.executable, "-c", WITHOUT]
+
+
+def test_an_authority_without_the_distribution_says_so_once_and_serves(tmp_path: Path) -> None:
+    with NotInstalled(tmp_path / "data") as server:
+        report(server.address, "flights", NOON)
+        assert server.page == "off"
+        [told] = server.warned()
+        assert told["reason"] == "lowwater-page is not installed"
+        assert "--page off" in told["message"]
+        assert server.stop() == 0
+    command = [sys.executable, "-c", WITHOUT, "--data", str(tmp_path / "other"), "--listen", "127.0.0.1:0"]
+    asked = subprocess.run(
+        [*command, "--http", "off", "--page", "127.0.0.1:0"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert asked.returncode == 2, "it was asked for by name"
+    assert "lowwater-page is not installed" in asked.stderr
 
 
 def test_an_address_that_is_taken_is_told_before_anything_is_served(tmp_path: Path) -> None:

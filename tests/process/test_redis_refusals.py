@@ -14,7 +14,8 @@ from lowwater_authority.journal import JournalCorrupt, JournalFailed, JournalPos
 from lowwater_authority.journal.redis import RedisJournal
 from lowwater_authority.journal.redis_link import RedisSettings
 from tests.contract.journal_stores import RedisStore, entry
-from tests.contract.redis_server import READY, RedisServer, free_port
+from tests.contract.redis_server import READY, RedisServer
+from tests.kit.ports import free_port
 
 SECRET = "correct-horse"
 

@@ -132,7 +132,7 @@ def test_what_a_later_release_has_written_is_not_misread_by_the_shard_beside_it(
             # What the later one changes in the graph the older one cannot follow: it lets go, and what is its own stands until it is stopped.
             with lowwater.connect(new.address) as there:
                 there.register("later")
-            eventually(lambda: "is cut off from its store" in old.log, seconds=30)
+            eventually(lambda: "cut off from the store: serving nothing" in old.log, seconds=30)
             assert old.stop() == 0
             eventually(lambda: set(names) <= set(served(lw, new)), seconds=30)
             following.until(work.done, names)

@@ -15,9 +15,9 @@ from lowwater._pb.lowwater.v1 import watermarks_pb2
 from lowwater_authority.engine.shard import WAIT_SECONDS
 from tests.kit.eventually import eventually
 from tests.kit.times import HOUR
+from tests.process.peer import Peer, reason
 from tests.process.sharding import DEAD_AFTER, Sharded, move
 from tests.process.store_proxy import StoreProxy
-from tests.process.test_serve import Peer, reason
 
 GONE_WITHIN = 4 * DEAD_AFTER
 """Seconds; twice ``dead_after`` is meant."""

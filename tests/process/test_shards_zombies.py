@@ -18,8 +18,8 @@ import lowwater
 from lowwater._pb.lowwater.v1 import types_pb2, watermarks_pb2, workers_pb2
 from tests.kit.eventually import eventually
 from tests.kit.times import HOUR
+from tests.process.peer import Peer, reason
 from tests.process.sharding import Shard, Sharded, move, served
-from tests.process.test_serve import Peer, reason
 
 NAMES = ("kept", "reset")
 

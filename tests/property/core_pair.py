@@ -133,7 +133,7 @@ class Pair(RuleBasedStateMachine):
         self.steps["low moved"] += self.oracle.low != low
         self.steps["steps completed"] += len(self.oracle.history) - known
         self.steps["steps completed in a later incarnation"] += (
-            self.oracle.life > 1 and len(self.oracle.history) > known
+            self.oracle.incarnation > 1 and len(self.oracle.history) > known
         )
         self.steps["high moved"] += (
             self.oracle.heuristics != high and max(self.oracle.heuristics.values()) > self.oracle.low
@@ -204,7 +204,7 @@ class Pair(RuleBasedStateMachine):
         self.settle()
         self.steps["reset"] += 1
         self.oracle.restart()
-        self.spec = Spec("c", ("a",), SHARES, max_skew=SKEW, incarnation=self.oracle.life, history_step=STEP)
+        self.spec = Spec("c", ("a",), SHARES, max_skew=SKEW, incarnation=self.oracle.incarnation, history_step=STEP)
         self.core = recovery.restarted(self.core, self.spec)
         self.core.__class__ = self.made
         self.core.publish()

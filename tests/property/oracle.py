@@ -23,12 +23,12 @@ class Oracle:
         self.history: list[tuple[int, int, int, int]] = []
         self.last_sequencer = 0
         self.granted: dict[bytes, int] = {}
-        self.life = 0
+        self.incarnation = 0
         self.restart()
 
     def restart(self) -> None:
         """Reset: a new incarnation, in which nothing is known and every sequencer is stale; none is ever granted twice."""
-        self.life += 1
+        self.incarnation += 1
         self.cells = [Cell() for _ in range(CELLS)]
         self.claims: dict[int, Claim] = {}
         self.low = MIN
@@ -364,7 +364,7 @@ class Oracle:
         least = self.minimum() if any(cell.state != "RETIRED" for cell in self.cells) else MIN
         old, self.low = self.low, max(self.low, least)
         if found := completed(old, self.low, self.step):
-            self.history.append((self.life, *found, now))
+            self.history.append((self.incarnation, *found, now))
         for share in self.shares:
             progress = heuristic(share, self.unfinished())
             self.heuristics[share] = max(self.heuristics[share], self.low, MIN if progress is None else progress)

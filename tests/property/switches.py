@@ -224,7 +224,7 @@ class ClaimsNotRepeatable(Computation):
 # -- rule 9 ------------------------------------------------------------------------------------------------
 
 
-class AnyLife(Computation):
+class AnyIncarnation(Computation):
     """A fold over any incarnation of the inputs counts."""
 
     def report(self, report: GroupReport, **more: Any) -> list[Refused]:
@@ -278,8 +278,8 @@ class UnregisteredInputsCount(Computation):
     """A fold over an input that is not registered counts, whatever it says."""
 
     def report(self, report: GroupReport, **more: Any) -> list[Refused]:
-        lives = tuple(life or -1 for life in report.fold.input_incarnations)
-        fold = report.fold._replace(input_incarnations=lives)
+        incarnations = tuple(incarnation or -1 for incarnation in report.fold.input_incarnations)
+        fold = report.fold._replace(input_incarnations=incarnations)
         more["required"] = fold
         return super().report(replace(report, fold=fold), **more)
 

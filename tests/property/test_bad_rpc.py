@@ -107,6 +107,8 @@ OTHERWISE = {
     "raise errors.Unavailable in _what_is_read",  # a store that does not answer: tests/unit/test_cluster.py
     "raise errors.Unavailable in _refresh",  # a graph that is damaged and cannot be written again: tests/unit/test_damaged_graph.py
     "raise errors.Unavailable in register",  # the same
+    "raise errors.Unavailable in _heal",  # the same
+    "raise errors.Unavailable in _refuse_unhealed",  # the same
     "raise errors.Overloaded in drop",  # 4 MiB of tombstones: tests/unit/test_drop.py
     "raise errors.Overloaded in messages",  # 64 MiB of refusals: tests/unit/test_acknowledgement.py
     "raise errors.InputVersion in commit",  # the inputs change meanwhile: the same file

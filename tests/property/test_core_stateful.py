@@ -95,7 +95,7 @@ CLASSES = (
     (4, switches.NoClaimOrder),
     (8, switches.NumbersIgnored),
     (8, switches.ClaimsNotRepeatable),
-    (9, switches.AnyLife),
+    (9, switches.AnyIncarnation),
     (10, switches.AllWeak),
     ("C2", switches.PartOfABatch),
     ("H2", switches.BatchesRepeat),

@@ -127,7 +127,7 @@ class Durable:
             return  # somebody has written since
         known = {**graph.computations, **graph.dropped}
         self._expect(
-            {name: spec.incarnation for name, spec in known.items()} == book.lives
+            {name: spec.incarnation for name, spec in known.items()} == book.incarnations
             and {name: spec.inputs for name, spec in known.items()} == book.inputs
             and graph.dropped.keys() == book.dropped,
             f"{who} reads another graph than what its log says up to {loaded.last}",
@@ -153,11 +153,11 @@ class Durable:
         stored = self._ledger.logs.get(name)
         if stored is not None and stored.snapshot is not None and stored.records:
             self._sim.reach("a recovery from a snapshot and records behind it")
-        life = name, computation.incarnation
-        if computation.low < self._durable.get(life, MIN):
+        incarnation = name, computation.incarnation
+        if computation.low < self._durable.get(incarnation, MIN):
             self._sim.reach("a weak store went back")
-        self._durable[life] = computation.low
-        self._highest[life] = max(computation.low, self._highest.get(life, MIN))
+        self._durable[incarnation] = computation.low
+        self._highest[incarnation] = max(computation.low, self._highest.get(incarnation, MIN))
         self._durable_claims.update((name, sequencer) for sequencer, _ in computation.granted.values())
         for sequencer, group in computation.map.groups.items():
             values = computation.map.columns.values[group.slots()]
@@ -211,11 +211,11 @@ class Durable:
                 self._recorded(who, log, journal_pb2.Record.FromString(payload))
 
     def _recorded(self, who: str, log: str, record: journal_pb2.Record) -> None:
-        life = log, record.incarnation
+        incarnation = log, record.incarnation
         # Others may have gone on, when the news of this write is late.
-        known = MIN if self._weak else self._durable.get(life, MIN)
-        self._durable[life] = max(record.low_micros, known)
-        self._highest[life] = max(record.low_micros, self._highest.get(life, MIN))
+        known = MIN if self._weak else self._durable.get(incarnation, MIN)
+        self._durable[incarnation] = max(record.low_micros, known)
+        self._highest[incarnation] = max(record.low_micros, self._highest.get(incarnation, MIN))
         self._not_ahead(log, record.low_micros, f"{log}/{record.incarnation} is written down at {record.low_micros}")
         self._durable_claims.update((log, op.claim.sequencer) for op in record.ops if op.HasField("claim"))
         for values in (op.values for op in record.ops if op.HasField("values")):
@@ -244,8 +244,8 @@ class Durable:
         book = self._ledger.book(log)
         self._durable[log, book.incarnation] = book.lows.get(book.incarnation, MIN)
         self._durable_claims.update((log, sequencer) for sequencer in sequencers(book))
-        for life, low in book.lows.items():
-            self._highest[log, life] = max(low, self._highest.get((log, life), MIN))
+        for incarnation, low in book.lows.items():
+            self._highest[log, incarnation] = max(low, self._highest.get((log, incarnation), MIN))
         computation = self._computation(who, log)
         if computation is not None:
             self._forget_uncovered(log, computation)
@@ -289,17 +289,23 @@ class Durable:
                 known.append(spec.inputs)
         return any(set(inputs) <= set(each) for each in known)
 
-    def lost_lives(self) -> list[str]:
+    def lost_incarnations(self) -> list[str]:
         """Return the computations of which the store has forgotten a reset, or a drop: who was told of it waits for a later incarnation."""
-        lives = self._ledger.book(GRAPH).lives
-        newest = {name: max((life for known, life in self._highest if known == name), default=0) for name in lives}
-        return [name for name, life in lives.items() if life < newest[name] or name in self.undropped()]
+        incarnations = self._ledger.book(GRAPH).incarnations
+        newest = {
+            name: max((incarnation for known, incarnation in self._highest if known == name), default=0)
+            for name in incarnations
+        }
+        return [
+            name for name, incarnation in incarnations.items() if incarnation < newest[name] or name in self.undropped()
+        ]
 
     def undropped(self) -> list[str]:
         """Return the computations that the store has in an incarnation that somebody was told to be over."""
         book = self._ledger.book(GRAPH)
         return [
             name
-            for name, life in self._dropped.items()
-            if book.lives.get(name, 0) < life or (book.lives[name] == life and name not in book.dropped)
+            for name, incarnation in self._dropped.items()
+            if book.incarnations.get(name, 0) < incarnation
+            or (book.incarnations[name] == incarnation and name not in book.dropped)
         ]

@@ -32,7 +32,7 @@ class Book:
     """The numbers of the strong records in it, whether or not a snapshot has them by now."""
     inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Of the graph: what each computation reads."""
-    lives: Mapping[str, int] = field(default_factory=dict)
+    incarnations: Mapping[str, int] = field(default_factory=dict)
     """Of the graph: the incarnation of each computation, the last one of what was dropped."""
     dropped: frozenset[str] = frozenset()
     """Of the graph: what was dropped, and is not registered since."""
@@ -43,8 +43,8 @@ class Book:
         found, old = record.computations, self if record.over else Book()
         inputs = {**old.inputs, **{each.name: tuple(each.inputs) for each in found}}
         dropped = old.dropped - {each.name for each in found} | {each.name for each in found if each.dropped}
-        lives = {**old.lives, **{each.name: each.incarnation for each in found}}
-        return replace(self, position=position, inputs=inputs, lives=lives, dropped=dropped)
+        incarnations = {**old.incarnations, **{each.name: each.incarnation for each in found}}
+        return replace(self, position=position, inputs=inputs, incarnations=incarnations, dropped=dropped)
 
     def record(self, record: journal_pb2.Record, position: int) -> Book:
         """The book behind a record of a computation."""

@@ -44,7 +44,7 @@ class Oracle(Durable):
         self._published: dict[str, Seen] = {}
         self._publishers: dict[tuple[str, int], str] = {}
         """Who published a computation by an ownership number."""
-        self._lives: dict[str, dict[int, float]] = {}
+        self._incarnations: dict[str, dict[int, float]] = {}
         """When each incarnation of a computation was first published."""
         self._listing: dict[int, watermarks_pb2.ListRangesRequest] = {}
         self._before: dict[int, dict[str, Seen]] = {}
@@ -135,14 +135,14 @@ class Oracle(Durable):
 
     def keeps_the_graph(self) -> None:
         """Look whether every registration, every reset and every drop is there that somebody was told of."""
-        lives = self._ledger.book(GRAPH).lives
+        incarnations = self._ledger.book(GRAPH).incarnations
         for name in () if self._weak else self.undropped():
             self.fail(f"{name} was told to be dropped in its incarnation {self._dropped[name]}, but the store has it")
-        for name, life in self._registered.items():
-            known = lives.get(name, 0)
+        for name, incarnation in self._registered.items():
+            known = incarnations.get(name, 0)
             self._expect(
-                known >= life or self._weak,
-                f"{name} was told to be in its incarnation {life}, but the store knows {known}",
+                known >= incarnation or self._weak,
+                f"{name} was told to be in its incarnation {incarnation}, but the store knows {known}",
             )
 
     def _publishes(self, tap: Tap, message: types_pb2.Watermark) -> None:
@@ -160,7 +160,7 @@ class Oracle(Durable):
             self._expect(
                 low <= micros and (micros != MAX or low == MAX), f"{where}, but the {share} ppm one at {micros}"
             )
-        self._lives.setdefault(name, {}).setdefault(seen.incarnation, self._sim.now)
+        self._incarnations.setdefault(name, {}).setdefault(seen.incarnation, self._sim.now)
         old, before[name] = before.get(name, Seen()), seen
         newest = self._published.get(name, Seen())
         if self._weak or (seen.incarnation, seen.low) > (newest.incarnation, newest.low):
@@ -232,8 +232,10 @@ class Oracle(Durable):
             self._expect(other.sequencer != claim.sequencer, f"{about} has the sequencer of another claim")
             older, newer = sorted((other, claim), key=lambda each: each.sequencer)
             # A reset forgets who owned: what was claimed before it is not compared.
-            same_life = not self._may_have_ended(older) and not self._gone(newer.name, newer.sequencer)
-            self._expect(older.order <= newer.order or not same_life, f"{about} is granted: {older} is the newer run")
+            same_incarnation = not self._may_have_ended(older) and not self._gone(newer.name, newer.sequencer)
+            self._expect(
+                older.order <= newer.order or not same_incarnation, f"{about} is granted: {older} is the newer run"
+            )
         if claim.bound is not None:
             self.restore(claim.name, claim.cells, claim.bound)
         self._written.setdefault((claim.name, claim.sequencer), set()).update(message.watermarks_micros)
@@ -252,8 +254,8 @@ class Oracle(Durable):
 
     def _refuses(self, refused: workers_pb2.RefusedRanges) -> None:
         """A claim is stale only if somebody made it so."""
-        if refused.reason != "STALE_SEQUENCER":
-            return
+        if refused.reason != "STALE_SEQUENCER" or "none of them may be forgotten" in refused.message:
+            return  # or a careless sender is one too many: what the worker itself says names its turns
         name, sequencer = refused.computation, refused.sequencer
         found = [claim for claim in self._claims.values() if claim.name == name and claim.sequencer == sequencer]
         if not found or (name, sequencer) in self._released:
@@ -298,10 +300,13 @@ class Oracle(Durable):
         for view in seen.each.values():
             self.viewed(process, view)
 
-    def life(self, name: str) -> int:
+    def incarnation(self, name: str) -> int:
         """Return the newest incarnation that everybody who is connected must know of: it was first published some seconds ago."""
-        known = max((life for life, at in self._lives.get(name, {}).items() if at < self._sim.now - 5), default=0)
-        return min(known, self._ledger.book(GRAPH).lives.get(name, known)) if self._weak else known
+        known = max(
+            (incarnation for incarnation, at in self._incarnations.get(name, {}).items() if at < self._sim.now - 5),
+            default=0,
+        )
+        return min(known, self._ledger.book(GRAPH).incarnations.get(name, known)) if self._weak else known
 
     def answered(self, process: Process, name: str, until: int, answer: Completeness) -> None:
         """A program was told whether everything before a time is here, and if not, who holds it."""

@@ -315,12 +315,12 @@ async def _question(place: Place, process: Process, lw: Client, name: str, rando
         case 2:
             await lw.ranges(name, limit=1000)  # checked when it was sent
         case 3:
-            life = oracle.life(name)
+            incarnation = oracle.incarnation(name)
             view = await lw.wait(name, until, timeout=random.uniform(0.1, 20))
             oracle.viewed(process, view)
-            if view.incarnation < life:
+            if view.incarnation < incarnation:
                 oracle.fail(
-                    f"{process.name} waits for {name} and is answered from incarnation {view.incarnation}, not {life}"
+                    f"{process.name} waits for {name} and is answered from incarnation {view.incarnation}, not {incarnation}"
                 )
             oracle.reached(process, name, until, complete=view.low.micros >= until)
         case 4:

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 import lowwater
 from tests.process.serving import Serving, serving
 from tests.spark.flow import Flow
+from tests.spark.queries import Queries
 from tests.spark.session import QUICK, spark_session
 from tests.spark.support import SETTINGS, Feed, Upstream
 
@@ -52,7 +53,8 @@ def upstream(lw: lowwater.Client) -> Upstream:
 
 
 @pytest.fixture
-def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
-    made = Flow(spark, authority.address, tmp_path)
+def flow(request: pytest.FixtureRequest, spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Queries]:
+    """What the module has as ``FLOW``; without it a feed, and stages with functions over it."""
+    made: Queries = getattr(request.module, "FLOW", Flow)(spark, authority.address, tmp_path)
     yield made
     made.stop()

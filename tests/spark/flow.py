@@ -1,4 +1,4 @@
-"""A feed, and the stages with functions over it."""
+"""A feed, and the stages over it: with functions, or plain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOUR = timedelta(hours=1)
 
 
 class Flow(Queries):
-    """One feed, and the stages over it."""
+    """One feed, and the stages with functions over it."""
 
     def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
         super().__init__(spark, address, folder)
@@ -67,3 +67,33 @@ class Flow(Queries):
         query = stage.foreach_batch(frame, write_batch, checkpoint=self.folder / checkpoint, name=query_name, **options)
         self.queries.append(query)
         return query
+
+
+class PlainFlow(Queries):
+    """One feed, and the plain stages over it: queries with a sink of Spark's."""
+
+    def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
+        super().__init__(spark, address, folder)
+        self.feed = Feed(folder / "in")
+
+    def read(self, folder: str = "in", **options: str) -> DataFrame:
+        stream = self.spark.readStream.schema("key string, t timestamp").options(**options)
+        return stream.json(str(self.folder / folder))
+
+    def stage(self, name: str = "stage", *inputs: str, **declared: Any) -> lws.Stage:
+        declared = {"key": "key", "event_time": "t", "ranges": 4, **declared}
+        return lws.stage(self.spark, name, inputs=inputs or ["source"], address=self.address, **declared)
+
+    def start(self, frame: DataFrame | None = None, *, checkpoint: str = "ck", **options: Any) -> lws.TrackedQuery:
+        stage = options.pop("stage", None) or self.stage()
+        settings = {"format": "json", "path": self.folder / "out", **options}
+        if settings["format"] in ("noop", "console", "memory"):
+            del settings["path"]
+        query = stage.start(self.read() if frame is None else frame, checkpoint=self.folder / checkpoint, **settings)
+        self.queries.append(query)
+        return query
+
+    def out(self) -> list[str]:
+        """The keys that a reader of the sink's log sees."""
+        rows = self.spark.read.schema("key string, t timestamp").json(str(self.folder / "out"))
+        return sorted(entry.key for entry in rows.collect())

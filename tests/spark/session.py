@@ -12,6 +12,8 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from scripts.jars import jars
+
 QUICK = {
     "spark.python.daemon.module": "tests.spark.forked_workers",
     # The usual one asks for links by starting a program, seven times a batch and more. Both write the same files, whole, by a rename.
@@ -47,6 +49,9 @@ def spark_session(name: str, master: str, settings: Mapping[str, str]) -> SparkS
     """
     # Workers are forked by a daemon of this interpreter: the executors need the same packages.
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    # A JVM takes them at its start only, so all have the connectors, which nothing loads that does not use them.
+    connectors = os.pathsep.join(str(jar) for each in ("kafka", "delta") for jar in jars(each))
+    settings = {"spark.driver.extraClassPath": connectors, **settings}
     conf = SparkConf().setMaster(master).setAppName(name).setAll([*settings.items()])
     running = SparkContext._active_spark_context
     if running is not None and not {*conf.getAll()} <= {*running.getConf().getAll()}:

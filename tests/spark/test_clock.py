@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import lowwater
 from lowwater import errors
-from lowwater_spark.authority import PROBE_INTERVAL, Authority, Registration
+from lowwater_spark.track.authority import PROBE_INTERVAL, Authority, Registration
 from lowwater_spark.track.query import _REST, TrackedQuery
 from lowwater_spark.track.run import Run
 

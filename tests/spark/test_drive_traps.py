@@ -14,7 +14,6 @@ import lowwater
 import lowwater_spark as lws
 from lowwater import errors
 from lowwater.watermark import MIN
-from lowwater_spark.authority import Authority
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.drive import frame as frame_module
 from lowwater_spark.drive import plan as plan_module
@@ -23,6 +22,7 @@ from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.control import END, Offset, Told
 from lowwater_spark.sources.head import Heads
+from lowwater_spark.track.authority import Authority
 from tests.kit.eventually import eventually
 from tests.kit.times import at
 from tests.spark.drive_support import CARE, HOUR, Driven, counts, driven, millis, record, say

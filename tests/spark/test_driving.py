@@ -15,7 +15,6 @@ import pytest
 import lowwater
 from lowwater import errors
 from lowwater.watermark import MIN
-from lowwater_spark.authority import Authority, Registration
 from lowwater_spark.checkpoint.identity import identity, new_ordinal
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.drive.plan import check_ending
@@ -25,6 +24,7 @@ from lowwater_spark.sources.base import Line
 from lowwater_spark.sources.control import Control, ControlSource, Drive, Offset
 from lowwater_spark.sources.files import FileSource, OpenFiles
 from lowwater_spark.sources.source_log import Head
+from lowwater_spark.track.authority import Authority, Registration
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.part import Part
 from lowwater_spark.track.plain import Plain
@@ -197,7 +197,7 @@ def test_a_refusal_comes_before_the_claim(
     first = Query(tmp_path, lw, "source", name="one", **options)
     queries.append(first)
     first.start()
-    life = lw.get("stage")["stage"].incarnation
+    incarnation = lw.get("stage")["stage"].incarnation
     if what == "frame":
         options["frame"] = "one"
     second = Query(tmp_path, lw, "source", name="two", adopt=True, **options)
@@ -207,7 +207,7 @@ def test_a_refusal_comes_before_the_claim(
     wanted = CheckpointMismatch if what == "inputs" else ValueError
     with pytest.raises(wanted, match=r"another query|without source"):
         second.start()
-    assert lw.get("stage")["stage"].incarnation == life
+    assert lw.get("stage")["stage"].incarnation == incarnation
     second.close()
     assert first.given() >= 0, "the other query keeps what it has"
 

@@ -12,13 +12,13 @@ import pytest
 
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint import durable
-from lowwater_spark.checkpoint.batches import BatchEntry, BatchLog
 from lowwater_spark.checkpoint.durable import write_once
 from lowwater_spark.checkpoint.identity import identity, new_ordinal
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.sources.head import Candidates
 from lowwater_spark.sources.source_log import File, SourceLog, Taken
 from lowwater_spark.track import handover
+from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.state import RangeEntry, StateStore, Version

@@ -16,6 +16,7 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 import lowwater_spark as lws
 from tests.spark.support import Feed
+from tests.spark.tape import TapeSource
 
 PAGE = Path(__file__).parents[2] / "docs/fit.md"
 SCHEMA = "key string, t timestamp"
@@ -24,8 +25,9 @@ HOUR = timedelta(hours=1)
 CONNECT = "Spark Connect, and platforms that offer nothing else"
 
 NOT_ASKED = {
-    "Kafka, Kinesis, Pub/Sub": "Spark alone does not have them; `rate` is a source of the same kind",
-    "Delta, Iceberg, Hudi": "likewise",
+    "Kafka, its brokers declared": "tests/spark/test_kafka.py",
+    "Kinesis, Pub/Sub": "Spark alone does not have them, and `rate` is a source of their kind",
+    "Delta, Iceberg, Hudi": "sources of the kind of `rate`, which is asked; tests/spark/test_delta_kit.py shows what Delta's says",
     "the same on an object store or HDFS": "Spark looks for the files when the frame is made; the checkpoint goes by the same rule",
     "Spark's file sink on an object store": "Spark makes its folder at the start",
     "Delta, Iceberg and other tables that commit in the batch": "Spark alone does not have them",
@@ -72,6 +74,16 @@ def binary(spark: SparkSession, folder: str) -> DataFrame:
 
 def rate(spark: SparkSession, _folder: str) -> DataFrame:
     return spark.readStream.format("rate").load().selectExpr("string(value) as key", "timestamp as t")
+
+
+def tape(spark: SparkSession, folder: str) -> DataFrame:
+    spark.dataSource.register(TapeSource)
+    return spark.readStream.format("tape").load(folder)
+
+
+def socket(spark: SparkSession, _folder: str) -> DataFrame:
+    lines = spark.readStream.format("socket").options(host="127.0.0.1", port="1").load()
+    return lines.selectExpr("value as key", "timestamp'2013-01-09' as t")
 
 
 def with_names(spark: SparkSession, folder: str) -> DataFrame:
@@ -137,6 +149,14 @@ class Ask:
             return "exact" if str(refusal).startswith(f"The checkpoint {ELSEWHERE} ") else "refused"
         pytest.fail("it was started")
 
+    def begins(self, spark: SparkSession, feed: Feed) -> str:
+        """What the code says of an injector over it. The same: its checkpoint is refused at last."""
+        stage = lws.injector(spark, "fit", key="key", event_time="t", address="127.0.0.1:1")
+        frame = self.read(spark, str(feed.folder))
+        with pytest.raises(lws.Unsupported) as refusal:
+            stage.foreach_batch(frame, lambda _rows, _batch: None, checkpoint=ELSEWHERE)
+        return "exact" if str(refusal.value).startswith(f"The checkpoint {ELSEWHERE} ") else "refused"
+
 
 ASKED: Mapping[str, Sequence[Ask]] = {
     "`csv`, `json`, `orc`, `parquet`, `text` files in a local or NFS directory": [
@@ -144,7 +164,8 @@ ASKED: Mapping[str, Sequence[Ask]] = {
         Ask(text),
     ],
     "other formats of files: `xml`, `binaryFile`, Avro": [Ask(of("xml")), Ask(binary)],
-    "`rate`, `socket`, a Python data source": [Ask(rate)],
+    "`rate`, a Python data source": [Ask(rate), Ask(tape)],
+    "`socket`": [Ask(socket)],
     "static tables, joined to a stream": [Ask(with_names)],
     "filters, projections, unions, `dropDuplicates`": [
         Ask(united),
@@ -194,6 +215,8 @@ def test_the_code_says_what_the_page_says(row: str, spark: SparkSession, feed: F
         for drive in (False, True):
             said = cells.get("track, drive") or cells["drive" if drive else "track"]
             assert ask.answer(spark, feed, tmp_path, drive=drive) == said, (ask, drive)
+        if "begin" in cells:
+            assert ask.begins(spark, feed) == cells["begin"], ask
 
 
 def test_a_session_of_connect_is_refused(tmp_path: Path) -> None:

@@ -22,11 +22,11 @@ from pyspark.sql.types import StructType
 import lowwater
 import lowwater_spark as lws
 from lowwater.watermark import MIN
-from lowwater_spark.checkpoint.batches import BatchEntry, BatchLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
 from lowwater_spark.track import update as update_module
 from lowwater_spark.track.batch import Batch, Keyed, _Calls
+from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.handover import publish_directory
 from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.receipt import Destination

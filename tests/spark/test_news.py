@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -29,7 +28,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 HOUR = timedelta(hours=1)
 
 
-class Flow(Queries):
+class Gated(Queries):
     """One feed, and stages over it whose clock looks once an hour."""
 
     def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
@@ -67,19 +66,19 @@ class Flow(Queries):
         if batch.id in self.gates:
             assert self.gates[batch.id].wait(60)
 
+    def stop(self) -> None:
+        """Let the batches go, and stop the queries."""
+        for gate in self.gates.values():
+            gate.set()
+        super().stop()
 
-@pytest.fixture
-def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
-    made = Flow(spark, authority.address, tmp_path)
-    yield made
-    for gate in made.gates.values():
-        gate.set()
-    made.stop()
+
+FLOW = Gated
 
 
 @pytest.mark.parametrize("kind", ["foreach_batch", "plain", "driven"])
 def test_an_input_that_moves_and_a_committed_batch_are_news(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, kind: str
+    flow: Gated, lw: lowwater.Client, upstream: Upstream, kind: str
 ) -> None:
     flow.start(kind)
     for hour in range(9, 12):
@@ -92,7 +91,7 @@ def test_an_input_that_moves_and_a_committed_batch_are_news(
 
 @pytest.mark.parametrize("kind", ["foreach_batch", "plain"])
 def test_a_stage_waits_for_its_clock_without_news(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, kind: str, monkeypatch: pytest.MonkeyPatch
+    flow: Gated, lw: lowwater.Client, upstream: Upstream, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the test above can fail: nothing else than news brings its stages on."""
     monkeypatch.setattr(TrackedQuery, "_news", lambda _: False)
@@ -107,7 +106,7 @@ def test_a_stage_waits_for_its_clock_without_news(
 
 
 def test_a_commit_that_the_next_batch_notices_is_news(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    flow: Gated, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a backlog the batch that follows may notice a commit before the clock does. What is complete by then is reported at once."""
     monkeypatch.setattr(CheckpointLog, "committed", lambda *_: False)  # the clock never does
@@ -125,7 +124,7 @@ def test_a_commit_that_the_next_batch_notices_is_news(
 
 
 def test_a_batch_that_nobody_can_be_told_of_is_news_once(
-    flow: Flow, authority: Serving, lw: lowwater.Client, upstream: Upstream
+    flow: Gated, authority: Serving, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     """Or the clock would look again and again for as long as the authority is away."""
     flow.start("foreach_batch")

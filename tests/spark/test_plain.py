@@ -4,74 +4,37 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
 from lowwater import errors
+from lowwater_spark import stages as stage_module
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources import writers
 from lowwater_spark.sources.sink_log import _checked, list_sink
 from lowwater_spark.sources.writers import mark_writer, strangers
-from lowwater_spark.track import stage as stage_module
 from lowwater_spark.track.plan import check_options
 from tests.kit.times import mark
-from tests.process.serving import Serving
-from tests.spark.queries import Queries
-from tests.spark.support import Feed, Follower, Upstream, low, row
+from tests.spark.flow import PlainFlow
+from tests.spark.support import Follower, Upstream, low, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
-
-class Flow(Queries):
-    """One feed, and the plain stages over it."""
-
-    def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
-        super().__init__(spark, address, folder)
-        self.feed = Feed(folder / "in")
-
-    def read(self, folder: str = "in", **options: str) -> DataFrame:
-        stream = self.spark.readStream.schema("key string, t timestamp").options(**options)
-        return stream.json(str(self.folder / folder))
-
-    def stage(self, name: str = "stage", *inputs: str, **declared: Any) -> lws.Stage:
-        declared = {"key": "key", "event_time": "t", "ranges": 4, **declared}
-        return lws.stage(self.spark, name, inputs=inputs or ["source"], address=self.address, **declared)
-
-    def start(self, frame: DataFrame | None = None, *, checkpoint: str = "ck", **options: Any) -> lws.TrackedQuery:
-        stage = options.pop("stage", None) or self.stage()
-        settings = {"format": "json", "path": self.folder / "out", **options}
-        if settings["format"] in ("noop", "console", "memory"):
-            del settings["path"]
-        query = stage.start(self.read() if frame is None else frame, checkpoint=self.folder / checkpoint, **settings)
-        self.queries.append(query)
-        return query
-
-    def out(self) -> list[str]:
-        """The keys that a reader of the sink's log sees."""
-        rows = self.spark.read.schema("key string, t timestamp").json(str(self.folder / "out"))
-        return sorted(entry.key for entry in rows.collect())
-
-
-@pytest.fixture
-def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
-    made = Flow(spark, authority.address, tmp_path)
-    yield made
-    made.stop()
+FLOW = PlainFlow
 
 
 def test_a_plain_query_follows_its_inputs_and_shows_broken_promises(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     flow.feed.put([row("a", 9), row("b", 9, 30)])
     upstream.at(10)
@@ -93,7 +56,7 @@ def test_a_plain_query_follows_its_inputs_and_shows_broken_promises(
 
 
 def test_backlog_latest_first_counts_w_only_when_all_is_read(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     """C1a: each batch takes the newest file only, and W covers rows in all of them."""
     for hour in (9, 10, 11, 8):
@@ -107,7 +70,7 @@ def test_backlog_latest_first_counts_w_only_when_all_is_read(
 
 
 def test_a_source_file_written_anew_is_named_and_read_under_another_name(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     """The daily file: the stage has the one row of the first writing, and Spark does not look at the path again."""
     daily = flow.feed.put([row("a", 9)], "daily.json")
@@ -126,7 +89,7 @@ def test_a_source_file_written_anew_is_named_and_read_under_another_name(
 
 @pytest.mark.parametrize("trigger", [{"availableNow": True}, {"once": True}], ids=["available-now", "once"])
 def test_a_query_that_ends_by_itself_has_reported_and_has_not_finished(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, trigger: dict[str, bool]
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, trigger: dict[str, bool]
 ) -> None:
     """An end says nothing of what is still to come: finished are only those whose inputs all are."""
     flow.feed.put([row("a", 9)])
@@ -149,7 +112,7 @@ def test_a_query_that_ends_by_itself_has_reported_and_has_not_finished(
 
 
 def test_what_came_after_the_plan_of_a_one_shot_holds_the_watermark(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     """The file comes, and is covered by W, after availableNow has fixed what it reads: W waits for the next run."""
     upstream.at(10)
@@ -169,7 +132,7 @@ def test_what_came_after_the_plan_of_a_one_shot_holds_the_watermark(
 
 
 def test_a_restarted_query_goes_on_and_an_older_checkpoint_is_refused(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     """C9b, S11: the generation is the first batch that is not committed."""
     flow.feed.put([row("a", 9)])
@@ -197,7 +160,7 @@ def test_a_restarted_query_goes_on_and_an_older_checkpoint_is_refused(
 
 
 def test_a_replayed_batch_is_written_once_and_its_run_is_accepted(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     """The driver dies after the sink has the batch, before the commit log does."""
     flow.feed.put([row("a", 9)])
@@ -215,7 +178,7 @@ def test_a_replayed_batch_is_written_once_and_its_run_is_accepted(
 
 
 def test_a_new_checkpoint_over_an_old_output_is_refused_and_goes_on_in_a_new_one(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     """Spark's sink passes over a batch whose number its log has: the rows would be in no output, and the watermark beyond them."""
     flow.feed.put([row("a", 9)])
@@ -243,7 +206,7 @@ def test_a_new_checkpoint_over_an_old_output_is_refused_and_goes_on_in_a_new_one
     assert neighbour.query.isActive
 
 
-def test_a_file_sink_does_not_write_where_others_do(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+def test_a_file_sink_does_not_write_where_others_do(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     """Readers would go by its log, and see nothing of the others. Its own mark is no hindrance."""
     out = flow.folder / "out"
     mark_writer(out, "stage")
@@ -259,7 +222,7 @@ def test_a_file_sink_does_not_write_where_others_do(flow: Flow, lw: lowwater.Cli
     flow.eventually(lambda: low(lw, "stage") == mark(10), "it is alone")
 
 
-def test_a_checkpoint_is_of_one_kind_of_query(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+def test_a_checkpoint_is_of_one_kind_of_query(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     """What a stage holds in a function, or Spark for it, is in no plan of the other: the claim would lead it."""
     flow.feed.put([row("a", 9)])
     upstream.at(10)
@@ -296,7 +259,7 @@ def test_a_checkpoint_is_of_one_kind_of_query(flow: Flow, lw: lowwater.Client, u
     assert low(lw, "stage") == mark(10), "nothing was claimed"
 
 
-def test_an_input_that_was_reset_ends_the_checkpoint(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+def test_an_input_that_was_reset_ends_the_checkpoint(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     query = flow.start()
@@ -307,7 +270,7 @@ def test_an_input_that_was_reset_ends_the_checkpoint(flow: Flow, lw: lowwater.Cl
         flow.start()
 
 
-def test_the_query_starts_and_holds_without_the_authority(flow: Flow, tmp_path: Path) -> None:
+def test_the_query_starts_and_holds_without_the_authority(flow: PlainFlow, tmp_path: Path) -> None:
     """Rule 11: degrade, don't fail."""
     flow.feed.put([row("a", 9)])
     stage = lws.stage(flow.spark, "s", inputs=["source"], key="key", event_time="t", address="127.0.0.1:1")
@@ -317,7 +280,7 @@ def test_the_query_starts_and_holds_without_the_authority(flow: Flow, tmp_path: 
 
 
 @pytest.mark.parametrize("sink", ["parquet", "orc", "csv", "memory", "noop", "console"])
-def test_the_sinks_of_spark(flow: Flow, lw: lowwater.Client, upstream: Upstream, sink: str) -> None:
+def test_the_sinks_of_spark(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, sink: str) -> None:
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     partition_by = "key" if sink == "parquet" else None
@@ -337,7 +300,9 @@ def test_the_sinks_of_spark(flow: Flow, lw: lowwater.Client, upstream: Upstream,
         "com.databricks.spark.csv",
     ],
 )
-def test_rule6_a_file_sink_is_known_by_any_name(flow: Flow, lw: lowwater.Client, upstream: Upstream, sink: str) -> None:
+def test_rule6_a_file_sink_is_known_by_any_name(
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, sink: str
+) -> None:
     """It leaves its mark, what it writes is made durable, and it is refused where others write."""
     flow.feed.put([row("a", 9)])
     upstream.at(10)
@@ -352,7 +317,7 @@ def test_rule6_a_file_sink_is_known_by_any_name(flow: Flow, lw: lowwater.Client,
 
 
 @pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="breaks when the format's name alone decides")
-def test_rule6_breaks_when_the_name_of_a_sink_decides(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule6_breaks_when_the_name_of_a_sink_decides(flow: PlainFlow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         stage_module, "is_file_format", lambda _, kind: kind in ("csv", "json", "orc", "parquet", "text")
     )
@@ -362,7 +327,7 @@ def test_rule6_breaks_when_the_name_of_a_sink_decides(flow: Flow, monkeypatch: p
 
 
 def test_of_two_plain_queries_that_start_at_once_into_one_directory_one_is_refused(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has found the directory empty before the other one has left its mark."""
     both, look = threading.Barrier(2), writers.check_alone
@@ -396,7 +361,9 @@ def test_of_two_plain_queries_that_start_at_once_into_one_directory_one_is_refus
     flow.eventually(lambda: low(lw, lost) == mark(10), "the other one, elsewhere")
 
 
-def test_a_batch_without_files_is_an_entry_with_a_checksum(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+def test_a_batch_without_files_is_an_entry_with_a_checksum(
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
     flow.feed.put([row("z", 9)])
     upstream.at(10)
     flow.start(flow.read().where("key <> 'z'"), partition_by="key")
@@ -416,7 +383,7 @@ def test_all_replicas_is_what_both_spellings_of_acks_mean(acks: object) -> None:
     check_options({"kafka.acks": acks, "KAFKA.acks": acks, "topic": "out"})
 
 
-def test_what_a_plain_query_cannot_be(flow: Flow) -> None:
+def test_what_a_plain_query_cannot_be(flow: PlainFlow) -> None:
     injector = lws.injector(flow.spark, "in", key="key", event_time="t", address=flow.address)
     refused: dict[str, dict[str, Any]] = {
         "injector": {"stage": injector},

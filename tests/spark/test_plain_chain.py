@@ -19,9 +19,10 @@ from lowwater_spark.sources.sink_log import list_sink
 from lowwater_spark.sources.source_log import File
 from lowwater_spark.track.plan import check_plan
 from tests.kit.times import mark
-from tests.process.serving import Serving
+from tests.spark.flow import PlainFlow
 from tests.spark.support import Upstream, low, row
-from tests.spark.test_plain import Flow
+
+FLOW = PlainFlow
 
 
 def entry(path: str, action: str = "add", *, folder: bool = False) -> str:
@@ -81,24 +82,24 @@ def test_a_log_that_cannot_be_read_as_a_whole_says_nothing(tmp_path: Path, broke
 
 
 @pytest.fixture
-def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
+def compacted(spark: SparkSession) -> Iterator[None]:
+    """The sink's log is compacted every three batches, and its old files are deleted at once."""
     spark.conf.set("spark.sql.streaming.fileSink.log.compactInterval", "3")
     spark.conf.set("spark.sql.streaming.fileSink.log.cleanupDelay", "0")
-    made = Flow(spark, authority.address, tmp_path)
-    yield made
-    made.stop()
+    yield
     for name in ("compactInterval", "cleanupDelay"):
         spark.conf.unset(f"spark.sql.streaming.fileSink.log.{name}")
 
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.usefixtures("compacted")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "partitioned", [pytest.param(False, marks=pytest.mark.long), True], ids=["flat", "partitioned"]
 )
 def test_two_stages_through_sparks_own_file_sink(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, *, partitioned: bool
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, *, partitioned: bool
 ) -> None:
     """What is published of the second is written, after compactions, a replayed batch and a failed attempt's file."""
     writing: dict[str, Any] = {"path": flow.folder / "mid", "partition_by": "key" if partitioned else None}
@@ -134,7 +135,7 @@ def test_two_stages_through_sparks_own_file_sink(
 
 
 @pytest.mark.spark
-def test_the_log_of_a_sink_must_be_what_spark_reads(flow: Flow) -> None:
+def test_the_log_of_a_sink_must_be_what_spark_reads(flow: PlainFlow) -> None:
     (flow.folder / "in/_spark_metadata").mkdir()
     name = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
     [source] = check_plan(flow.spark, flow.read()).sources

@@ -17,7 +17,7 @@ from lowwater_spark.sources.control import END, ControlSource, Offset
 from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.events import BatchEvent, Events
-from lowwater_spark.track.inputs import UNREAD, Reading, still_counts
+from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, still_counts
 from lowwater_spark.track.plain import LastReading
 from lowwater_spark.track.plan import Checked
 from tests.spark.support import begun, lines
@@ -28,26 +28,35 @@ READING = Reading(14, {990_000: 15}, 3, (1, 7))
 def test_the_last_reading_is_kept_whole_and_tied_to_its_batch(tmp_path: Path) -> None:
     last = LastReading(begun(tmp_path))
     assert last.load(NOTHING) == UNREAD
-    assert last.of_other_inputs(READING)
     last.save(5, READING)
-    assert not last.of_other_inputs(Reading(99, {}, 3, (1, 7)))
-    assert last.of_other_inputs(Reading(99, {}, 3, (1, 8)))
+    assert last.saved == READING
     assert [LastReading(begun(tmp_path)).load(batch) for batch in (5, 9)] == [READING, READING]
     assert LastReading(begun(tmp_path)).load(4) == UNREAD, "the claim says whether the run is behind"
     with pytest.raises(CheckpointMismatch, match="of batch 5, but the commit log ends at batch 3"):
         LastReading(begun(tmp_path)).load(3)
 
 
-def test_a_kept_reading_counts_for_the_same_lives_of_the_same_inputs() -> None:
-    def registered(version: int, *lives: int) -> lowwater.Computation:
+def test_a_kept_reading_counts_for_the_same_incarnations_of_the_same_inputs() -> None:
+    def registered(version: int, *incarnations: int) -> lowwater.Computation:
         skew = timedelta(days=1)
-        return lowwater.Computation("stage", ("a", "b"), (0.99,), "xxhash64", skew, 1, version, lives)
+        return lowwater.Computation("stage", ("a", "b"), (0.99,), "xxhash64", skew, 1, version, incarnations)
 
     assert still_counts(READING, 4, registered(3, 1, 7)) == READING
     assert still_counts(READING, 4, registered(4, 1, 7)) == UNREAD, "nothing was read of the new inputs"
     assert still_counts(UNREAD, 4, registered(3, 2, 7)) == UNREAD
     with pytest.raises(errors.IncarnationChanged, match="since batch 4"):
         still_counts(READING, 4, registered(3, 1, 8))
+
+
+def test_one_rule_says_what_has_become_of_the_inputs() -> None:
+    now = Origin(3, (1, 7))
+    found = {
+        before: now.since(before)
+        for before in (now, Origin(3, (1, 0)), Origin(3, (1, 6)), Origin(3, (1,)), Origin(2, (1, 7)), UNREAD.origin)
+    }
+    none, reset, inputs = Change.NONE, Change.RESET, Change.INPUTS
+    assert list(found.values()) == [none, none, reset, reset, inputs, inputs]
+    assert Origin(3, (1, 0)).since(now) is reset, "an input that is gone is not the same one"
 
 
 def plan(watermark: int) -> Plan:

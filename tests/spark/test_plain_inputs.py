@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.track.ranges import place_bytes, range_bounds, range_column
 from tests.kit.times import mark
-from tests.process.serving import Serving
+from tests.spark.flow import PlainFlow
 from tests.spark.support import Feed, Follower, Upstream, low, row
-from tests.spark.test_plain import Flow
 from tests.spark.updates import HOURLY, hourly
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
-
-@pytest.fixture
-def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
-    made = Flow(spark, authority.address, tmp_path)
-    yield made
-    made.stop()
+FLOW = PlainFlow
 
 
-def test_w_counts_when_every_source_has_been_read(flow: Flow, lw: lowwater.Client) -> None:
+def test_w_counts_when_every_source_has_been_read(flow: PlainFlow, lw: lowwater.Client) -> None:
     """The head is joint, and W is the least of the inputs: one source is read at once, the other file by file."""
     first, second = Upstream(lw, "first"), Upstream(lw, "second")
     slow = Feed(flow.folder / "slow")
@@ -50,7 +43,7 @@ def test_w_counts_when_every_source_has_been_read(flow: Flow, lw: lowwater.Clien
 
 
 def test_a_directory_may_be_read_twice_by_streams_of_their_own(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     flow.feed.put([row("a", 9)])
     upstream.at(10)
@@ -79,7 +72,7 @@ def expressions() -> dict[str, Sequence[str | Column]]:
     }
 
 
-def test_any_expression_makes_key_ranges(flow: Flow) -> None:
+def test_any_expression_makes_key_ranges(flow: PlainFlow) -> None:
     """The range of a row is the range of its key's hash, for whatever the key is made of."""
     frame = flow.spark.range(300).selectExpr("concat('k', id) as key", "timestamp_seconds(id % 7) as t")
     frame = frame.selectExpr("*", NESTED)
@@ -91,7 +84,7 @@ def test_any_expression_makes_key_ranges(flow: Flow) -> None:
         assert len({entry.handle for entry in rows}) > 1, what
 
 
-def test_stages_run_by_any_key(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+def test_stages_run_by_any_key(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     """One key that stalls holds its own range alone, by a nested field and an expression together."""
     out: list[str] = []
 

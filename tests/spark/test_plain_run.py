@@ -15,9 +15,8 @@ import pytest
 
 import lowwater
 from lowwater.watermark import MIN
-from lowwater_spark.authority import Authority, Registration
 from lowwater_spark.checkpoint.durable import boot_of
-from lowwater_spark.checkpoint.identity import check_shape, identity, new_ordinal
+from lowwater_spark.checkpoint.identity import identity, new_ordinal
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
@@ -26,6 +25,7 @@ from lowwater_spark.sources.control import ControlSource
 from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.sink_log import check_sink, list_sink
 from lowwater_spark.track import plain
+from lowwater_spark.track.authority import Authority, Registration
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.operators import Operator
 from lowwater_spark.track.part import Part
@@ -33,6 +33,7 @@ from lowwater_spark.track.plain import Plain
 from lowwater_spark.track.plan import Checked
 from lowwater_spark.track.progress import RELIST
 from lowwater_spark.track.run import Run
+from lowwater_spark.track.shape import check_shape
 from lowwater_spark.track.status import in_short
 from tests.kit.eventually import eventually
 from tests.kit.times import at

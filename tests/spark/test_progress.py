@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.sources.head import KEPT, Candidates
 from lowwater_spark.sources.source_log import File, Head, SourceLog, Taken
-from lowwater_spark.track.inputs import UNREAD, Reading, floor_stamp
+from lowwater_spark.track.inputs import UNREAD, Origin, Reading, floor_stamp
 from lowwater_spark.track.progress import RELIST, Committed, Progress
 from lowwater_spark.track.update import lowest_stamp
 
@@ -525,7 +525,7 @@ def test_a_replay_does_not_bring_back_the_w_of_inputs_that_were_changed() -> Non
     """The batch itself ran with it; but nothing was read of the inputs that are registered now."""
     old = Reading(10, {}, 1, (1,))
     progress = Progress(1, None, [Log()], Committed())
-    progress.inputs = (2, (1, 1))
+    progress.inputs = Origin(2, (1, 1))
     progress.settle(Committed(0, [0], old), "")
     assert (progress.reading, progress.committed.reading, progress.renew()) == (UNREAD,) * 3
     progress.settle(Committed(1, [0], Reading(11, {}, 2, (1, 9))), "")
@@ -537,7 +537,7 @@ def test_a_replay_does_not_bring_back_the_w_of_inputs_that_were_changed() -> Non
 
 def test_an_input_that_was_not_registered_is_in_the_same_incarnation_when_it_is() -> None:
     progress = Progress(1, None, [Log()], Committed())
-    progress.inputs = (1, (1, 0))
+    progress.inputs = Origin(1, (1, 0))
     progress.settle(Committed(0, [0], Reading(12, {}, 1, (1, 7))), "")
     assert progress.reading == progress.committed.reading == Reading(12, {}, 1, (1, 7))
     progress.settle(Committed(1, [0], Reading(13, {}, 1, (2, 7))), "")

@@ -24,10 +24,6 @@ class Refusals:
     """What check_plan refuses, each with a frame that has just that in it."""
 
     @staticmethod
-    def rate(spark: SparkSession, _: Feed) -> DataFrame:
-        return spark.readStream.format("rate").load()
-
-    @staticmethod
     def batch_frame(spark: SparkSession, _: Feed) -> DataFrame:
         return spark.range(3).toDF("key")
 
@@ -96,7 +92,6 @@ class Refusals:
 
 
 REASONS = {
-    "rate": "The source rate",
     "batch_frame": "not streaming",
     "glob": "pattern",
     "path_glob_filter": "pathglobfilter",
@@ -166,9 +161,17 @@ class Starts:
         finally:
             spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
 
+    @staticmethod
+    def ignored_files_in_the_frames_session(spark: SparkSession, feed: Feed, ck: Path) -> object:
+        other = spark.newSession()
+        other.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
+        return start(spark, feed, ck, reader=other)
 
-def start(spark: SparkSession, feed: Feed, checkpoint: Path | str, **options: object) -> object:
-    stream = spark.readStream.schema("key string, t timestamp").json(str(feed.folder))
+
+def start(
+    spark: SparkSession, feed: Feed, checkpoint: Path | str, *, reader: SparkSession | None = None, **options: object
+) -> object:
+    stream = (reader or spark).readStream.schema("key string, t timestamp").json(str(feed.folder))
     stage = lws.stage(spark, "stage", inputs=["source"], key="key", event_time="t", address="127.0.0.1:1")
     return stage.foreach_batch(stream, lambda rows, batch: None, checkpoint=checkpoint, **options)  # type: ignore[arg-type]
 
@@ -179,6 +182,7 @@ START_REASONS = {
     "remote_checkpoint": "The checkpoint s3a://bucket/ck",
     "pattern_checkpoint": r"The checkpoint .*ck\[1\] cannot .* pattern",
     "ignored_files": "ignoreCorruptFiles",
+    "ignored_files_in_the_frames_session": "ignoreCorruptFiles",
 }
 
 

@@ -19,12 +19,13 @@ from lowwater_spark.errors import Unsupported
 from lowwater_spark.track.plan import check_plan
 from tests.kit.eventually import eventually
 from tests.kit.times import at, mark
-from tests.process.serving import Serving
+from tests.spark.flow import PlainFlow
 from tests.spark.retained import DELAY, HOUR, KINDS, Oracle
 from tests.spark.support import Feed, Upstream, low
-from tests.spark.test_plain import Flow
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+
+FLOW = PlainFlow
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 
@@ -36,19 +37,18 @@ STEP = 25
 """Minutes that the inputs move on from step to step."""
 
 
-@pytest.fixture
-def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Flow]:
-    made = Flow(spark, authority.address, tmp_path)
+@pytest.fixture(autouse=True)
+def _right(spark: SparkSession, tmp_path: Path) -> Iterator[None]:
+    """The other side of joins, which may be empty; and the session as it was."""
     Feed(tmp_path / "right")
-    yield made
-    made.stop()
+    yield
     spark.conf.unset(PROVIDER)
 
 
 class Retained:
     """A query of one kind, fed with rows that keep the promise of its inputs, at all distances above it."""
 
-    def __init__(self, flow: Flow, upstream: Upstream, kind: str, retention: timedelta | None = None) -> None:
+    def __init__(self, flow: PlainFlow, upstream: Upstream, kind: str, retention: timedelta | None = None) -> None:
         self.flow = flow
         self.upstream = upstream
         make, declared, more = KINDS[kind]
@@ -117,7 +117,7 @@ class Retained:
     "kind", [kind if kind in SHOWN else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
 )
 def test_nothing_comes_out_below_what_was_published(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, kind: str
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, kind: str
 ) -> None:
     if kind == "transformWithState":
         flow.spark.conf.set(PROVIDER, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
@@ -143,7 +143,7 @@ def test_nothing_comes_out_below_what_was_published(
 @pytest.mark.xfail(
     strict=True, raises=AssertionError, reason="the declared retention is too small: windows are stamped by their start"
 )
-def test_a_retention_that_is_too_small_leads(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+def test_a_retention_that_is_too_small_leads(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     lw.register("stage", inputs=["source"], key_hash="xxhash64")
     query = Retained(flow, upstream, "windows stamped by start", timedelta(0))
     query.run()
@@ -154,7 +154,7 @@ def test_a_retention_that_is_too_small_leads(flow: Flow, lw: lowwater.Client, up
 
 
 def test_it_holds_until_spark_has_a_watermark_and_shows_what_spark_drops(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     upstream.at(9)
     query = Retained(flow, upstream, "windows stamped by end").start()
@@ -177,7 +177,7 @@ def test_it_holds_until_spark_has_a_watermark_and_shows_what_spark_drops(
 
 
 def test_foreach_batch_reports_no_more_than_spark_has_let_go_of(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     seen: list[tuple[lowwater.Watermark, lowwater.Watermark, list[lowwater.Watermark]]] = []
 
@@ -220,7 +220,7 @@ class Undeclared:
         return left.withWatermark("t", DELAY).groupBy("key").count()
 
 
-def test_what_spark_holds_must_be_declared_and_have_an_end(flow: Flow) -> None:
+def test_what_spark_holds_must_be_declared_and_have_an_end(flow: PlainFlow) -> None:
     windows = Undeclared.windows(flow.read())
     with pytest.raises(Unsupported, match="withWatermark") as refusal:
         check_plan(flow.spark, windows)
@@ -244,7 +244,7 @@ def test_what_spark_holds_must_be_declared_and_have_an_end(flow: Flow) -> None:
         flow.stage(retention=-HOUR)
 
 
-def test_how_windows_are_cut_is_found(flow: Flow) -> None:
+def test_how_windows_are_cut_is_found(flow: PlainFlow) -> None:
     stream = flow.read().withWatermark("t", DELAY)
     window: Callable[..., Any] = sf.window
     for cut, expected in {

@@ -12,7 +12,8 @@ import pytest
 from lowwater_spark.sources.files import FileSource, OpenFiles, Settled
 from lowwater_spark.sources.head import Candidates, Heads
 from lowwater_spark.sources.source_log import NOTHING, File, Head, SourceLog, Taken
-from lowwater_spark.track.handover import HANDED_OVER, publish_directory
+from lowwater_spark.sources.writers import HANDED_OVER
+from lowwater_spark.track.handover import publish_directory
 from tests.spark.support import begun, lines
 
 

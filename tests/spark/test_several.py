@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,13 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater.watermark import MAX, MIN
-from lowwater_spark.authority import Authority
 from lowwater_spark.checkpoint.identity import check_names, home_of
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.stages import Declared, check_together
+from lowwater_spark.track.authority import Authority
 from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.progress import Committed, passed_on
-from lowwater_spark.track.stage import Declared, check_together
 from tests.kit.times import mark
-from tests.process.serving import Serving
 from tests.spark.flow import HOUR, Flow
 from tests.spark.support import Upstream, as_before, begun, low, row
 from tests.spark.updates import HOURLY, hourly
@@ -164,11 +163,7 @@ def wait_for_second(handle: int, state: pa.Table | None, rows: pa.Table, low: lo
     )
 
 
-@pytest.fixture
-def flow(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(spark, authority.address, tmp_path)
-    yield made
-    made.stop()
+FLOW = Pair
 
 
 def test_two_outputs_of_one_query_have_their_own_ranges_and_state(

@@ -1,4 +1,4 @@
-"""How many rows a batch had, and which were late: read off the user's own jobs where that is exact, and counted by a job where it is not."""
+"""How many rows a batch had, and which were late: read off the user's own jobs, and counted by a job where these tell nothing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
 import lowwater_spark as lws
 from lowwater_spark.track import rows as rows_module
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.ranges import range_column
-from lowwater_spark.track.rows import Actions, Counted, Rows, read_whole
+from lowwater_spark.track.rows import Actions, Counted, Rows
 from tests.kit.times import mark
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low, row
@@ -25,44 +25,6 @@ KEYED = Keyed(["key"], "t", 4, injector=False)
 ROWS = 1000
 PROMISED = 5_000
 """The rows' event times are 0, 10, 20 ... microseconds: half of them are late."""
-
-PLAN = """\
-AdaptiveSparkPlan isFinalPlan=true
-+- == Final Plan ==
-   ResultQueryStage 1
-   +- Execute InsertIntoHadoopFsRelationCommand file:/o, false, Parquet, [path=/o], ErrorIfExists, [key, t, name]
-      +- WriteFiles
-         +- *(3) BroadcastHashJoin [key#5], [key#3], Inner, BuildRight, false, false
-            :- *(3) Project [key#5, t#6]
-            :  +- CollectMetrics m, [count(1) AS rows#1L]
-            :     +- *(2) Scan ExistingRDD[key#5,t#6]
-            +- BroadcastQueryStage 0
-               +- BroadcastExchange HashedRelationBroadcastMode(List(input[0, string, false]),false), [plan_id=620]
-                  +- *(1) Scan ExistingRDD[key#3,name#4]
-+- == Initial Plan ==
-   Execute InsertIntoHadoopFsRelationCommand file:/o, false, Parquet, [path=/o], ErrorIfExists, [key, t, name]
-   +- LocalLimit 5
-      +- CollectMetrics m, [count(1) AS rows#1L]
-         +- Scan ExistingRDD[key#5,t#6]
-"""
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "action", "whole"),
-    [
-        ("", "", "command", True),
-        ("", "", "head", False),
-        ("CollectMetrics m,", "CollectMetrics other,", "command", False),
-        (":- *(3) Project [key#5, t#6]", ":- *(3) LocalLimit 5", "command", False),
-        (":- *(3) Project [key#5, t#6]", ":- MapInPandas f(key#5, t#6)#7", "command", False),
-        (":- *(3) Project [key#5, t#6]", ":- Exchange hashpartitioning(key#5, 2)", "head", True),
-        (":- *(3) Project [key#5, t#6]", ":- Exchange rangepartitioning(key#5, 2)", "command", False),
-        ("WriteFiles", "GlobalLimit 5, 0", "command", False),
-        ("WriteFiles", "SomethingNew", "command", False),
-    ],
-)
-def test_a_plan_shows_whether_all_rows_were_read(old: str, new: str, action: str, whole: bool) -> None:
-    assert read_whole(PLAN.replace(old, new, 1), "m", action) is whole
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +76,10 @@ def fails_on_the_way(rows: DataFrame) -> None:
         failing.write.format("noop").mode("overwrite").save()
 
 
+def read_all(partition: Iterator[Row]) -> None:
+    assert all(partition)
+
+
 def kept(rows: DataFrame) -> None:
     rows.persist()
     rows.count()
@@ -132,20 +98,26 @@ WHOLE: dict[str, Callable[[DataFrame], object]] = {
     "filtered": lambda rows: rows.where("key = '3'").collect(),
     "united with itself": lambda rows: rows.union(rows).count(),
     "looked at, then written": looked_at,
+    "kept": kept,
     "written twice": lambda rows: (rows.count(), rows.groupBy("key").count().collect()),
     "joined": lambda rows: rows.join(
         sf.broadcast(rows.sparkSession.range(3).select(sf.col("id").cast("string").alias("key"))), "key"
     ).collect(),
 }
+PARTLY: dict[str, Callable[[DataFrame], object]] = {
+    "looked at": lambda rows: rows.take(3),
+    "limited": lambda rows: rows.limit(10).write.format("noop").mode("overwrite").save(),
+}
 NOT: dict[str, Callable[[DataFrame], object]] = {
     "not read": lambda rows: None,
     "asked if empty": lambda rows: rows.isEmpty(),
-    "limited": lambda rows: rows.limit(10).write.format("noop").mode("overwrite").save(),
-    "ordered, which samples": lambda rows: rows.orderBy("t").collect(),
+    "asked if empty, then read where Spark tells nothing": lambda rows: (
+        rows.isEmpty(),
+        rows.foreachPartition(read_all),
+    ),
     "read as an RDD": lambda rows: rows.rdd.count(),
     "broken off": lambda rows: next(iter(rows.toLocalIterator())),
     "failed": fails_on_the_way,
-    "kept": kept,
     "joined with nothing": lambda rows: rows.join(
         sf.broadcast(rows.sparkSession.range(0).select(sf.col("id").cast("string").alias("key"))), "key"
     ).collect(),
@@ -166,17 +138,41 @@ def counted(
 def test_what_the_users_jobs_have_read_is_not_read_again(
     how: str, batch: DataFrame, actions: Actions, jobs: list[str]
 ) -> None:
-    """Several jobs per batch: the count of the largest complete one, never a sum."""
+    """Several jobs per batch: the count of the largest one, never a sum."""
     found = counted(batch, actions, WHOLE[how], promised=0)
     assert (found.rows, found.late, jobs) == (ROWS, 0, [])
 
 
 @pytest.mark.parametrize("how", NOT)
-def test_what_is_not_known_to_be_whole_is_counted_by_a_job(
+def test_what_no_action_tells_of_is_counted_by_a_job(
     how: str, batch: DataFrame, actions: Actions, jobs: list[str]
 ) -> None:
     found = counted(batch, actions, NOT[how], promised=0)
     assert (found.rows, found.late, jobs) == (ROWS, 0, ["source"])
+
+
+@pytest.mark.parametrize("how", PARTLY)
+def test_what_was_read_in_part_counts_for_that(how: str, batch: DataFrame, actions: Actions, jobs: list[str]) -> None:
+    """A lower bound: nothing is read again for a weight."""
+    found = counted(batch, actions, PARTLY[how], promised=0)
+    assert 0 < found.rows < ROWS
+    assert (found.late, jobs) == (0, [])
+
+
+def test_a_sort_is_counted_by_its_own_job(batch: DataFrame, actions: Actions, jobs: list[str]) -> None:
+    """It samples its rows first, which an older Spark counts as well."""
+    found = counted(batch, actions, lambda rows: rows.orderBy("t").collect(), promised=0)
+    assert found.rows in {ROWS, 2 * ROWS}
+    assert (found.late, jobs) == (0, [])
+
+
+def test_a_late_row_is_seen_by_whichever_action_has_read_it(
+    batch: DataFrame, actions: Actions, jobs: list[str]
+) -> None:
+    """The last rows, of which more are read, are not late; of the first all are."""
+    found = counted(batch, actions, lambda rows: (rows.take(3), rows.tail(5)))
+    assert 3 < found.rows < ROWS
+    assert (found.late, jobs) == (ROWS // 2, ["late"])
 
 
 @pytest.mark.parametrize("how", ["collected", "not read"])
@@ -239,6 +235,31 @@ def test_a_retried_task_counts_once(
     found = counted(frame, actions, use, promised=0)
     assert (tmp_path / "died").exists()
     assert (found.rows, jobs) == (ROWS, [])
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 10**9])
+def test_the_low_watermark_depends_on_no_count(
+    wrong: int, flow: Flow, lw: Any, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A count is a weight in the heuristic watermarks, so a wrong one neither holds the stage nor lets it lead."""
+    monkeypatch.setattr(Rows, "counted", lambda _: Counted(wrong))
+    reads: list[int] = []
+
+    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
+        reads.append(len(rows.take(1)))
+        assert low(lw, "stage") <= mark(9 + batch.id), "what the batch reads is not written"
+        flow.plain(rows, batch)
+
+    for hour in (9, 10, 11):
+        upstream.at(hour)
+        flow.feed.put([row("a", hour), row("b", hour, 30)])
+        if hour == 9:
+            flow.start(write_batch)
+        flow.eventually(lambda: len(flow.batches) == hour - 8, f"the rows of {hour}:00 are written")  # noqa: B023
+        flow.eventually(lambda: low(lw, "stage") == mark(hour), "neither held nor led")  # noqa: B023
+    upstream.at(12)
+    flow.eventually(lambda: low(lw, "stage") == mark(12), "it goes on")
+    assert reads == [1, 1, 1]
 
 
 def test_a_batch_that_failed_and_is_run_again_counts_once(flow: Flow, lw: Any, upstream: Upstream) -> None:

@@ -17,12 +17,13 @@ from lowwater import errors
 from lowwater._core.attempts import error_of_call
 from lowwater._core.events import ATTRIBUTE
 from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
+from lowwater._server.audit import Audit
+from lowwater._server.tokens import digest
 from lowwater_authority.access import guard as guarding
-from lowwater_authority.access.audit import Audit
 from lowwater_authority.access.caller import Caller
 from lowwater_authority.access.guard import Guard
 from lowwater_authority.access.methods import METHODS
-from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal, digest
+from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc.health import HealthServicer

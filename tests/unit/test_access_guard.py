@@ -18,8 +18,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from lowwater import errors
 from lowwater._core.attempts import error_of_call
 from lowwater._core.events import ATTRIBUTE
+from lowwater._server.audit import Audit
+from lowwater._server.tokens import digest
 from lowwater_authority.access import file as access_file
-from lowwater_authority.access.audit import Audit
 from lowwater_authority.access.caller import CALLER, Caller, permit, visible
 from lowwater_authority.access.door import PEER_TOKEN, Door
 from lowwater_authority.access.file import LOOK_SECONDS, MOST_SECONDS, SETTLED_SECONDS, AccessFile
@@ -27,7 +28,7 @@ from lowwater_authority.access.guard import Guard, _Stream, insider
 from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Bucket, Usage
 from lowwater_authority.access.methods import Method
-from lowwater_authority.access.policy import Access, Action, Allowance, BadAccess, Limits, Principal, digest
+from lowwater_authority.access.policy import Access, Action, Allowance, BadAccess, Limits, Principal
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc.health import HealthServicer

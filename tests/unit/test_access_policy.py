@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lowwater_authority.access.policy import Access, Action, BadAccess, Limits, digest
+from lowwater._server.tokens import digest
+from lowwater_authority.access.policy import Access, Action, BadAccess, Limits
 
 ETL = digest("etl-token")
 OPS = digest("ops-token")

@@ -8,9 +8,10 @@ from typing import Any
 import grpc
 
 from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc, watermarks_pb2, watermarks_pb2_grpc
-from lowwater_authority.access.audit import Audit
+from lowwater._server.audit import Audit
+from lowwater._server.tokens import digest
 from lowwater_authority.access.guard import Guard
-from lowwater_authority.access.policy import Access, Action, Allowance, Principal, digest
+from lowwater_authority.access.policy import Access, Action, Allowance, Principal
 from lowwater_authority.authority import Authority
 from lowwater_authority.ops.observer import Observer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal

@@ -10,16 +10,18 @@ from itertools import pairwise
 import pytest
 
 from lowwater import Watermark, WatermarkView
-from lowwater_authority.web.board import SAMPLES, STEP_SECONDS, Board, _Samples
+from lowwater_page.board import SAMPLES, STEP_SECONDS, Board, _Samples
 from tests.kit.times import HOUR
 
 UNKNOWN = Watermark.UNKNOWN.micros
 FINISHED = Watermark.FINISHED.micros
 
 
-def view(name: str, low: int, *inputs: str, life: int = 1, share: int | None = None) -> WatermarkView:
+def view(name: str, low: int, *inputs: str, incarnation: int = 1, share: int | None = None) -> WatermarkView:
     shares = () if share is None else ((990_000, Watermark(share)),)
-    return WatermarkView(name, registered=True, incarnation=life, low=Watermark(low), shares=shares, inputs=inputs)
+    return WatermarkView(
+        name, registered=True, incarnation=incarnation, low=Watermark(low), shares=shares, inputs=inputs
+    )
 
 
 def board(*views: WatermarkView) -> Board:
@@ -109,12 +111,12 @@ def test_changed_inputs_change_the_lags() -> None:
 
 
 def test_rule3_no_value_goes_back_within_an_incarnation() -> None:
-    known = board(view("a", 2 * HOUR, life=2))
-    for older in (view("a", HOUR, life=2), view("a", 3 * HOUR, life=1)):
+    known = board(view("a", 2 * HOUR, incarnation=2))
+    for older in (view("a", HOUR, incarnation=2), view("a", 3 * HOUR, incarnation=1)):
         known.admit(older)
-        assert known.view("a") == view("a", 2 * HOUR, life=2)
-    known.admit(view("a", UNKNOWN, life=3))
-    assert known.view("a") == view("a", UNKNOWN, life=3)
+        assert known.view("a") == view("a", 2 * HOUR, incarnation=2)
+    known.admit(view("a", UNKNOWN, incarnation=3))
+    assert known.view("a") == view("a", UNKNOWN, incarnation=3)
 
 
 def test_those_are_told_of_who_stand_or_lag_otherwise() -> None:
@@ -159,10 +161,10 @@ def test_a_computation_is_sampled_from_when_it_was_heard_of() -> None:
 def test_a_new_incarnation_drops_the_samples_of_the_old_one() -> None:
     known = board(view("a", 5), view("b", 5))
     known.sample(1)
-    known.admit(view("a", UNKNOWN, life=2))
+    known.admit(view("a", UNKNOWN, incarnation=2))
     assert known.recent("a") == []
     known.sample(2)
-    known.admit(view("a", 1, life=2))
+    known.admit(view("a", 1, incarnation=2))
     known.sample(3)
     assert known.recent("a") == [(2, None, None), (3, 1, 1)]
     assert known.recent("b") == [(1, 5, 5), (2, 5, 5), (3, 5, 5)]
@@ -173,7 +175,7 @@ def test_an_incarnation_that_begins_during_a_sample_gets_no_value_of_the_one_bef
 ) -> None:
     """The one who samples and the one who follows are two threads."""
     known = board(view("a", 5))
-    following = threading.Thread(target=known.admit, args=(view("a", UNKNOWN, life=2),))
+    following = threading.Thread(target=known.admit, args=(view("a", UNKNOWN, incarnation=2),))
     add = _Samples.add
 
     def meanwhile(samples: _Samples, time_micros: int, views: Sequence[WatermarkView]) -> None:

@@ -291,12 +291,12 @@ def test_json_has_texts_for_people_and_numbers_for_programs() -> None:
     assert (found["complete"], found["until_micros"], found["holding"], len(found["holders"])) == (False, NOW, 1, 1)
 
 
-def completion(after: float, through: float, seconds: float, life: int = 1) -> Completion:
+def completion(after: float, through: float, seconds: float, incarnation: int = 1) -> Completion:
     """Steps between two hours of 2013-01-09, complete some seconds after the last of them; infinite: no such end."""
     start = Watermark.UNKNOWN if after == -INF else Watermark(DAY_9 + int(after * HOUR))
     end = Watermark.FINISHED if through == INF else Watermark(DAY_9 + int(through * HOUR))
     base = NOW if end.finished else end.micros
-    return Completion(life, start, end, base + int(seconds * 1e6))
+    return Completion(incarnation, start, end, base + int(seconds * 1e6))
 
 
 def hours(*completions: Completion, step: timedelta = timedelta(hours=1), more: int = 0) -> History:
@@ -314,13 +314,13 @@ def test_a_history_shows_the_late_ones() -> None:
     ]
 
 
-def test_a_history_of_several_lives_marks_those_that_ended() -> None:
+def test_a_history_of_several_incarnations_marks_those_that_ended() -> None:
     found = hours(
         completion(-INF, 9, 3600),
         completion(9, INF, 0),
-        completion(-INF, 22, 0, life=2),
-        completion(22, 25, 1800, life=2),
-        completion(25, 26, -300, life=2),
+        completion(-INF, 22, 0, incarnation=2),
+        completion(22, 25, 1800, incarnation=2),
+        completion(25, 26, -300, incarnation=2),
         more=29,
     )
     assert history_table(found, 2).splitlines() == [
@@ -333,7 +333,7 @@ def test_a_history_of_several_lives_marks_those_that_ended() -> None:
         "2            2013-01-10 01:00 to 02:00             2013-01-10T01:55:00Z  -5 min",
         "and 29 before them; --last shows more",
     ]
-    assert "3, ended" in history_table(hours(completion(1, 2, 0, life=3)), 4)
+    assert "3, ended" in history_table(hours(completion(1, 2, 0, incarnation=3)), 4)
 
 
 @pytest.mark.parametrize(

@@ -30,14 +30,14 @@ def views(draw: st.DrawFn, name: str) -> WatermarkView:
 
 @given(views("a"), views("b"), st.tuples(st.integers(0, 2), st.integers(0, 2)), st.sets(st.sampled_from(SHARES)))
 def test_the_fold_is_the_minimum_of_what_counts(
-    a: WatermarkView, b: WatermarkView, lives: tuple[int, int], wanted: set[int]
+    a: WatermarkView, b: WatermarkView, incarnations: tuple[int, int], wanted: set[int]
 ) -> None:
-    reading = Reading("c", ("a", "b"), 7, lives, tuple(sorted(wanted, reverse=True)))
+    reading = Reading("c", ("a", "b"), 7, incarnations, tuple(sorted(wanted, reverse=True)))
     seen = fold_inputs(("a", "b"), {"a": a, "b": b}, reading, stale_for=1.5)
     lows: list[int] = []
     heuristics: dict[int, list[int]] = {share: [] for share in wanted}
-    for view, life in ((a, lives[0]), (b, lives[1])):
-        counts = view.registered and life in {0, view.incarnation}
+    for view, incarnation in ((a, incarnations[0]), (b, incarnations[1])):
+        counts = view.registered and incarnation in {0, view.incarnation}
         lows.append(view.low.micros if counts else MIN)
         for share, values in heuristics.items():
             larger = [(s, h.micros) for s, h in view.shares if s >= share]

@@ -13,6 +13,7 @@ import pytest
 import lowwater.aio
 from lowwater._core.call import Stubs
 from lowwater._pb.lowwater.v1 import cluster_pb2
+from lowwater_authority.engine.takeover import REFUSED_SECONDS
 from tests.kit.eventually import eventually_async
 from tests.kit.shards import NAMES, Deployment, One, held, reached, two
 
@@ -54,6 +55,7 @@ async def test_everything_is_followed_beside_what_cannot_be_served(served: Serve
         assert set(lw.statistics().watcher.unserved) == served.unserved
         assert lw.statistics().watcher.streams == 1
         served.one.faults.unreadable.clear()
+        served.one.deployment.clock.now += REFUSED_SECONDS[1]  # after which it is tried again
         assert {(await anext(changes)).computation for _ in served.unserved} == served.unserved
         assert lw.statistics().watcher.unserved == ()
         assert lw.statistics().watcher.streams <= 2, (

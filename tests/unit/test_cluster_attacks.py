@@ -275,8 +275,9 @@ async def test_a_failed_heal_of_the_graph_is_tried_again(deployment: Deployment)
         await one.shard.register(Spec(name))
     lose_graph(deployment)
     one.faults.ends["restore"] = [Outcome.FAILED]
-    with pytest.raises(errors.LowwaterError):
+    with pytest.raises(errors.Unavailable, match="cannot put the graph right"):
         await one.shard.confirm()
+    deployment.clock.now += 0.6  # until then it rests
     await one.shard.confirm()
     await one.shard.register(Spec("new"))
     other = await deployment.start("other:1")

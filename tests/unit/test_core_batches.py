@@ -212,9 +212,9 @@ def test_an_input_that_is_registered_while_a_batch_runs_was_not_reset() -> None:
         d.prepare(run, 1, [], 14, fold=Fold(1, (1, 0)))
     task = d.stage(run, 1, 0, {0: 12})
     d.prepare(run, 1, [task], MIN, fold=Fold(1, (1, 0)))
-    for lives in ((2, 1), (2, 0), (1,), (1, 1, 1)):
+    for incarnations in ((2, 1), (2, 0), (1,), (1, 1, 1)):
         with pytest.raises(errors.IncarnationChanged):
-            d.commit(run, 1, Fold(1, lives))
+            d.commit(run, 1, Fold(1, incarnations))
     assert d.commit(run, 1, Fold(1, (1, 7))) == set()
     assert d.low == MIN
     d.prepare(run, 2, [], 14, fold=Fold(1, (1, 7)))

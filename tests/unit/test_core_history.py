@@ -313,7 +313,7 @@ async def test_a_refused_write_leaves_no_completion_behind() -> None:
     await again.stop()
 
 
-async def test_lives_that_other_resets_and_adoptions_begin() -> None:
+async def test_incarnations_that_other_resets_and_adoptions_begin() -> None:
     disk = MemoryDisk()
     one = await Running(disk).start()
     await one.shard.register(Spec("a"))

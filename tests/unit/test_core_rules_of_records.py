@@ -75,7 +75,7 @@ def repeated_claim(made: type[Computation]) -> None:
 # -- rule 9: identified ------------------------------------------------------------------------------------
 
 
-def other_life() -> None:
+def other_incarnation() -> None:
     """C5a: a report on its way through a reset."""
     d = Driver()
     old = d.claim(b"", b"", identity="first")
@@ -93,7 +93,7 @@ def other_life() -> None:
     assert d.low == 9
 
 
-def other_life_of_an_input(made: type[Computation]) -> None:
+def other_incarnation_of_an_input(made: type[Computation]) -> None:
     """C5b: a fold over another incarnation of an input counts as MIN, its frontiers too."""
     d = Driver(Spec("c", ("a",), (HALF,), max_skew=10**9), made=made)
     now, before = Fold(1, (2,)), Fold(1, (1,))
@@ -106,14 +106,14 @@ def other_life_of_an_input(made: type[Computation]) -> None:
 
 
 def test_rule9_incarnation() -> None:
-    other_life()
+    other_incarnation()
 
 
 def test_rule9_incarnation_of_an_input() -> None:
-    other_life_of_an_input(Computation)
+    other_incarnation_of_an_input(Computation)
 
 
-def test_rule9_records_of_lives_are_never_mixed() -> None:
+def test_rule9_records_of_incarnations_are_never_mixed() -> None:
     d = Driver()
     d.report(d.claim(b"", b"").sequencer, 5)
     first = list(d.records)
@@ -129,12 +129,12 @@ def test_rule9_records_of_lives_are_never_mixed() -> None:
 @off(9)
 def test_rule9_off(monkeypatch: pytest.MonkeyPatch) -> None:
     switches.reset_keeps_owners(monkeypatch)
-    other_life()
+    other_incarnation()
 
 
 @off(9)
 def test_rule9_off_for_inputs() -> None:
-    other_life_of_an_input(switches.AnyLife)
+    other_incarnation_of_an_input(switches.AnyIncarnation)
 
 
 # -- rule 10: two durabilities -----------------------------------------------------------------------------

@@ -26,13 +26,14 @@ NAMING = (
     "examples",
     "helm",
     "monitoring",
+    "page",
     "proto",
     "scripts",
     "spark_listener",
     "tests",
 )
 """The folders whose files name pages: in errors, comments, alerts, values."""
-PARTS = ("authority/src", "client/src", "spark_listener/src", "scripts", "tests")
+PARTS = ("authority/src", "client/src", "page/src", "spark_listener/src", "scripts", "tests")
 """The folders of the modules that pages name."""
 RULES = range(1, 12)
 

@@ -246,6 +246,42 @@ async def test_a_registration_waits_until_the_old_log_was_let_go(disk: MemoryDis
     await one.stop()
 
 
+async def left_damaged(disk: MemoryDisk) -> Running:
+    """One whose log is damaged, and that nobody serves."""
+    before = await Running(disk).start()
+    await before.shard.register(A)
+    await before.claim()
+    await before.stop()
+    log = disk.logs["a"]
+    log.records[log.last] = flipped(log.records[log.last])
+    return await Running(disk).start()
+
+
+async def test_a_registration_that_follows_a_drop_at_once_finds_nothing_of_what_was_damaged(disk: MemoryDisk) -> None:
+    """It was asked for before the drop had happened, so that it could not wait for the log to be short."""
+    one = await left_damaged(disk)
+    assert not one.shard.serves("a")
+    _, again = await asyncio.gather(one.shard.drop("a", force=True), one.shard.register(A))
+    assert again.incarnation == 2
+    assert one.shard.serves("a")
+    assert await one.report(await one.claim(), 5) == []
+    await one.stop()
+
+
+async def test_a_dropped_name_is_free_again_though_the_stored_graph_is_damaged(disk: MemoryDisk) -> None:
+    """Who is alone has all of it in memory."""
+    one = await Running(disk).start()
+    for spec in (A, Spec("beside")):
+        await one.shard.register(spec)
+    await one.claim()
+    stored = disk.logs[GRAPH]
+    stored.records[1] = flipped(stored.records[1])
+    await one.shard.drop("a", force=True)
+    assert (await one.shard.register(A)).incarnation == 2
+    assert await one.report(await one.claim(), 5) == []
+    await one.stop()
+
+
 class SlowTakes(Held):
     """Tells late of one log that is taken."""
 
@@ -622,7 +658,7 @@ async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to(d
     assert one.shard.serves(names[0])
 
 
-async def end_behind_the_next_life(
+async def end_behind_the_next_incarnation(
     deployment: Deployment, one: One, other: One, name: str, *, damaged: bool = False
 ) -> None:
     """The store refuses the old owner the end of a log; when it tries again, another shard serves an incarnation that it has not heard of."""
@@ -664,7 +700,7 @@ async def test_rule3_the_end_of_a_log_leaves_the_next_incarnation_as_it_is(
     deployment: Deployment, damaged: bool
 ) -> None:
     one, other = await two(deployment)
-    await end_behind_the_next_life(deployment, one, other, min(held(other)), damaged=damaged)
+    await end_behind_the_next_incarnation(deployment, one, other, min(held(other)), damaged=damaged)
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the graph is not read behind the take")
@@ -676,7 +712,7 @@ async def test_rule3_breaks_when_the_graph_is_not_read_behind_the_take(deploymen
         return ReadGraph(LoadedLog(0, None, []), known.topology)
 
     known.read_graph = as_it_was  # type: ignore[method-assign]
-    await end_behind_the_next_life(deployment, one, other, min(held(other)))
+    await end_behind_the_next_incarnation(deployment, one, other, min(held(other)))
 
 
 async def pinned(deployment: Deployment, one: One, names: list[str], address: str) -> None:

@@ -102,8 +102,8 @@ def test_exact_inputs_make_it_exact_again_in_a_new_incarnation() -> None:
             healed.set_inputs("hourly", ["guess", "sure"])
         repaired = healed.set_inputs("hourly", ["sure"])
         assert estimated(repaired) == {"guess"}
-        lives = {name: spec.incarnation for name, spec in repaired.computations.items()}
-        assert lives == {"guess": 1, "sure": 1, "hourly": 2, "daily": 2}
+        incarnations = {name: spec.incarnation for name, spec in repaired.computations.items()}
+        assert incarnations == {"guess": 1, "sure": 1, "hourly": 2, "daily": 2}
         assert repaired.get("hourly").input_version == 2
         assert repaired.set_inputs("hourly", []).get("hourly").incarnation == 2, "that one was exact"
 

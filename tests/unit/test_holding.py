@@ -19,11 +19,12 @@ from lowwater_authority.engine.holding import (
     Memory,
     Once,
     State,
+    Taken,
     Unwritten,
 )
 from lowwater_authority.engine.holdings import Holdings
 from lowwater_authority.engine.logs import SNAPSHOT_AGAIN, SNAPSHOT_BYTES, Log
-from lowwater_authority.journal import GRAPH, JournalFailed, JournalFenced, LoadedLog
+from lowwater_authority.journal import GRAPH, JournalFailed, JournalFenced, LoadedLog, Ownership
 from lowwater_authority.ops.observer import Observer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.shards import Deployment, held, turns, two
@@ -44,6 +45,21 @@ def serving() -> Holding:
 def said(holding: Holding) -> tuple[State, bool]:
     """Its state, and whether there is nothing to remember of it."""
     return holding.state, holding.idle
+
+
+@pytest.mark.parametrize("ownership", [NOBODY, Ownership(epoch=1, nonce=7)])
+async def test_rule4_nothing_is_held_by_an_ownership_that_is_over(ownership: Ownership) -> None:
+    among = none_yet()
+    await among.journal.open()
+    among.topology = among.topology.register(Spec("x"))
+    holding = among.of("x")
+    with pytest.raises(JournalFailed, match="x was dropped while its log was taken"):
+        holding.hold(Taken(ownership, LoadedLog(0, None, [])))
+    taken = await holding.own()
+    holding.disown(ownership)
+    assert holding.hold(taken) is holding.held
+    assert holding.ownership == taken.ownership
+    assert holding.ownership.epoch
 
 
 async def test_the_states_of_a_holding() -> None:

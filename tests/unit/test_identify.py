@@ -14,10 +14,11 @@ import pytest
 
 from lowwater import Identity, errors
 from lowwater._core.settings import Settings
+from lowwater._server.audit import Audit
+from lowwater._server.tokens import digest
 from lowwater.aio import Client
-from lowwater_authority.access.audit import Audit
 from lowwater_authority.access.guard import Guard, insider
-from lowwater_authority.access.policy import Access, Principal, digest
+from lowwater_authority.access.policy import Access, Principal
 from lowwater_authority.authority import Authority
 from lowwater_authority.ops.observer import Observer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal

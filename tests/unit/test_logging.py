@@ -9,8 +9,8 @@ import pytest
 
 from lowwater import errors
 from lowwater._core.events import ATTRIBUTE, Limited, event
+from lowwater._server.logging import set_up, without_secrets
 from lowwater_authority.engine.admission import Gate
-from lowwater_authority.ops.logging import set_up, without_secrets
 
 SECRET = "pa:ss/wo@rd"
 

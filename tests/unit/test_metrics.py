@@ -144,7 +144,7 @@ async def behind(one: Metered) -> None:
     await one.report(await one.claim("flights"), 15, name="flights")
     one.elsewhere.published = {"enriched": 14, "flights": 13}
     grant = await one.claim("hourly")
-    await one.report(grant, 11, name="hourly", lives=(1,))
+    await one.report(grant, 11, name="hourly", incarnations=(1,))
     await one.upstream.ask()
 
 
@@ -160,7 +160,7 @@ async def test_there_is_no_lag_behind_what_was_not_confirmed_lately(one: Metered
     """A lag that stands still says that all is as it was, which nobody knows."""
     await behind(one)
     await one.shard.register(Spec("local", inputs=("flights",)))
-    await one.report(await one.claim("local"), 12, name="local", lives=(1,))
+    await one.report(await one.claim("local"), 12, name="local", incarnations=(1,))
     confirmed = one.value("lowwater_deployment_confirmed_timestamp_seconds")
     assert abs(time.time() - confirmed) < 10
     one.seconds += 31
@@ -180,7 +180,7 @@ async def test_a_shard_that_does_not_answer_holds_up_no_answer_of_another(one: M
         epoch = one.shard.epoch(name)
         one.shard.replaced({name: (epoch, epoch + 1)})
     for name in inputs:
-        await one.report(await one.claim(f"of-{name}"), 11, name=f"of-{name}", lives=(1,))
+        await one.report(await one.claim(f"of-{name}"), 11, name=f"of-{name}", incarnations=(1,))
     one.elsewhere.published = dict.fromkeys(inputs, 14)
     await one.upstream.ask()
     assert one.of("lowwater_local_lag_seconds") == {"of-asleep": 3 * 3600, "of-awake": 3 * 3600}
@@ -230,7 +230,7 @@ async def test_a_holder_is_named_when_it_has_held_for_long_and_no_input_does(
         one.elsewhere.published["elsewhere"] = input_at
         await one.upstream.ask()
     grant = await one.claim("stage", b"", b"m", b"", worker="w", host="h")
-    await one.report(grant, 15, 14, name="stage", lives=(1,))
+    await one.report(grant, 15, 14, name="stage", incarnations=(1,))
     found = [labels for labels, value in one.samples("lowwater_holder_info") if value == 1]
     stage = {"computation": "stage", "worker": "w", "host": "h", "range": "[m, ..)"}
     assert [each for each in found if each["computation"] == "stage"] == [stage] * named

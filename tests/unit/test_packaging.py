@@ -18,19 +18,20 @@ from tests.compatibility.environments import ROOT, UV
 MEMBERS = {
     "client": "lowwater",
     "authority": "lowwater_authority",
+    "page": "lowwater_page",
     "spark_listener": "lowwater_spark",
 }
 
 DATA = {
     "client": {".bash", ".zsh", ".fish"},
-    "authority": {".html", ".js", ".css", ".svg", ".md", ".LICENSE"},
+    "page": {".html", ".js", ".css", ".svg", ".md", ".LICENSE"},
 }
 """What else lies in a package: the completion scripts of the command, and the status page with the libraries it uses."""
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the three wheels and the three source archives."""
+    """The folder of all wheels and all source archives."""
     folder = tmp_path_factory.mktemp("dist")
     done = subprocess.run(
         [UV, "build", "--quiet", "--all-packages", "--out-dir", str(folder)],
@@ -60,7 +61,7 @@ def requirements(built: Path, package: str) -> set[str]:
     return {re.split(r"[^\w-]", line)[0] for line in lines if "extra ==" not in line}
 
 
-def test_there_are_three_of_each(built: Path) -> None:
+def test_there_is_one_of_each(built: Path) -> None:
     assert len(list(built.glob("*.whl"))) == len(list(built.glob("*.tar.gz"))) == len(MEMBERS)
 
 
@@ -86,7 +87,7 @@ def test_a_wheel_holds_what_its_source_folder_holds(built: Path, member: str) ->
     with wheel(built, MEMBERS[member]) as archive:
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == sources
     assert {Path(name).suffix for name in sources} - DATA.get(member, set()) == {".py", ".pyi", ".typed"} - (
-        {".pyi"} if "spark" in member else set()
+        {".pyi"} if member in {"page", "spark_listener"} else set()
     )
 
 
@@ -131,6 +132,26 @@ def test_the_authority_needs_no_pyspark(built: Path) -> None:
     assert requirements(built, "lowwater_authority") & {"pyspark", "lowwater-spark", "pyarrow", "pandas"} == set()
 
 
+def test_the_page_needs_the_client_and_what_serves_it() -> None:
+    """It is a client like any other: no authority beside it, and nothing of one in its code."""
+    project = tomllib.loads((ROOT / "page/pyproject.toml").read_text())["project"]
+    assert {re.split(r"[^\w-]", each)[0] for each in project["dependencies"]} == {
+        "lowwater",
+        "aiohttp",
+        "numpy",
+        "structlog",
+    }
+    named = [path for path in (ROOT / "page/src").rglob("*.py") if "lowwater_authority" in path.read_text()]
+    assert named == []
+
+
+def test_nothing_of_the_client_imports_what_servers_share() -> None:
+    """Which needs more than the transport."""
+    shared = ROOT / "client/src/lowwater/_server"
+    others = [path for path in (ROOT / "client/src").rglob("*.py") if shared not in path.parents]
+    assert [path for path in others if "lowwater._server" in path.read_text()] == []
+
+
 def test_the_client_owns_the_command(built: Path) -> None:
     with wheel(built, "lowwater") as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
@@ -139,7 +160,7 @@ def test_the_client_owns_the_command(built: Path) -> None:
 
 def test_versions_move_in_lock_step(built: Path) -> None:
     (version,) = {metadata(built, package)["Version"] for package in MEMBERS.values()}
-    for package in ("lowwater_authority", "lowwater_spark"):
+    for package in ("lowwater_authority", "lowwater_page", "lowwater_spark"):
         assert f"lowwater=={version}" in (metadata(built, package).get_all("Requires-Dist") or [])
 
 

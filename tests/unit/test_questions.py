@@ -11,8 +11,8 @@ import pytest
 
 import lowwater
 from lowwater import errors
-from lowwater_authority.web import questions
-from lowwater_authority.web.questions import MOST_ASKED, MOST_KEPT, THREADS, Questions
+from lowwater_page import questions
+from lowwater_page.questions import MOST_ASKED, MOST_KEPT, THREADS, Questions
 from tests.kit.eventually import eventually_async
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -339,6 +339,75 @@ async def test_rule7_the_share_of_a_stream_falls_as_others_do_not_read() -> None
     together.acknowledge(late, 1, [refused_of("late", 100)])
     (message,) = await together.take(late)
     assert [list(each.handles) for each in message.ack.refused] == [list(range(100))]
+
+
+def followed_beside(hostile: int, count: int) -> bool:
+    """Whether one more stream may follow so many names when others follow as many as they are let."""
+    room = streams.Shared(streams.WATCHED_BYTES)
+    with ExitStack() as open_streams:
+        for number in range(hostile):
+            most, least = 1 << 16, 0  # the most names that it is let
+            while most - least > 1:
+                some = (most + least) // 2
+                try:
+                    with streams.watched(room, named(some, f"{number}-")):
+                        least = some
+                except errors.Overloaded:
+                    most = some
+            open_streams.enter_context(streams.watched(room, named(least, f"{number}-")))
+        assert room.bytes <= streams.WATCHED_BYTES * 3 // 2 + hostile * streams.WATCHED_LEAST
+        try:
+            open_streams.enter_context(streams.watched(room, named(count)))
+        except errors.Overloaded:
+            return False
+    assert (room.bytes, room.streams) == (0, 0)
+    return True
+
+
+@pytest.mark.parametrize(("hostile", "count"), [(38, 500), (100, 200), (400, 50)])
+def test_rule7_names_are_followed_beside_any_number_of_streams_that_take_all_they_can(hostile: int, count: int) -> None:
+    assert followed_beside(hostile, count)
+
+
+def falls(self: streams.Shared, own: int, streams_: int) -> int:
+    """As the room fills, and whatever the number of streams is."""
+    del streams_
+    return max(0, self.bound - (self.bytes - own)) // (streams.SHARE + 1)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the share of a stream falls to nothing")
+@pytest.mark.parametrize(("hostile", "count"), [(38, 500), (100, 200)])
+def test_rule7_breaks_when_the_share_falls_as_the_room_fills_alone(
+    monkeypatch: pytest.MonkeyPatch, hostile: int, count: int
+) -> None:
+    monkeypatch.setattr(streams.Shared, "share", falls)
+    assert followed_beside(hostile, count)
+
+
+async def told_beside(hostile: int) -> None:
+    """Others let refusals of theirs pile up, as many as they may; one more is told by name what is refused of a claim of ten thousand ranges."""
+    together = streams.Streams()
+    for number in range(hostile):
+        outbox = opened(together, number)
+        for report in range(1, 11):
+            together.acknowledge(outbox, report, [refused_of(f"{number}-{report}", MAX_RANGES)])
+        for report in range(11, 60):
+            together.acknowledge(outbox, report, [refused_of(f"{number}-{report}", 10_000)])
+    late = opened(together, hostile)
+    together.acknowledge(late, 1, [refused_of("late", 10_000)])
+    (message,) = await together.take(late)
+    assert [len(each.handles) for each in message.ack.refused] == [10_000]
+    assert together.unread.bytes <= streams.UNREAD_BYTES * 3 // 2 + (hostile + 1) * UNREAD_LEAST
+
+
+async def test_rule7_what_is_refused_is_told_beside_streams_that_do_not_read() -> None:
+    await told_beside(60)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the share of a stream falls to nothing")
+async def test_rule7_breaks_when_the_share_of_refusals_falls_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams.Shared, "share", falls)
+    await told_beside(60)
 
 
 async def test_what_is_lost_is_never_said_of_more_than_that_and_ends_its_own_stream() -> None:

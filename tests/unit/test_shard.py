@@ -82,11 +82,11 @@ class Running:
         return await self.shard.claim(name, ClaimRequest(bounds, request_id=next(ids).to_bytes(16), **options))  # type: ignore[arg-type]
 
     def report(
-        self, grant: Grant, *hours: int, name: str = "a", finish: bool = False, lives: tuple[int, ...] = ()
+        self, grant: Grant, *hours: int, name: str = "a", finish: bool = False, incarnations: tuple[int, ...] = ()
     ) -> asyncio.Future[list[tuple[str, Refused]]]:
         values = np.array([h if h in (MIN, MAX) else h * HOUR for h in hours], dtype=np.int64)
         known = name in self.shard.topology.computations
-        fold = Fold(self.shard.topology.required(name).input_version if known else 1, lives)
+        fold = Fold(self.shard.topology.required(name).input_version if known else 1, incarnations)
         report = GroupReport(grant.sequencer, values, finish=finish, fold=fold)
         return self.shard.report([(name, report)], sender=SENDER, number=(self._stream, next(self._number)))
 
@@ -283,22 +283,24 @@ async def test_an_append_of_unknown_outcome_is_retried_as_is_and_shows_nothing_m
     await one.stop()
 
 
-async def test_a_reset_starts_new_lives_downstream_and_makes_every_sequencer_stale(running: Running) -> None:
+async def test_a_reset_starts_new_incarnations_downstream_and_makes_every_sequencer_stale(running: Running) -> None:
     shard = running.shard
     await shard.register(Spec("b", ("a",)))
     await shard.register(Spec("c", ("b",)))
     await shard.register(Spec("other"))
     a, b = await running.claim("a"), await running.claim("b")
     await running.report(a, 15)
-    await running.report(b, 15, name="b", lives=(1,))
+    await running.report(b, 15, name="b", incarnations=(1,))
     assert [spec.name for spec in await shard.reset("a")] == ["a", "b", "c"]
     assert (running.low("a"), running.low("b")) == (MIN, MIN)
     ((_, refused),) = await running.report(a, 16)  # C5a: it was on the wire
     assert refused.reason == "STALE_SEQUENCER"
     again = await running.claim("b")
-    await running.report(again, 15, name="b", lives=(1,))  # C5b: a fold over the incarnation that is being rewritten
+    await running.report(
+        again, 15, name="b", incarnations=(1,)
+    )  # C5b: a fold over the incarnation that is being rewritten
     assert running.low("b") == MIN
-    await running.report(again, 9, name="b", lives=(2,))
+    await running.report(again, 9, name="b", incarnations=(2,))
     assert running.low("b") == 9
     assert shard.view("other").incarnation == 1  # type: ignore[union-attr]
 
@@ -322,13 +324,13 @@ async def test_h4_an_input_behind_the_published_value_is_refused(running: Runnin
     await shard.register(Spec("b", ("a",)))
     await shard.register(Spec("c"))
     b, c = await running.claim("b"), await running.claim("c")
-    await running.report(b, 15, name="b", lives=(1,))
+    await running.report(b, 15, name="b", incarnations=(1,))
     await running.report(c, 10, name="c")
     with pytest.raises(errors.WouldRegress):
         await shard.set_inputs("b", ["a", "c"])
     await running.report(c, 15, name="c")
     await shard.set_inputs("b", ["a", "c"])
-    ((_, refused),) = await running.report(b, 16, name="b", lives=(1,))  # S12: unaware of c
+    ((_, refused),) = await running.report(b, 16, name="b", incarnations=(1,))  # S12: unaware of c
     assert refused.reason == "STALE_SEQUENCER"
     assert running.low("b") == 15
 
@@ -342,8 +344,8 @@ async def test_h4_what_was_retired_comes_back_no_further_than_the_inputs(running
     await running.report(await running.claim("c"), 14, name="c")
     first = await running.claim("b", b"", b"m")
     second = await running.claim("b", b"m", b"")
-    await running.report(first, 13, name="b", lives=(1,))
-    await running.report(second, 15, name="b", lives=(1,))
+    await running.report(first, 13, name="b", incarnations=(1,))
+    await running.report(second, 15, name="b", incarnations=(1,))
     await shard.retire("b", b"m", b"", force=True)
     await shard.set_inputs("b", ["a", "c"])
     bounds = np.array([15 * HOUR])
@@ -447,10 +449,10 @@ async def test_a_snapshot_that_cannot_be_taken_stops_nothing(running: Running, m
 async def test_a_fold_over_another_incarnation_is_refused_and_counts_as_unknown(running: Running) -> None:
     await running.shard.register(Spec("b", ("a",)))
     grant = await running.claim("b")
-    ((_, refused),) = await running.report(grant, MAX, name="b", finish=True, lives=(2,))
+    ((_, refused),) = await running.report(grant, MAX, name="b", finish=True, incarnations=(2,))
     assert refused.reason == "INCARNATION_CHANGED"
     assert running.low("b") == MIN
-    assert await running.report(grant, 14, name="b", lives=(1,)) == []
+    assert await running.report(grant, 14, name="b", incarnations=(1,)) == []
     assert running.low("b") == 14
 
 

@@ -16,12 +16,12 @@ from lowwater_authority.cluster.membership import View
 from lowwater_authority.cluster.untaken import LOOK_SECONDS
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.topology import Spec
+from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import rounds
 from lowwater_authority.engine.holding import ORPHAN_SECONDS, epoch_base
-from lowwater_authority.engine.holdings import _resumed
+from lowwater_authority.engine.holdings import _resumed, replayed
 from lowwater_authority.engine.takeover import TAKEN_AT_ONCE
-from lowwater_authority.journal import LoadedLog, Ownership, frames
+from lowwater_authority.journal import GRAPH, Entry, LoadedLog, Ownership, frames
 from lowwater_authority.journal.frames import decode, encode
 from tests.contract.journal_stores import flipped
 from tests.kit.faults import Outcome
@@ -428,6 +428,105 @@ async def test_one_that_had_to_wait_for_its_turn_is_not_taken_twice(deployment: 
     assert await other.report(name, await other.claim(name), 12) == []
     assert all(await asyncio.gather(*takes))
     assert (other.shard.epoch(name), other.low(name)) == (epoch, 12)
+
+
+async def write_graph(stranger: MemoryJournal, change: Callable[[Topology], Topology]) -> None:
+    """Another process changes the graph."""
+    loaded = await stranger.load(GRAPH)
+    known = replayed(loaded).topology
+    await stranger.append([Entry(GRAPH, loaded.last + 1, change(known).encode(known), strong=True)])
+
+
+async def test_rule4_what_was_dropped_while_it_was_taken_is_served_by_a_number_or_not_at_all(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By force, and the store has lost its log, so that there is nothing to make short; and it is registered again at once."""
+    one, other, name = await moving(deployment)
+    stranger = MemoryJournal(deployment.disk, shared=True)
+    await stranger.open()
+    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
+    load, gate = other.journal.load, asyncio.Event()
+
+    async def late(log: str, *, known: LoadedLog | None = None) -> LoadedLog:
+        loaded = await load(log, known=known)
+        if log == name and known is not None:
+            await gate.wait()
+        return loaded
+
+    monkeypatch.setattr(other.journal, "load", late)
+    del deployment.disk.logs[name]
+    taking = asyncio.create_task(other.shard.take_over(name))
+    await turns()
+    await write_graph(stranger, lambda graph: graph.drop(name))
+    await other.shard.refresh()
+    await turns()
+    await write_graph(stranger, lambda graph: graph.register(Spec(name)))
+    gate.set()
+    await asyncio.wait([taking])
+    assert all(other.shard.epoch(each) for each in held(other)), "else no store would ever confirm it"
+    before = other.faults.reads
+    await deployment.settle(one, other)
+    assert other.faults.reads - before < 50
+    assert name in held(other)
+    assert other.shard.view(name) is not None
+    assert other.shard.topology.get(name).incarnation == 2
+    grant = await other.claim(name)
+    assert await other.report(name, grant, 12) == []
+    assert other.low(name) == 12
+
+
+async def test_who_cannot_take_rests_longer_each_time(deployment: Deployment) -> None:
+    """However many ask for it: each attempt is some calls to the store."""
+    one, other, name = await moving(deployment)
+    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
+    refusals = other.faults.ends["take"] = [Outcome.FAILED] * 1000
+
+    async def tries() -> int:
+        before = len(refusals)
+        for _ in range(50):
+            with pytest.raises(
+                errors.Unavailable, match=f"cannot take {name} over from the store: the fault plan refuses"
+            ):
+                await other.shard.serve(name)
+        return before - len(refusals)
+
+    assert await tries() == 2, "once more at once, for it may have been a moment's fault"
+    seen = []
+    for _ in range(10):
+        deployment.clock.now += 0.1
+        seen.append(await tries())
+    assert seen == [1, 0, 1, 0, 0, 0, 1, 0, 0, 0]
+    assert name in held(one)
+    deployment.clock.now += 60
+    assert await tries() == 2, "what failed a minute ago was another fault"
+    refusals.clear()
+    await deployment.settle(one, other, seconds=2.1)
+    assert name in held(other)
+    assert other.shard.held.of(name).rest is None
+
+
+async def test_rule1_nothing_is_taken_whose_inputs_the_graph_has_lost(deployment: Deployment) -> None:
+    """Its log says that they were changed, the graph does not know to what: it would go on without one that it has to wait for."""
+    one, other, name = await moving(deployment)
+    new = min(held(other))
+    assert await other.report(new, await other.claim(new), 12) == []
+    await one.cluster.look()
+    await one.shard.set_inputs(name, [new])
+    stored = deployment.disk.logs[GRAPH]
+    del stored.records[stored.last]
+    stored.last -= 1
+    stored.tail = frames.checksum(stored.records[stored.last])
+    await one.stop()
+    await deployment.settle(other, seconds=DEAD_AFTER + 1.2)
+    with pytest.raises(
+        errors.Unavailable, match="it has version 2 of its inputs, but the graph knows only 1: reset it"
+    ):
+        await other.shard.serve(name)
+    assert name not in held(other)
+    assert len(held(other)) == 11, "its neighbours"
+    await other.shard.reset(name)
+    await deployment.settle(other, seconds=6)
+    assert name in held(other)
 
 
 async def test_what_is_written_between_the_look_and_the_take_goes_along(deployment: Deployment) -> None:

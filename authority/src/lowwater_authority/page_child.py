@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater._core.events import event
-from lowwater_authority.web.http import url_of
+from lowwater._server.http import url_of
 
 if TYPE_CHECKING:
     import argparse
@@ -36,7 +36,7 @@ class PageChild:
     """Runs a page on a socket that listens already, so that it is found at the same place when it is begun anew.
 
     It gets the socket, and a pipe whose other end only this process holds: it ends when that closes, as it does even with a kill -9. What
-    fails in it is a line in the log, and nobody waits for it. ``arguments`` are those of ``python -m lowwater_authority.web``;
+    fails in it is a line in the log, and nobody waits for it. ``arguments`` are those of ``python -m lowwater_page``;
     ``encrypted``: whether they have it speak TLS.
     """
 
@@ -71,7 +71,8 @@ class PageChild:
     async def _once(self) -> str:
         """Run one page to its end; returns how that was."""
         handle = self._listening.fileno()
-        command = [sys.executable, "-m", "lowwater_authority.web", "--beside", str(handle), *self._arguments]
+        # -P: else a file in the working folder that is called as a module of the page's would be run instead of that.
+        command = [sys.executable, "-P", "-m", "lowwater_page", "--beside", str(handle), *self._arguments]
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -123,7 +124,7 @@ def arguments_of(args: argparse.Namespace, reach: PeerSettings, server_token: st
     ]
     if args.tls_cert is not None:
         given += [("--ca", args.peer_ca), ("--cert", args.tls_cert), ("--key", args.tls_key)]
-    return [f"{flag}={value}" for flag, value in given if value]
+    return [f"{flag}={value}" for flag, value in given if value] + ([] if args.store else ["--alone"])
 
 
 def environment_of(environment: Mapping[str, str], door: Door | None) -> dict[str, str]:

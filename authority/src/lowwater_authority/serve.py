@@ -12,6 +12,7 @@ import tempfile
 import time
 from contextlib import ExitStack, suppress
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -19,10 +20,12 @@ from grpc_health.v1 import health_pb2_grpc
 
 from lowwater._core.events import event
 from lowwater._core.text import counted
+from lowwater._server.http import listen
+from lowwater._server.logging import set_up
+from lowwater._server.tls import BadCertificate, Certificates, Files
 from lowwater.aio import Client
 from lowwater_authority.access.door import Door, open_door
 from lowwater_authority.access.policy import BadAccess
-from lowwater_authority.access.tls import BadCertificate, Certificates, Files
 from lowwater_authority.authority import Authority
 from lowwater_authority.cluster.cluster import BEATS, Cluster, Replaced
 from lowwater_authority.cluster.membership import Member
@@ -30,14 +33,12 @@ from lowwater_authority.cluster.peers import Peers, PeerSettings
 from lowwater_authority.commands.serve_arguments import parser, refuse_password
 from lowwater_authority.journal import JournalError, JournalUnknown
 from lowwater_authority.journal.sqlite import SqliteJournal
-from lowwater_authority.ops.logging import set_up
+from lowwater_authority.ops.endpoint import Endpoint
 from lowwater_authority.ops.metrics import Metrics
 from lowwater_authority.ops.traces import begin as begin_traces
 from lowwater_authority.page_child import PageChild, arguments_of, environment_of
 from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.interceptors import Decoding, Timing
-from lowwater_authority.web.http import listen
-from lowwater_authority.web.threads import Web, WebThreads
 
 if TYPE_CHECKING:
     import argparse
@@ -60,6 +61,10 @@ OPTIONS: Final[Sequence[tuple[str, Any]]] = (
     # by engine/admission.py instead, which says when to come again.
     ("grpc.server.max_pending_requests", 1 << 20),
     ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
+    # What a call may send before anybody reads it. Measured by gRPC itself it grows with the delay, to tens of megabytes on a busy machine, for who is refused,
+    # too. A message that is being read is let through whole.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 20),
     # Two servers on one port would be two authorities.
     ("grpc.so_reuseport", 0),
 )
@@ -168,38 +173,61 @@ def _own_socket(server: grpc.aio.Server, leaving: ExitStack) -> str:
     return own
 
 
-def _web(
-    args: argparse.Namespace, reach: PeerSettings, authority: Authority, metrics: Metrics, door: Door | None
-) -> Web:
-    """What is served over HTTP; ``reach`` is how this process reaches itself."""
+def _endpoint(
+    args: argparse.Namespace, certificates: Certificates | None, metrics: Metrics, door: Door | None
+) -> Endpoint | None:
+    """What is served over HTTP; None: nothing."""
     if args.http == "off":
-        return Web()
+        return None
     host, port = _address(args.http, "--http")
     try:
         listening = listen(host, port)
     except OSError as error:
-        msg = (
-            f"cannot serve the page and metrics on {args.http}: {error.strerror}. Choose another with --http, or 'off'."
-        )
+        msg = f"cannot serve metrics on {args.http}: {error.strerror}. Choose another with --http, or 'off'."
         raise CannotServe(msg) from error
     access = None if door is None else door.access
-    return WebThreads(
-        listening, reach, authority, metrics, clock=_clock, version=version("lowwater-authority"), access=access
-    )
+    return Endpoint(listening, metrics.render, certificates=certificates, access=access, on_not_http=metrics.not_http)
 
 
-def _page(args: argparse.Namespace, reach: PeerSettings, server_token: str, door: Door | None) -> PageChild | None:
-    """The page as a process of its own; None: there is none. ``reach`` is how this process reaches itself."""
-    if args.page == "off":
+def _page_place(args: argparse.Namespace) -> tuple[str, int] | None:
+    """Where the status page is to be served; None: nowhere."""
+    if args.page == "off" or (args.page is None and args.http == "off"):
         return None
-    host, port = _address(args.page, "--page")
+    if args.page is not None:
+        return _address(args.page, "--page")
+    host, port = _address(args.http, "--http")
+    return host, port and port + 1
+
+
+def _page(
+    args: argparse.Namespace, place: tuple[str, int] | None, reach: PeerSettings, server_token: str, door: Door | None
+) -> PageChild | None:
+    """The page as a process of its own at a place; None: there is none. ``reach`` is how this process reaches itself.
+
+    A page that was asked for by name has to be there. One that comes by itself keeps nobody from serving watermarks: why there is none is a
+    line in the log.
+    """
+    if place is None:
+        return None
+    host, port = place
+    if find_spec("lowwater_page") is None:
+        _refuse_page(args, "lowwater-page is not installed", "Install it, or choose --page off.")
+        return None
     try:
         listening = listen(host, port)
     except OSError as error:
-        msg = f"cannot serve the page on {args.page}: {error.strerror}. Choose another with --page, or 'off'."
-        raise CannotServe(msg) from error
+        _refuse_page(args, f"{host}:{port}: {error.strerror or error}", "Choose another with --page, or 'off'.")
+        return None
     environment = environment_of(os.environ, door)
     return PageChild(listening, arguments_of(args, reach, server_token), environment, encrypted=reach.encrypted)
+
+
+def _refuse_page(args: argparse.Namespace, why: str, fix: str) -> None:
+    """Go on without a page, or raise CannotServe when it was asked for."""
+    if args.page is not None:
+        msg = f"cannot serve the page: {why}. {fix}"
+        raise CannotServe(msg)
+    log.warning("there is no status page: %s. %s", why, fix, extra=event("page_absent", reason=why))
 
 
 def _own(host: str, bound: int) -> str:
@@ -317,6 +345,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     host, _ = _address(args.listen, "--listen")
+    place = _page_place(args)
     certificates = _certificates(args)
     metrics = Metrics(version("lowwater-authority"))
     traces = begin_traces(version("lowwater-authority"))
@@ -325,7 +354,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     interceptors = (*traces.interceptors, Decoding(metrics), *guards, Timing(metrics))
     server = grpc.aio.server(options=_options(door), interceptors=interceptors)
     bound = _listen(server, args, certificates)
-    own = "" if certificates is None or args.http == args.page == "off" else _own_socket(server, leaving)
+    own = "" if certificates is None or place is None else _own_socket(server, leaving)
     token = None if door is None else door.token
     authority = _shared(args, bound, metrics, certificates, door) if args.store else _embedded(args, metrics, door)
     if not await _recover(authority, stopping):
@@ -338,13 +367,15 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
 
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
     reach = PeerSettings(own or _own(host, bound), token=token, certificates=certificates, own=own)
-    web = _web(args, reach, authority, metrics, door)
-    page = _page(args, reach, authority.shard.journal.server_token, door)
+    endpoint = _endpoint(args, certificates, metrics, door)
+    page = _page(args, place, reach, authority.shard.journal.server_token, door)
     await server.start()
-    web.start()
+    if endpoint is not None:
+        metrics.watch(authority.shard, authority.streams, certificates=certificates)
+        endpoint.start()
     beside = [] if page is None else [asyncio.create_task(page.run())]
     rounds = asyncio.create_task(authority.run())
-    places = f"page {web.page if page is None else page.url}, metrics {web.metrics}"
+    places = f"page {'off' if page is None else page.url}, metrics {'off' if endpoint is None else endpoint.metrics}"
     print(f"lowwater: serving on {host}:{bound} ({places})", flush=True)  # noqa: T201 - what callers wait for
     log.info(
         "serving on %s:%d, version %s",
@@ -369,11 +400,21 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     health.stop()
     for each in beside:
         each.cancel()
-    await asyncio.gather(server.stop(GRACE_SECONDS), asyncio.to_thread(web.close), asyncio.to_thread(traces.close))
-    await asyncio.gather(*beside, return_exceptions=True)
+    closing = [] if endpoint is None else [asyncio.to_thread(endpoint.close)]
+    await asyncio.gather(server.stop(GRACE_SECONDS), *closing, asyncio.to_thread(traces.close))
     asked.cancel()
     for each in watching:
         each.cancel()
+    try:
+        ended = await _close(rounds, authority)
+    finally:
+        # Last: the journal does not stay open for a page that does not end.
+        await asyncio.gather(*beside, return_exceptions=True)
+    return FAILED if failed else ended
+
+
+async def _close(rounds: asyncio.Task[None], authority: Authority) -> int:
+    """Close the journal after its last round. Returns the exit code."""
     try:
         await rounds
     except JournalUnknown as error:
@@ -388,4 +429,4 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
         return FAILED
     await authority.close()
     log.info("stopped", extra=event("stopped"))
-    return FAILED if failed else 0
+    return 0

@@ -15,6 +15,11 @@
 {{ include "lowwater.fullname" . }}-shards
 {{- end -}}
 
+{{/* The Deployment and the Service of the status page. */}}
+{{- define "lowwater.page" -}}
+{{ include "lowwater.fullname" . }}-page
+{{- end -}}
+
 {{/* What never changes, because a StatefulSet's selector cannot. */}}
 {{- define "lowwater.selectorLabels" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" | quote }}
@@ -25,6 +30,12 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- define "lowwater.podSelector" -}}
 {{ include "lowwater.selectorLabels" . }}
 app.kubernetes.io/component: authority
+{{- end -}}
+
+{{/* The pod of the status page. */}}
+{{- define "lowwater.pageSelector" -}}
+{{ include "lowwater.selectorLabels" . }}
+app.kubernetes.io/component: page
 {{- end -}}
 
 {{/* Several mappings as one, of which a later one counts more: a key that stands there twice is an error to some, and silence to others. */}}
@@ -148,7 +159,7 @@ grpc:
 
 {{/*
 Who is asked whether it still runs. With TLS or access only the port, where it may be reached by some who may do nothing: who holds all connections that
-the page takes would have every shard restarted by way of /healthz. Over gRPC health checks have no places that all hosts share, but callers without a
+the port of /healthz takes would have every shard restarted by way of /healthz. Over gRPC health checks have no places that all hosts share, but callers without a
 token hold watches and memory there, perhaps from the kubelet's own address. That the replay has ended is known by then: liveness is asked after the start.
 */}}
 {{- define "lowwater.liveness" -}}

@@ -20,12 +20,15 @@
 {{- if and $access .Values.serviceMonitor.enabled (not .Values.serviceMonitor.tokenSecret.name) -}}
 {{- fail "with access a scrape needs a token: set serviceMonitor.tokenSecret.name, a Secret with the token of a principal that has metrics = true" -}}
 {{- end -}}
+{{- if and $access .Values.page.enabled (not .Values.page.tokenSecret.name) -}}
+{{- fail "with access the status page needs a token: set page.tokenSecret.name, a Secret with the token of a principal that may read everything, or page.enabled: false" -}}
+{{- end -}}
 {{- /* 0.0.0.0 and [::] alone: whoever asks a pod asks for its own address, and what $(NAME) stands for may be a password. */ -}}
 {{- $allowed := list "--listen=(0[.]0[.]0[.]0|[[]::[]]):7420" "--http=(0[.]0[.]0[.]0|[[]::[]]):7421" "--dead-after=[0-9]+([.][0-9]+)?" "--reflection" "--verbose" -}}
 {{- range $at, $each := .Values.extraArgs -}}
 {{- $flag := first (splitList "=" $each) -}}
 {{- if has $flag (list "--store" "--data" "--deployment" "--advertise" "--log-format" "--tls-cert" "--tls-key" "--tls-client-ca" "--peer-ca" "--access" "--page") -}}
-{{- fail (printf "extraArgs has %s, which the chart sets itself or leaves off: use the values redis, persistence, tls, access and logFormat" $flag) -}}
+{{- fail (printf "extraArgs has %s, which the chart sets itself or leaves off: use the values redis, persistence, tls, access, page and logFormat" $flag) -}}
 {{- end -}}
 {{- /* Abbreviations, and words that do not begin with a flag, may be any of those. A word may be a password, so it is not repeated. */ -}}
 {{- if not (regexMatch (printf "^(%s)$" (join "|" $allowed)) $each) -}}

@@ -19,9 +19,9 @@ from lowwater_spark.attach.attachment import Attachment, AttachStatus, attach
 from lowwater_spark.drive.frame import drive
 from lowwater_spark.drive.watermark import WatermarkLost
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
+from lowwater_spark.stages import Stage, injector, stage
 from lowwater_spark.track.batch import Batch
 from lowwater_spark.track.query import TrackedQuery
-from lowwater_spark.track.stage import Stage, injector, stage
 from lowwater_spark.track.status import KeyRange, Status
 from lowwater_spark.track.update import Update, UpdateResult
 

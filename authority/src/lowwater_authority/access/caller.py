@@ -19,7 +19,7 @@ from lowwater_authority.core.topology import NAME
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from lowwater_authority.access.audit import Audit
+    from lowwater._server.audit import Audit
     from lowwater_authority.access.policy import Limits, Principal
     from lowwater_authority.core.topology import Spec
 

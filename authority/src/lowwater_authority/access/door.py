@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from lowwater._core.events import event
-from lowwater_authority.access.audit import Audit
+from lowwater._server.audit import Audit
 from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.guard import Guard, insider
 from lowwater_authority.access.policy import PEER, SELF, BadAccess

@@ -19,12 +19,13 @@ import grpc
 import grpc.aio
 
 from lowwater import errors
+from lowwater._server.audit import ANONYMOUS
+from lowwater._server.tokens import digest
 from lowwater_authority.access.caller import CALLER, Caller
 from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Usage
 from lowwater_authority.access.methods import METHODS, OPEN, Method
 from lowwater_authority.access.policy import (
-    ANONYMOUS,
     BUILT_IN,
     EVERYTHING,
     Access,
@@ -32,7 +33,6 @@ from lowwater_authority.access.policy import (
     Allowance,
     Limits,
     Principal,
-    digest,
 )
 from lowwater_authority.rpc.interceptors import reading
 from lowwater_authority.rpc.refusals import refuse
@@ -40,7 +40,7 @@ from lowwater_authority.rpc.refusals import refuse
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 
-    from lowwater_authority.access.audit import Audit
+    from lowwater._server.audit import Audit
     from lowwater_authority.ops.observer import Observer
 
     Call = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]

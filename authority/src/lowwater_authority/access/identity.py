@@ -6,17 +6,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater import errors
-from lowwater_authority.access.policy import digest
+from lowwater._server.tokens import bearer, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from lowwater_authority.access.policy import Access, Principal
 
-__all__ = ["Credentials", "bearer", "host_of", "is_token", "presented"]
+__all__ = ["Credentials", "host_of", "presented"]
 
 HEADER: Final = "authorization"
-SCHEME: Final = "bearer"
 
 ALTERNATIVE_NAMES: Final = ("peer_uri", "peer_dns")
 COMMON_NAME: Final = ("x509_common_name",)
@@ -64,23 +63,6 @@ def presented(metadata: Iterable[tuple[str, str | bytes]], auth_context: Mapping
         except ValueError as error:
             raise _unknown(str(error)) from None
     return Credentials(names=_names(auth_context, ALTERNATIVE_NAMES) or _names(auth_context, COMMON_NAME))
-
-
-def bearer(headers: Sequence[str]) -> str:
-    """Return the token in the values of the authorization headers, of which there is one at least. Raises ValueError, which quotes nothing."""
-    if len(headers) > 1:
-        msg = "there are several authorization headers"
-        raise ValueError(msg)
-    scheme, _, token = headers[0].partition(" ")
-    if scheme.lower() != SCHEME or not is_token(token.strip()):
-        msg = "the authorization header is not of the form 'Bearer TOKEN'"
-        raise ValueError(msg)
-    return token.strip()
-
-
-def is_token(given: str) -> bool:
-    """Whether it can be a token at all: those are of printable ASCII, without spaces around them."""
-    return bool(given) and given == given.strip() and given.isascii() and given.isprintable()
 
 
 def host_of(peer: str) -> str:

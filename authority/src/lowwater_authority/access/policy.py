@@ -11,8 +11,10 @@ import sys
 import tomllib
 from dataclasses import dataclass, field
 from enum import StrEnum
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
+
+from lowwater._server.audit import ANONYMOUS
+from lowwater._server.tokens import digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -172,17 +174,6 @@ class Access:
         return next((principal for principal in self.principals if principal.name == name), None)
 
 
-def digest(token: str) -> str:
-    """Return the SHA-256 of a token, as files have it.
-
-    Tokens are random and long, so that nothing slower is needed: there is nothing to guess.
-
-    >>> digest("not a good one")[:16]
-    'e072c646dfd81bdc'
-    """
-    return sha256(token.encode(errors="surrogateescape")).hexdigest()
-
-
 def _matches(pattern: str, name: str) -> bool:
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
@@ -198,8 +189,7 @@ LEAST_MESSAGE: Final = 65_536
 
 SELF: Final = "self"
 PEER: Final = "peer"
-ANONYMOUS: Final = "anonymous"
-"""What the log calls this process, other shards, and who is nobody yet."""
+"""What the log calls this process, and other shards."""
 
 BUILT_IN: Final = frozenset({SELF, PEER})
 """Principals that no file names."""

@@ -13,8 +13,8 @@ from lowwater import errors
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lowwater._server.tls import Certificates
     from lowwater.aio import Client
-    from lowwater_authority.access.tls import Certificates
     from lowwater_authority.engine.placement import Lows
 
 

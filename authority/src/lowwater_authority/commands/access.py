@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 from lowwater._core.checks import is_name
 from lowwater._core.text import counted
+from lowwater._server.tokens import digest, is_token
 from lowwater.cli.arguments import CommandParser, add_command
 from lowwater.cli.render import table
 from lowwater_authority.access.caller import parted
-from lowwater_authority.access.identity import is_token
-from lowwater_authority.access.policy import Access, Action, BadAccess, Principal, digest
+from lowwater_authority.access.policy import Access, Action, BadAccess, Principal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
+from lowwater._server.logging import FORMATS
 from lowwater.cli.arguments import CommandParser
 from lowwater_authority.cluster.cluster import DEAD_AFTER
-from lowwater_authority.ops.logging import FORMATS
 
 LEAST_DEAD_AFTER: Final = 0.2
 MOST_DEAD_AFTER: Final = 600.0
@@ -64,13 +64,13 @@ def parser() -> CommandParser:
     parse.add_argument(
         "--http",
         default="0.0.0.0:7421",
-        help="HOST:PORT for the status page, its API and /metrics, or 'off' (default: %(default)s)",
+        help="HOST:PORT for /metrics and /healthz, or 'off' (default: %(default)s)",
     )
     parse.add_argument(
         "--page",
         metavar="HOST:PORT",
-        default="off",
-        help="serve the status page from a process of its own there as well: who looks at it there costs those who report less (default: %(default)s)",
+        help="where a process of its own beside this one serves the status page, or 'off' (default: the port after that of --http, and off with "
+        "--http off or where lowwater-page is not installed)",
     )
     parse.add_argument(
         "--tls-cert",

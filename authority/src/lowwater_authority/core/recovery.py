@@ -74,7 +74,7 @@ def _end(steps: Generator[int, None, Computation]) -> Computation:
             return cast("Computation", end.value)
 
 
-def life(snapshot: bytes) -> int:
+def incarnation(snapshot: bytes) -> int:
     """Return the incarnation that a snapshot is of. Raises ReplayError."""
     try:
         return pb.Snapshot.FromString(snapshot).incarnation

@@ -40,7 +40,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater import errors
 from lowwater._core.events import event
@@ -86,6 +86,15 @@ def epoch_base(ownership: Ownership) -> int:
     They grow even past a lost journal tail; the nonce keeps two owners apart that a store, having lost an epoch, gave one.
     """
     return ownership.epoch << 40 | (ownership.nonce & NONCE_BITS) << 28
+
+
+class Taken(NamedTuple):
+    """A log that this process has taken. One value, so that nothing is held without what it is held by, nor by more than was read."""
+
+    ownership: Ownership
+    """By which it may be written, as long as the journal knows it by no other."""
+    loaded: LoadedLog
+    """What stood in it then."""
 
 
 class State(Enum):
@@ -186,6 +195,17 @@ class Damage:
         return True
 
 
+@dataclass(slots=True, eq=False)
+class Rest:
+    """That the store, or the graph, did not let a computation be taken several times in a row: it is not asked again for a moment."""
+
+    reason: str
+    until: float
+    """Processing time, in microseconds."""
+    seconds: float
+    """How long the next rest is, if that does not help."""
+
+
 class Once:
     """Work that is done once at a time, for all who ask for it. Whoever asked may be gone when it ends."""
 
@@ -242,6 +262,8 @@ class Holding:
     """How far that has come: absent, reading or taking."""
     damage: Damage | None = None
     """What the last look at its log has found."""
+    rest: Rest | None = None
+    """Why the last attempt to take it has failed otherwise."""
     mending: asyncio.Task[None] | None = None
     """What writes what only memory has, or reads what memory has half of."""
     ending: Ending | None = None
@@ -282,7 +304,7 @@ class Holding:
         # A snapshot under way is no reason: it is of an owner that is over, and needs nothing of what is here.
         under_way = (self.take.task, self.turn.task, self.mending)
         waiting = self.renewing or self.writing.locked() or any(task is not None for task in under_way)
-        return self.state is State.ABSENT and self.damage is None and not waiting
+        return self.state is State.ABSENT and self.damage is None and self.rest is None and not waiting
 
     def is_torn(self) -> bool:
         """Whether half a change may be in memory, so that the store's copy counts alone."""
@@ -304,28 +326,30 @@ class Holding:
     async def take_over(self, mine: Callable[[str], bool], refresh: Callable[[], Awaitable[None]]) -> Computation:
         """Serve it from here on: its log is read and checked while its owner serves it, then taken, and what has come since is replayed.
 
-        ``refresh`` reads the graph. Raises JournalOutvoted when it is not ``mine``, UnknownComputation, JournalCorrupt, JournalFailed, ...
+        ``refresh`` reads what is new in the graph. It does so before the log is taken, too: while the graph cannot be read, whoever serves
+        it goes on. Raises JournalOutvoted when it is not ``mine``, UnknownComputation, JournalCorrupt, JournalFailed, Unavailable, ...
         """
         among, name, shared = self.among, self.name, self.among.journal.shared
         try:
             recovered = await self._looked_at(refresh) if shared else None
             known = recovered.loaded if recovered is not None else None
 
-            async def own() -> LoadedLog:
+            async def own() -> Taken:
+                if shared:
+                    await refresh()
                 if not mine(name):
                     # The members have changed since the first attempt, whose outcome is not known.
                     raise JournalOutvoted(name, view=among.view, newest=among.view)
                 return await self.own(known)
 
-            loaded = await among.logs.until_known(own)
+            taken = await among.logs.until_known(own)
             try:
                 if shared:
                     # The log may be of an incarnation that this process has not heard of yet.
                     await refresh()
-                return self.hold(loaded, recovered)
+                return self.hold(taken, recovered)
             except BaseException:
-                if self.ending is None:  # else it was dropped meanwhile, and what ends its log has taken that
-                    among.journal.release(name)
+                self.disown(taken.ownership)
                 raise
         finally:
             self.coming = State.ABSENT
@@ -355,7 +379,7 @@ class Holding:
             raise JournalCorrupt(self.name, None, reason)
         return recovered
 
-    async def own(self, known: LoadedLog | None = None) -> LoadedLog:
+    async def own(self, known: LoadedLog | None = None) -> Taken:
         """Become the owner of its log, and read what is not known of it. It is to be held, or given up.
 
         Waits until it is not gone. Raises JournalOutvoted, JournalFailed, JournalUnknown, JournalCorrupt, ...
@@ -369,26 +393,37 @@ class Holding:
                     continue  # it was dropped while this waited
                 self.coming = State.TAKING
                 try:
-                    await among.journal.take(name, view=among.view, address=among.address)
+                    ownership = await among.journal.take(name, view=among.view, address=among.address)
                     try:
-                        return await among.journal.load(name, known=known)
+                        return Taken(ownership, await among.journal.load(name, known=known))
                     except BaseException:
-                        among.journal.release(name)
+                        self.disown(ownership)
                         raise
                 except BaseException:
                     self.coming = State.ABSENT
                     raise
 
-    def give_up(self) -> None:
-        """Do not hold what is owned."""
-        self.among.journal.release(self.name)
+    def give_up(self, taken: Taken) -> None:
+        """Do not hold what was taken."""
+        self.disown(taken.ownership)
         self.coming = State.ABSENT
         self.among.discard(self)
 
-    def hold(self, loaded: LoadedLog, recovered: Recovered | None = None) -> Computation:
-        """Serve what is owned from here on, as it was recovered, with what came since; or go back to that. Raises JournalCorrupt."""
-        among = self.among
-        computation = among.resume(among.topology.get(self.name), among.journal.ownership(self.name), loaded, recovered)
+    def disown(self, ownership: Ownership) -> None:
+        """Write its log no more by an ownership; one that has taken the place of that stays."""
+        if self.among.journal.ownership(self.name) == ownership:
+            self.among.journal.release(self.name)
+
+    def hold(self, taken: Taken, recovered: Recovered | None = None) -> Computation:
+        """Serve what was taken from here on, as it was recovered, with what came since; or go back to that.
+
+        Raises JournalCorrupt, and JournalFailed when that ownership is over: it was dropped meanwhile, and its log is made short.
+        """
+        among, (ownership, loaded) = self.among, taken
+        if self.ending is not None or not ownership.epoch or among.journal.ownership(self.name) != ownership:
+            msg = f"{self.name} was dropped while its log was taken, and that is made short: it is taken anew"
+            raise JournalFailed(msg)
+        computation = among.resume(among.topology.get(self.name), ownership, loaded, recovered)
         self.log.read(loaded)
         self.one_again()
         self.held, self.coming = computation, State.ABSENT
@@ -464,7 +499,7 @@ class Holding:
         recovered = await among.recovered_in_pieces(among.topology.get(name), loaded)
         if self.held is not before:  # let go meanwhile, and perhaps taken again
             return (self.held.published if self.held is not None else None), ()
-        return self.hold(loaded, recovered).published, ()
+        return self.hold(Taken(self.ownership, loaded), recovered).published, ()
 
     def tear(self) -> None:
         """Half a change may be in memory: it is to be read back."""
@@ -490,7 +525,7 @@ class Holding:
             await self.among.journal.confirm([self.name])
             if not self.is_torn():
                 return None
-            return self.hold(loaded).published
+            return self.hold(Taken(self.ownership, loaded)).published
 
     async def write_again(self) -> View | None:
         """Write an unwritten computation again from memory, once; returns what is published of it, None when it was done by others.

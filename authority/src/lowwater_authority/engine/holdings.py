@@ -1,6 +1,6 @@
 """What a shard holds: the computations it serves, each with its log, and the graph, which belongs to all shards.
 
-    take over: load the log -> recover -> take it -> load what came since -> read the graph      (fail-over, scale-out: one mechanism)
+    take over: load the log -> recover -> read the graph -> take the log -> load what came since -> read the graph   (fail-over, scale-out)
     let go:    when the journal says that another process took the log, and only then
     heal:      a store that has lost what it acknowledged gets it back from memory, under a new epoch
 
@@ -27,6 +27,7 @@ from lowwater_authority.engine.holding import Ending, Holding, Unwritten, epoch_
 from lowwater_authority.engine.logs import RETRY_SECONDS, Log, Logs
 from lowwater_authority.journal import (
     GRAPH,
+    End,
     JournalClosed,
     JournalCorrupt,
     JournalError,
@@ -62,6 +63,9 @@ WALK_SECONDS: Final = 5.0
 
 WALK_PIECE: Final = 64
 """Names that it passes over at once: less than a millisecond."""
+
+KNOWN_ENDS: Final = 10_000
+"""Positions of the graph whose record is remembered, by checksum: so many changes a store may lose behind one that is damaged."""
 
 OVER: Final = (JournalFenced, JournalOutvoted, JournalVersion, JournalReplaced, JournalClosed)
 """Why a log is not this process's to make short, and will not be."""
@@ -111,6 +115,10 @@ class Holdings:
         """Whether it was damaged when it was read last: shards that have read what is damaged have to hear of it, and write it again."""
         self.covered = 0
         """Up to where ``topology`` has what the log of the graph says: what is damaged there can be written again from memory."""
+        self._ends: dict[int, int] = {}
+        """With which record the log ended at each position up to there, by checksum, when that became part of ``topology``."""
+        self._arriving: Mapping[int, int] = {}
+        """Those of a graph that was read, and is about to be used."""
         self._told = ""
         """The damage of the graph that was logged, so that it is not at each attempt to put it right."""
         self._known: dict[str, Holding] = {}
@@ -158,14 +166,23 @@ class Holdings:
         return read
 
     def use(self, topology: Topology) -> None:
-        """Go on with the graph as its log has it, up to where that was read or written."""
-        self.topology, self.covered = topology, self.graph.position
+        """Go on with the graph as its log has it, up to where that was read or written. O(what is new)."""
+        self.topology = topology
+        self._ends.update(self._arriving)
+        self._arriving = {}
+        self._has_all()
+
+    @property
+    def graph_known(self) -> int:
+        """Up to where the log of the graph is in ``topology``: what was read, or written, of it may be on its way there."""
+        return min(self.graph.position, self.covered)
 
     def newer(self, read: ReadGraph) -> Topology | None:
         """Return the graph that was read, unless this process knows it already, or a later one."""
         if read.loaded.last <= self.graph.position:
             return None
         self.graph.read(read.loaded)
+        self._arriving = read.loaded.tails
         return read.topology
 
     def graph_record(self, topology: Topology, *, whole: bool) -> bytes:
@@ -247,7 +264,7 @@ class Holdings:
 
         ``owners`` is what JournalFenced says: a log that was taken again since the refused call is kept.
         """
-        gone = [name for name, (mine, _) in owners.items() if 0 < self.epoch(name) <= mine]
+        gone = [name for name, (mine, _) in owners.items() if name in self.served and self.epoch(name) <= mine]
         for name in gone:
             epoch = self.epoch(name)
             log.warning(
@@ -257,9 +274,10 @@ class Holdings:
                 extra=event("computation_lost", computation=name, epoch=epoch),
             )
             holding = self.served[name]
+            ownership = holding.ownership
             self._disown(name)
             holding.log.forget()
-            self.journal.release(name)
+            holding.disown(ownership)
             self.discard(holding)
         self.let_gone += len(gone)
         return gone
@@ -322,7 +340,6 @@ class Holdings:
         """The log of a dropped computation is short, or another process's: who waits for it may take it."""
         holding = self.of(name)
         holding.log.forget()
-        self.journal.release(name)
         del self.gone[name]
         ending, holding.ending = holding.ending, None
         assert ending is not None
@@ -357,24 +374,31 @@ class Holdings:
         if computation is None and await self._is_short(tombstone):
             self._ended[name] = tombstone.incarnation
             return
-        async with self.of(name).writing:
+        holding = self.of(name)
+        async with holding.writing:
+            # Whoever has held it, or was about to, by an ownership before this one does so no more.
             self.journal.release(name)
             ownership = await self.logs.until_known(
                 partial(self.journal.take, name, view=self.view, address=self.address)
             )
-            if (ending := self._ending(name)) is not None:
-                ending.fenced.set()
-            # Read behind the take: who registers it from here on takes the log from this process, which then writes nothing any more.
-            tombstone = (await self.read_graph()).topology.dropped.get(name)
-            if tombstone is None:
-                return
-            if computation is not None and computation.incarnation >= tombstone.incarnation:
-                payload = _end_of(computation, computation.incarnation)
-            else:
-                loaded = await self._left(name)
-                self.of(name).log.read(loaded or LoadedLog(0, None, []))
-                payload = _end_of_stored(tombstone, ownership, loaded)
-            await self.of(name).replace(payload, ownership)
+            try:
+                if (ending := self._ending(name)) is not None:
+                    ending.fenced.set()
+                if self.journal.shared:
+                    # Read behind the take: who registers it from here on takes the log from this process, which then writes nothing any
+                    # more. Who is alone has all of the graph in memory, and registers it when this is over.
+                    tombstone = (await self.read_graph()).topology.dropped.get(name)
+                if tombstone is None:
+                    return
+                if computation is not None and computation.incarnation >= tombstone.incarnation:
+                    payload = _end_of(computation, computation.incarnation)
+                else:
+                    loaded = await self._left(name)
+                    holding.log.read(loaded or LoadedLog(0, None, []))
+                    payload = _end_of_stored(tombstone, ownership, loaded)
+                ownership = await holding.replace(payload, ownership)
+            finally:
+                holding.disown(ownership)
         self._ended[name] = tombstone.incarnation
 
     async def _is_short(self, tombstone: Spec) -> bool:
@@ -479,7 +503,7 @@ class Holdings:
         await self._write_graph_again(damage)
 
     async def mend_graph(self) -> None:
-        """Do the same when this process ends and the graph turns out to be damaged. Reads all of it.
+        """Do the same when this process ends and the graph turns out to be damaged, or short. Reads all of it.
 
         Raises JournalLost, JournalVersion, JournalFailed and JournalUnknown.
         """
@@ -487,16 +511,35 @@ class Holdings:
             return
         try:
             replayed(await self.journal.load(GRAPH))
-        except JournalCorrupt as damage:
+        except (JournalCorrupt, JournalLost) as damage:
             with suppress(
                 JournalPosition
             ):  # others have changed it, or are to read it; this process goes on with nothing
                 await self._write_graph_again(damage)
 
-    async def _write_graph_again(self, damage: JournalCorrupt) -> None:
+    async def _write_graph_again(self, damage: JournalCorrupt | JournalLost) -> None:
+        over, behind = await self._covered_end(), None
+        topology = self.topology
+        if over is None:
+            if isinstance(damage, JournalLost):
+                raise damage
+            behind = await self._behind(damage)
+            over, topology = behind.end, self.topology.replayed(payload for _, payload in behind.records)
+        if str(damage) != self._told:
+            self._told = str(damage)
+            msg = "the graph is damaged in the store, %s; it is written again from memory, which has all of it"
+            log.error(msg, damage, extra=event("damaged_graph_mended", reason=str(damage)))
+        await self._restore_graph(topology, over)
+        if behind is not None and behind.records:
+            self.forget_graph()
+            raise JournalPosition(GRAPH, position=0, last=0, reason="what other shards have added is to be read")
+        self._has_all()
+
+    async def _behind(self, damage: JournalCorrupt) -> LoadedLog:
+        """Read what others have added to the graph behind what is in memory. Raises JournalFailed where that cannot be read, or does not follow."""
         try:
             behind = await self.journal.load_behind(GRAPH, self.covered)
-            topology = self.topology.replayed(payload for _, payload in behind.records)
+            self.topology.replayed(payload for _, payload in behind.records)
         except (JournalCorrupt, WrongGraph) as unread:
             at = "" if damage.position is None else f" at position {damage.position}"
             msg = (
@@ -506,56 +549,87 @@ class Holdings:
             raise JournalFailed(msg) from unread
         except (JournalLost, JournalVersion) as error:
             raise JournalFailed(str(error)) from error
-        if str(damage) != self._told:
-            self._told = str(damage)
-            msg = "the graph is damaged in the store, %s; it is written again from memory, which has all of it"
-            log.error(msg, damage.reason, extra=event("damaged_graph_mended", reason=str(damage)))
-        position = self.graph.position
-        self.graph.reached(behind.last)
+        return behind
+
+    async def _covered_end(self) -> End | None:
+        """Return where the store ends the graph, if memory has all that it ever said up to there, whatever is damaged; None when it may say more.
+
+        Nobody can append there but behind all that was there: so a log that ends with a record that is known is the log that was known,
+        perhaps short of its newest records.
+        """
         try:
-            await self.logs.restore(self.graph, topology.encode(), view=self.view, address=self.address)
+            end = await self.journal.end(GRAPH)
+        except JournalLost:
+            end = End()
+        known = not end.last or (end.last <= self.covered and self._ends.get(end.last) == end.tail)
+        return end if self.covered and known else None
+
+    async def _restore_graph(self, topology: Topology, over: End) -> None:
+        """Make a graph all there is of its log, as long as that ends where it was read: what others have added since is not in it."""
+        position = self.graph.position
+        self.graph.reached(max(over.last, self.covered, self.journal.acknowledged(GRAPH).last))
+        try:
+            await self.logs.restore(self.graph, topology.encode(), view=self.view, address=self.address, over=over)
         except BaseException:
             # What this process knows of it is as new as before, whatever it cannot write.
             self.graph.position = position
             raise
         self._told = ""
-        if behind.records:
-            self.graph.forget()
-            raise JournalPosition(GRAPH, position=0, last=0, reason="what other shards have added is to be read")
+
+    def _has_all(self) -> None:
+        """Memory is what the log of the graph says, up to where it was read or written."""
         self.covered = self.graph.position
+        end = self.journal.acknowledged(GRAPH)
+        if end.last == self.covered:  # else others have gone on, and were read, but not understood yet
+            self._ends[end.last] = end.tail
+        while len(self._ends) > KNOWN_ENDS:
+            del self._ends[next(iter(self._ends))]
+
+    def forget_graph(self) -> None:
+        """The log of the graph is to be read again."""
+        self.graph.forget()
+        self._arriving = {}
 
     async def _heal_graph(self) -> None:
         """Whatever other shards have written on top of what is left stays; this process reads it afterwards."""
+        covered = await self._covered_end()
+        if covered is not None:
+            await self._restore_graph(self.topology, covered)
+            self._has_all()
+            return
         self.journal.release(GRAPH)
         # What is in memory is of a log that is over.
-        self.covered, left = 0, Topology()
+        self.covered, left, over = 0, Topology(), End()
+        self._ends.clear()
         try:
             try:
                 loaded = await self.journal.load(GRAPH)
+                over = loaded.end
                 try:
                     left = replayed(loaded).topology
                 except BrokenGraph:
                     left = Topology.gathered(_payloads(loaded))
-                    # What is put in its place is to be behind all of it.
-                    self.graph.reached(loaded.last)
             except JournalLost:
                 log.warning("nothing is left of the graph", extra=event("graph_lost"))
             merged = self.topology.merged(left)
-            await self.logs.restore(self.graph, merged.encode(), view=self.view, address=self.address)
+            await self._restore_graph(merged, over)
         except JournalPosition:
-            log.info("another shard has put the graph back", extra=event("graph_restored"))
-            self.graph.forget()
+            log.info("another shard has put the graph back, or gone on with it", extra=event("graph_restored"))
+            self.forget_graph()
             merged = left
         except BaseException as error:
-            self.graph.forget()  # so that it is read, and what it lacks is written, at the next look
+            self.forget_graph()  # so that it is read, and what it lacks is written, at the next look
+            if isinstance(error, JournalCorrupt):
+                # What others have put in the place of what was lost is not to be guessed: who has written it has it in memory.
+                self.graph_doubted = self.graph_unread = True
             if isinstance(error, JournalCorrupt | JournalVersion):
                 raise JournalFailed(str(error)) from error
             raise
         if merged != self.topology:
             # What is staged was staged against another graph.
-            self.graph.forget()
+            self.forget_graph()
             raise JournalPosition(GRAPH, position=0, last=0, reason="other shards have changed it meanwhile")
-        self.covered = self.graph.position
+        self._has_all()
 
 
 def replayed(loaded: LoadedLog, known: ReadGraph | None = None) -> ReadGraph:
@@ -591,12 +665,12 @@ def _goes_on(loaded: LoadedLog, known: LoadedLog) -> bool:
     return same and known.records == loaded.records[: len(known.records)]
 
 
-def _has_ended(loaded: LoadedLog, life: int) -> bool:
+def _has_ended(loaded: LoadedLog, incarnation: int) -> bool:
     """Whether there is nothing in a log but what the incarnation after a dropped one needs."""
     if loaded.records or loaded.snapshot is None:
         return not loaded.last
     try:
-        return recovery.life(loaded.snapshot) > life
+        return recovery.incarnation(loaded.snapshot) > incarnation
     except recovery.ReplayError:
         return False
 
@@ -605,9 +679,9 @@ def _tell_unread(name: str, damage: JournalCorrupt) -> None:
     log.warning("%s; its computation was dropped", damage, extra=event("damaged_log_dropped", computation=name))
 
 
-def _end_of(computation: Computation, life: int) -> bytes:
+def _end_of(computation: Computation, incarnation: int) -> bytes:
     """Return what the incarnation after a dropped one begins with."""
-    after = replace(computation.spec, incarnation=life + 1)
+    after = replace(computation.spec, incarnation=incarnation + 1)
     return recovery.snapshot(recovery.restarted(computation, after))
 
 

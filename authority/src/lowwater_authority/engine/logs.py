@@ -25,7 +25,7 @@ from lowwater_authority.journal import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 
-    from lowwater_authority.journal import Journal, LoadedLog, Ownership
+    from lowwater_authority.journal import End, Journal, LoadedLog, Ownership
     from lowwater_authority.ops.observer import Observer
 
 SNAPSHOT_BYTES: Final = 4 << 20
@@ -68,6 +68,8 @@ class Log:
     """And the processing time."""
     snapshotting: asyncio.Task[None] | None = None
     """What writes a snapshot of it."""
+    doubted: bool = False
+    """Whether the last restore of it was of unknown outcome at some time, and did not succeed since: what it restores may be written."""
 
     def read(self, loaded: LoadedLog) -> None:
         """It was read: remember where it ends. Read once more, after a roll-back, its snapshots are as often refused as before."""
@@ -137,6 +139,8 @@ class _Append:
         """Whether a part of it may be written: an attempt was of unknown outcome, or a heal has put it back."""
         self._apart = apart
         self._readings = {log: readings[log] for log, *_ in records if log.name != GRAPH}
+        for log in self._readings:
+            log.doubted = False  # of a heal before this append
         self._graph = 0
         self._ends: dict[Log, int] = {}
 
@@ -182,9 +186,17 @@ class _Append:
         self.doubt = self.doubt or bool(healed)
         self.records = [record for record in self.records if record.log.name not in healed]
 
+    def in_doubt(self, names: Container[str] | None = None) -> bool:
+        """Whether these logs, or any, may have got their records all the same: by an earlier attempt, or by a heal of unknown outcome."""
+        return self.doubt or any(
+            log.doubted
+            for log in self._readings
+            if (names is None or log.name in names) and log.name not in self._apart
+        )
+
     def refuse_if_doubted(self, error: JournalError) -> None:
         """No more attempt is made. Raises InDoubt where a part may be written: by an earlier attempt, or by a heal that was not finished."""
-        if self.doubt or self.healed():
+        if self.in_doubt() or self.healed():
             raise InDoubt(error) from error
 
 
@@ -257,7 +269,7 @@ class Logs:
                 if drop is None:
                     appending.refuse_if_doubted(error)
                     raise
-                drop(error, appending.doubt)
+                drop(error, appending.in_doubt(error.owners))
                 appending.leave(error.owners)
             appending.go_on_behind(appending.healed())
 
@@ -294,15 +306,24 @@ class Logs:
             msg = f"{error}. This process was out of touch with it: another one may own them, and goes first; try again"
             raise JournalFailed(msg)
 
-    async def restore(self, log: Log, payload: bytes, *, view: int, address: str) -> Ownership:
+    async def restore(self, log: Log, payload: bytes, *, view: int, address: str, over: End | None = None) -> Ownership:
         """Make a snapshot all there is of a log, which the store has lost a part of. Raises JournalFenced, JournalPosition, ...
 
+        ``over`` is where the log must end still: where it was read last, if others may write to it, too.
         An older snapshot that is still being written does not matter: it is of an owner, and of a place, that are over.
         """
         reading, position = log.reading, log.position + 1
-        restoring = await self.until_known(
-            lambda: self.journal.restore(log.name, position, payload, view=view, address=address)
-        )
+        log.doubted = False
+
+        async def write() -> Ownership:
+            try:
+                return await self.journal.restore(log.name, position, payload, view=view, address=address, over=over)
+            except JournalUnknown:
+                log.doubted = True
+                raise
+
+        restoring = await self.until_known(write)
+        log.doubted = False
         if log.reading == reading:  # else it was let go meanwhile
             log.position = log.snapshot_position = position
             log.behind, log.snapshot_bytes = 0, len(payload)

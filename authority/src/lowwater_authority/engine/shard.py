@@ -122,7 +122,7 @@ class Shard:
         self._confirming = Confirming(self._confirm)
         self._refreshing = Confirming(self._refresh)
         self._taking = Taking(
-            self.held, self.placement, now=self._tick, refresh=self.refresh, serve=self._begin_to_serve
+            self.held, self.placement, now=self._tick, refresh=self._read_news, serve=self._begin_to_serve
         )
         self._confirmed = 0
         self._unhealed = "", 0
@@ -154,14 +154,14 @@ class Shard:
                     self._taking.damaged(name, damage)
         # Incarnations that began before the logs were taken; rounds do not run yet.
         held.use(held.newer(await self._first_graph()) or held.topology)
-        for name, loaded in taken.items():
+        for name, its in taken.items():
             if name not in held.topology.computations:
-                held.of(name).give_up()  # it was dropped meanwhile
+                held.of(name).give_up(its)  # it was dropped meanwhile
                 continue
             try:
-                held.of(name).hold(loaded)
+                held.of(name).hold(its)
             except JournalCorrupt as damage:
-                held.of(name).give_up()
+                held.of(name).give_up(its)
                 self._taking.damaged(name, damage)
         self._count()
         if not self.shared:
@@ -283,6 +283,8 @@ class Shard:
         """Register a computation. Raises InvalidArgument, RegistrationConflict, Cycle, EstimatedInput, and what ``room`` raises."""
 
         def stage(round_: Round) -> Spec:
+            if spec.name in self.held.gone:
+                raise GivenUp  # dropped since this began: its log is to be short first, for what stands in it may be damaged
             graph = round_.topology or self.topology  # with what was staged in front of it
             computation = self.held.computation(spec.name)
             unused = computation is not None and not computation.last_sequencer
@@ -296,9 +298,7 @@ class Shard:
             return changed.get(spec.name)
 
         known = spec.name in self.topology.computations
-        if spec.name in self.topology.dropped:
-            await self._until_ended(spec.name)
-        registered = await self._write(stage, alone=True, together=True)
+        registered = await self._write(stage, alone=True, together=True, first=partial(self._until_ended, spec.name))
         if not known:
             inputs = list(registered.inputs)
             reads = f"reads {', '.join(inputs)}" if inputs else "is an injector"
@@ -334,7 +334,7 @@ class Shard:
             if changed.get(name).incarnation > self.topology.get(name).incarnation:
                 permit(changed.downstream(name))
                 round_.topology = changed
-                self._fence_ended_lives(round_)
+                self._fence_ended_incarnations(round_)
                 return changed.get(name)
             lows = [self._low(each, away) for each in added()]
             for new, low in zip(added(), lows, strict=True):
@@ -370,7 +370,7 @@ class Shard:
             changed, names = self.topology.reset(name)
             permit(names)
             round_.topology = changed
-            self._fence_ended_lives(round_)
+            self._fence_ended_incarnations(round_)
             return [changed.get(n) for n in names]
 
         fresh = await self._write(stage, alone=True)
@@ -414,7 +414,7 @@ class Shard:
             room(_ranges_with(fresh.map, request.bounds))
             grant = fresh.claim(request, round_.now, round_.wall)
             round_.topology = changed
-            self._fence_ended_lives(round_)
+            self._fence_ended_incarnations(round_)
             round_.touch(name, fresh)
             return grant
 
@@ -578,7 +578,7 @@ class Shard:
             changed = self.topology.drop(name)
             if unread and self._is_unread(name):
                 round_.topology = changed
-                self._fence_ended_lives(round_)
+                self._fence_ended_incarnations(round_)
                 return changed.dropped[name]
             computation = self._computation(name)
             if not force:
@@ -780,7 +780,9 @@ class Shard:
         self.held.end_all(self.placement.mine)
 
     async def _until_ended(self, name: str) -> None:
-        """Return when the log of a dropped computation is short, so that a next incarnation of it can be read. Raises Unavailable."""
+        """Return when the log of a computation is short if it was dropped, so that its next incarnation can be read. Raises Unavailable."""
+        if name not in self.topology.dropped and name not in self.held.gone:
+            return
         msg = f"the log of {name}, which was dropped, is not shortened yet; try again"
         async with within(WAIT_SECONDS, lambda: errors.Unavailable(msg, metadata={"computation": name})):
             await self.held.ended(name)
@@ -793,17 +795,28 @@ class Shard:
         """Read the graph, once for all that wait, and begin the incarnations that other processes have begun. Raises Unavailable."""
         await self._refreshing.ask(())
 
+    async def _read_news(self) -> None:
+        """Read the graph as :meth:`refresh` does, if it has changed or is in doubt; else asking where it ends is all that this costs."""
+        try:
+            if not self.held.graph_doubted and await self.journal.confirm(()) <= self.held.graph_known:
+                return
+        except JournalFailed as error:
+            raise self._unconfirmed(f"it cannot reach its store: {error}") from error
+        except JournalLost:
+            pass  # who reads it puts it back
+        await self.refresh()
+
     async def _refresh(self, _: Iterable[str]) -> int:
         while True:
-            stage, damaged = await self._what_is_read()
+            stage, heals = await self._what_is_read()
             try:
                 await self._loop.write(stage, alone=True)
             except GivenUp:
                 continue  # others have written meanwhile
             except errors.JournalFailed as error:
                 msg = f"this shard cannot put the graph right in its store yet: {error.message}"
-                if damaged:
-                    self._unhealed = msg, self._tick() + int(GRAPH_REST_SECONDS * 1e6)
+                if heals:
+                    self._rest_graph(msg)
                 raise errors.Unavailable(msg) from error
             return self.held.graph.position
 
@@ -812,16 +825,14 @@ class Shard:
         self.held.graph_doubted = True
 
     async def _what_is_read(self) -> tuple[Callable[[Round], None], bool]:
-        """Return what a round does with the graph as it is stored now, and whether that is damaged. Raises Unavailable."""
-        msg, until = self._unhealed
-        if self._tick() < until:
-            raise errors.Unavailable(msg)
+        """Return what a round does with the graph as it is stored now, and whether it is to be written again. Raises Unavailable."""
+        self._refuse_unhealed()
         try:
             read = await self.held.read_graph()
         except JournalLost as lost:
-            return partial(_stage_lost, lost), False
+            return partial(_stage_lost, lost), True
         except BrokenGraph as broken:
-            return partial(_stage_lost, JournalLost({GRAPH: (self.held.graph.position, broken.last)})), False
+            return partial(_stage_lost, JournalLost({GRAPH: (self.held.graph.position, broken.last)})), True
         except JournalError as error:
             if isinstance(error, JournalCorrupt) and error.log == GRAPH:
                 return partial(_stage_damage, error), True
@@ -835,7 +846,7 @@ class Shard:
                 round_.topology = newer.merged(self.topology)
                 round_.read = round_.topology is newer
                 round_.merged = not round_.read
-                self._fence_ended_lives(round_)
+                self._fence_ended_incarnations(round_)
 
         return stage, False
 
@@ -877,7 +888,7 @@ class Shard:
                 await self._heal(lost)
             except JournalFailed as error:
                 raise self._unconfirmed(f"it cannot reach its store: {error}") from error
-        if end > self.held.graph.position:
+        if end > self.held.graph_known:
             await self.refresh()
         asked = set(names)
         if all(name in asked or holding.is_torn() for name, holding in self.held.served.items()):  # see tells
@@ -909,7 +920,25 @@ class Shard:
             await self._write(stage, alone=True)
 
     async def _heal(self, lost: JournalLost) -> None:
-        await self._write(partial(_stage_lost, lost), alone=True)
+        if GRAPH in lost.logs:
+            self._refuse_unhealed()
+        try:
+            await self._write(partial(_stage_lost, lost), alone=True)
+        except errors.JournalFailed as error:
+            if GRAPH not in lost.logs:
+                raise
+            msg = f"this shard cannot put the graph right in its store yet: {error.message}"
+            self._rest_graph(msg)
+            raise errors.Unavailable(msg) from error
+
+    def _refuse_unhealed(self) -> None:
+        """Raise Unavailable for a moment after the graph could not be put right: each attempt reads all of it, and perhaps writes it."""
+        msg, until = self._unhealed
+        if self._tick() < until:
+            raise errors.Unavailable(msg)
+
+    def _rest_graph(self, msg: str) -> None:
+        self._unhealed = msg, self._tick() + int(GRAPH_REST_SECONDS * 1e6)
 
     def replaced(self, owners: Mapping[str, tuple[int, int]]) -> None:
         """Other processes own these computations now, as JournalFenced says: forget them."""
@@ -941,14 +970,17 @@ class Shard:
         *,
         alone: bool = False,
         together: bool = False,
+        first: Callable[[], Awaitable[None]] | None = None,
         lows_of: Callable[[], Iterable[str]] | None = None,
         away: Lows | None = None,
     ) -> T:
         """Run a request in a round, again when the round was given up for reasons of others.
 
-        ``lows_of`` are computations whose low watermark ``stage`` needs, found in ``away`` when other shards serve them.
+        ``first`` is done before each attempt. ``lows_of`` are computations whose low watermark ``stage`` needs, found in ``away`` when other shards serve them.
         """
         while True:
+            if first is not None:
+                await first()
             if lows_of is not None and away is not None:
                 known = self.topology.computations
                 asked = [n for n in lows_of() if n in known]
@@ -1093,9 +1125,12 @@ class Shard:
         """
         held = self.held
         if round_.read or round_.merged:
-            held.graph.forget()  # it was read for this round
+            held.forget_graph()  # it was read for this round
         for name in round_.torn & held.served.keys():
             held.served[name].tear()
+            if not self.tells(name):
+                # At once, for it may take long to read it back: each beat says of all that is told how new it is.
+                self.hub.move(name)
         kept: set[str] = set()
         for name in round_.touched:
             while (holding := held.served.get(name)) is not None and not holding.is_kept():
@@ -1124,8 +1159,6 @@ class Shard:
         unwritten = holding.unwritten
         if holding.mending is not None or unwritten is None:
             return
-        if not self.tells(name):
-            self.hub.move(name)  # told again when it is whole
         log.error(
             "%s; %s",
             unwritten.reason,
@@ -1182,7 +1215,7 @@ class Shard:
         if round_.topology is not None and held.graph.due(round_.now):
             held.logs.snapshot(held.graph, self.topology.encode, round_.now)
 
-    def _fence_ended_lives(self, round_: Round) -> None:
+    def _fence_ended_incarnations(self, round_: Round) -> None:
         assert round_.topology is not None
         for name in round_.topology.changed(self.topology):
             spec, computation = round_.topology.computations.get(name), self.held.computation(name)

@@ -1,9 +1,10 @@
 """How a shard takes computations over: each is read and checked while its owner still serves it.
 
-    load the log -> recover -> take the log -> load, and replay, what came since -> read the graph -> serve
+    load the log -> recover -> read the graph -> take the log -> load, and replay, what came since -> read the graph -> serve
 
 An owner whose log was damaged in the store has the only good copy, in memory, and loses it when it is taken over. So it is left
-alone, and what is damaged is looked at again only now and then, for a look reads all of it.
+alone, and what is damaged is looked at again only now and then, for a look reads all of it. What cannot be taken for another reason, because
+the store or the graph is away, rests for shorter.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from lowwater import errors
 from lowwater._core.events import event
 from lowwater._core.text import counted
-from lowwater_authority.engine.holding import Damage
+from lowwater_authority.engine.holding import Damage, Rest
 from lowwater_authority.journal import JournalCorrupt, JournalError, JournalOutvoted, JournalVersion
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 REST_SECONDS: Final = (1.0, 60.0)
 """First and longest time until a damaged log is looked at again: a snapshot of its owner may have replaced what was damaged."""
+
+REFUSED_SECONDS: Final = (0.1, 2.0)
+"""The same since the second time in a row that the store, or the graph, did not let a computation be taken: each costs it some calls."""
 
 TAKEN_AT_ONCE: Final = 4
 """Computations that are taken side by side by those who can wait: each is all in memory meanwhile, and stands in line for the store."""
@@ -67,13 +71,15 @@ class Taking:
         Raises UnknownComputation, and Unavailable when the store does not answer, or nobody has what is damaged there.
         """
         damage = self._resting(name)
+        if damage is None and (reason := self._refused(name)):
+            raise _not_taken(name, reason)
         if damage is not None:
             if await self._placement.lives_elsewhere(name):
                 if (found := self._damage(name)) is not None:
                     found.kept()
                 return False
             if not self._under_way(name) and not self._orphaned(name):
-                raise _not_taken(name, damage.reason) from damage.reason
+                raise _not_taken(name, str(damage.reason)) from damage.reason
         try:
             holding = self._held.of(name)
             return await asyncio.shield(holding.take.begin(partial(self._take, holding), self._ended(holding)))
@@ -81,9 +87,9 @@ class Taking:
             if await self._placement.lives_elsewhere(name):
                 return False
             self._orphaned(name)
-            raise _not_taken(name, error) from error
+            raise _not_taken(name, str(error)) from error
         except JournalError as error:
-            raise _not_taken(name, error) from error
+            raise _not_taken(name, str(error)) from error
 
     def _ended(self, holding: Holding) -> Callable[[], None]:
         return partial(self._held.discard, holding)
@@ -101,6 +107,23 @@ class Taking:
         """Return why a log is not to be looked at yet; None: look, or somebody does."""
         damage = self._damage(name)
         return damage if damage is not None and not self._under_way(name) and self._now() < damage.until else None
+
+    def _refused(self, name: str) -> str:
+        """Return why an attempt to take it is not worth the calls yet; empty: try, or somebody does."""
+        holding = self._held.known(name)
+        rest = holding.rest if holding is not None and holding.take.task is None else None
+        return rest.reason if rest is not None and self._now() < rest.until else ""
+
+    def _rest(self, holding: Holding, error: JournalError | errors.Unavailable) -> None:
+        """An attempt to take it has failed: the next one is made at once, and each that follows after a longer rest.
+
+        Another shard may have served it since the last one: what failed long ago was another fault.
+        """
+        before, now = holding.rest, self._now()
+        again = before is not None and now < before.until + 2 * REFUSED_SECONDS[1] * 1e6
+        seconds = before.seconds if before is not None and again else 0.0
+        longer = min(max(2 * seconds, REFUSED_SECONDS[0]), REFUSED_SECONDS[1])
+        holding.rest = Rest(str(error), now + seconds * 1e6, longer)
 
     def _orphaned(self, name: str) -> bool:
         """Nobody serves the computation. Returns whether that is news since the last look: its owner may have left a whole log."""
@@ -125,7 +148,7 @@ class Taking:
         """A computation was dropped: what was found of its log is over."""
         holding = self._held.known(name)
         if holding is not None:
-            holding.damage = None
+            holding.damage = holding.rest = None
             self._held.discard(holding)
 
     def is_damaged(self, name: str) -> bool:
@@ -154,6 +177,10 @@ class Taking:
             if holding.ending is None:  # else it was dropped meanwhile, and its log is written anew
                 self.damaged(name, error)
             raise
+        except (JournalError, errors.Unavailable) as error:
+            self._rest(holding, error)
+            raise
+        holding.rest = None
         if holding.damage is not None:
             holding.damage = None
             log.info(
@@ -179,6 +206,6 @@ class Taking:
         return True
 
 
-def _not_taken(name: str, error: JournalError) -> errors.Unavailable:
-    msg = f"this shard cannot take {name} over from the store: {error}"
+def _not_taken(name: str, reason: str) -> errors.Unavailable:
+    msg = f"this shard cannot take {name} over from the store: {reason}"
     return errors.Unavailable(msg, metadata={"computation": name})

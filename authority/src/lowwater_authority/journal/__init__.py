@@ -2,6 +2,7 @@
 
 from lowwater_authority.journal.contract import (
     GRAPH,
+    End,
     Entry,
     Journal,
     JournalClosed,
@@ -24,6 +25,7 @@ from lowwater_authority.journal.sqlite import SqliteJournal
 
 __all__ = [
     "GRAPH",
+    "End",
     "Entry",
     "Journal",
     "JournalStatistics",

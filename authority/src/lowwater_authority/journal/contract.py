@@ -185,6 +185,8 @@ class LoadedLog:
     """Positions and payloads behind the snapshot, contiguous, ascending."""
     mark: object = field(default=None, compare=False, repr=False)
     """By what the store that was read knows this state again; nobody else looks inside."""
+    tails: Mapping[int, int] = field(default_factory=dict, compare=False, repr=False)
+    """By position the checksums of the records, and of what stands at the end: see End."""
 
     @property
     def last(self) -> int:
@@ -194,6 +196,11 @@ class LoadedLog:
         (5, 4)
         """
         return self.records[-1][0] if self.records else self.snapshot_position
+
+    @property
+    def end(self) -> End:
+        """Where the log ended when it was read."""
+        return End(self.last, self.tails.get(self.last, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +251,8 @@ class Journal(ABC):
 
     **Sure or unknown.** ``JournalFailed``, ``JournalFenced``, ``JournalPosition``, ``JournalLost``: surely nothing was
     written. ``JournalUnknown``, and a cancelled call: perhaps; repeat the call as it was. An entry counts as written when
-    its log ends with it, by the same writer (epoch and nonce) and with the same checksum; in ``GRAPH``, when it stands at its
-    place. When another process has appended to ``GRAPH`` and cut it off by a snapshot, ``JournalPosition`` may be raised by a
+    its log ends with it, by the same writer (epoch and nonce) and with the same checksum, whatever has become of it since; in ``GRAPH`` also
+    when it stands at its place. When another process has appended to ``GRAPH`` and cut it off by a snapshot, ``JournalPosition`` may be raised by a
     repeat whose first attempt was written.
 
     **Not thread-safe.** All methods are called from one event loop. Calls may overlap; each sees the ones that were
@@ -302,6 +309,14 @@ class Journal(ABC):
         """Names of all logs that hold a record or a snapshot, sorted."""
 
     @abstractmethod
+    async def end(self, log: str) -> End:
+        """Where a log ends as the store has it now, however much of it is damaged. Raises JournalFailed; JournalLost when nothing is left."""
+
+    @abstractmethod
+    def acknowledged(self, log: str) -> End:
+        """How far this process knows a log to reach that is its own, or ``GRAPH``; ``End()`` when it knows nothing of it. One look into a dict."""
+
+    @abstractmethod
     async def load(self, log: str, *, known: LoadedLog | None = None) -> LoadedLog:
         """Read a log whole; an unknown one is empty. Each byte is checked.
 
@@ -343,15 +358,20 @@ class Journal(ABC):
         """
 
     @abstractmethod
-    async def restore(self, log: str, position: int, payload: bytes, *, view: int = 0, address: str = "") -> Ownership:
+    async def restore(
+        self, log: str, position: int, payload: bytes, *, view: int = 0, address: str = "", over: End | None = None
+    ) -> Ownership:
         """Heal a log that the store has lost a part of: it becomes a snapshot at ``position``, and nothing else.
 
         ``position`` is behind all that this process has acknowledged of the log, and behind where the store ends it. The log gets
         this process as its owner in the same step, with an epoch above all that either knows; ``GRAPH`` stays without one. The
         journal gets back its server token should that be gone too. Durable, by the strongest write.
 
-        Raises JournalFenced when another process took the log meanwhile, JournalPosition when the store is not shorter any more,
-        JournalOutvoted, JournalFailed, JournalUnknown. Copying a journal into an empty store is the same step.
+        With ``over``, only if the log still ends there, in the same step: what others have acknowledged in ``GRAPH`` since it was read
+        there is not in ``payload``.
+
+        Raises JournalFenced when another process took the log meanwhile, JournalPosition when the store is not shorter any more, or
+        does not end at ``over``, JournalOutvoted, JournalFailed, JournalUnknown. Copying a journal into an empty store is the same step.
         """
 
     @abstractmethod
@@ -556,6 +576,13 @@ def _lacks(found: End, acknowledged: End) -> bool:
     What is behind it says nothing: others may have gone on with the graph, which whoever reads it compares with its own.
     """
     return found.last < acknowledged.last or (found.last == acknowledged.last and found.tail != acknowledged.tail)
+
+
+def refuse_other_end(log: str, position: int, found: End, over: End | None) -> None:
+    """Raise JournalPosition when a log that is to be restored does not end where it ended when it was read."""
+    if over is not None and found != over:
+        reason = "it has changed since it was read"
+        raise JournalPosition(log, position=position, last=found.last, reason=reason)
 
 
 def is_usurped(mine: Ownership, found: Ownership) -> bool:

@@ -102,12 +102,19 @@ def checksum(frame: bytes) -> int:
 
 
 def decode_records(
-    log: str, rows: Iterable[tuple[int, bytes]], *, after: int, last: int, tail: int, epoch: int
+    log: str,
+    rows: Iterable[tuple[int, bytes]],
+    *,
+    after: int,
+    last: int,
+    tail: int,
+    epoch: int,
+    tails: dict[int, int] | None = None,
 ) -> list[tuple[int, bytes]]:
     """Positions and payloads of the rows, which must be exactly those from ``after`` + 1 to ``last``, in order.
 
-    ``tail`` is the checksum of the record at ``last``, ``epoch`` the newest of the log. Raises JournalCorrupt for a
-    missing, superfluous or damaged row, when an old version of a record has come back, and when a record follows one of
+    ``tail`` is the checksum of the record at ``last``, ``epoch`` the newest of the log; ``tails`` gets the checksums by position.
+    Raises JournalCorrupt for a missing, superfluous or damaged row, when an old version of a record has come back, and when a record follows one of
     a newer owner; not so in ``GRAPH``, whose writers are many.
     """
     records: list[tuple[int, bytes]] = []
@@ -122,11 +129,15 @@ def decode_records(
         if log != GRAPH and not newest <= frame.writer.epoch <= epoch:
             raise JournalCorrupt(log, position, f"written by epoch {frame.writer.epoch} after {newest}, of {epoch}")
         newest, found = frame.writer.epoch, checksum(data)
+        if tails is not None:
+            tails[position] = found
         records.append((position, frame.payload))
     if expected != last:
         raise JournalCorrupt(log, expected + 1, f"the record is missing, the log ends at {last}")
     if found != tail:
         raise JournalCorrupt(log, last, "it is not the record that was written last")
+    if tails is not None:
+        tails[last] = tail
     return records
 
 
@@ -178,7 +189,9 @@ class Run(NamedTuple):
         snapshot has taken the frame away.
         """
         if last == self.last and tail == checksum(self.frames[-1]):
-            return all(stored.get(position, frame) == frame for position, frame in enumerate(self.frames, self.first))
+            # The last one may be damaged since: its checksum stands apart, and whoever has it in memory is to know that it was written.
+            before = enumerate(self.frames[:-1], self.first)
+            return all(stored.get(position, frame) == frame for position, frame in before)
         return all(stored.get(position) == frame for position, frame in enumerate(self.frames, self.first))
 
     def refuse_others(self, last: int) -> JournalPosition:

@@ -212,6 +212,15 @@ class RedisJournal(Journal):
         owners = self._owners([GRAPH])
         return await self._in_order(lambda db: db.logs(self._held(owners)[GRAPH]))
 
+    async def end(self, log: str) -> End:
+        """See Journal. Cost: one round trip."""
+        owners = self._owners([log])
+        return (await self._in_order(lambda db: db.look(log, self._held(owners)[log]))).held.end
+
+    def acknowledged(self, log: str) -> End:
+        """See Journal."""
+        return self._owned.end(log)
+
     async def load(self, log: str, *, known: LoadedLog | None = None) -> LoadedLog:
         """See Journal. Raises JournalLost, and JournalFailed when Redis cannot be read, or the log is replaced as often as it is."""
         owner = self._owned.ownership(log)
@@ -239,14 +248,14 @@ class RedisJournal(Journal):
             try:
                 _refuse_behind(log, seen)
                 refuse_snapshot_behind(log, position, seen.position)
-                _, records = await self._load_records(log, seen, position)
+                _, records, tails = await self._load_records(log, seen, position)
             except JournalCorrupt:
                 again = await self._look(log, owner)
                 if _basis(log, again) == _basis(log, seen):
                     raise
                 seen = again
             else:
-                return LoadedLog(position, None, records)
+                return LoadedLog(position, None, records, tails=tails)
         raise _replaced_too_often(log)
 
     async def append(self, entries: Sequence[Entry]) -> None:
@@ -285,7 +294,9 @@ class RedisJournal(Journal):
                 with self._doubting({("snapshot", log)}):
                     await self._in_order(lambda db: db.finish(snapshot, self._held(owners)[log], record))
 
-    async def restore(self, log: str, position: int, payload: bytes, *, view: int = 0, address: str = "") -> Ownership:
+    async def restore(
+        self, log: str, position: int, payload: bytes, *, view: int = 0, address: str = "", over: End | None = None
+    ) -> Ownership:
         """See Journal. Written in parts of 256 KiB, and the last step makes them the log."""
         with self._meter.snapshot(payload):
             async with self._snapshotting[log]:
@@ -301,7 +312,7 @@ class RedisJournal(Journal):
 
                     await self._in_order(stage)
                 with self._doubting({("restore", log)}):
-                    owner = await self._in_order(lambda db: db.restore(snapshot, self._held(owners)[log], wanted))
+                    owner = await self._in_order(lambda db: db.restore(snapshot, self._held(owners)[log], wanted, over))
                 if log != GRAPH:
                     self._owned.took(log, owner)
                 self._owned.reached(log, snapshot.restored)
@@ -374,21 +385,25 @@ class RedisJournal(Journal):
             # The same snapshot, for no other has its name. The last record that is known is read once more: what was lost and
             # written anew in between has another there.
             after = max(seen.position, known.last - 1)
-            rows, records = await self._load_records(log, seen, after)
+            rows, records, tails = await self._load_records(log, seen, after)
             if known.records and checksum(rows[0][1]) != mark.held.end.tail:
                 raise JournalCorrupt(log, known.last, "it is not the record that was there before")
-            return LoadedLog(seen.position, known.snapshot, [*known.records[:-1], *records], seen)
+            return LoadedLog(
+                seen.position, known.snapshot, [*known.records[:-1], *records], seen, {**known.tails, **tails}
+            )
         snapshot = await self._load_parts(log, seen) if seen.position else None
-        _, records = await self._load_records(log, seen, seen.position)
-        return LoadedLog(seen.position, snapshot, records, seen)
+        _, records, tails = await self._load_records(log, seen, seen.position)
+        return LoadedLog(seen.position, snapshot, records, seen, tails)
 
     async def _load_records(
         self, log: str, seen: Look, after: int
-    ) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]]]:
-        """Read the records behind a position: as stored, and decoded."""
+    ) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]], dict[int, int]]:
+        """Read the records behind a position: as stored, decoded, and their checksums."""
         owner, (last, tail) = seen.held
         rows = await self._rows(log, seen, after)
-        return rows, decode_records(log, rows, after=after, last=last, tail=tail, epoch=owner.epoch)
+        tails: dict[int, int] = {}
+        records = decode_records(log, rows, after=after, last=last, tail=tail, epoch=owner.epoch, tails=tails)
+        return rows, records, tails
 
     async def _rows(self, log: str, seen: Look, after: int) -> list[tuple[int, bytes]]:
         """Read the records behind a position as they are stored, page by page, so that appends get their turn in between."""
@@ -669,8 +684,8 @@ class RedisDatabase:
         reply = await self._exchange.write(STAGE_RESTORE, keys, [self._token, snapshot.name, part, frame], strong=False)
         self._check(reply, {snapshot.log: held})
 
-    async def restore(self, snapshot: Snapshot, held: Held, wanted: Ownership) -> Ownership:
-        """Make the staged parts all there is of a log. Raises JournalOutvoted."""
+    async def restore(self, snapshot: Snapshot, held: Held, wanted: Ownership, over: End | None) -> Ownership:
+        """Make the staged parts all there is of a log, if it still ends there. Raises JournalOutvoted."""
         log = snapshot.log
         keys = [
             self._keys.deployment,
@@ -695,6 +710,7 @@ class RedisDatabase:
             nonce,
             held.last,
             snapshot.restored.tail,
+            *(over if over is not None else ("", "")),
         ]
         reply = await self._exchange.write(RESTORE, keys, arguments, strong=True)
         self._check(reply, {log: held}, [(log, snapshot.position)], view=wanted.view)

@@ -186,11 +186,12 @@ for i, run in ipairs(runs) do
         new[#new + 1] = run
     elseif last == run.last or not run.owned and tonumber(last) > tonumber(run.last) then
         local entries = redis.call('XRANGE', run.records, '(' .. run.before .. '-0', run.last .. '-0')
-        -- A snapshot may have taken the frames away.
-        local same = #entries == run.count or last == run.last and run.tail_found == run.tail
+        -- A snapshot may have taken the frames away, and the last one may be damaged since.
+        local ended = last == run.last and run.tail_found == run.tail
+        local same = ended or #entries == run.count
         for _, entry in ipairs(entries) do
             local place = tonumber(string.match(entry[1], '^%d+')) - tonumber(run.before)
-            same = same and entry[2][2] == ARGV[run.first + place - 1]
+            same = same and (ended and place == run.count or entry[2][2] == ARGV[run.first + place - 1])
         end
         if same then
             written = written + (run.owned and 1 or 0)
@@ -268,11 +269,12 @@ return {{'OK'}}
 
 # KEYS: deployment, meta, parts, records, index. ARGV: token, epoch of this process ('' in the graph), nonce of the next, view,
 # address, position, name of the snapshot, number of parts, name of the log, format, checksum,
-# nonce of this process, end as acknowledged, and the tail to be. Answers the epoch.
+# nonce of this process, end as acknowledged, and the tail to be; end and its tail as they were when the log was read ('' when they do not
+# matter). Answers the epoch.
 RESTORE: Final = Script(f"""#!lua
 {_HELD}{_DISCARD}
 -- A deployment that is gone is no reason to refuse: this puts it back.
-local last = look(KEYS[2], '', '', '0', '0')
+local last, tail = look(KEYS[2], '', '', '0', '0')
 local epoch, nonce, view, committed = unpack(redis.call('HMGET', KEYS[2], 'epoch', 'nonce', 'view', 'parts'))
 local owned = ARGV[2] ~= ''
 -- An own epoch is lower than the store's when an attempt of unknown outcome was written: that has this nonce.
@@ -285,6 +287,9 @@ if owned and tonumber(view or '0') > tonumber(ARGV[4]) then
 end
 local furthest = math.max(tonumber(last), tonumber(ARGV[13]))
 local repeated = last == ARGV[6] and committed == ARGV[7]
+if ARGV[15] ~= '' and not repeated and (last ~= ARGV[15] or tail ~= ARGV[16]) then
+    return {{'POSITION', 1, last, 'it has changed since it was read'}}
+end
 if furthest >= tonumber(ARGV[6]) and not repeated then
     return {{'POSITION', 1, string.format('%.0f', furthest), 'a restore must be behind it'}}
 end

@@ -44,6 +44,7 @@ from lowwater_authority.journal.contract import (
     judge,
     refuse_lost,
     refuse_older_view,
+    refuse_other_end,
 )
 from lowwater_authority.journal.frames import (
     Kind,
@@ -143,6 +144,14 @@ class SqliteJournal(Journal):
         """See Journal."""
         return await self._run(self._database.logs)
 
+    async def end(self, log: str) -> End:
+        """See Journal."""
+        return await self._run(self._database.end, log)
+
+    def acknowledged(self, log: str) -> End:
+        """See Journal."""
+        return self._owned.end(log)
+
     async def load(self, log: str, *, known: LoadedLog | None = None) -> LoadedLog:
         """See Journal. All of it is read each time: who is alone has no reason to read twice."""
         del known
@@ -182,7 +191,9 @@ class SqliteJournal(Journal):
             while await self._run(self._database.purge_some, log):
                 pass
 
-    async def restore(self, log: str, position: int, payload: bytes, *, view: int = 0, address: str = "") -> Ownership:
+    async def restore(
+        self, log: str, position: int, payload: bytes, *, view: int = 0, address: str = "", over: End | None = None
+    ) -> Ownership:
         """See Journal. One transaction of any size, which appends wait for."""
         with self._meter.snapshot(payload):
             graph = self._owned.writer(GRAPH)
@@ -192,7 +203,8 @@ class SqliteJournal(Journal):
                 return [_frame(log, position, payload, part, writer) for part in range(_parts(payload))]
 
             mine, wanted = self._owned.held([log])[log], Ownership(0, 0, address, view)
-            owner, end = await self._run(self._database.restore, log, position, mine, wanted, framed, secrets.randbits)
+            restore = self._database.restore
+            owner, end = await self._run(restore, log, position, mine, wanted, framed, secrets.randbits, over)
             if log != GRAPH:
                 self._owned.took(log, owner)
             self._owned.reached(log, end)
@@ -341,8 +353,8 @@ class SqliteDatabase:
             key, last, tail, position = row = self._find(log)
             refuse_lost(believed, self._held({log: row}))
             snapshot = self._load_snapshot(log, key, position) if position else None
-            records = self._load_records(log, key, position, last, tail)
-            return LoadedLog(position, snapshot, records), row.end
+            records, known = self._load_records(log, key, position, last, tail)
+            return LoadedLog(position, snapshot, records, tails=known), row.end
 
     def load_behind(self, log: str, position: int, believed: Mapping[str, Held]) -> LoadedLog:
         """The records of a log behind a position, all checked."""
@@ -350,13 +362,17 @@ class SqliteDatabase:
             key, last, tail, snapshot = row = self._find(log)
             refuse_lost(believed, self._held({log: row}))
             refuse_snapshot_behind(log, position, snapshot)
-            return LoadedLog(position, None, self._load_records(log, key, position, last, tail))
+            records, known = self._load_records(log, key, position, last, tail)
+            return LoadedLog(position, None, records, tails=known)
 
-    def _load_records(self, log: str, key: int, after: int, last: int, tail: int) -> list[tuple[int, bytes]]:
-        rows = self._connection.execute(
-            "SELECT position, frame FROM records WHERE log = ? AND position > ? ORDER BY position", (key, after)
-        )
-        return decode_records(log, rows, after=after, last=last, tail=tail, epoch=self._owner.writer.epoch)
+    def _load_records(
+        self, log: str, key: int, after: int, last: int, tail: int
+    ) -> tuple[list[tuple[int, bytes]], dict[int, int]]:
+        """The records of a log behind a position, and their checksums."""
+        sql = "SELECT position, frame FROM records WHERE log = ? AND position > ? ORDER BY position"
+        rows, epoch = self._connection.execute(sql, (key, after)), self._owner.writer.epoch
+        tails: dict[int, int] = {}
+        return decode_records(log, rows, after=after, last=last, tail=tail, epoch=epoch, tails=tails), tails
 
     def append(self, runs: list[Run], believed: Mapping[str, Held]) -> None:
         """Write all runs in one transaction, or none."""
@@ -425,6 +441,7 @@ class SqliteDatabase:
         wanted: Ownership,
         framed: Callable[[Ownership], list[bytes]],
         randbits: Callable[[int], int],
+        over: End | None,
     ) -> tuple[Ownership, End]:
         """Put a snapshot in the place of everything, in one transaction; ``framed`` gives its parts for an owner."""
         taken = self._taken.get(log, Ownership())
@@ -436,6 +453,7 @@ class SqliteDatabase:
             if last == position and tail == checksum(framed(taken)[-1]):
                 # By an earlier attempt, which was cancelled.
                 return taken, End(last, tail)
+            refuse_other_end(log, position, End(last, tail), over)
             if position <= max(last, mine.last):
                 raise JournalPosition(log, position=position, last=max(last, mine.last))
             owner = Ownership()

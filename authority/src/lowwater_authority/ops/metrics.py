@@ -29,7 +29,7 @@ from lowwater_authority.ops.upstream import Upstream
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from lowwater_authority.access.tls import Certificates
+    from lowwater._server.tls import Certificates
     from lowwater_authority.engine.shard import Shard
     from lowwater_authority.rpc.streams import Streams
 
@@ -83,7 +83,7 @@ REPLAY_SECONDS: Final = _histogram(
 LOOP_LAG: Final = _histogram(
     "event_loop_lag_seconds", "By how much the event loop was late for a task that is due every 100 ms."
 )
-NOT_HTTP: Final = _counter("page_not_http", "Messages to the page and /metrics that were no HTTP.")
+NOT_HTTP: Final = _counter("page_not_http", "Messages to the port of /metrics that were no HTTP.")
 
 EVENTS: Final = (
     BUILD,

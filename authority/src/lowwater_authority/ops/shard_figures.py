@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from lowwater_authority.access.tls import Certificates
+    from lowwater._server.tls import Certificates
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.engine.shard import Shard
     from lowwater_authority.ops.range_survey import RangeSurvey

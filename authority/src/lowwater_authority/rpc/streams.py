@@ -203,6 +203,10 @@ NAME_WATCHED: Final = 512
 SHARE: Final = 4
 """A stream may have at most one part in so many of what it leaves of what is shared: so the next one finds something."""
 
+FLOOR: Final = 20
+"""Whatever the others have, the n-th stream may have one part in so many times n of what is shared. All these together are less than half as
+much again, for a whole, a half, a third and so on up to ``STREAMS`` make less than ten wholes."""
+
 UNREAD_LEAST: Final = 4096
 """Bytes that a stream may have in an acknowledgement that waits, whatever the others do: what is refused of a few claims."""
 
@@ -318,18 +322,21 @@ class Shared:
     Nobody waits here, so nobody is kept out by those who do not read.
 
     The share of a stream falls as the room fills (Choudhury and Hahne 1998, "Dynamic queue length thresholds for shared-memory packet
-    switches"): however much some have, there is room for the next.
+    switches"): however much some have, there is room for the next. But a share that falls by one part in five with each stream is nothing
+    behind some forty that take all they can. So there is half as much room again, for a share that falls as the number of streams grows.
     """
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
         self.bytes = 0
         """How many there are."""
+        self.streams = 0
+        """How many streams have some, where that is counted here."""
 
-    def share(self, own: int) -> int:
-        """Return how many bytes a stream may have that has ``own`` of them now."""
+    def share(self, own: int, streams: int) -> int:
+        """Return how many bytes one of so many streams may have that has ``own`` of them now."""
         others = self.bytes - own
-        return max(0, self.bound - others) // (SHARE + 1)
+        return max((self.bound - others) // (SHARE + 1), self.bound // (FLOOR * streams))
 
 
 class Outbox:
@@ -465,16 +472,18 @@ class Outbox:
 def watched(room: Shared, names: Collection[str]) -> Iterator[None]:
     """Have room for names that are followed. Raises Overloaded when they are more than the share of a stream."""
     size = sum(map(len, names)) * 2 + len(names) * NAME_WATCHED
-    if size > max(room.share(0), WATCHED_LEAST):
+    if size > max(room.share(0, room.streams + 1), WATCHED_LEAST):
         msg = f"{len(names)} names are more than there is room to follow just now; follow fewer, or name none, for all"
         error = errors.Overloaded(msg, metadata={"bound": "watched_names", "limit": str(WATCHED_BYTES)})
         error.retry_after = MOST_DELAY
         raise error
     room.bytes += size
+    room.streams += bool(names)
     try:
         yield
     finally:
         room.bytes -= size
+        room.streams -= bool(names)
 
 
 class Streams:
@@ -603,7 +612,7 @@ class Streams:
     ) -> None:
         """Everything up to a report of a stream is durable but for what was refused. See :meth:`Outbox.acknowledge`."""
         before = outbox.unread
-        most = self.unread.share(before)
+        most = self.unread.share(before, max(1, len(self)))
         outbox.acknowledge(number, refused, references=references, redirects=redirects, most=most)
         self.unread.bytes += outbox.unread - before
 

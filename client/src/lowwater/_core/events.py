@@ -2,7 +2,7 @@
 
     log.info("%s was reset", name, extra=event("reset", computation=name))
 
-docs/logs.md lists the events; the authority's ops/logging.py renders them.
+docs/logs.md lists the events; _server/logging.py renders those of servers.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def status(lw: Client, args: argparse.Namespace) -> int:
     elif views:
         print(render.status_table(views, now, guilty, coloured=_coloured()))
     else:
-        print(_nothing(args, found))
+        print(_nothing(args, found, _reader(lw)))
     return 0
 
 
@@ -129,13 +129,28 @@ def _require_registered(view: WatermarkView) -> None:
         raise errors.UnknownComputation(view.computation, metadata={"computation": view.computation})
 
 
-def _nothing(args: argparse.Namespace, found: Iterable[str]) -> str:
-    """Say that there is nothing to show, and in which namespaces there is something."""
-    if not args.namespace:
+def _reader(lw: Client) -> str:
+    """Return who asks, where not everybody may read everything; else an empty text."""
+    try:
+        return lw.identify().name
+    except errors.LowwaterError:  # an authority that is older than the question
+        return ""
+
+
+def _nothing(args: argparse.Namespace, found: Iterable[str], reader: str = "") -> str:
+    """Say that there is nothing to show, and in which namespaces there is something; where there is a ``reader``, of what that one may read."""
+    if not args.namespace and not reader:
         return "no computation is registered yet; its first worker or Spark stage does that"
+    place = f" in the namespace {args.namespace}" if args.namespace else ""
+    head = (
+        f"no computation is registered{place} that {reader} may read"
+        if reader
+        else f"no computation is registered{place} yet"
+    )
+    if not args.namespace:
+        return f"{head}: `read` in the access file says which those are"
     others = sorted({name.partition("/")[0] for name in found if "/" in name})
-    where = f"; namespaces that have some: {', '.join(others)}" if others else ""
-    return f"no computation is registered in the namespace {args.namespace} yet{where}"
+    return f"{head}; namespaces that have some: {', '.join(others)}" if others else head
 
 
 def _coloured() -> bool:

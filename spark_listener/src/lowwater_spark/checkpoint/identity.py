@@ -1,12 +1,8 @@
-"""Who a query is: the identity of its checkpoint, which run of it this is, and what the checkpoint was begun with.
+"""Who a query is: the identity of its checkpoint, which run of it this is, and which stages it has.
 
 The identity is a file of our own and not Spark's query id: the claim must be made before the query starts, and a fresh
 checkpoint has no query id until then. A copied checkpoint keeps its identity; what orders the copies is the generation, the
 first batch that is not committed, and then the ordinal: the number of a file that only one run can have created.
-
-A plain query reports by its plan: what that says nothing of is not held. State that another plan has left in the checkpoint, in Spark's
-own files or in the stage's, would be led by the first claim, before Spark looks at its own part of it. So the kind of the query is written once,
-before the first claim, and compared before every later one.
 
 Of several stages in one query the first one's files are where a query of one stage has them, so that a checkpoint of such a query goes on as it is.
 The others' are in directories of their own, under ``CHECKPOINT/lowwater/stages``. Which stages a checkpoint has is written once: a stage that came
@@ -17,19 +13,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Final
 from urllib.parse import quote
 
 from lowwater_spark.checkpoint.durable import make_directory, sync_directory, write_once
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.track.plan import Checked
 
-__all__ = ["check_names", "check_shape", "home_of", "identity", "new_ordinal"]
+__all__ = ["check_names", "home_of", "identity", "new_ordinal"]
 
 _KEPT: Final = 16
 """Old run files that stay, for people; only the highest number counts."""
@@ -58,72 +51,6 @@ def new_ordinal(checkpoint: Path) -> int:
         for old in taken[:-_KEPT]:
             (runs / str(old)).unlink(missing_ok=True)
         return ordinal
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """What of a query decides which state its checkpoint holds."""
-
-    kind: Literal["plain", "function"]
-    """A sink of Spark's own, or foreachBatch."""
-    sources: int
-    """Files and controls."""
-    operators: list[str]
-    """The kinds of the operators that hold rows in Spark's state, sorted."""
-    retention: int | None
-    """How far below Spark's watermark they can come out, microseconds; None: nothing is held there."""
-
-    @classmethod
-    def of(cls, kind: Literal["plain", "function"], checked: Checked) -> Self:
-        """Return the shape of a checked plan."""
-        micros = None if checked.retention is None else checked.retention // timedelta(microseconds=1)
-        holding = sorted(operator.kind for operator in checked.operators if operator.holds)
-        return cls(kind, len(checked.sources), holding, micros)
-
-    def __str__(self) -> str:
-        """Return it in words."""
-        started = "start()" if self.kind == "plain" else "foreach_batch()"
-        holding = ", ".join(self.operators) or "nothing"
-        retention = (
-            "no retention" if self.retention is None else f"a retention of {timedelta(microseconds=self.retention)}"
-        )
-        return f"{started}, {self.sources} source(s), {holding} in Spark's state and {retention}"
-
-
-def check_shape(checkpoint: Path, kind: Literal["plain", "function"], checked: Checked) -> None:
-    """Compare a query with the one that its checkpoint was begun with, and keep its shape if the checkpoint is new.
-
-    A checkpoint of a release that kept none is of the kind that its files show, and else as the query is now; what Spark has held in it counts
-    as held. Durable when it returns. Raises CheckpointMismatch.
-    """
-    shape = _Shape.of(kind, checked)
-    manifest = Manifest(checkpoint)
-    if CheckpointLog(checkpoint).last_planned() is not None:
-        kept = manifest["query"]
-        if kept is None:
-            if kind == "plain" and _any(checkpoint / "lowwater" / "batches"):
-                raise CheckpointMismatch(_OTHER.format(checkpoint=checkpoint, begun="foreach_batch()", shape=shape))
-            if not checked.operators and _any(checkpoint / "state"):
-                raise CheckpointMismatch(
-                    _OTHER.format(checkpoint=checkpoint, begun="rows in Spark's state", shape=shape)
-                )
-        else:
-            begun = _Shape(**kept)
-            if begun != shape:
-                raise CheckpointMismatch(_OTHER.format(checkpoint=checkpoint, begun=begun, shape=shape))
-            return
-    manifest.take_over()
-    manifest.keep("query", asdict(shape))
-
-
-def _any(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.iterdir())
-
-
-_OTHER: Final = (
-    "{checkpoint} was begun with {begun}, and the query has {shape}. What is held in the one would not be counted by the other, and would come "
-    "out below the watermark: start the query as it was begun, or another one from a new checkpoint, with adopt=True."
-)
 
 
 def home_of(checkpoint: Path, name: str, *, first: bool) -> Path:

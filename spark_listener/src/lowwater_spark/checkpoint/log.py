@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.base import Line
 
 __all__ = ["CheckpointLog", "Plan"]
 
@@ -27,7 +26,7 @@ class Plan:
     """A planned batch: how far it goes in each source, and the digest that tells a replay from another plan."""
 
     batch: int
-    lines: Sequence[Line]
+    lines: Sequence[str]
     """Per source, in the order of the plan: its offset. What lies up to it is in the batch or an earlier one."""
     digest: str
     """sha256 of the entry, in hex."""
@@ -62,7 +61,7 @@ class CheckpointLog:
             return None
         version, *rest = content.decode().splitlines()
         if version != "v1" or not rest:
-            msg = f"{self._offsets / str(batch)} is of version {version!r}; this release reads v1. Use PySpark 4.3, or a newer lowwater-spark."
+            msg = f"{self._offsets / str(batch)} is of version {version!r}; this release reads v1. Use a PySpark that docs/compatibility.md names, or a newer lowwater-spark."
             raise CheckpointMismatch(msg)
         settings, *lines = rest
         watermark = json.loads(settings).get("batchWatermarkMs", 0)

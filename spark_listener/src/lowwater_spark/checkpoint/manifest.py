@@ -9,7 +9,7 @@ They are read once, when such a checkpoint is taken over. What decides is ``quer
 any manifest is ignored; once it is of format 2, the manifest is, and a release that knows only the seven refuses the checkpoint.
 
 ``state.json`` alone stays, and nobody reads it any more. The first release had no other of the seven, so it does not see that the manifest decides. Until a batch of this release
-has begun, which it refuses (:mod:`lowwater_spark.checkpoint.batches`), it could still go on, and without the file it would take the stage for one that holds nothing.
+has begun, which it refuses (:mod:`lowwater_spark.track.batch_log`), it could still go on, and without the file it would take the stage for one that holds nothing.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "stages": "The names of its stages; None: one, of any name.",
     "reading": "The last reading of the inputs that counted, and its batch.",
     "roots": "By what the directories of the sources are known again, by path.",
+    "kafka": "By source: the ids of the cluster and of the topics that it reads, and where one of them was cut off.",
     "sink": "How far the output of a file sink is durable.",
     "read": "How far each output was read, as of a committed batch.",
     "state": "By the stage's directory: where its state is, for how many ranges, since which batch, and by what it is made.",
@@ -214,6 +215,7 @@ class Manifest:
             "stages": stages and stages["stages"],
             "reading": reading,
             "roots": roots and roots["roots"],
+            "kafka": None,
             "sink": sink,
             "read": read,
             "state": self._old_states(),

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final
 import lowwater
 from lowwater import errors
 from lowwater.watermark import MIN
-from lowwater_spark.authority import Authority, Registration
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive.late import LateRule, open_late, reserve_late, windows_of
@@ -33,6 +32,7 @@ from lowwater_spark.sources.base import Line
 from lowwater_spark.sources.control import Control, Drive, Offset, Told
 from lowwater_spark.sources.head import Candidates, Heads
 from lowwater_spark.sources.source_log import NOTHING
+from lowwater_spark.track.authority import Authority, Registration
 from lowwater_spark.track.plan import Checked
 from lowwater_spark.track.progress import RELIST
 
@@ -56,8 +56,8 @@ class _Seen:
 
     values: Mapping[int, int]
     """By control: where its watermark may stand, milliseconds."""
-    lives: Mapping[str, int]
-    """The incarnation of each registered input."""
+    incarnations: Mapping[str, int]
+    """Of each registered input."""
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class Driving:
     _guessed: set[str] = field(default_factory=set, init=False)
     """The estimated inputs of frames that are not approximate, as far as they are known."""
     _driven: dict[int, _Driven] = field(default_factory=dict, init=False)
-    _lives: dict[str, int] = field(default_factory=dict, init=False)
+    _incarnations: dict[str, int] = field(default_factory=dict, init=False)
     _seen: _Seen | None = field(default=None, init=False)
     """The newest reading that was listed for."""
     _last: _Seen | None = field(default=None, init=False)
@@ -172,7 +172,7 @@ class Driving:
         self._authority = authority
         given = given_offsets(self.log, self.drives)
         for offset in given.values():
-            self._lives.update(offset.incarnations)
+            self._incarnations.update(offset.incarnations)
         committed = self.log.last_committed()
         several = len(self.drives) > 1
         run = authority.registration.ordinal if several else 0
@@ -226,8 +226,8 @@ class Driving:
         for number, driven in self._driven.items():
             offset = driven.told.offset
             if reached is not None and reached.values[number] > offset.watermark:
-                lives = {name: reached.lives[name] for name in driven.drive.inputs}
-                offset = Offset(reached.values[number], lives, offset.run)
+                incarnations = {name: reached.incarnations[name] for name in driven.drive.inputs}
+                offset = Offset(reached.values[number], incarnations, offset.run)
             final = self.pinned and self._seen is not None and self._seen.values[number] <= offset.watermark
             told = Told(offset, asked[number], final)
             if told != driven.told:
@@ -269,15 +269,15 @@ class Driving:
             self._guessed |= guessed
             logger.warning("a driven frame holds: nobody promises the watermark of %s", ", ".join(sorted(guessed)))
         values = {number: driven.value(seen.each) for number, driven in self._driven.items()}
-        lives = {name: view.incarnation for name, view in seen.each.items() if view.registered}
-        for name, life in lives.items():
-            if self._lives.setdefault(name, life) != life:
+        incarnations = {name: view.incarnation for name, view in seen.each.items() if view.registered}
+        for name, incarnation in incarnations.items():
+            if self._incarnations.setdefault(name, incarnation) != incarnation:
                 msg = (
                     f"{name} was reset: what this query has read and holds belongs to an earlier incarnation of it. Start from a new checkpoint, "
                     "with adopt=True."
                 )
                 raise errors.IncarnationChanged(msg, metadata={"computation": name})
-        self._last = _Seen(values, lives)
+        self._last = _Seen(values, incarnations)
         return self._last
 
     @property

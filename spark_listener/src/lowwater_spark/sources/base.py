@@ -99,6 +99,13 @@ class OpenSource(Awaited[Any, Line], Protocol):
         """
         ...
 
+    def knock(self) -> None:
+        """Return when the source answers, and at once if it is never asked. Raises OSError.
+
+        Called without the lock before :meth:`confirm`, which is called with it: to wait for a source that is away is to hold up nobody else.
+        """
+        ...
+
     def confirm(self, line: Line) -> None:
         """Make sure that a batch, which was committed before this is called, was read from the same source as those before it.
 
@@ -150,6 +157,9 @@ class Rowless:
         """Return nothing."""
         return []
 
+    def knock(self) -> None:
+        """Do nothing: it is not asked."""
+
     def confirm(self, line: Line) -> None:
         """Do nothing: it is no place that could be another one."""
 
@@ -166,8 +176,16 @@ class Source(Protocol):
         """What it is called in errors: ``the files in /data/in``."""
         ...
 
+    @property
+    def kind(self) -> str:
+        """What kind of source it is: a checkpoint keeps its sources, and their kinds."""
+        ...
+
     def waiting_for(self, inputs: frozenset[str]) -> Source:
-        """Return it with the computations that are waited for, for what is read here, by their full names."""
+        """Return it with the computations that are waited for, for what is read here, by their full names.
+
+        Raises Unsupported when nobody can wait for it, since it cannot name its head.
+        """
         ...
 
     def check_writers(self) -> None:

@@ -1,6 +1,6 @@
 """What moves Spark's own watermark in a driven query: the value, and how it gets from the clock to Spark. Needs no PySpark.
 
-A driven query has one source more, the *control*, whose offset is the value itself: a watermark in milliseconds, and the lives of the inputs
+A driven query has one source more, the *control*, whose offset is the value itself: a watermark in milliseconds, and the incarnations of the inputs
 that it was read from. Spark writes the offset into its own log before the batch that carries it, so a replay makes the same row again, and a
 restart finds the last value where it left it.
 
@@ -82,7 +82,7 @@ class Offset:
     watermark: int = NOTHING_GIVEN
     """Milliseconds since the epoch."""
     incarnations: Mapping[str, int] = field(default_factory=dict)
-    """The life number of each input that the value was folded from."""
+    """Of each input that the value was folded from."""
     run: int = 0
     """Of a query with several controls: the run that has given it out. Spark remembers the least of their watermarks, and not each, so that
     a new run must say all of them again."""
@@ -98,8 +98,8 @@ class Offset:
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Self:
         """Return what :meth:`to_json` described."""
-        lives = {str(name): int(life) for name, life in entry["incarnations"].items()}
-        return cls(int(entry["watermarkMs"]), lives, int(entry["run"]))
+        incarnations = {str(name): int(number) for name, number in entry["incarnations"].items()}
+        return cls(int(entry["watermarkMs"]), incarnations, int(entry["run"]))
 
     @classmethod
     def of_line(cls, line: str) -> Self:
@@ -196,6 +196,11 @@ class ControlSource(Rowless):
     def name(self) -> str:
         """What it is called in errors."""
         return "the control of lws.drive()"
+
+    @property
+    def kind(self) -> str:
+        """A control."""
+        return FORMAT
 
     def waiting_for(self, inputs: frozenset[str]) -> ControlSource:
         """Return it: it has no rows of anybody."""

@@ -25,7 +25,7 @@ import os
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import Unsupported
@@ -34,10 +34,13 @@ from lowwater_spark.sources.bookmarks import BOOKMARKS, Extent, Output, ReadReco
 from lowwater_spark.sources.roots import Roots, identity_of
 from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
 from lowwater_spark.sources.source_log import NO_FILE, NOTHING, File, Files, Head, SourceLog, log_files, log_offset
-from lowwater_spark.sources.writers import MARKS, above, behind, strangers
-from lowwater_spark.track.handover import HANDED_OVER
+from lowwater_spark.sources.writers import HANDED_OVER, MARKS, above, behind, strangers
 
-__all__ = ["FileSource", "Intruder", "OpenFiles", "Settled", "hidden", "intruders", "list_head", "walk"]
+__all__ = ["FILES", "FileSource", "Intruder", "OpenFiles", "Settled", "hidden", "intruders", "list_head", "walk"]
+
+
+FILES: Final = "files"
+"""The kind of this source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,11 @@ class FileSource:
     def name(self) -> str:
         """What it is called in errors."""
         return f"the files in {self.root}"
+
+    @property
+    def kind(self) -> str:
+        """Files, of whatever format."""
+        return FILES
 
     def waiting_for(self, inputs: frozenset[str]) -> FileSource:
         """Return it with the computations that are waited for, by their full names."""
@@ -311,6 +319,9 @@ class OpenFiles:
     def missing(self, head: Files, limit: int) -> list[str]:
         """Return some of the paths."""
         return self._log.missing(head, limit)
+
+    def knock(self) -> None:
+        """Do nothing: the log is read, and not the directory."""
 
     def confirm(self, line: Line) -> None:
         """Do nothing: each listing looks at the directory, and each entry of the log says where its files were."""

@@ -123,6 +123,11 @@ class Heads:
         for source, line in zip(self.sources, lines, strict=False):
             source.read_to(line)
 
+    def knock(self) -> None:
+        """Return when all sources answer; before :meth:`settle`, without ``lock``. Raises OSError."""
+        for source in self.sources:
+            source.knock()
+
     def settle(self, lines: Sequence[Line]) -> None:
         """The same of a batch that is committed, and make sure that it was read from the sources that were known before. Raises as :meth:`read_to`."""
         self.read_to(lines)

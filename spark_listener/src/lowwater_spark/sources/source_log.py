@@ -281,7 +281,7 @@ class SourceLog:
             # Only "\n" ends a line: paths may hold other characters that splitlines() would break at.
             version, *lines = content.split("\n")
             if version != "v1":
-                msg = f"{self._log / name} is of version {version!r}; this release reads v1. Use PySpark 4.3, or a newer lowwater-spark."
+                msg = f"{self._log / name} is of version {version!r}; this release reads v1. Use a PySpark that docs/compatibility.md names, or a newer lowwater-spark."
                 raise CheckpointMismatch(msg)
             for line in filter(None, lines):
                 entry = json.loads(line)

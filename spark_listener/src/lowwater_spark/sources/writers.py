@@ -3,6 +3,7 @@
 A reader's low watermark is the least of its inputs. A writer that the inputs do not name is not waited for: its rows come late, and nothing
 says so. So whoever writes leaves its name in the directory before its first row, in a folder that readers of rows pass over, and a reader
 that does not name it is refused, or holds if the mark comes later. A directory without marks says nothing: who writes there is not known.
+The directory of a batch that was handed over has a mark of its own, which says for which plan it was made.
 """
 
 from __future__ import annotations
@@ -17,13 +18,27 @@ from typing import Any, Final
 from lowwater_spark.checkpoint.durable import make_directory, write_once, write_over
 from lowwater_spark.errors import Unsupported
 
-__all__ = ["MARKS", "SINK_MARK", "above", "behind", "check_alone", "mark_sink", "mark_writer", "strangers"]
+__all__ = [
+    "HANDED_OVER",
+    "MARKS",
+    "SINK_MARK",
+    "above",
+    "behind",
+    "check_alone",
+    "digest_of",
+    "mark_sink",
+    "mark_writer",
+    "strangers",
+]
 
 MARKS: Final = "_lowwater_writers"
 """The folder of the marks: Spark and others read no rows from a folder of such a name."""
 
 SINK_MARK: Final = "sink.json"
 """The mark of a file sink: readers go by its log, so it must be the only one of its kind."""
+
+HANDED_OVER: Final = ".lowwater.json"
+"""The mark in the directory of a batch that lowwater has handed over: it is whole, and made for one plan."""
 
 _FORMAT: Final = 1
 
@@ -122,3 +137,18 @@ def behind(link: str, *, folder: bool) -> Iterator[str]:
         real = real.parent
         yield os.fspath(real)
     yield from above(os.fspath(real))
+
+
+def digest_of(batch: Path) -> str:
+    """Return the digest of the plan that a directory was handed over for; empty when lowwater has not made it, or when it is not there.
+
+    It tells batches of one number apart, whoever has moved or copied the directory. Raises OSError when it cannot be read.
+    """
+    mark = batch / HANDED_OVER
+    try:
+        return str(json.loads(mark.read_bytes())["digest"])
+    except FileNotFoundError:
+        return ""
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"{mark} cannot be understood; restore the directory with its checkpoint"
+        raise OSError(msg) from error

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 
 import lowwater
 from lowwater.watermark import MAX, MIN
-from lowwater_spark.checkpoint.batches import BatchEntry, BatchLog
 from lowwater_spark.checkpoint.durable import NotDurable
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.sources.bookmarks import removed
 from lowwater_spark.sources.sink_log import refuse_sink
 from lowwater_spark.sources.writers import mark_writer
+from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.handover import hand_over, sweep
 from lowwater_spark.track.inputs import floor_stamp
 from lowwater_spark.track.plan import refuse_pattern

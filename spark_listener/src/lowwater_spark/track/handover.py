@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Final
 
 from lowwater_spark.checkpoint.durable import make_directory, sync_directory, sync_tree
 from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.sources.writers import HANDED_OVER, digest_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["HANDED_OVER", "digest_of", "hand_over", "publish_directory", "sweep"]
-
-HANDED_OVER: Final = ".lowwater.json"
-"""The file that says that lowwater has made a directory, whole."""
+__all__ = ["hand_over", "publish_directory", "sweep"]
 
 _HIDDEN: Final = ".lowwater-"
 
@@ -89,21 +87,6 @@ def _found(target: Path, digest: str) -> bool:
     _must_match(target, digest)
     sync_directory(target.parent)
     return False
-
-
-def digest_of(batch: Path) -> str:
-    """Return the digest of the plan that a directory was handed over for; empty when lowwater has not made it, or when it is not there.
-
-    It tells batches of one number apart, whoever has moved or copied the directory. Raises OSError when it cannot be read.
-    """
-    mark = batch / HANDED_OVER
-    try:
-        return str(json.loads(mark.read_bytes())["digest"])
-    except FileNotFoundError:
-        return ""
-    except (KeyError, TypeError, ValueError) as error:
-        msg = f"{mark} cannot be understood; restore the directory with its checkpoint"
-        raise OSError(msg) from error
 
 
 def _must_match(target: Path, digest: str) -> None:

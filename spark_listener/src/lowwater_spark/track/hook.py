@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from lowwater.watermark import MIN
-from lowwater_spark.checkpoint.batches import BatchEntry
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import NONE, Line, OpenSource
 from lowwater_spark.sources.ticks import Ticks
 from lowwater_spark.track.batch import Batch, Outcome
+from lowwater_spark.track.batch_log import BatchEntry
 from lowwater_spark.track.inputs import UNREAD, Reading, fold
 from lowwater_spark.track.part import Part, committed
 from lowwater_spark.track.progress import Committed, bound_of, passed_on, stamped
@@ -121,6 +121,8 @@ class Hook:
 
     def settle(self) -> None:
         """Take notice of a batch in the commit log: commit what was prepared."""
+        if self.ready():
+            self.run.heads.knock()
         with self.run.lock:
             self._settle()
 
@@ -272,6 +274,8 @@ class Hook:
         pauses = itertools.chain(PATIENCE, [None])
         while True:
             try:
+                if self._running is not None:  # the batch before, which the clock has not settled yet
+                    self.run.heads.knock()
                 with self.run.lock:
                     self._settle(evidence=number)
                     plan = self.run.log.plan(number)

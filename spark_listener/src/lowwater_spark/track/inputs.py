@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -11,7 +12,50 @@ import lowwater
 from lowwater import errors
 from lowwater.watermark import MAX, MIN
 
-__all__ = ["UNREAD", "Reading", "floor_stamp", "fold", "same_lives", "still_counts"]
+__all__ = ["UNREAD", "Change", "Origin", "Reading", "floor_stamp", "fold", "still_counts"]
+
+
+class Change(enum.Enum):
+    """What has become of the inputs between two moments."""
+
+    NONE = enum.auto()
+    RESET = enum.auto()
+    """The same inputs; one has begun another incarnation."""
+    INPUTS = enum.auto()
+    """Other inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Which inputs, and which incarnations of them: what a reading was folded from, or what a computation is registered with."""
+
+    version: int = 0
+    """Of the list of inputs. It grows with each change of the list."""
+    incarnations: tuple[int, ...] = ()
+    """Of each input, in the order of the list; 0 for one that nobody had registered."""
+
+    @classmethod
+    def of(cls, registered: lowwater.Computation) -> Self:
+        """Return what a computation is registered with."""
+        return cls(registered.input_version, tuple(registered.input_incarnations))
+
+    def since(self, earlier: Origin) -> Change:
+        """Return what has become of the inputs since an earlier moment. This is the one rule for it.
+
+        An input that was not registered then may have been since: it begins an incarnation, and not another one.
+
+        >>> now = Origin(2, (1, 3))
+        >>> now.since(Origin(2, (1, 0))), now.since(Origin(2, (1, 2))), now.since(Origin(1, (1, 3)))
+        (<Change.NONE: 1>, <Change.RESET: 2>, <Change.INPUTS: 3>)
+        >>> Origin(2, (1, 0)).since(now)
+        <Change.RESET: 2>
+        """
+        if self.version != earlier.version:
+            return Change.INPUTS
+        same = len(self.incarnations) == len(earlier.incarnations) and all(
+            then in (0, now) for then, now in zip(earlier.incarnations, self.incarnations, strict=True)
+        )
+        return Change.NONE if same else Change.RESET
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +70,11 @@ class Reading:
     """Share in parts per million -> heuristic watermark."""
     input_version: int = 0
     input_incarnations: tuple[int, ...] = ()
+
+    @property
+    def origin(self) -> Origin:
+        """What it was folded from."""
+        return Origin(self.input_version, self.input_incarnations)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain JSON values."""
@@ -51,18 +100,6 @@ UNREAD = Reading(MIN)
 """Nothing is known of the inputs."""
 
 
-def same_lives(reading: Reading, registered: Sequence[int]) -> bool:
-    """Return whether a reading is of the inputs' incarnations as they were when their reader was registered.
-
-    One that was not registered then, of incarnation 0, may have been since: it begins an incarnation, and not another one.
-
-    >>> same_lives(Reading(9, {}, 1, (1, 3)), (1, 0)), same_lives(Reading(9, {}, 1, (1, 3)), (1, 2)), same_lives(Reading(9, {}, 1, (1, 0)), (1, 2))
-    (True, False, False)
-    """
-    lives = reading.input_incarnations
-    return len(lives) == len(registered) and all(then in (0, now) for then, now in zip(registered, lives, strict=True))
-
-
 def still_counts(reading: Reading, batch: int, registered: lowwater.Computation) -> Reading:
     """Return what a reading that a checkpoint kept says of the inputs that are registered now.
 
@@ -71,10 +108,10 @@ def still_counts(reading: Reading, batch: int, registered: lowwater.Computation)
     """
     if reading.low == MIN:
         return reading
-    if reading.input_version != registered.input_version:
+    change = Origin.of(registered).since(reading.origin)
+    if change is Change.INPUTS:
         return UNREAD
-    lives = zip(reading.input_incarnations, registered.input_incarnations, strict=False)
-    if any(old != new for old, new in lives):
+    if change is Change.RESET:
         msg = (
             f"an input of {registered.name} was reset since batch {batch}: what this checkpoint has "
             "read belongs to an earlier incarnation of it. Start from a new checkpoint, with adopt=True."

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import lowwater
 from lowwater.watermark import MIN
-from lowwater_spark.authority import Authority
-from lowwater_spark.checkpoint.batches import BatchEntry, BatchLog
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.sources.base import OpenSource
+from lowwater_spark.track.authority import Authority
 from lowwater_spark.track.batch import Keyed, Outcome
-from lowwater_spark.track.inputs import UNREAD, Reading, fold, same_lives, still_counts
+from lowwater_spark.track.batch_log import BatchEntry, BatchLog
+from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, fold, still_counts
 from lowwater_spark.track.progress import Committed, Progress, passed_on
 from lowwater_spark.track.state import Place, StateStore, Version
 from lowwater_spark.track.status import KeyRange
@@ -85,12 +85,12 @@ class Part:
     def own(self, reading: Reading) -> Reading:
         """Return a reading as one of this stage's own registered inputs; UNREAD while they are not known.
 
-        The caller vouches that the reading is of the same lives of the same inputs.
+        The caller vouches that the reading is of the same incarnations of the same inputs.
         """
         if self.progress.inputs is None:
             return UNREAD
-        version, incarnations = self.progress.inputs
-        return dataclasses.replace(reading, input_version=version, input_incarnations=tuple(incarnations))
+        mine = self.progress.inputs
+        return dataclasses.replace(reading, input_version=mine.version, input_incarnations=mine.incarnations)
 
     def translated(self, reading: Reading, reader: Part) -> Reading:
         """Return the reader's reading as one of this stage, which folds the same inputs; UNREAD when it does not any more."""
@@ -99,7 +99,8 @@ class Part:
             return reading
         if theirs is None or mine is None or tuple(theirs.inputs) != tuple(mine.inputs):
             return UNREAD
-        if reading.input_version != theirs.input_version or not same_lives(reading, mine.input_incarnations):
+        # Each stage has its own number for the list; the inputs, and so their incarnations, are the same.
+        if reading.origin.since(dataclasses.replace(Origin.of(mine), version=theirs.input_version)) is not Change.NONE:
             return UNREAD
         return dataclasses.replace(reading, input_version=mine.input_version)
 
@@ -152,7 +153,7 @@ class Part:
 
         def check(registered: lowwater.Computation) -> None:
             with lock:
-                self.check_lives(registered, reader)
+                self.check_inputs(registered, reader)
 
         def values() -> list[int]:
             with lock:
@@ -161,12 +162,12 @@ class Part:
 
         return self.authority.enter(check, values)
 
-    def check_lives(self, registered: lowwater.Computation, reader: Part | None) -> None:
+    def check_inputs(self, registered: lowwater.Computation, reader: Part | None) -> None:
         """Compare the inputs with those that the checkpoint's watermark was read from."""
         state = self.progress.committed
         reading = state.reading
         if not self.keyed.injector:
-            self.progress.inputs = (registered.input_version, registered.input_incarnations)
+            self.progress.inputs = Origin.of(registered)
         if self.keyed.injector:
             again = self.at_frontier(reading.low)
         elif self.earlier:

@@ -10,7 +10,7 @@ has returned.
 
 The last reading of the inputs that counted is kept in the checkpoint. A restarted query could do without: it reads the inputs anew and lists its
 sources. With it, it claims from where it stood and not from nothing, and it notices that an input was reset meanwhile, so that what the checkpoint
-has read belongs to an earlier life of it. A reading that counted stays true of every later state of the same checkpoint, so an old file only says
+has read belongs to an earlier incarnation of it. A reading that counted stays true of every later state of the same checkpoint, so an old file only says
 less.
 """
 
@@ -34,7 +34,7 @@ from lowwater_spark.sources.base import OpenSource
 from lowwater_spark.sources.sink_log import DurableSink
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.sources.writers import mark_sink
-from lowwater_spark.track.inputs import UNREAD, Reading
+from lowwater_spark.track.inputs import UNREAD, Change, Reading
 from lowwater_spark.track.part import LateRow, Part
 from lowwater_spark.track.progress import Committed
 
@@ -146,6 +146,7 @@ class Plain:
         plan = self._plan(batch)
         bound = self.run.checked.spark_bound(plan)
         self._sync(batch)
+        self.run.heads.knock()
         with self.run.lock:
             self._promises.append((batch, self._promised()))
             self.run.heads.settle(plan.lines)
@@ -183,7 +184,9 @@ class Plain:
             if progress.holding:
                 return
             self._untold = None
-        if reading.low != MIN and (self._last.of_other_inputs(reading) or (last and reading != self._last.saved)):
+        if reading.low != MIN and (
+            reading.origin.since(self._last.saved.origin) is not Change.NONE or (last and reading != self._last.saved)
+        ):
             self._last.save(progress.committed.batch, reading)
         part.renew(None, self.run.waiting_for())
 
@@ -238,8 +241,3 @@ class LastReading:
         """Replace the reading. Durable when it returns."""
         self._manifest.keep("reading", {"batch": batch, **reading.to_json()})
         self.saved = reading
-
-    def of_other_inputs(self, reading: Reading) -> bool:
-        """Return whether a reading is of other inputs, or other lives of them, than the saved one."""
-        lives = (reading.input_version, tuple(reading.input_incarnations))
-        return lives != (self.saved.input_version, tuple(self.saved.input_incarnations))

@@ -20,6 +20,9 @@ from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.base import Source
 from lowwater_spark.sources.control import DIRECTORY, END, ControlSource, is_control
 from lowwater_spark.sources.files import FileSource, hidden, intruders
+from lowwater_spark.sources.kafka import KAFKA, KafkaSource
+from lowwater_spark.sources.kafka_admin import KafkaAdmin
+from lowwater_spark.sources.opaque import OpaqueSource
 from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
 from lowwater_spark.sources.source_log import FOR_EVER
 from lowwater_spark.track.operators import KINDS, Operator, Watermark, items, longest, nodes, operator_of, watermark_of
@@ -83,6 +86,9 @@ _FILE_FORMATS: Final = (
 )
 """What Spark writes by its file sink is one of them."""
 
+_REGISTERED: Final = "org.apache.spark.sql.sources.DataSourceRegister"
+"""What a source is that has a name of its own."""
+
 _IGNORE_SINK_LOG: Final = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
 
 _SETTINGS: Final = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
@@ -141,7 +147,7 @@ class Checked:
     def waiting_for(self, inputs: Iterable[str], driven: Mapping[int, Iterable[str]]) -> Checked:
         """Return it with the inputs that are waited for, by their full names: the query's, and by the number of a control those of its frame.
 
-        The sources of a driven frame come after its control, which is what Spark numbers them by.
+        The sources of a driven frame come after its control, which is what Spark numbers them by. Raises Unsupported for a source that nobody can wait for.
         """
         sources, waited_for = list[Source](), frozenset(inputs)
         for number, source in enumerate(self.sources):
@@ -218,13 +224,7 @@ def _relations(plan: Any) -> list[Any]:
 def _check_operator(node: Any) -> None:
     name = node.getClass().getSimpleName()
     if name.startswith("StreamingRelation") and name != "StreamingRelation":
-        if is_control(node):
-            return
-        raise Unsupported(
-            f"The source {node.sourceName()}",
-            "this release knows where a file source ends, and no other",
-            "Let a plain query write what it gives to files, and track the query that reads them.",
-        )
+        return
     if name not in _STATELESS and name not in KINDS:
         raise Unsupported(
             f"The streaming operator {name}",
@@ -335,18 +335,34 @@ def check_output_mode(checked: Checked, mode: str) -> None:
 def _source(spark: SparkSession, relation: Any) -> Source:
     if is_control(relation):
         return ControlSource(str(relation.extraOptions().get(DIRECTORY)))
-    return _file_source(spark, relation)
+    if relation.getClass().getSimpleName() != "StreamingRelation":
+        name = _format(spark, relation)
+        return _kafka_source(spark, relation) if name == KAFKA else OpaqueSource(name)
+    kind = str(relation.dataSource().className())
+    return _file_source(spark, relation) if kind.lower() in _FORMATS else OpaqueSource(kind)
+
+
+def _format(spark: SparkSession, relation: Any) -> str:
+    """Return the name that a source has given itself, however the query spells it: in other letters, or as its class. Else the query's."""
+    from py4j.java_gateway import is_instance_of
+
+    provider: Any = relation.source()
+    gateway: Any = spark.sparkContext._gateway
+    if provider.isDefined() and is_instance_of(gateway, provider.get(), _REGISTERED):
+        return str(provider.get().shortName())
+    return str(relation.sourceName())
+
+
+def _kafka_source(spark: SparkSession, relation: Any) -> KafkaSource:
+    given = dict(relation.extraOptions().asCaseSensitiveMap())
+    options = {str(name).lower(): str(value) for name, value in given.items()}
+    deprecated = str(spark.conf.get("spark.sql.streaming.kafka.useDeprecatedOffsetFetching", "false")).lower() == "true"
+    return KafkaSource(options, KafkaAdmin(spark._jvm, options), deprecated)
 
 
 def _file_source(spark: SparkSession, relation: Any) -> FileSource:
     source = relation.dataSource()
     kind = str(source.className()).lower()
-    if kind not in _FORMATS:
-        raise Unsupported(
-            f"The source {kind}",
-            f"this release knows where files end ({', '.join(sorted(_FORMATS))}), and no other source",
-            "Let a plain query write what it gives to files, and track the query that reads them.",
-        )
     options = {str(key).lower(): str(value) for key, value in _map(spark, source.options()).items()}
     for option, why in _OPTIONS.items():
         if option in options and options[option].lower() != "false":

@@ -22,7 +22,7 @@ from lowwater.watermark import MAX, MIN
 from lowwater_spark.sources.base import Awaited
 from lowwater_spark.sources.head import Candidates
 from lowwater_spark.sources.source_log import NOTHING
-from lowwater_spark.track.inputs import UNREAD, Reading, floor_stamp, same_lives
+from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, floor_stamp
 
 __all__ = ["RELIST", "Committed", "Progress", "bound_of", "passed_on", "stamped"]
 
@@ -62,8 +62,8 @@ class Progress:
         """Why the stage renews nothing: the last committed batch did not reach the authority whole. Empty: it does."""
         self._ranges = ranges
         self._window = window
-        self.inputs: tuple[int, Sequence[int]] | None = None
-        """The version of the registered inputs, and their incarnations; None while they are unknown, and for an injector."""
+        self.inputs: Origin | None = None
+        """What is registered; None while it is unknown, and for an injector."""
         self._observed = UNREAD
         self._listed = 0.0
         self._candidates = Candidates[Reading](sources)
@@ -115,10 +115,7 @@ class Progress:
         """Return whether a reading is of other inputs than the registered ones. A later version than theirs is news, and counts."""
         if self.inputs is None or reading.low == MIN:
             return False
-        version, incarnations = self.inputs
-        if reading.input_version != version:
-            return reading.input_version < version
-        return not same_lives(reading, incarnations)
+        return reading.input_version < self.inputs.version or reading.origin.since(self.inputs) is Change.RESET
 
     def renew(self) -> Reading:
         """Return the newest reading that counts now."""

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Final, cast
 
 import lowwater
 from lowwater import errors
-from lowwater_spark.authority import REPLACED
-from lowwater_spark.drive.watermark import Driving
+from lowwater_spark.track.authority import REPLACED
 from lowwater_spark.track.events import Events
 from lowwater_spark.track.hook import PATIENCE
-from lowwater_spark.track.run import Run
+from lowwater_spark.track.run import Controls, Run
 from lowwater_spark.track.status import Status
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class TrackedQuery:
         *,
         interval: float,
         owned: lowwater.Client | None,
-        driving: Driving | None = None,
+        driving: Controls | None = None,
     ) -> None:
         self.query = query
         """Spark's own handle."""

@@ -17,7 +17,7 @@ from typing import ClassVar
 from lowwater_spark.checkpoint.durable import sync_directory
 from lowwater_spark.sources.bookmarks import Bookmark, bookmarks, note_removed, removed
 from lowwater_spark.sources.source_log import NOTHING
-from lowwater_spark.track.handover import HANDED_OVER
+from lowwater_spark.sources.writers import HANDED_OVER
 
 __all__ = ["Removal"]
 

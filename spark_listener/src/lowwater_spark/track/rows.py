@@ -1,28 +1,24 @@
 """Counts the rows of a batch that keeps nothing, and finds those of them that are late.
 
 The low watermark needs none of it: every range of such a stage stands at W when the batch is committed. The heuristic watermarks need
-the number of rows, and a broken promise must be seen. Both are read off the user's own jobs where that is exact: a metric on the frame
-counts the rows and the late ones, which costs a fraction of a job of its own (benchmark ``spark_overhead``). It counts when an
-action has read the frame to its end, as its plan shows; ``isEmpty``, ``take`` and ``limit`` have not. When no action has, one job counts,
-in the JVM, and reads the source again for it. The oldest late row and its key range are looked for by a job that runs only when there is one.
+the number of rows, as a weight, and a broken promise must be seen. Both are read off the user's own jobs: a metric on the frame counts the
+rows that come by and the late ones, which costs a fraction of a job of its own (benchmark ``spark_overhead``).
 
-Of several actions each counts the same rows, so the greatest count stands. A retried or doubled task counts once: the accepted
-attempt's. Before PySpark 4.3 a stage that is run again, because an executor was lost with its shuffle files, counts its rows again:
-the number of rows is an upper bound then, which shifts the weight of the batch in the heuristic watermarks and nothing else.
+Of several actions each counts the same rows, so the greatest count stands. It is a lower bound. An action that does not read to the end, such as
+``take``, ``limit`` or a Python iterator, counts what it has read: the rows that no action has read are not counted, and a late one among them is not
+seen. When no action has told of a row, one job counts them all, in the JVM, and reads the source again for it. A job that looks for the oldest late
+row and its key range runs only when an action has read a late row; it looks at all rows of the batch.
 
-Whether an action has read a metric's rows to their end is told from the text of its plan. A metric counts the rows that come by. A limit stops
-asking for rows, and ``take`` runs over some of the partitions only, so a count says nothing unless something above the metric asks for everything: a
-shuffle or a broadcast, which is complete before anything is read from it, or the end of an action that collects or writes all, with nothing in
-between that could stop early. The operators that pass this on are listed; whatever is not is taken for one that stops.
+A retried or doubled task counts once: the accepted attempt's. Before PySpark 4.3 two things may count rows again: a sort (``orderBy``), which takes a
+sample of its rows by a job of its own first, and a stage that is run again because an executor was lost with its shuffle files. Both shift the
+weight of the batch in the heuristic watermarks and nothing else.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import re
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,7 +30,7 @@ if TYPE_CHECKING:
 
     from lowwater_spark.track.batch import Keyed
 
-__all__ = ["Actions", "Counted", "Rows", "event_micros", "read_whole"]
+__all__ = ["Actions", "Counted", "Rows", "event_micros"]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -47,6 +43,7 @@ class Counted:
     """What a batch has read."""
 
     rows: int
+    """At least as many as this, unless a job has counted them: then just as many."""
     late: int = 0
     late_example: int | None = None
     """Event time of the oldest late row, microseconds."""
@@ -108,7 +105,7 @@ class Rows:
 
     def _count(self) -> Counted:
         found = self._actions.take(self._frame, self._metric) if self._metric else None
-        # An action may have read nothing at all because the other side of a join was empty.
+        # An action may have read nothing at all, because the other side of a join was empty.
         if found is None or found[0] == 0:
             [found] = self._source().agg(*self._measures()).collect()
         rows, *late = found
@@ -207,12 +204,13 @@ class Actions:
         return True
 
     def take(self, frame: DataFrame, metric: str) -> tuple[int, ...] | None:
-        """Return what the metric came to in the largest complete action; None when there was none, or it is not known."""
+        """Return the greatest that each measure of the metric came to in an action; None when there was none, or it is not known."""
         if not self._drained(frame):
             return None
         found, self._found = (self._found if metric == self._metric else []), []
         self._metric = ""
-        return max(found, default=None)
+        # Each by itself: the late row may be one that only the smaller of two actions has read.
+        return tuple(max(measure) for measure in zip(*found, strict=True)) or None
 
     def _drained(self, frame: DataFrame) -> bool:
         """Wait until Spark has handed out its events; False when that takes too long."""
@@ -244,9 +242,11 @@ class Actions:
                     self._unread[emitted] = False
             if not metric or not metrics.contains(metric):
                 return
-            if read_whole(str(execution.executedPlan().toString()), metric, str(function)):
-                row = metrics.apply(metric)
-                self._found.append(tuple(int(row.getLong(i)) for i in range(row.size())))
+            row = metrics.apply(metric)
+            rows, *late = (int(row.getLong(i)) for i in range(row.size()))
+            # It has read one row at most. Who asks this first, and then reads by ``rdd`` or ``foreachPartition``, of which Spark tells
+            # nothing, would have one row counted and no late one seen: a job has to count.
+            self._found.append((0 if function == "isEmpty" else rows, *late))
         except Exception as failure:  # noqa: BLE001 - it runs in Spark's thread
             logger.debug("an action cannot be read: %s", failure)
 
@@ -259,100 +259,3 @@ _UNREAD: Final = (
     "Write the frame that batch.stateful() returns, with batch.write() for example; if nobody wants the rows, return None for them. (Spark "
     "does not tell of actions on the frame's rdd: if you write it by foreachPartition, all is well.)"
 )
-
-_ASKS_ALL: Final = frozenset({"BroadcastExchange", "Exchange"})
-"""They run over all partitions of what they read, to the end."""
-
-_PASS_ON: Final = frozenset(
-    {
-        "AQEShuffleRead",
-        "AdaptiveSparkPlan",
-        "AppendData",
-        "ArrowEvalPython",
-        "BatchEvalPython",
-        "BroadcastHashJoin",
-        "BroadcastQueryStage",
-        "Coalesce",
-        "CollectMetrics",
-        "ColumnarToRow",
-        "CommandResult",
-        "Execute",
-        "Expand",
-        "Filter",
-        "Generate",
-        "HashAggregate",
-        "ObjectHashAggregate",
-        "OverwriteByExpression",
-        "OverwritePartitionsDynamic",
-        "Project",
-        "ResultQueryStage",
-        "ShuffleQueryStage",
-        "Sort",
-        "SortAggregate",
-        "TableCacheQueryStage",
-        "Union",
-        "WriteFiles",
-    }
-)
-"""They read all rows of their child when all of theirs are read. Of a broadcast join the side that is not broadcast; if the other one is empty
-it may read nothing, and then the metric has counted no row at all."""
-
-_READ_ALL: Final = frozenset(
-    {
-        "append",
-        "collect",
-        "collectAsArrowToPython",
-        "collectToPython",
-        "command",
-        "count",
-        "overwrite",
-        "overwritePartitions",
-    }
-)
-"""Actions that read all rows of their plan."""
-
-_LINE: Final = re.compile(r"^(?P<depth>(?:[ :]  )*(?:[+:]- )?)(?:\*\(\d+\) |\* )?(?P<text>.*)$")
-
-
-def read_whole(plan: str, metric: str, action: str) -> bool:
-    r"""Return whether an action on a plan has read all rows that ``metric`` counts. False when the text does not say so.
-
-    >>> plan = "Execute Insert\n+- WriteFiles\n   +- *(1) Project [a#1]\n      +- CollectMetrics m, [count(1)]\n         +- *(1) Scan"
-    >>> read_whole(plan, "m", "command"), read_whole(plan.replace("Project", "LocalLimit"), "m", "command")
-    (True, False)
-    """
-    paths = list(_paths(plan, metric))
-    return bool(paths) and all(_asked(path, action) for path in paths)
-
-
-def _asked(path: list[str], action: str) -> bool:
-    """Return whether what is above the metric, from the metric up, asks for all."""
-    for text in path:
-        name = text.split(" ", 1)[0].split("(", 1)[0]
-        if name in _ASKS_ALL:
-            # Sorting samples its rows by a job of their own, which counts as well.
-            return "rangepartitioning" not in text
-        if name not in _PASS_ON:
-            return False
-    return action in _READ_ALL
-
-
-def _paths(plan: str, metric: str) -> Iterator[list[str]]:
-    """Yield, for each place of the metric in the plan that was run, the operators above it, nearest first."""
-    above: list[tuple[int, str]] = []
-    planned = None
-    for line in plan.split("\n"):
-        match = _LINE.match(line)
-        assert match is not None, "it matches every line"
-        depth, text = len(match["depth"]), match["text"].lstrip()
-        if planned is not None and depth >= planned and not text.startswith("== "):
-            continue
-        # An adaptive plan shows what was run, and after it what had been planned at first.
-        planned = depth if text.startswith("== Initial Plan") else None
-        if text.startswith("== "):
-            continue
-        while above and above[-1][0] >= depth:
-            above.pop()
-        if text.startswith(f"CollectMetrics {metric},"):
-            yield [operator for _, operator in reversed(above)]
-        above.append((depth, text))

@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import lowwater
 from lowwater.watermark import MAX
-from lowwater_spark.authority import Authority
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.sources.base import Line
 from lowwater_spark.sources.bookmarks import Bookmarks
 from lowwater_spark.sources.head import Heads
 from lowwater_spark.sources.source_log import NOTHING
+from lowwater_spark.track.authority import Authority
 from lowwater_spark.track.events import BatchEvent
 from lowwater_spark.track.hook import Hook
 from lowwater_spark.track.inputs import Reading
@@ -32,10 +32,27 @@ from lowwater_spark.track.progress import Committed, Progress
 from lowwater_spark.track.state import Place
 from lowwater_spark.track.status import KeyRange, Status
 
-if TYPE_CHECKING:
-    from lowwater_spark.drive.watermark import Driving
+__all__ = ["Controls", "Run"]
 
-__all__ = ["Run"]
+
+class Controls(Protocol):
+    """What moves Spark's own watermark in a query (:mod:`lowwater_spark.drive`), as the run and its clock know it."""
+
+    def news(self) -> bool:
+        """Return whether a look is worth while: the inputs have moved. O(inputs), without the network."""
+        ...
+
+    def tick(self) -> None:
+        """One look of the clock. Raises what must end the query."""
+        ...
+
+    def silence(self) -> None:
+        """Give out nothing more."""
+        ...
+
+    def close(self) -> None:
+        """End the run. Only after the query has ended, or when it was never started."""
+        ...
 
 
 @dataclass(slots=True)
@@ -65,7 +82,7 @@ class Run:
     lock: threading.RLock = field(init=False)
     reader: Part | None = field(init=False)
     """The stage whose reading of the inputs is the query's W; None when all are injectors, or read nothing else."""
-    drive: Driving | None = field(default=None, init=False)
+    drive: Controls | None = field(default=None, init=False)
     """What moves the controls of the query, from when on it may: in the same looks."""
     _bookmarks: Bookmarks = field(init=False)
     _looked: int = field(default=NOTHING, init=False)
@@ -128,7 +145,7 @@ class Run:
                 part.progress.restart(state)
             for part in self.parts:
                 if part.authority.registered is not None:
-                    part.check_lives(part.authority.registered, self.reader)
+                    part.check_inputs(part.authority.registered, self.reader)
             self.heads.settle(self.lines)
         self._bookmarks.begin(self.progress.committed.batch, self.clock())
         # The first batch may use what is known now, if it reads all that is there now.

@@ -1,1 +1,0 @@
-"""What the authority serves over HTTP."""

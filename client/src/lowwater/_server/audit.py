@@ -1,0 +1,76 @@
+"""The audit log: who did what, and who was refused. One event an act, by the logger ``lowwater_authority.audit``."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from lowwater._core.events import Limited, event, shortened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ANONYMOUS", "Audit"]
+
+ANONYMOUS: Final = "anonymous"
+"""What the log calls who is nobody yet."""
+
+log: Final = logging.getLogger("lowwater_authority.audit")
+
+
+class Audit:
+    """Writes the audit log. ``monotonic`` gives seconds; refusals that repeat are one line in ten seconds, acts are never left out.
+
+    Refusals of different computations that are ``registered`` are told apart. Other names are the caller's to make up, as many and as long as
+    it likes: they count as one, and are shortened.
+    """
+
+    def __init__(self, monotonic: Callable[[], float], registered: Callable[[str], bool] = lambda _: False) -> None:
+        self._monotonic = monotonic
+        self._registered = registered
+        self._quiet = Limited()
+
+    def done(self, act: str, principal: str, peer: str, computation: str = "") -> None:
+        """Somebody has done something."""
+        _tell(logging.INFO, act, principal, peer, computation, "done")
+
+    def failed(self, act: str, principal: str, peer: str, computation: str, reason: str) -> None:
+        """Somebody who may do something did not achieve it; ``reason`` is that of the error."""
+        _tell(logging.INFO, act, principal, peer, computation, "failed", reason)
+
+    def unknown(self, act: str, principal: str, peer: str, computation: str, reason: str) -> None:
+        """Somebody who may do something had no answer that says whether it was done; ``reason`` is what came instead."""
+        _tell(logging.INFO, act, principal, peer, computation, "unknown", reason)
+
+    def refused(self, act: str, principal: str, peer: str, computation: str, reason: str) -> None:
+        """Somebody was refused for who it is; once in a while for each act, caller, reason and computation."""
+        known = computation if self._registered(computation) else ""
+        count = self._quiet.count((act, principal, peer, reason, known), self._monotonic())
+        if count:
+            _tell(logging.WARNING, act, principal, peer, computation, "refused", reason, count)
+
+
+def _tell(
+    level: int,
+    act: str,
+    principal: str,
+    peer: str,
+    computation: str,
+    outcome: str,
+    reason: str | None = None,
+    count: int | None = None,
+) -> None:
+    computation = shortened(computation)
+    what = f" {computation!r}" if computation else ""
+    why = f", {reason}" if reason else ""
+    fields = event(
+        "audit",
+        act=act,
+        principal=principal,
+        **{"from": peer},
+        computation=computation,
+        outcome=outcome,
+        reason=reason,
+        count=count,
+    )
+    log.log(level, "%s of %s: %s%s %s%s", principal, peer, act, what, outcome, why, extra=fields)

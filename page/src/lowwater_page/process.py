@@ -1,0 +1,211 @@
+"""The status page as a process of its own: a client like any other of the authority that it shows.
+
+``lowwater-page --address lowwater:7420`` serves the page and its API, and nothing of an authority. What it presents to the
+authority has to be allowed to read everything; who looks needs ``page = true`` in the access file, of which the authority tells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import lowwater
+from lowwater import errors
+from lowwater._core.file_settings import FileSettings
+from lowwater._core.settings import address_of
+from lowwater._server.http import HttpServer, listen, url_of
+from lowwater._server.logging import FORMATS, set_up
+from lowwater._server.tls import BadCertificate, Certificates, Files
+from lowwater.cli.arguments import CommandParser
+from lowwater_page.board import Board
+from lowwater_page.follower import Follower
+from lowwater_page.page import Page
+from lowwater_page.rights import AskedRights
+from lowwater_page.sessions import SignedIn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import grpc
+
+NICE: Final = 5
+"""By how much a page beside an authority gives way to it, where processors are scarce."""
+
+ASK_SECONDS: Final = 5.0
+"""How long a question of a viewer may take."""
+
+STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
+"""Signals that ask it to stop."""
+
+FAILED: Final = 2
+"""Exit code of a process that could not serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageSettings(FileSettings):
+    """How the page reaches shards, and the authority beside it, if there is one."""
+
+    own: str = ""
+    """The socket of the authority beside this process, which never leaves the machine and needs no TLS; see PeerSettings."""
+
+    def credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
+        """See Settings."""
+        return None if self.own and address == self.own else FileSettings.credentials_for(self, address)
+
+
+class PageProcess:
+    """The page of the authority that some settings lead to, until :meth:`close`. It begins whether or not the authority is there."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        settings: lowwater.Settings,
+        certificates: Certificates | None,
+        *,
+        alone: bool = False,
+    ) -> None:
+        self.url: str = url_of(listening, encrypted=certificates is not None)
+        self.failed = False
+        """Whether it serves no more without having been asked to stop."""
+        board = Board()
+        self._follower = Follower(
+            lambda interval: lowwater.Client(replace(settings, watch_interval=interval)),
+            board,
+            clock=_clock,
+            sharded=not alone,
+        )
+        self._rights = AskedRights(self._follower.client, monotonic=time.monotonic)
+        self._http = HttpServer(
+            listening,
+            [Page(board, self._follower, version=version("lowwater-page"), clock=_clock)],
+            certificates=certificates,
+            visitors=SignedIn(
+                self._rights,
+                secure=certificates is not None,
+                port=listening.getsockname()[1],
+                clock=time.time,
+                monotonic=time.monotonic,
+            ),
+            on_failed=self._fail,
+        )
+
+    def start(self) -> None:
+        """Begin to follow and to serve."""
+        self._follower.start()
+        self._http.start()
+
+    def close(self) -> None:
+        """End what is open. Waits for the threads, at most some seconds."""
+        self._rights.close()
+        self._follower.close()
+        self._http.close()
+
+    def _fail(self) -> None:
+        """End the process, so that another begins: one that serves nothing would keep the place for ever."""
+        self.failed = True
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def parser() -> CommandParser:
+    """Return the arguments."""
+    parse = CommandParser(
+        prog="lowwater-page",
+        description="Serve the status page of an authority, as a client of it.",
+        epilog='The token that it presents is the environment\'s LOWWATER_TOKEN. Its principal needs read = ["*"] on the namespace "*".',
+    )
+    parse.add_argument(
+        "--address",
+        metavar="HOST:PORT,...",
+        help="the authority, or shards of it (default: LOWWATER_ADDRESS or localhost:7420)",
+    )
+    parse.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        default="0.0.0.0:7422",
+        help="for the page; port 0 picks one (default: %(default)s)",
+    )
+    parse.add_argument("--server-token", default="", metavar="TOKEN", help="the deployment that must answer")
+    parse.add_argument("--tls-cert", metavar="PEM", type=Path, help="certificate of the page; turns HTTPS on")
+    parse.add_argument("--tls-key", metavar="PEM", type=Path, help="its key, without a passphrase")
+    for flag, what in (
+        ("ca", "certificates to trust an authority by; turns TLS to it on"),
+        ("cert", "certificates to show it, where it wants them"),
+        ("key", "their key"),
+    ):
+        name = f"LOWWATER_{flag.upper()}"
+        parse.add_argument(f"--{flag}", metavar="PEM", default="", help=f"{what} (default: {name})")
+    # Of a page that an authority has started: the socket to serve on, how to reach that authority, whether there can be other shards. It ends
+    # with its standard input.
+    parse.add_argument("--beside", type=int, help=argparse.SUPPRESS)
+    parse.add_argument("--own", default="", help=argparse.SUPPRESS)
+    parse.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    parse.add_argument("--log-format", choices=FORMATS, help="as of lowwater serve")
+    return parse
+
+
+def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
+    """Serve the page until told to stop; returns the exit code."""
+    # Every thread inherits it, so that only this one takes them, and by asking: a handler runs when this thread next runs Python, and
+    # one that waits may not.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    args = parser().parse_args(argv)
+    set_up(args.log_format, verbose=False)
+    try:
+        settings = PageSettings(
+            address_of(args.address),
+            token=environment.get("LOWWATER_TOKEN") or None,
+            server_token=args.server_token,
+            timeout=ASK_SECONDS,
+            ca=args.ca or environment.get("LOWWATER_CA", ""),
+            certificate=args.cert or environment.get("LOWWATER_CERT", ""),
+            key=args.key or environment.get("LOWWATER_KEY", ""),
+            own=args.own,
+        ).read()
+        files = Files.of(args.tls_cert, args.tls_key, None, None)
+        certificates = None if files is None else Certificates(files)
+        listening = _listen(args.listen) if args.beside is None else socket.socket(fileno=args.beside)
+    except (errors.LowwaterError, BadCertificate, ValueError, OSError) as error:
+        print(f"the status page: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
+        return FAILED
+    if args.beside is not None:
+        os.nice(NICE)
+        threading.Thread(target=_end_with_input, daemon=True).start()
+    page = PageProcess(listening, settings, certificates, alone=args.alone)
+    page.start()
+    print(f"lowwater: page {page.url}", flush=True)  # noqa: T201 - what callers wait for
+    signal.sigwait(STOPS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # another one need not wait for what follows
+    page.close()
+    return FAILED if page.failed else 0
+
+
+def _listen(place: str) -> socket.socket:
+    """Return a listening socket. Raises ValueError, OSError."""
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdecimal():
+        msg = f"--listen takes HOST:PORT, for example 127.0.0.1:7422, not {place!r}"
+        raise ValueError(msg)
+    return listen(host, int(port))
+
+
+def _end_with_input() -> None:
+    """End this process when whoever holds the other end of standard input has gone.
+
+    At once, with nothing tidied up: there is nothing to keep here, and the next authority may want the same port within the second.
+    """
+    while os.read(0, 1024):
+        pass
+    os._exit(0)
+
+
+def _clock() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,125 @@
+"""What the status page is told, as JSON-ready values. Times are integer microseconds; see docs/status-page.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lowwater._core.text import describe_range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lowwater import History, Hop, Ranges, RangeView, ShardView, Watermark, WatermarkView, Why
+    from lowwater_page.board import Board, Sample
+
+Record = dict[str, Any]
+
+
+def watermark(value: Watermark) -> Record:
+    """Return a watermark."""
+    state = "unknown" if value.unknown else "finished" if value.finished else "time"
+    return {"micros": value.micros if state == "time" else None, "state": state}
+
+
+def key_range(view: RangeView) -> Record:
+    """Return a key range; its keys are in hexadecimal, its sequencer is text, since JavaScript counts to 2^53 only."""
+    return {
+        "start": view.start.hex(),
+        "end": view.end.hex(),
+        "label": describe_range(view.start, view.end),
+        "watermark": watermark(view.watermark),
+        "state": view.state.value,
+        "worker": view.worker,
+        "host": view.host,
+        "sequencer": str(view.sequencer),
+        "since_micros": view.since_micros,
+        "last_report_micros": view.last_report_micros,
+        "waiting_for": view.waiting_for,
+    }
+
+
+def computation(view: WatermarkView, board: Board) -> Record:
+    """Return where a computation stands, and how far it lags on a board."""
+    name = view.computation
+    return {
+        "name": name,
+        "registered": view.registered,
+        "estimated": view.estimated,
+        "incarnation": view.incarnation,
+        "epoch": view.epoch,
+        "low": watermark(view.low),
+        "shares": [{"share": ppm / 1e6, "watermark": watermark(value)} for ppm, value in view.shares],
+        "inputs": list(view.inputs),
+        "ranges": view.ranges,
+        "since_micros": view.since_micros,
+        "oldest_operation_micros": view.oldest_operation_micros,
+        "local_lag_seconds": board.local_lag(name),
+        "global_lag_seconds": board.global_lag(name),
+        "holder": None if view.holder is None else key_range(view.holder),
+    }
+
+
+def shard(view: ShardView) -> Record:
+    """Return a shard."""
+    return {"address": view.address, "draining": view.draining, "silent_seconds": view.silent_for}
+
+
+def away(told: tuple[int, str] | None) -> Record | None:
+    """Return since when no authority answers, and why; None: one does."""
+    return None if told is None else {"since_micros": told[0], "sentence": told[1]}
+
+
+def ranges(found: Ranges) -> Record:
+    """Return the key ranges furthest behind, first."""
+    return {"total": found.total, "ranges": [key_range(each) for each in found]}
+
+
+def recent(step_seconds: int, samples: Iterable[Sample]) -> Record:
+    """Return what was sampled."""
+    return {"step_seconds": step_seconds, "samples": [list(sample) for sample in samples]}
+
+
+def history(found: History) -> Record:
+    """Return when steps of event time became complete, oldest first."""
+    return {
+        "step_seconds": found.step.total_seconds(),
+        "completions": [
+            {
+                "incarnation": each.incarnation,
+                "through": watermark(each.through),
+                "time_micros": each.time_micros,
+                "behind_seconds": None if each.behind is None else each.behind.total_seconds(),
+            }
+            for each in found
+        ],
+    }
+
+
+def why(found: Why) -> Record:
+    """Return the root cause and the walk to it, as ``lowwater why --json`` does; watermarks and key ranges are those of the page."""
+    root = found.guilty
+    return {
+        "computation": found.hops[0].computation,
+        "sentence": found.sentence,
+        "root": {"computation": root.computation, **_cause(root)},
+        "others": list(found.others),
+        "hops": [
+            {
+                "computation": hop.computation,
+                "low": watermark(hop.watermark),
+                "behind_seconds": hop.behind,
+                "upstream": hop.upstream,
+                **_cause(hop),
+                "sentence": hop.sentence,
+            }
+            for hop in found
+        ],
+    }
+
+
+def _cause(hop: Hop) -> Record:
+    return {
+        "cause": None if hop.cause is None else hop.cause.value,
+        "holding": hop.holding,
+        "holders": [key_range(each) for each in hop.holders],
+    }

@@ -1,0 +1,187 @@
+/** The status page: what the address asks for, of what the authority says. */
+
+import { html } from "./html.js";
+import { Live, clockOf, seenAt } from "./live.js";
+import { parse, format } from "./model/route.js";
+import { sorted, matches } from "./model/table.js";
+import { judge } from "./model/verdict.js";
+import { duration } from "./model/time.js";
+import { render } from "./vendor/preact.js";
+import { useEffect, useRef, useState } from "./vendor/preact-hooks.js";
+import { Banner } from "./view/banner.js";
+import { Computation } from "./view/computation.js";
+import { Door } from "./view/door.js";
+import { useTick } from "./view/hooks.js";
+import { Overview } from "./view/overview.js";
+import { Time } from "./view/parts.js";
+
+/** @typedef {import("./model/route.js").Route} Route */
+
+/**
+ * What the address asks for, now and when it changes.
+ *
+ * @returns {[Route, (route: Route) => void]} The second goes elsewhere; only another computation is a step for the back button.
+ */
+function useRoute() {
+  const [route, set] = useState(() => parse(location.hash));
+  useEffect(() => {
+    const changed = () => set(parse(location.hash));
+    addEventListener("hashchange", changed);
+    return () => removeEventListener("hashchange", changed);
+  }, []);
+  const go = (/** @type {Route} */ next) => {
+    if (next.name !== route.name) location.hash = format(next);
+    else {
+      history.replaceState(null, "", format(next));
+      set(next);
+    }
+  };
+  return [route, go];
+}
+
+/**
+ * @returns {[import("./live.js").State, Live]}
+ */
+function useLive() {
+  const [live] = useState(() => new Live((next) => set(next)));
+  const [state, set] = useState(live.state);
+  useEffect(() => live.start(), []);
+  return [state, live];
+}
+
+function App() {
+  const [state, live] = useLive();
+  const [route, go] = useRoute();
+  useTick();
+  const search = useRef(/** @type {HTMLInputElement | null} */ (null));
+  const now = clockOf(state);
+  const at = seenAt(state);
+  const { verdicts, from } = judge(state.board, at, route);
+  const verdict = verdicts.get(route.name);
+  useKeys(search, route, go);
+  useArrival(route.name);
+  const known = state.board.changes > 0;
+  useEffect(() => {
+    document.title = route.name ? `${route.name} · lowwater` : "lowwater";
+  }, [route.name]);
+  const first = () => {
+    const found = sorted([...verdicts.values()].filter((each) => matches(each, route.query)), route.sort);
+    if (found.length > 0) go({ ...route, name: found[0].computation.name, query: "" });
+  };
+  if (state.link === "out") return html`<${Door} signIn=${(/** @type {string} */ token) => live.signIn(token)} />`;
+  return html`
+    <a class="skip" href="#main" onClick=${skip}>To the content</a>
+    <header class="top">
+      <a class="brand" href=${format({ ...route, name: "", query: "", only: "" })}><img src="/static/icon.svg" alt="" width="22" height="22" />lowwater</a>
+      <form class="search" role="search" onSubmit=${(/** @type {Event} */ event) => { event.preventDefault(); first(); }}>
+        <input
+          ref=${search}
+          type="search"
+          aria-label="Search computations, workers and hosts"
+          placeholder="Search computations, workers, hosts"
+          autocomplete="off"
+          spellcheck=${false}
+          value=${route.query}
+          onInput=${(/** @type {Event} */ event) => go({ ...route, name: "", query: /** @type {HTMLInputElement} */ (event.target).value })}
+        />
+        <kbd aria-hidden="true">/</kbd>
+      </form>
+      <${Link} state=${state} now=${now} />
+    </header>
+    <${Banner} state=${state} now=${now} />
+    ${!known
+      ? html`<main id="main"><p class="empty" role="status">${state.link === "lost" ? "The authority does not answer." : "Asking the authority …"}</p></main>`
+      : route.name === ""
+        ? html`<${Overview} verdicts=${verdicts} from=${from} route=${route} go=${go} now=${at} />`
+        : verdict === undefined
+          ? html`<main id="main"><p class="crumbs"><a href=${format({ ...route, name: "" })}>← All computations</a></p>
+              <h1>${route.name}</h1><p class="empty">No computation of that name is registered. It appears here when it is.</p></main>`
+          : html`<${Computation} key=${route.name} verdict=${verdict} verdicts=${verdicts} from=${from} route=${route} now=${at} changes=${state.board.changes} />`}
+    ${known && html`<${Foot} state=${state} signOut=${() => live.signOut()} />`}
+  `;
+}
+
+/**
+ * @param {{state: import("./live.js").State, now: number}} props
+ */
+function Link({ state, now }) {
+  const words = { starting: "connecting", live: "live", away: "no authority", lost: "not connected", out: "signed out" };
+  const link = state.link === "live" && state.board.away !== null ? "away" : state.link;
+  return html`<p class="link link-${link}"><i aria-hidden="true"></i><span>${words[link]}</span>
+    ${state.board.time > 0 && html`<span class="now"><${Time} micros=${now} now=${now} /> UTC</span>`}</p>`;
+}
+
+/**
+ * @param {{state: import("./live.js").State, signOut: () => Promise<void>}} props
+ */
+function Foot({ state: { board, name }, signOut }) {
+  const shards = board.shards.map(({ address, draining, silent_seconds: silent }) => {
+    const more = [draining && "draining", silent > 15 && `silent for ${duration(silent)}`].filter(Boolean).join(", ");
+    return `${address}${more && ` (${more})`}`;
+  });
+  return html`<footer class="foot quiet">
+    <span>lowwater ${board.version}</span>
+    ${shards.length > 0 && html`<span>${shards.length === 1 ? "shard" : "shards"} ${shards.join(", ")}</span>`}
+    ${name !== null && html`<span>signed in as ${name} <button class="plain" onClick=${signOut}>Sign out</button></span>`}
+    <span class="keys"><kbd>/</kbd> search <kbd>Esc</kbd> back</span>
+  </footer>`;
+}
+
+/**
+ * The skip link must not change the address: that says what is shown.
+ *
+ * @param {Event} event
+ */
+function skip(event) {
+  event.preventDefault();
+  const main = document.getElementById("main");
+  main?.setAttribute("tabindex", "-1");
+  main?.focus();
+}
+
+/**
+ * @param {{current: HTMLInputElement | null}} search
+ * @param {Route} route
+ * @param {(route: Route) => void} go
+ */
+function useKeys(search, route, go) {
+  useEffect(() => {
+    const pressed = (/** @type {KeyboardEvent} */ event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const typing = event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement;
+      if (event.key === "/" && !typing) {
+        event.preventDefault();
+        search.current?.focus();
+        search.current?.select();
+      } else if (event.key === "Escape") {
+        if (route.query || route.only) go({ ...route, query: "", only: "" });
+        else if (typing) /** @type {HTMLElement} */ (event.target).blur();
+        else if (route.name) go({ ...route, name: "" });
+      }
+    };
+    addEventListener("keydown", pressed);
+    return () => removeEventListener("keydown", pressed);
+  });
+}
+
+/**
+ * Arriving at another page starts at its top, for the eye and for the keyboard.
+ *
+ * @param {string} name
+ */
+function useArrival(name) {
+  const last = useRef(name);
+  useEffect(() => {
+    if (last.current === name) return;
+    last.current = name;
+    scrollTo(0, 0);
+    if (document.activeElement instanceof HTMLInputElement) return;
+    const title = document.querySelector("h1");
+    title?.setAttribute("tabindex", "-1");
+    title?.focus({ preventScroll: true });
+  }, [name]);
+}
+
+const root = /** @type {HTMLElement} */ (document.getElementById("app"));
+root.replaceChildren();
+render(html`<${App} />`, root);

@@ -1,0 +1,66 @@
+/** Says when what is shown is not what is: the connection is lost, the authority is cut off, or the page is an old one. */
+
+import { html } from "../html.js";
+import { useRef } from "../vendor/preact-hooks.js";
+import { duration } from "../model/time.js";
+import { Time } from "./parts.js";
+
+/** Seconds without a word from a part of the deployment after which its values are called old; about 1 while all is well. */
+const STALE_SECONDS = 10;
+
+/**
+ * @param {{state: import("../live.js").State, now: number}} props
+ */
+export function Banner({ state, now }) {
+  const { board, link, heard, since, reason } = state;
+  const loaded = useRef("");
+  if (!loaded.current) loaded.current = board.version;
+  const lines = [];
+  if (link === "lost") {
+    const quiet = (performance.now() - heard) / 1000;
+    const gone = duration(Math.max(0, performance.now() - since) / 1000);
+    lines.push(html`<p key="lost">
+      <b>Connection lost</b> ${gone} ago${reason && `: ${reason}`}.
+      ${board.time > 0 &&
+      (quiet > 3
+        ? html` The values are as of <${Time} micros=${board.time} now=${now} /> UTC, ${duration(quiet)} ago.`
+        : html` The values are asked for every few seconds instead.`)}
+      ${" "}Trying again.
+    </p>`);
+  } else if (board.away) {
+    const gone = (now - board.away.since_micros) / 1e6;
+    lines.push(html`<p key="away">
+      <b>No authority answers</b> for ${duration(Math.max(0, gone))} now: ${ended(board.away.sentence)}${" "}
+      ${board.staleFor === null
+        ? html`Nothing was heard of it yet.`
+        : html`What is shown is ${duration(board.staleFor + (performance.now() - heard) / 1000)} old.`}
+    </p>`);
+  } else if (board.changes > 0 && (board.staleFor === null || board.staleFor > STALE_SECONDS)) {
+    lines.push(
+      board.staleFor === null
+        ? html`<p key="stale"><b>This authority has heard nothing of the deployment yet.</b></p>`
+        : html`<p key="stale">
+            <b>A part of the deployment does not answer.</b> What is shown of it may be
+            ${duration(board.staleFor + (performance.now() - heard) / 1000)} old.
+          </p>`,
+    );
+  }
+  if (board.version !== loaded.current) {
+    lines.push(html`<p key="old">This page is of version ${loaded.current}, its server is ${board.version}. <a href="" onClick=${reload}>Load it again</a></p>`);
+  }
+  return html`<div class="banners" role="status" aria-live="polite">${lines.map((line) => html`<div class="banner">${line}</div>`)}</div>`;
+}
+
+/**
+ * What an error says, with an end: something else comes behind it.
+ * @param {string} sentence
+ */
+function ended(sentence) {
+  return /[.?!]$/.test(sentence) ? sentence : `${sentence}.`;
+}
+
+/** @param {Event} event */
+function reload(event) {
+  event.preventDefault();
+  location.reload();
+}

@@ -1,0 +1,151 @@
+"""Jars for tests: brokers and connectors, brought by Maven into a folder that all copies of the repository share.
+
+``python -m scripts.jars`` brings what is missing (`scripts/setup.sh --tests` runs it), and ``--lock`` writes jars.sha256 anew, after a version
+was changed below. Maven compares each file with the checksum that stands beside it where it comes from; what is used is compared with
+jars.sha256, so that it is the same everywhere. Nothing of this is shipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+SETS: Final = {
+    # A Kafka broker as a process of its own. Without the last it logs nothing.
+    "broker": ("org.apache.kafka:kafka_2.13:4.2.0", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"),
+    # Spark's connector for Kafka, and Delta.
+    "kafka": ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",),
+    "delta": ("io.delta:delta-spark_4.2_2.13:4.4.0",),
+    # HDFS in one process. It brings Hadoop's client of its own version, which is not the one of PySpark.
+    "hdfs": ("org.apache.hadoop:hadoop-client-minicluster:3.4.2", "org.slf4j:slf4j-reload4j:1.7.36"),
+}
+"""What is asked for, by the name of the folder that it is in with all it needs."""
+
+_BESIDE_SPARK: Final = ("kafka", "delta")
+_OF_SPARK: Final = (
+    *(
+        "org.apache.hadoop:*",
+        "org.apache.parquet:*",
+        "org.apache.logging.log4j:*",
+        "org.slf4j:*",
+        "org.roaringbitmap:*",
+    ),
+    *("org.scala-lang:*", "org.scala-lang.modules:*", "org.apache.spark:spark-tags_2.13", "com.google.code.findbugs:*"),
+    *("com.fasterxml.jackson.core:*", "com.fasterxml.jackson.datatype:*", "org.xerial.snappy:*", "at.yawk.lz4:*"),
+)
+"""What PySpark has already, in another version: left out of the sets that are put beside it."""
+
+_COPY: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+_SUMS: Final = Path(__file__).with_name("jars.sha256")
+
+
+def jars(name: str) -> list[Path]:
+    """Return the jars of a set, which must be here. Raises FileNotFoundError with what to run."""
+    folder = _folder(name)
+    if not folder.is_dir():
+        msg = f"the jars of {name!r} are not in {folder}: run scripts/setup.sh --tests"
+        raise FileNotFoundError(msg)
+    return sorted(folder.glob("*.jar"))
+
+
+def _folder(name: str) -> Path:
+    """Where a set is; another version is another folder."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    digest = hashlib.sha256("".join(f"{jar} {found}\n" for jar, found in _locked(name).items()).encode()).hexdigest()
+    return cache / "lowwater/jars" / f"{name}-{digest[:12]}"
+
+
+def _locked(name: str) -> dict[str, str]:
+    """The checksums of a set, by file name."""
+    lines = (line.split() for line in _SUMS.read_text(encoding="utf-8").splitlines())
+    return {Path(path).name: found for found, path in lines if path.startswith(f"{name}/")}
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    """The checksums of a folder, by file name."""
+    return {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in sorted(folder.glob("*.jar"))}
+
+
+def _fetch(name: str, folder: Path) -> None:
+    """Have Maven copy a set into a folder."""
+    without = "".join(
+        f"<exclusion><groupId>{group}</groupId><artifactId>{artifact}</artifactId></exclusion>"
+        for group, artifact in (each.split(":") for each in (_OF_SPARK if name in _BESIDE_SPARK else ()))
+    )
+    needs = "".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
+        f"<exclusions>{without}</exclusions></dependency>"
+        for group, artifact, version in (each.split(":") for each in SETS[name])
+    )
+    pom = folder / "pom.xml"
+    pom.write_text(
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion><groupId>lowwater</groupId>'
+        f"<artifactId>{name}</artifactId><version>0</version><packaging>pom</packaging><dependencies>{needs}</dependencies></project>",
+        encoding="utf-8",
+    )
+    command = ["mvn", "--batch-mode", "--no-transfer-progress", "--quiet", "--strict-checksums", "--file", str(pom)]
+    done = subprocess.run(
+        [*command, _COPY, "-DincludeScope=runtime", f"-DoutputDirectory={folder}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{done.stdout}\nMaven could not bring the jars of {name!r}: its output stands above")
+    pom.unlink()
+
+
+def _bring(name: str) -> None:
+    """See that a set is here, whole or not at all."""
+    folder = _folder(name)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Two copies of the repository must not fetch the same at a time.
+    with (folder.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.is_dir():
+            return
+        print(f"jars: fetching {' '.join(SETS[name])} with what it needs", file=sys.stderr)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+            _fetch(name, Path(made))
+            if (found := _sums(Path(made))) != (meant := _locked(name)):
+                differ = sorted(dict(found.items() ^ meant.items()))
+                raise SystemExit(
+                    f"not what jars.sha256 says: {', '.join(differ)}. After a change of version run --lock"
+                )
+            shutil.move(made, folder)
+            Path(made).mkdir()  # the context removes it
+
+
+def _lock() -> None:
+    """Write the checksums of what Maven brings now."""
+    lines = []
+    for name in SETS:
+        with tempfile.TemporaryDirectory() as made:
+            _fetch(name, Path(made))
+            lines += [f"{found}  {name}/{jar}\n" for jar, found in _sums(Path(made)).items()]
+    _SUMS.write_text("".join(lines), encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--lock", action="store_true", help="write the checksums of what is fetched now")
+    given = parser.parse_args(arguments)
+    if given.lock:
+        _lock()
+    for name in SETS:
+        _bring(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,554 @@
+"""Kafka as a source: topics of a cluster whose brokers are declared, for a stage with inputs; of any cluster, for an injector.
+
+The head is the end of each partition as ``READ_UNCOMMITTED`` tells it, the high watermark. The last stable offset, which readers of transactions go by, may
+stand below rows that are committed, and a head of it would lead. An open transaction of anybody then holds: nothing is known of it yet.
+
+An end is listed between two descriptions of the topics, which must agree with each other and with what was pinned before the query's first batch: the
+cluster's id and the topics'. A topic that was deleted and made anew has other rows under the same offsets.
+
+Of several brokers one that was away may answer, when it comes back, from what it knew before: it lacks a partition that was added, or tells, as its leader,
+the end of a partition that another broker leads by now. It answers so for some tenths of a second after it wakes. So the brokers are asked one by one, until all
+but one have answered, and what they know together counts. Two brokers know of each acknowledged row, since it was written with ``acks=all`` and
+``min.insync.replicas`` is 2 at least: of its partition, and of the leader that acknowledged it, by the leader's epoch, since a follower that does not know the
+epoch cannot fetch. One of the two is among those that were asked. A broker forgets nothing of it: when it starts it first learns all that the cluster knows.
+An end then counts only from a leader of the newest epoch. How many brokers there are must be declared, since others that are down are not seen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sources.base import NONE, Line, OpenSource
+from lowwater_spark.sources.opaque import OpenOpaque
+
+if TYPE_CHECKING:
+    from lowwater_spark.checkpoint.manifest import Manifest
+    from lowwater_spark.sources.bookmarks import Output
+
+__all__ = [
+    "BROKERS",
+    "KAFKA",
+    "NO_ID",
+    "Cluster",
+    "Ends",
+    "Identity",
+    "KafkaSource",
+    "OpenKafka",
+    "Partition",
+    "Told",
+    "agreed",
+    "below",
+    "unread",
+    "vector_of",
+]
+
+KAFKA: Final = "kafka"
+"""The name of the source's format."""
+
+BROKERS: Final = "lowwater.brokers"
+"""The option that declares how many brokers the cluster has."""
+
+NO_ID: Final = "A" * 22
+"""What Kafka's client gives for the id of a topic when the broker knows none: all topics would have the same."""
+
+_IN_SYNC: Final = "min.insync.replicas"
+_UNCLEAN: Final = "unclean.leader.election.enable"
+
+
+class Partition(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        return f"partition {self.number} of {self.topic}"
+
+
+Vector = Mapping[Partition, int]
+"""The next offset of each partition: all before it was read, or is there to be read."""
+
+
+class Identity(NamedTuple):
+    """Which topics of which cluster answer to their names."""
+
+    cluster: str
+    """Empty when it has none."""
+    brokers: int
+    """Those that are up."""
+    ids: Mapping[str, str]
+    """Of each topic; another id is another topic."""
+    counts: Mapping[str, int]
+    """The partitions of each topic."""
+    epochs: Mapping[Partition, int] = MappingProxyType({})
+    """Of several brokers: the number of each partition's newest leader. It grows with each leader."""
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """All partitions of all topics."""
+        return [Partition(topic, number) for topic in sorted(self.counts) for number in range(self.counts[topic])]
+
+
+class Told(NamedTuple):
+    """What one broker knows, asked itself."""
+
+    cluster: str
+    brokers: frozenset[int]
+    """Those that are up, as far as it knows."""
+    ids: Mapping[str, str]
+    epochs: Mapping[Partition, int]
+    """Of all partitions that it knows."""
+
+    @classmethod
+    def parse(cls, said: Mapping[str, Any]) -> Told:
+        """Return what Kafka's answer to a metadata request says. Raises OSError for a topic that the broker does not know."""
+        ids, epochs = {}, {}
+        for topic in said["topics"]:
+            if topic["errorCode"]:
+                msg = f"a broker does not tell about {topic['name']} (error {topic['errorCode']})"
+                raise OSError(msg)
+            ids[topic["name"]] = topic["topicId"]
+            for each in topic["partitions"]:
+                epochs[Partition(topic["name"], each["partitionIndex"])] = each["leaderEpoch"]
+        return cls(said["clusterId"], frozenset(each["nodeId"] for each in said["brokers"]), ids, epochs)
+
+
+def agreed(told: Sequence[Told]) -> Identity:
+    """Return what brokers know together: all partitions, each with its newest epoch. Raises OSError when they mean different topics.
+
+    >>> old = Told("c", frozenset({1, 2}), {"t": "1"}, {Partition("t", 0): 3})
+    >>> new = Told("c", frozenset({2, 3}), {"t": "1"}, {Partition("t", 0): 4, Partition("t", 1): 0})
+    >>> found = agreed([old, new])
+    >>> found.brokers, dict(found.counts), sorted(found.epochs.values())
+    (3, {'t': 2}, [0, 4])
+    """
+    first = told[0]
+    epochs: dict[Partition, int] = {}
+    for each in told:
+        if (each.cluster, each.ids) != (first.cluster, first.ids):
+            msg = f"the brokers do not agree which topics {', '.join(sorted(first.ids))} are"
+            raise OSError(msg)
+        for place, epoch in each.epochs.items():
+            epochs[place] = max(epoch, epochs.get(place, epoch))
+    counts = {
+        topic: 1 + max((place.number for place in epochs if place.topic == topic), default=-1) for topic in first.ids
+    }
+    return Identity(
+        first.cluster, len(frozenset[int]().union(*(each.brokers for each in told))), first.ids, counts, epochs
+    )
+
+
+class Ends(NamedTuple):
+    """Where the partitions end. A head."""
+
+    ends: Vector
+    """By the high watermark."""
+    stable: Vector
+    """Where the first open transaction begins, else the same. It decides nothing."""
+
+
+class Cluster(Protocol):
+    """A cluster of Kafka, as far as it is asked. Each call raises OSError when there is no answer, or none for one of the partitions."""
+
+    def identity(self, topics: tuple[str, ...]) -> Identity:
+        """Describe topics, and the cluster: what one broker knows, whichever."""
+        ...
+
+    def told(self, topics: tuple[str, ...], enough: int) -> list[Told]:
+        """Ask brokers, each itself, until enough have answered."""
+        ...
+
+    def settings(self, topics: tuple[str, ...], names: tuple[str, ...]) -> Mapping[str, Mapping[str, str]]:
+        """Return settings of each topic, as they are in force."""
+        ...
+
+    def beginnings(self, partitions: list[Partition]) -> Vector:
+        """Return the first offset that each partition still has."""
+        ...
+
+    def ends(self, partitions: list[Partition], epochs: Mapping[Partition, int], *, committed: bool) -> Vector:
+        """Return the end of each partition: the high watermark, or with ``committed`` the last stable offset. No leader of an older epoch is believed."""
+        ...
+
+
+def vector_of(line: Line) -> dict[Partition, int]:
+    """Return what a line of Spark's offset log says of each partition. Raises CheckpointMismatch for a line of another source.
+
+    >>> vector_of('{"t":{"1":7,"0":5}}')
+    {Partition(topic='t', number=0): 5, Partition(topic='t', number=1): 7}
+    >>> vector_of("-")
+    {}
+    """
+    if line == NONE:
+        return {}
+    try:
+        found = {
+            Partition(topic, int(number)): offset
+            for topic, partitions in json.loads(line).items()
+            for number, offset in partitions.items()
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointMismatch(_OTHER.format(line=line)) from error
+    if any(type(offset) is not int or offset < 0 for offset in found.values()):
+        raise CheckpointMismatch(_OTHER.format(line=line))
+    return dict(sorted(found.items()))
+
+
+def below(vector: Vector, earlier: Vector) -> str:
+    """Return the first partition that stands below an earlier offset of it, in words; empty for none. A partition that is not named is not below.
+
+    >>> below(vector_of('{"t":{"0":6,"1":2}}'), vector_of('{"t":{"0":5,"1":7}}'))
+    'partition 1 of t from 7 to 2'
+    """
+    for place in sorted(vector.keys() & earlier.keys()):
+        if vector[place] < earlier[place]:
+            return f"{place} from {earlier[place]} to {vector[place]}"
+    return ""
+
+
+def unread(head: Vector, read: Vector) -> list[Partition]:
+    """Return the partitions that have rows beyond what was read, in order. One that was never read begins at 0.
+
+    >>> unread(vector_of('{"t":{"0":5,"1":7,"2":0}}'), vector_of('{"t":{"0":5}}'))
+    [Partition(topic='t', number=1)]
+    """
+    return sorted(place for place, end in head.items() if read.get(place, 0) < end)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSource:
+    """A streaming Kafka source, as the plan has it."""
+
+    options: Mapping[str, str]
+    """Of the source, their names in lower case."""
+    cluster: Cluster = field(compare=False, repr=False)
+    deprecated: bool = False
+    """Whether the session asks for ends as Spark did before 3.1: a consumer that goes on with old partitions."""
+    inputs: frozenset[str] | None = None
+    """The full names of the computations that are waited for; None: nobody's, and nothing is asked of the source."""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that it reads, by name."""
+        return tuple(sorted({name.strip() for name in self.options.get("subscribe", "").split(",") if name.strip()}))
+
+    @property
+    def name(self) -> str:
+        """What it is called in errors."""
+        return f"Kafka's {', '.join(self.topics) or 'topics'}"
+
+    @property
+    def kind(self) -> str:
+        """Kafka."""
+        return KAFKA
+
+    @property
+    def brokers(self) -> int:
+        """How many brokers the cluster is declared to have; 0: not declared."""
+        said = self.options.get(BROKERS, "").strip()
+        return int(said) if said.isascii() and said.isdigit() else 0
+
+    def identity(self) -> Identity:
+        """Describe the topics. Raises OSError.
+
+        Each acknowledged row has two brokers that know of its partition and of the leader that acknowledged it. So all brokers but one know of every such
+        row's, one at least; what they know together has nothing old in it.
+        """
+        if self.brokers == 1:
+            return self.cluster.identity(self.topics)
+        return agreed(self.cluster.told(self.topics, self.brokers - 1))
+
+    @property
+    def committed_only(self) -> bool:
+        """Whether rows of transactions that are open or aborted are passed over."""
+        return self.options.get("kafka.isolation.level", "").lower() == "read_committed"
+
+    def waiting_for(self, inputs: frozenset[str]) -> KafkaSource:
+        """Return it for a stage with inputs. Raises Unsupported, naming the option, when its end cannot be known exactly."""
+        if not inputs:
+            return self
+        self._check_options()
+        return replace(self, inputs=inputs)
+
+    def _check_options(self) -> None:
+        stage = "Kafka as the source of a stage with inputs"
+        if not self.brokers:
+            raise Unsupported(
+                f"{stage}, without the option {BROKERS}",
+                "a broker that was away answers from what it knew before, and only who knows how many there are can tell when enough have been asked",
+                f'Declare how many brokers the cluster has, those that are down too, for example option("{BROKERS}", "3").',
+            )
+        for option in ("subscribepattern", "assign"):
+            if option in self.options:
+                raise Unsupported(
+                    f"{stage}, with the option {option}",
+                    "topics or partitions that it does not name may hold rows that the inputs stand for, and which they are may change",
+                    "Name the topics with the option subscribe.",
+                )
+        other = self.options.keys() & {"startingtimestamp", "startingoffsetsbytimestamp"}  # Spark goes by them first
+        if self.options.get("startingoffsets", "").lower() != "earliest" or other:
+            raise Unsupported(
+                f"{stage}, without the option startingOffsets earliest",
+                "the rows before the beginning would count as read",
+                'Set option("startingOffsets", "earliest").',
+            )
+        if self.options.get("failondataloss", "true").lower() != "true":
+            raise Unsupported(
+                f"{stage}, with the option failOnDataLoss false",
+                "rows that are gone before they were read would count as read",
+                "Remove the option.",
+            )
+        if self.deprecated:
+            raise Unsupported(
+                f"{stage}, in a session with spark.sql.streaming.kafka.useDeprecatedOffsetFetching",
+                "Spark then does not see partitions that are added",
+                "Set it to false, its default.",
+            )
+
+    def check_writers(self) -> None:
+        """Raise Unsupported for a cluster that is not as declared, has no ids, or keeps a row on one broker only. Nobody leaves a mark in Kafka. Raises OSError."""
+        if self.inputs is None:
+            return
+        described = self.identity()
+        if (found := described.brokers) > self.brokers:
+            raise Unsupported(
+                f"Kafka with {found} brokers as the source of a stage with inputs, {self.brokers} of which are declared",
+                "a broker that is not declared may know of rows that no other one knows of",
+                f'Declare all brokers, those that are down too: option("{BROKERS}", "{found}").',
+            )
+        _check_ids(described)
+        if self.brokers > 1:
+            self._check_topics()
+
+    def _check_topics(self) -> None:
+        for topic, found in self.cluster.settings(self.topics, (_IN_SYNC, _UNCLEAN)).items():
+            if int(found[_IN_SYNC]) < 2:
+                raise Unsupported(
+                    f"{topic} with {_IN_SYNC}={found[_IN_SYNC]} as the source of a stage with inputs",
+                    "one broker alone may then acknowledge rows, and nobody knows of them while it is away",
+                    f"Set {_IN_SYNC} of the topic to 2, before anything is written to it.",
+                )
+            if found[_UNCLEAN] != "false":
+                raise Unsupported(
+                    f"{topic} with {_UNCLEAN}={found[_UNCLEAN]} as the source of a stage with inputs",
+                    "a broker that lacks acknowledged rows may come to lead",
+                    f"Set {_UNCLEAN} of the topic to false.",
+                )
+
+    def check(self, line: Line) -> None:
+        """Raise CheckpointMismatch for a line that is no offset of Kafka."""
+        vector_of(line)
+
+    def open(self, manifest: Manifest, number: int) -> OpenSource:
+        """Return it for one run of a query: a first one pins the topics. Raises CheckpointMismatch, and OSError when Kafka does not answer."""
+        if self.inputs is None:
+            return OpenOpaque(KAFKA, manifest.checkpoint / "sources" / str(number), order=went_back)
+        return OpenKafka(self, manifest, number)
+
+
+def went_back(before: Line, now: Line) -> str:
+    """Return which partition is below the line before, in words; empty for none."""
+    return below(vector_of(now), vector_of(before))
+
+
+class Pin(NamedTuple):
+    """What a checkpoint remembers of a source."""
+
+    cluster: str
+    ids: Mapping[str, str]
+    truncated: str = ""
+    """Where a partition was seen to end before what was read of it; empty: nowhere. It stays so when it has grown again."""
+
+    def differs(self, found: Identity) -> str:
+        """Return what is another one by now, in words; empty for nothing.
+
+        >>> Pin("c", {"t": "1"}).differs(Identity("c", 1, {"t": "2"}, {"t": 1}))
+        'the topic t is another one (its id was 1 and is 2)'
+        """
+        if found.cluster != self.cluster:
+            return f"the cluster is another one (its id was {self.cluster} and is {found.cluster})"
+        for topic, known in sorted(self.ids.items()):
+            if found.ids.get(topic) != known:
+                return f"the topic {topic} is another one (its id was {known} and is {found.ids.get(topic)})"
+        return ""
+
+
+class OpenKafka:
+    """The topics of a query that runs. Its offset is a vector of the next offsets, its head one of the ends."""
+
+    def __init__(self, source: KafkaSource, manifest: Manifest, number: int) -> None:
+        self._source = source
+        self._cluster = source.cluster
+        self._manifest = manifest
+        self._number = str(number)
+        self._first = manifest.checkpoint / "sources" / self._number / "0"
+        """Where Spark has noted from which offsets on the query reads."""
+        self._from_the_beginning = False
+        """Whether that was looked at."""
+        self._synced = False
+        self._committed: Vector = {}
+        self._highest: dict[Partition, int] = {}
+        """The greatest end that each partition was seen to have."""
+        self._pin = self._pinned()
+
+    @property
+    def outputs(self) -> Mapping[str, Output]:
+        """Nothing is handed over into it."""
+        return {}
+
+    @property
+    def remembered(self) -> int:
+        """It has no files."""
+        return 0
+
+    def _pinned(self) -> Pin:
+        """Return the pin, made and durable before the query's first batch."""
+        kept = (self._manifest["kafka"] or {}).get(self._number)
+        if kept is not None:
+            pin = Pin(*kept)
+            if set(pin.ids) != set(self._source.topics):
+                msg = (
+                    f"{self._manifest.checkpoint} has read {', '.join(sorted(pin.ids))}, and the query reads {', '.join(self._source.topics)}. Start it with "
+                    "the topics that it was begun with, or from a new checkpoint, with adopt=True."
+                )
+                raise CheckpointMismatch(msg)
+            if pin.truncated:
+                raise CheckpointMismatch(_TRUNCATED.format(said=pin.truncated))
+            return pin
+        if self._first.exists():
+            msg = (
+                f"{self._manifest.checkpoint} has read {self._source.name}, and nobody has noted which topics those were: they may have been made anew since. "
+                "Start from a new checkpoint, with adopt=True."
+            )
+            raise CheckpointMismatch(msg)
+        found = self._source.identity()
+        if removed := {place: at for place, at in self._cluster.beginnings(found.partitions).items() if at}:
+            raise CheckpointMismatch(_REMOVED.format(place=min(removed), at=removed[min(removed)]))
+        pin = Pin(found.cluster, dict(found.ids))
+        self._keep(pin)
+        return pin
+
+    def _keep(self, pin: Pin) -> None:
+        self._manifest.keep("kafka", {**(self._manifest["kafka"] or {}), self._number: list(pin)})
+
+    # -- lines ----------------------------------------------------------------------------------------------------------
+
+    def read_to(self, line: Line) -> None:
+        """Compare a planned line with the committed one, and look once from where on Spark reads. Raises CheckpointMismatch, OSError."""
+        vector = vector_of(line)
+        if back := below(vector, self._committed):
+            raise CheckpointMismatch(_TRUNCATED.format(said=back))
+        if line != NONE and not self._from_the_beginning:
+            first = vector_of(self._first.read_text(encoding="utf-8").lstrip("\0").splitlines()[-1])
+            if skipped := {place: at for place, at in first.items() if at}:
+                raise CheckpointMismatch(_REMOVED.format(place=min(skipped), at=skipped[min(skipped)]))
+            self._from_the_beginning = True
+
+    def knock(self) -> None:
+        """Ask once what :meth:`confirm` asks. Raises OSError."""
+        self._source.identity()
+
+    def confirm(self, line: Line) -> None:
+        """Make sure that the topics are still those that were pinned. Raises CheckpointMismatch, and OSError when Kafka does not answer."""
+        found = self._source.identity()
+        if other := self._pin.differs(found):
+            raise CheckpointMismatch(_REPLACED.format(other=other))
+        self._committed = vector_of(line)
+        self._synced = True
+
+    def evidence(self, line: Line) -> list[Path]:
+        """Return where Spark has noted from which offsets on the query reads."""
+        return [self._first] if not self._synced and self._first.exists() else []
+
+    # -- heads ----------------------------------------------------------------------------------------------------------
+
+    def head(self, settled: Line) -> Ends:
+        """List the ends, between two descriptions. Raises OSError when one is not known, and when the topics are not those that were read before."""
+        before = self._identity()
+        places = before.partitions
+        ends = self._cluster.ends(places, before.epochs, committed=False)
+        unknown = [place for place in places if ends.get(place, -1) < 0]
+        if unknown:
+            msg = f"nobody tells where {unknown[0]} ends"
+            raise OSError(msg)
+        stable = self._cluster.ends(places, before.epochs, committed=True) if self._source.committed_only else ends
+        if self._identity() != before:
+            msg = f"{self._source.name} changed while their ends were listed"
+            raise OSError(msg)
+        if back := below(ends, vector_of(settled)) or below(ends, self._highest):
+            self._pin = self._pin._replace(truncated=back)
+            self._keep(self._pin)
+        if self._pin.truncated:
+            raise OSError(_TRUNCATED.format(said=self._pin.truncated))
+        self._highest.update(ends)
+        return Ends(ends, stable)
+
+    def _identity(self) -> Identity:
+        found = self._source.identity()
+        if other := self._pin.differs(found):
+            raise OSError(_REPLACED.format(other=other))
+        if found.brokers > self._source.brokers:
+            msg = f"the cluster of {self._source.name} has {found.brokers} brokers by now, and {self._source.brokers} are declared"
+            raise OSError(msg)
+        return found
+
+    def wait(self, listed: Ends, planned: Line | None) -> Ends:
+        """Wait for all of it: Kafka keeps what was not read."""
+        return listed
+
+    def look(self, head: Ends) -> None:
+        """Do nothing: it is no log."""
+
+    def renewed(self, head: Ends, listed: Ends, planned: Line | None) -> Ends:
+        """Wait for the ends as they were; of open transactions take what is known now."""
+        return Ends(head.ends, listed.stable)
+
+    def reached(self, head: Ends, offset: Line | None) -> bool:
+        """Return whether each partition was read to its end, and no log was cut off: others may stand in the place of rows that were waited for."""
+        return not self._pin.truncated and not unread(head.ends, {} if offset is None else vector_of(offset))
+
+    def same(self, one: Ends, other: Ends) -> bool:
+        """Return whether both have the same ends."""
+        return one.ends == other.ends
+
+    def missing(self, head: Ends, limit: int) -> list[str]:
+        """Return some of the partitions that are still to be read, and how far they were read."""
+        said = []
+        for place in unread(head.ends, self._committed)[:limit]:
+            read, stable = self._committed.get(place, 0), head.stable.get(place, head.ends[place])
+            stuck = f": a transaction is open since {stable}" if read >= stable < head.ends[place] else ""
+            said.append(f"{place} (read to {read} of {head.ends[place]}{stuck})")
+        return said
+
+
+def _check_ids(found: Identity) -> None:
+    nameless = sorted(topic for topic, known in found.ids.items() if known == NO_ID)
+    if not found.cluster or nameless:
+        what = f"the topic {nameless[0]}" if nameless else "the cluster"
+        raise Unsupported(
+            f"Kafka as the source of a stage with inputs, where {what} has no id",
+            "one that is made anew could not be told from the one that was read",
+            "Upgrade the broker: Kafka gives ids since 2.8. Or begin the pipeline here with lws.injector(), which says itself how far it has come.",
+        )
+
+
+_OTHER: Final = (
+    '{line!r} is no offset of Kafka, like {{"topic":{{"0":5}}}}: the checkpoint was begun with another source. Start the query as it was begun, or another '
+    "one from a new checkpoint, with adopt=True."
+)
+
+_REPLACED: Final = "{other}: what was read belongs to the old one. Start from a new checkpoint, with adopt=True."
+
+_REMOVED: Final = (
+    "{place} begins at {at}: rows before it were removed, and would count as read. Keep all rows of the topic (retention.ms=-1), or begin the pipeline here with "
+    "lws.injector()."
+)
+
+_TRUNCATED: Final = "the log of a topic was cut off: {said}. Rows that were acknowledged are gone, or others stand in their place: start from a new checkpoint, with adopt=True."

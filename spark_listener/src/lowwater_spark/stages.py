@@ -1,0 +1,509 @@
+"""What a user declares: a stage with inputs, or an injector without, which of them may stand together, and the query that runs them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import lowwater
+from lowwater._core.calls import full_name
+from lowwater_spark.checkpoint.identity import check_names, home_of, identity, new_ordinal
+from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.drive.frame import drive_of
+from lowwater_spark.drive.watermark import Driving, is_approximate
+from lowwater_spark.errors import Unsupported
+from lowwater_spark.settings import connection
+from lowwater_spark.sources.sink_log import check_sink
+from lowwater_spark.sources.ticks import with_ticks
+from lowwater_spark.sources.writers import check_alone
+from lowwater_spark.track.authority import Authority, Registration
+from lowwater_spark.track.batch import Keyed
+from lowwater_spark.track.events import observe_oldest
+from lowwater_spark.track.hook import Hook, WriteBatch
+from lowwater_spark.track.part import Part
+from lowwater_spark.track.plain import Plain
+from lowwater_spark.track.plan import (
+    Checked,
+    absolute,
+    check_options,
+    check_output_mode,
+    check_plan,
+    check_session,
+    check_trigger,
+    is_file_format,
+    local_directory,
+)
+from lowwater_spark.track.query import INTERVAL, TrackedQuery
+from lowwater_spark.track.ranges import range_bounds
+from lowwater_spark.track.run import Run
+from lowwater_spark.track.shape import check_shape
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["Declared", "Stage", "check_together", "injector", "stage"]
+
+Stamp = timedelta | str
+"""``"event"``, or the length of windows that are stamped by their start."""
+
+_EVERY_BATCH: Final[Mapping[str, Any]] = {"processingTime": "0 seconds"}
+
+
+def stage(
+    spark: SparkSession,
+    name: str,
+    *,
+    inputs: Sequence[str],
+    key: str | Column | Sequence[str | Column],
+    event_time: str | Column,
+    ranges: int = 64,
+    heuristics: Sequence[float] = (0.99,),
+    stamp: Stamp = "event",
+    retention: timedelta | None = None,
+    address: str | None = None,
+    client: lowwater.Client | None = None,
+) -> Stage:
+    """Declare a tracked stage: a query whose low watermark is exact. Nothing is registered before it runs.
+
+    Args:
+        spark: A classic session.
+        name: The computation's name. One checkpoint at a time runs under it.
+        inputs: The computations whose output it reads; every writer of what it reads must be named. Those that have left their mark
+            there are compared: a stage that forgets one is refused, or holds if the writer comes later.
+        key: Column(s) whose xxhash64 decides the key range.
+        event_time: A timestamp column.
+        ranges: Number of equal key ranges, 1 to 65,536; a stage with state keeps its number.
+        heuristics: Shares of the heuristic watermarks.
+        stamp: What the stage stamps its output with: ``"event"``, event times, or the length of windows stamped by their start.
+            The watermark is then floored to the start of the window, since a row at 14:25 opens the one of 14:00. The windows
+            must be tumbling ones that start at whole multiples of the length since 1970 in UTC, as Spark's do without
+            ``startTime``: for sliding or shifted windows, sessions and days of a local time zone the floor would be too high.
+            ``batch.stateful`` raises ValueError when a range holds a stamp below it; what is written without state is not checked.
+        retention: For a query with Spark's own stateful operators and ``withWatermark``: how far below Spark's watermark what they
+            still hold can be stamped when it comes out. Windows stamped by their start: their length; by their end:
+            ``timedelta(0)``; dropDuplicatesWithinWatermark: ``timedelta(0)``; a join of two streams: how long a row waits for its match;
+            a stateful function: what it keeps; several of them: the longest way down. The stage then reports the lesser of what it
+            reports otherwise and Spark's watermark minus this. A declaration that is too small leads; nothing can check it
+            before a row comes out below.
+        address: The authority's; by default the session's ``spark.lowwater.address``, else ``LOWWATER_ADDRESS``, else
+            ``localhost:7420``. Executors must reach it as well. Token, certificates and namespace come from ``spark.lowwater.*``.
+        client: Instead of all these: a client of your own. Its settings, with what they hold, travel to the executors.
+
+    Raises ValueError for arguments that make no stage.
+    """
+    if not inputs:
+        msg = f"{name} has no inputs; a stage that brings records in from outside is lws.injector(...)"
+        raise ValueError(msg)
+    if retention is not None and retention < timedelta(0):
+        msg = f"retention says how far below Spark's watermark rows can come out, so it is not negative: {retention!r}"
+        raise ValueError(msg)
+    declared = _declare(spark, name, tuple(inputs), key, event_time, ranges, heuristics, stamp, address, client)
+    return dataclasses.replace(declared, retention=retention)
+
+
+def injector(
+    spark: SparkSession,
+    name: str,
+    *,
+    key: str | Column | Sequence[str | Column],
+    event_time: str | Column,
+    ranges: int = 64,
+    heuristics: Sequence[float] = (0.99,),
+    stamp: Stamp = "event",
+    address: str | None = None,
+    client: lowwater.Client | None = None,
+) -> Stage:
+    """Declare an injector: a stage that has no inputs and says itself, by ``batch.frontier()``, what it has brought in.
+
+    It may read any source that Spark can read again after a crash: Kafka, Kinesis, a table, a Python data source. What is outstanding is kept with
+    ``batch.stateful()``: the low watermark is the least of the frontier and the oldest outstanding record. Arguments as for :func:`stage`.
+    """
+    return _declare(spark, name, (), key, event_time, ranges, heuristics, stamp, address, client)
+
+
+def _declare(
+    spark: SparkSession,
+    name: str,
+    inputs: tuple[str, ...],
+    key: str | Column | Sequence[str | Column],
+    event_time: str | Column,
+    ranges: int,
+    heuristics: Sequence[float],
+    stamp: Stamp,
+    address: str | None,
+    client: lowwater.Client | None,
+) -> Stage:
+    if address is not None and client is not None:
+        msg = "pass an address or a client, not both"
+        raise ValueError(msg)
+    window = None if stamp == "event" else stamp
+    if isinstance(window, str) or (window is not None and window <= timedelta(0)):
+        msg = f'stamp is "event" or the positive length of the windows, not {stamp!r}'
+        raise ValueError(msg)
+    range_bounds(ranges)
+    keys: tuple[Any, ...] = tuple(key) if isinstance(key, list | tuple) else (key,)
+    keyed = Keyed(keys, event_time, ranges, injector=not inputs, window=window)
+    return Stage(spark, name, inputs, keyed, tuple(heuristics), address, client)
+
+
+_running: Final[weakref.WeakSet[TrackedQuery]] = weakref.WeakSet()
+"""The queries that this process has started."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A declared stage; :func:`stage` and :func:`injector` make it."""
+
+    spark: SparkSession
+    name: str
+    inputs: tuple[str, ...]
+    keyed: Keyed
+    heuristics: tuple[float, ...]
+    address: str | None = None
+    client: lowwater.Client | None = None
+    retention: timedelta | None = None
+    interval: float = field(default=INTERVAL, kw_only=True)
+    """Seconds between two looks at the inputs and the sources."""
+
+    def foreach_batch(
+        self,
+        df: DataFrame,
+        write_batch: WriteBatch,
+        *,
+        checkpoint: str | os.PathLike[str],
+        also: Sequence[Stage] = (),
+        trigger: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        adopt: bool = False,
+        skip_removed: bool = False,
+        probe: Callable[[str, int], None] = lambda _point, _batch: None,
+    ) -> TrackedQuery:
+        """Start the stage over a streaming DataFrame and return its query.
+
+        ``write_batch(batch_df, batch)`` runs in the driver for every micro-batch, as Spark's foreachBatch does, with a
+        :class:`~lowwater_spark.Batch` that has the watermark, the hand-over and the state. Spark may call it again for the same
+        batch after a crash.
+
+        Args:
+            df: Over one or more sources: files, or Kafka whose brokers are declared; of an injector any that Spark can read again after a crash. With Spark's own stateful
+                operators if the stage declares its ``retention``.
+            write_batch: What to do with a batch.
+            checkpoint: Directory on a local or NFS file system, of this query alone, and the stage's from its first batch on.
+            also: Further stages that the query runs, with outputs, keys, ranges, stamps and states of their own. Each reads the
+                inputs that this one reads, or earlier stages of the query, by what they have emitted in the same batch.
+                ``batch.of(name)`` is the batch of one. All declare the same ``retention``. A checkpoint keeps its stages.
+            trigger: Arguments of Spark's ``trigger``; by default batch after batch.
+            name: Spark's name of the query; the stage's by default.
+            adopt: Take the name over from another checkpoint by starting a new incarnation of the computation.
+            skip_removed: Let a new checkpoint begin at what is left of an output whose old batches were removed; else it is refused.
+            probe: Called with the name of each step of a batch and its number; for tests and tracing.
+
+        Raises Unsupported, before anything is touched, when the query cannot be tracked exactly; and, before the query starts,
+        IdentityMismatch (another checkpoint has the name), Rewound (the checkpoint is older than what was published),
+        OlderClaim (a newer run exists), IncarnationChanged (an input was reset), RegistrationConflict, CheckpointMismatch (also: batches were removed that the checkpoint
+        has not read). When the
+        authority is away the query starts all the same, holds, and claims as soon as it answers.
+        """
+        stages = (self, *also)
+        earlier = check_together([stage._declared() for stage in stages])
+        triggered = dict(_EVERY_BATCH if trigger is None else trigger)
+        check_session(self.spark)
+        check_session(df.sparkSession)  # the query runs with its settings
+        check_trigger(triggered)
+        checked = check_plan(df.sparkSession, df, retention=self.retention)
+        _check_columns(df, self.keyed)
+        folder = absolute(checkpoint, self.spark)
+        self._check_running(folder, name or self.name)
+        reads = [stage.inputs for stage, inner in zip(stages, earlier, strict=True) if stage.inputs and not inner]
+        checked = self._waiting_for(checked, reads[0]) if reads else checked
+        check_names(folder, [stage.name for stage in stages])
+        driving = Driving.of(self.spark, df, checked, folder, self.inputs, triggered)
+        checked.check_writers()
+        check_shape(folder, "function", checked)
+        frame = with_ticks(self.spark, df, folder)
+        client = self._connect() if self.client is None else self.client
+        parts = self._parts(
+            client,
+            folder,
+            checked,
+            list(zip(stages, earlier, strict=True)),
+            adopt=adopt,
+            estimated=is_approximate(driving),
+        )
+        with self._beginning(client, [part.authority for part in parts], driving) as begin:
+            hook = Hook(write_batch, probe)
+            run = Run(folder, checked, parts, hook, skip_removed=skip_removed)
+            writer = frame.writeStream.foreachBatch(hook.run_batch).queryName(name or self.name).trigger(**triggered)
+            return begin(run, writer.option("checkpointLocation", f"file://{folder}"))
+
+    def start(
+        self,
+        df: DataFrame,
+        *,
+        checkpoint: str | os.PathLike[str],
+        format: str,  # noqa: A002 - Spark's own name for it
+        path: str | os.PathLike[str] | None = None,
+        output_mode: str = "append",
+        partition_by: str | Sequence[str] | None = None,
+        trigger: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        adopt: bool = False,
+        skip_removed: bool = False,
+        **options: Any,
+    ) -> TrackedQuery:
+        """Start the stage as a plain query, with a sink of Spark's own, and return its query.
+
+        No code runs in its batches and no rows are read twice; a clock in the driver reads Spark's checkpoint. What the stage reports is
+        exact if the sink is *visible before commit*: what batch N has written can be read when N stands in Spark's commit log. Files,
+        Kafka (with ``acks=all``), Delta and Iceberg are. A replay writes a batch again: whether rows then come twice is a matter of the
+        sink. Spark's file sink knows the batches it has (when read by its log, as another stage does); Kafka, the console and memory do
+        not, and downstream has to bear with repeated rows.
+
+        Args:
+            df: Over one or more sources: files, or Kafka whose brokers are declared; with Spark's own stateful operators if the stage declares its ``retention``.
+            checkpoint: Directory on a local or NFS file system, of this query alone.
+            format: Of the sink: ``parquet``, ``json``, ``csv``, ``orc``, ``kafka``, ``console``, ``memory``, ``noop`` or any other
+                that Spark knows.
+            path: Of a sink that has one. Of files: a directory of this checkpoint alone.
+            output_mode: ``append``, or ``update`` for a sink that takes it.
+            partition_by: Columns to lay files out by.
+            trigger: Arguments of Spark's ``trigger``; by default batch after batch. With ``availableNow`` or ``once`` the query ends by
+                itself, and what it has committed is reported first. That it has ended does not mean finished: the watermark stays
+                where it is, unless all inputs are finished.
+            name: Spark's name of the query; the stage's by default.
+            adopt: Take the name over from another checkpoint by starting a new incarnation of the computation.
+            skip_removed: Let a new checkpoint begin at what is left of an output whose old batches were removed; else it is refused.
+            options: Of the sink, as for Spark's writeStream.
+
+        Late rows are seen by the least event time of each batch: ``status().late_rows`` counts the batches that have any, which is the
+        least number of rows there can be.
+
+        Raises as :meth:`foreach_batch` does.
+        """
+        triggered = dict(_EVERY_BATCH if trigger is None else trigger)
+        if not self.inputs:
+            raise Unsupported(
+                "An injector as a plain query",
+                "nothing in it says how far the source has come",
+                "Start it with foreach_batch and tell batch.frontier().",
+            )
+        check_session(self.spark)
+        check_session(df.sparkSession)  # the query runs with its settings
+        check_trigger(triggered)
+        check_options(options)
+        checked = check_plan(df.sparkSession, df, retention=self.retention)
+        check_output_mode(checked, output_mode)
+        _check_columns(df, self.keyed)
+        folder = absolute(checkpoint, self.spark)
+        self._check_running(folder, name or self.name)
+        checked = self._waiting_for(checked, self.inputs)
+        driving = Driving.of(self.spark, df, checked, folder, self.inputs, triggered)
+        checked.check_writers()
+        output = self._output(format, path)
+        if output is not None:
+            check_sink(output, CheckpointLog(folder))
+            check_alone(output, full_name(self._settings().namespace, self.name))
+        check_shape(folder, "plain", checked)
+        writer = observe_oldest(df, self.keyed.event_time).writeStream.format(format).outputMode(output_mode)
+        writer = writer.options(**options).queryName(name or self.name).trigger(**triggered)
+        if path is not None:
+            writer = writer.option("path", os.fspath(path))
+        if partition_by is not None:
+            writer = writer.partitionBy(*([partition_by] if isinstance(partition_by, str) else partition_by))
+        client = self._connect() if self.client is None else self.client
+        authority = Authority(
+            client, self._registration(folder, checked, adopt=adopt, estimated=is_approximate(driving))
+        )
+        with self._beginning(client, [authority], driving) as begin:
+            parts = [Part(authority, self.keyed, folder)]
+            run = Run(folder, checked, parts, Plain(output), skip_removed=skip_removed)
+            return begin(run, writer.option("checkpointLocation", f"file://{folder}"))
+
+    @contextlib.contextmanager
+    def _beginning(
+        self, client: lowwater.Client, authorities: Sequence[Authority], driving: Driving | None
+    ) -> Iterator[Callable[[Run, DataStreamWriter], TrackedQuery]]:
+        """Give what begins a run and then its query; close everything again if that fails, or if what comes before it does."""
+
+        def begin(run: Run, writer: DataStreamWriter) -> TrackedQuery:
+            if driving is not None:
+                driving.reserve(run.authority.registration, run.heads)
+            run.start()
+            if driving is not None:
+                driving.open(run.authority)
+                run.drive = driving
+            owned = client if self.client is None else None
+            tracked = TrackedQuery(run, writer.start(), interval=self.interval, owned=owned, driving=driving)
+            _running.add(tracked)
+            return tracked
+
+        try:
+            yield begin
+        except BaseException:
+            if driving is not None:
+                driving.close()
+            for authority in authorities:
+                authority.close()
+            if self.client is None:
+                client.close()
+            raise
+
+    def _connect(self) -> lowwater.Client:
+        return lowwater.Client(self._settings())
+
+    def _settings(self) -> lowwater.Settings:
+        if self.client is not None:
+            return self.client.settings
+        return connection(lambda name: self.spark.conf.get(name, None), self.address)
+
+    def _waiting_for(self, checked: Checked, inputs: Sequence[str]) -> Checked:
+        """Return what a plan reads with whom is waited for. Of several stages that read from outside, all wait for the same."""
+        namespace = self._settings().namespace
+
+        def full(names: Iterable[str]) -> list[str]:
+            return [full_name(namespace, name) for name in names]
+
+        driven = {number: full(drive_of(control.directory).inputs) for number, control in checked.controls.items()}
+        return checked.waiting_for(full(inputs), driven)
+
+    def _output(self, kind: str, path: str | os.PathLike[str] | None) -> Path | None:
+        """Return the local directory that a sink of Spark's writes files to; None for any other sink."""
+        if path is None or not is_file_format(self.spark, kind):
+            return None
+        try:
+            return Path(local_directory(self.spark, os.fspath(path), "The path"))
+        except Unsupported:
+            return None
+
+    def _check_running(self, checkpoint: Path, name: str) -> None:
+        """Find what Spark would refuse, before the claim fences a query that runs."""
+        if any(query.name == name for query in self.spark.streams.active):
+            msg = f"a query named {name!r} is running in this session; stop it first, or pass another name"
+            raise ValueError(msg)
+        real = os.path.realpath(checkpoint)
+        if any(os.path.realpath(query.checkpoint) == real and query.query.isActive for query in _running):
+            msg = f"the query of {checkpoint} is running in this process; stop it first"
+            raise ValueError(msg)
+
+    def _declared(self) -> Declared:
+        client = self.address if self.client is None else self.client
+        return Declared(self.name, self.inputs, self.heuristics, client, self.retention)
+
+    def _parts(
+        self,
+        client: lowwater.Client,
+        checkpoint: Path,
+        checked: Checked,
+        stages: Sequence[tuple[Stage, Sequence[str]]],
+        *,
+        adopt: bool,
+        estimated: bool,
+    ) -> list[Part]:
+        """Make the query's stages, each with the names of the earlier ones that it reads. All of them are one run."""
+        asked = self._registration(checkpoint, checked, adopt=adopt, estimated=estimated)
+        parts: dict[str, Part] = {}
+        for stage, earlier in stages:
+            registration = dataclasses.replace(
+                asked, name=stage.name, inputs=stage.inputs, heuristics=stage.heuristics, ranges=stage.keyed.ranges
+            )
+            home = home_of(checkpoint, stage.name, first=stage is self)
+            authority = Authority(client, registration)
+            parts[stage.name] = Part(authority, stage.keyed, home, [parts[name] for name in earlier])
+        return list(parts.values())
+
+    def _registration(self, checkpoint: Path, checked: Checked, *, adopt: bool, estimated: bool) -> Registration:
+        log = CheckpointLog(checkpoint)
+        last = log.last_committed()
+        first = 0 if last is None else last + 1
+        planned = log.plan(first)
+        for source, line in zip(checked.sources, () if planned is None else planned.lines, strict=False):
+            source.check(line)
+        return Registration(
+            name=self.name,
+            inputs=self.inputs,
+            heuristics=self.heuristics,
+            ranges=self.keyed.ranges,
+            identity=identity(checkpoint),
+            generation=first,
+            ordinal=new_ordinal(checkpoint),
+            digest=b"" if planned is None else bytes.fromhex(planned.digest),
+            adopt=adopt,
+            estimated=estimated,
+        )
+
+
+def _check_columns(df: DataFrame, keyed: Keyed) -> None:
+    """Find a wrong column name or type here, and not in the first batch."""
+    from lowwater_spark.track.ranges import range_column
+    from lowwater_spark.track.rows import event_micros
+
+    df.select(range_column(keyed.key, keyed.ranges), event_micros(df, keyed.event_time))
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What decides whether a stage can stand beside others. ``client`` is compared by equality: an address, or a client's identity."""
+
+    name: str
+    inputs: Sequence[str]
+    heuristics: Sequence[float]
+    client: object
+    retention: timedelta | None = None
+
+
+def check_together(stages: Sequence[Declared]) -> list[Sequence[str]]:
+    """Return for each stage the names of the earlier stages of the query that it reads; of a reader and of an injector: none.
+
+    Raises ValueError for stages that do not go together, and Unsupported for inputs that cannot be folded exactly.
+    """
+    names = [stage.name for stage in stages]
+    outside: Declared | None = None
+    found: list[Sequence[str]] = []
+    for i, stage in enumerate(stages):
+        if stage.name in names[:i]:
+            msg = f"two stages of the query are named {stage.name!r}; a computation's name is its own"
+            raise ValueError(msg)
+        if stage.client != stages[0].client:
+            msg = f"{stage.name} and {stages[0].name} reach the authority by different clients; pass both stages the same one"
+            raise ValueError(msg)
+        if stage.inputs and stage.retention != stages[0].retention:
+            msg = (
+                f"{stage.name} has the retention {stage.retention} and {stages[0].name}, the first stage, {stages[0].retention}: what Spark's "
+                "operators hold back, they hold back of all stages of the query; declare the largest one in all of them"
+            )
+            raise ValueError(msg)
+        later = [name for name in stage.inputs if name in names[i:]]
+        if later:
+            msg = f"{stage.name} reads {later[0]}, which does not come before it in the query; name {later[0]} first"
+            raise ValueError(msg)
+        inner = [name for name in stage.inputs if name in names[:i]]
+        if inner and len(inner) < len(stage.inputs):
+            other = next(name for name in stage.inputs if name not in inner)
+            raise Unsupported(
+                f"The stage {stage.name}, which reads {inner[0]} of the same query and {other} from outside,",
+                "the two are known by different evidence, which this release does not bring together",
+                f"Let {inner[0]} pass on what {stage.name} needs of {other}, and name {inner[0]} alone; or make {stage.name} a query of its own.",
+            )
+        if stage.inputs and not inner:
+            if outside is None:
+                outside = stage
+            _check_same(stage, outside)
+        found.append(inner)
+    return found
+
+
+def _check_same(stage: Declared, other: Declared) -> None:
+    if sorted(stage.inputs) != sorted(other.inputs):
+        msg = f"{stage.name} reads {', '.join(stage.inputs)} and {other.name} reads {', '.join(other.inputs)}: stages of one query read the same"
+        raise ValueError(msg)
+    if sorted(stage.heuristics) != sorted(other.heuristics):
+        msg = f"{stage.name} and {other.name} have different heuristics; stages of one query have the same"
+        raise ValueError(msg)

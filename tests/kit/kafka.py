@@ -1,0 +1,214 @@
+"""A real Kafka for a test: brokers in KRaft mode, topics, and rows by a client library.
+
+`with Kafka(tmp_path / "kafka") as kafka` starts one broker in about six seconds of a core and returns when it serves; all of it is gone at the end. Of
+several brokers each votes on who leads the cluster, so any one of three may be killed. Nothing here waits by a clock: a broker says when it
+is up, and an answer of the client library ends a call.
+"""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import uuid
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, closing
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from tests.kit.ports import free_port
+from tests.kit.program import Program, java
+
+READY: Final = "Kafka Server started"
+ANSWERS_WITHIN: Final = 120.0
+"""Seconds for one call. A busy machine may need long; only a defect needs all of it."""
+
+_QUIET: Final = {"log_level": 0}
+"""The client library writes each attempt to reach a killed broker to standard error, from threads of its own, into whatever stands there."""
+
+_LOG: Final = """\
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d %p %m (%c)%n
+rootLogger.level = INFO
+rootLogger.appenderRef.out.ref = out
+"""
+
+
+class Row(NamedTuple):
+    """A row to be written, or one that was read."""
+
+    value: bytes
+    key: bytes | None = None
+    partition: int = 0
+    time: int | None = None
+    """Milliseconds since the epoch; None: the time of writing."""
+
+
+class Broker(Program):
+    """One broker. It survives ``kill`` as a directory; ``start`` goes on from it at the same port."""
+
+    def __init__(self, directory: Path, number: int, voters: Mapping[int, int], settings: Mapping[str, object]) -> None:
+        super().__init__(directory)
+        self.number = number
+        self.port = free_port()
+        copies = min(len(voters), 3)
+        told = {
+            "process.roles": "broker,controller",
+            "node.id": number,
+            "controller.quorum.voters": ",".join(f"{each}@127.0.0.1:{port}" for each, port in voters.items()),
+            "listeners": f"BROKER://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{voters[number]}",
+            "advertised.listeners": f"BROKER://127.0.0.1:{self.port}",
+            "listener.security.protocol.map": "BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name": "BROKER",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": directory / "data",
+            "default.replication.factor": copies,
+            "min.insync.replicas": max(copies - 1, 1),
+            "offsets.topic.num.partitions": 1,
+            "offsets.topic.replication.factor": copies,
+            "transaction.state.log.num.partitions": 1,
+            "transaction.state.log.replication.factor": copies,
+            "transaction.state.log.min.isr": max(copies - 1, 1),
+            # A test names the topics that it has, and its first consumer does not wait for others.
+            "auto.create.topics.enable": "false",
+            "group.initial.rebalance.delay.ms": 0,
+        }
+        self._properties = directory / "server.properties"
+        self._properties.write_text("".join(f"{key}={value}\n" for key, value in {**told, **settings}.items()))
+        self._log = directory / "log4j2.properties"
+        self._log.write_text(_LOG)
+
+    @property
+    def address(self) -> str:
+        """Where clients begin."""
+        return f"127.0.0.1:{self.port}"
+
+    def format(self, cluster: str) -> None:
+        """Make its data directory, empty."""
+        tool = ["kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", str(self._properties)]
+        done = subprocess.run(
+            self._java(*tool), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+
+    def begin(self) -> None:
+        """Start it, and return at once: the first of several waits for a majority."""
+        self.launch(self._server)
+
+    def start(self) -> Self:
+        """Run it, and return when it serves."""
+        return self.run(self._server, READY)
+
+    @property
+    def _server(self) -> list[str]:
+        return self._java("kafka.Kafka", str(self._properties))
+
+    def _java(self, *arguments: str) -> list[str]:
+        return java("broker", "-Xmx384m", f"-Dlog4j2.configurationFile={self._log}", *arguments)
+
+
+class Kafka:
+    """Brokers of one cluster, all of which run when the ``with`` begins. ``settings`` are those of every broker."""
+
+    def __init__(self, directory: Path, brokers: int = 1, settings: Mapping[str, object] | None = None) -> None:
+        voters = {number: free_port() for number in range(1, brokers + 1)}
+        self.cluster = base64.urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
+        self.brokers = [Broker(directory / str(each), each, voters, settings or {}) for each in voters]
+        self._running = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as running:
+            for broker in self.brokers:
+                running.enter_context(broker).format(self.cluster)
+                broker.begin()
+            for broker in self.brokers:
+                broker.wait_for(READY)
+            self._running = running.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._running.close()
+
+    @property
+    def address(self) -> str:
+        """For ``kafka.bootstrap.servers``."""
+        return ",".join(broker.address for broker in self.brokers)
+
+    @cached_property
+    def admin(self) -> AdminClient:
+        """The client library's calls for operators."""
+        return AdminClient({"bootstrap.servers": self.address, **_QUIET})
+
+    def create(self, topic: str, partitions: int = 1, **settings: str) -> None:
+        """Make a topic; its settings have ``_`` for ``.``. Returns when its partitions have leaders."""
+        config = {name.replace("_", "."): value for name, value in settings.items()}
+        copies = min(len(self.brokers), 3)
+        asked = [NewTopic(topic, num_partitions=partitions, replication_factor=copies, config=config)]
+        self.admin.create_topics(asked, operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
+
+    def delete(self, topic: str) -> None:
+        """Remove a topic; returns when it is gone."""
+        self.admin.delete_topics([topic], operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
+
+    def put(self, topic: str, rows: Iterable[Row | bytes | str], **settings: object) -> None:
+        """Write rows, in order within a partition; returns when every one is acknowledged by all replicas in sync."""
+        failed: list[object] = []
+
+        def delivered(error: object, _: Message) -> None:
+            if error is not None:
+                failed.append(error)
+
+        told = {
+            "acks": "all",
+            "enable.idempotence": True,
+            **{key.replace("_", "."): value for key, value in settings.items()},
+        }
+        producer = Producer({"bootstrap.servers": self.address, **_QUIET, **told})
+        for each in rows:
+            row = each if isinstance(each, Row) else Row(each.encode() if isinstance(each, str) else each)
+            stamped: dict[str, Any] = {} if row.time is None else {"timestamp": row.time}
+            producer.produce(topic, row.value, row.key, row.partition, on_delivery=delivered, **stamped)
+        left = producer.flush(ANSWERS_WITHIN)
+        assert not left, f"{left} rows were not acknowledged: {failed}"
+        assert not failed, failed
+
+    def rows(self, topic: str, *, committed: bool = True) -> list[Row]:
+        """All rows that are there now, partition by partition: those of committed transactions, or all up to the end of the log."""
+        found: list[Row] = []
+        isolation = "read_committed" if committed else "read_uncommitted"
+        told = {
+            "group.id": "kit",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": isolation,
+        }
+        # A consumer's word for the end, by its isolation: after it nothing was there when the partition was asked.
+        with closing(
+            Consumer({"bootstrap.servers": self.address, **_QUIET, "auto.offset.reset": "earliest", **told})
+        ) as consumer:
+            partitions = consumer.list_topics(topic, ANSWERS_WITHIN).topics[topic].partitions
+            for partition in partitions:
+                consumer.assign([TopicPartition(topic, partition, 0)])
+                found += _to_the_end(consumer)
+        return found
+
+
+def _to_the_end(consumer: Consumer) -> Iterable[Row]:
+    """The rows of the partition that a consumer is assigned to."""
+    while True:
+        message = consumer.poll(ANSWERS_WITHIN)
+        assert message is not None, "the broker has not answered"
+        error = message.error()
+        if error is None:
+            key, value, partition = message.key(), message.value(), message.partition()
+            yield Row(value or b"", key, partition or 0, message.timestamp()[1])
+        elif error.name() == "_PARTITION_EOF":
+            return
+        else:
+            raise KafkaException(error)

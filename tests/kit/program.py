@@ -1,0 +1,105 @@
+"""A real server of somebody else's for a test: started, killed, paused, and known by what it writes to its log."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Condition, Thread
+from typing import Self
+
+from scripts.jars import jars
+
+STARTS_WITHIN = 120.0
+"""Seconds. A busy machine takes long to start a JVM."""
+
+
+def java(jar_set: str, *arguments: str) -> list[str]:
+    """Return the command of a JVM that runs for a minute, with a set of `scripts.jars` on its path."""
+    home = os.environ.get("JAVA_HOME")
+    program = str(Path(home) / "bin/java") if home else "java"
+    path = os.pathsep.join(str(jar) for jar in jars(jar_set))
+    # Optimising what it runs would cost more than it saves.
+    return [program, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", path, *arguments]
+
+
+class Program:
+    """One process, started by ``run``. It survives ``kill`` as a directory, from which it may be run again.
+
+    ``with Program(...) as program`` kills it at the end; it does not start it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self._said: deque[str] = deque(maxlen=200)
+        self._heard = Condition()
+        self._ended = False
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+
+    def launch(self, command: Sequence[str]) -> None:
+        """Start it, and return at once."""
+        self._said.clear()
+        self._ended = False
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self._reader = Thread(target=self._read, args=(self._process,), daemon=True)
+        self._reader.start()
+
+    def run(self, command: Sequence[str], ready: str) -> Self:
+        """Start it, and return when it says that it is ready."""
+        self.launch(command)
+        try:
+            self.wait_for(ready)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def kill(self) -> None:
+        """End it as kill -9 does, also while it is stopped."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._reader.join()
+            self._process = None
+
+    def pause(self) -> None:
+        """SIGSTOP; returns when it is stopped."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitpid(self._process.pid, os.WUNTRACED)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def wait_for(self, words: str) -> None:
+        """Return when a line with these words was, or is, written to its log. Fails when it has ended without."""
+        with self._heard:
+            self._heard.wait_for(lambda: self._has_said(words) or self._ended, STARTS_WITHIN)
+            found = self._has_said(words)
+        assert found, f"never said {words!r}:\n" + "".join(self._said)
+
+    def _has_said(self, words: str) -> bool:
+        return any(words in line for line in self._said)
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout as output:
+            for line in output:
+                with self._heard:
+                    self._said.append(line)
+                    self._heard.notify_all()
+        with self._heard:
+            self._ended = True
+            self._heard.notify_all()

@@ -1,0 +1,25 @@
+"""What is right, told by those who report."""
+
+from __future__ import annotations
+
+import threading
+
+from tests.kit.times import MIN
+
+
+class Truth:
+    """What the workers have said so far: the most each range may stand at."""
+
+    def __init__(self, ranges: int) -> None:
+        self._said = [MIN] * ranges
+        self._lock = threading.Lock()
+
+    def say(self, values: list[int]) -> None:
+        """To be called before the values are handed to the client."""
+        with self._lock:
+            self._said = [max(old, new) for old, new in zip(self._said, values, strict=True)]
+
+    def most(self) -> int:
+        """The most that may be published now."""
+        with self._lock:
+            return min(self._said)

@@ -1,0 +1,43 @@
+"""The metrics of an authority, as Prometheus takes them."""
+
+from __future__ import annotations
+
+import subprocess
+import urllib.request
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.process.serving import Serving
+
+
+class Scrape:
+    """One scrape, by name and labels."""
+
+    def __init__(self, server: Serving) -> None:
+        with urllib.request.urlopen(server.metrics, timeout=20) as page:
+            self.text: str = page.read().decode()
+        self.families = list(text_string_to_metric_families(self.text))
+        self.samples = {
+            (each.name, frozenset(each.labels.items())): each.value
+            for family in self.families
+            for each in family.samples
+        }
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """The value of the series with exactly these labels."""
+        return self.samples.get((f"lowwater_{name}", frozenset(labels.items())))
+
+    def all(self, name: str) -> dict[tuple[str, ...], float]:
+        """Label values, by the order of their labels' names, and values."""
+        return {
+            tuple(value for _, value in sorted(labels)): found
+            for (each, labels), found in self.samples.items()
+            if each == f"lowwater_{name}"
+        }
+
+    def linted(self) -> str:
+        """What promtool has against it."""
+        done = subprocess.run(
+            ["promtool", "check", "metrics"], input=self.text, capture_output=True, text=True, timeout=60, check=False
+        )
+        return done.stdout + done.stderr

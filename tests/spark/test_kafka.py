@@ -1,0 +1,721 @@
+"""Kafka as the source of a tracked stage: a watermark counts when all that the topics had is committed, and else it holds, or is refused by name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+import lowwater
+import lowwater_spark as lws
+from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.checkpoint.manifest import Manifest
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sources.kafka import (
+    KAFKA,
+    NO_ID,
+    Identity,
+    KafkaSource,
+    OpenKafka,
+    Partition,
+    Pin,
+    Told,
+    agreed,
+    below,
+    unread,
+    vector_of,
+)
+from lowwater_spark.sources.kafka_admin import KafkaAdmin
+from lowwater_spark.track.plan import check_plan
+from tests.kit.kafka import ANSWERS_WITHIN, READY, Broker, Kafka, Row
+from tests.kit.times import at, mark
+from tests.spark.flow import Flow
+from tests.spark.support import Upstream, low
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    with Kafka(tmp_path_factory.mktemp("kafka")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """A cluster that soon gives up on a broker that does not answer."""
+    soon = {"broker.session.timeout.ms": 3000, "broker.heartbeat.interval.ms": 500}
+    with Kafka(tmp_path_factory.mktemp("three"), brokers=3, settings=soon) as running:
+        yield running
+
+
+class Topic:
+    """A topic, and stages over it. Its rows are those of a feed."""
+
+    def __init__(self, kafka: Kafka, flow: Flow, name: str) -> None:
+        self.kafka = kafka
+        self.flow = flow
+        self.name = name
+        kafka.create(name)
+
+    def put(self, *rows: tuple[str, int], partition: int = 0) -> None:
+        said = [json.dumps({"key": key, "t": at(hour).isoformat()}).encode() for key, hour in rows]
+        self.kafka.put(self.name, [Row(each, partition=partition) for each in said])
+
+    def read(self, **options: str) -> DataFrame:
+        told = {
+            "kafka.bootstrap.servers": self.kafka.address,
+            "subscribe": self.name,
+            "startingOffsets": "earliest",
+            "lowwater.brokers": str(len(self.kafka.brokers)),
+            "kafka.metadata.max.age.ms": "500",
+            **options,
+        }
+        stream = self.flow.spark.readStream.format("kafka").options(**told).load()
+        return stream.select(sf.from_json(sf.col("value").cast("string"), "key string, t timestamp").alias("r")).select(
+            "r.*"
+        )
+
+    def track(
+        self, write_batch: Callable[[DataFrame, lws.Batch], object] | None = None, **options: Any
+    ) -> lws.TrackedQuery:
+        source = options.pop("source", {})
+        write = self.flow.plain if write_batch is None else write_batch
+        return self.flow.start(write, stream=self.read(**source), ranges=2, **options)
+
+    def keys(self) -> list[str]:
+        out = str(self.flow.folder / "out")
+        return sorted(r.key for r in self.flow.spark.read.schema("key string, t timestamp").parquet(out).collect())
+
+    def recreate(self) -> None:
+        self.kafka.delete(self.name)
+        self.kafka.create(self.name)
+
+    def admin(self, broker: Broker | None = None) -> KafkaAdmin:
+        """Return a client; with a broker it begins there, and knows nothing yet."""
+        told = {"kafka.bootstrap.servers": self.kafka.address}
+        if broker is not None:
+            told = {"kafka.bootstrap.servers": broker.address, "kafka.client.id": uuid.uuid4().hex}
+        return KafkaAdmin(self.flow.spark._jvm, told)
+
+    def leader(self, place: Partition) -> Broker:
+        """Return the broker that leads."""
+        known = self.kafka.admin.list_topics(self.name, ANSWERS_WITHIN).topics[self.name].partitions[place.number]
+        return next(each for each in self.kafka.brokers if each.number == known.leader)
+
+    def epoch(self, place: Partition, enough: int = 2) -> int:
+        """Return the number of the newest leader that brokers know of."""
+        try:
+            return agreed(self.admin().told((self.name,), enough)).epochs[place]
+        except OSError:
+            return -1
+
+
+@pytest.fixture
+def topic(kafka: Kafka, flow: Flow, request: pytest.FixtureRequest, tmp_path: Path) -> Topic:
+    return Topic(kafka, flow, tmp_path.name)
+
+
+class Transaction:
+    """A producer with an open transaction."""
+
+    def __init__(self, topic: Topic, name: str) -> None:
+        self._topic = topic
+        self.producer = Producer({"bootstrap.servers": topic.kafka.address, "transactional.id": name})
+        self.producer.init_transactions(ANSWERS_WITHIN)
+
+    def put(self, key: str, hour: int) -> None:
+        """Write a row; returns when the broker has it."""
+        self.producer.begin_transaction()
+        self.producer.produce(self._topic.name, json.dumps({"key": key, "t": at(hour).isoformat()}).encode())
+        assert self.producer.flush(ANSWERS_WITHIN) == 0
+
+
+def waits(query: lws.TrackedQuery, word: str) -> Callable[[], bool]:
+    return lambda: any(word in each for each in (*query.status().waiting_for, query.status().holding))
+
+
+# -- what counts -------------------------------------------------------------------------------------------------------
+
+
+def test_a_stage_follows_its_inputs_through_a_topic(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
+    """With rows, without, after a restart, and never before what stood in the topic is committed."""
+    going = threading.Event()
+    going.set()
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        going.wait(ANSWERS_WITHIN)
+        topic.flow.plain(rows, batch)
+
+    topic.put(("a", 9), ("b", 9))
+    upstream.at(9)
+    query = topic.track(write)
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+    upstream.at(10)
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(10), "no rows are needed")
+    going.clear()
+    topic.put(("c", 10))
+    upstream.at(11)
+    topic.flow.eventually(
+        waits(query, f"partition 0 of {topic.name} (read to 2 of 3)"), "the row is planned, not committed"
+    )
+    assert low(lw, "stage") == mark(10)
+    going.set()
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(11), "now it is")
+    query.stop()
+    topic.put(("d", 11))
+    upstream.at(12)
+    topic.track(write)
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(12), "after a restart")
+    assert topic.keys() == ["a", "b", "c", "d"]
+
+
+def test_a_batch_runs_again_with_the_same_offsets(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
+    def fail(reached: str, number: int) -> None:
+        if (reached, number) == ("written", 0):
+            topic.put(("b", 9))
+            raise ConnectionResetError("killed")
+
+    topic.put(("a", 9))
+    upstream.at(9)
+    query = topic.track(probe=fail)
+    with pytest.raises(Exception, match="killed"):
+        query.await_termination(120)
+    assert low(lw, "stage").unknown
+    topic.track()
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "what stood there when the inputs were read")
+    upstream.at(10)
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(10), "and what has come since")
+    plan = CheckpointLog(topic.flow.folder / "ck").plan(0)
+    assert plan is not None
+    assert vector_of(plan.lines[0]) == {Partition(topic.name, 0): 1}
+    assert topic.keys() == ["a", "b"]
+
+
+def test_1a_1b_a_strangers_open_transaction_holds_and_is_named(
+    topic: Topic, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """A head by the last stable offset would leave out a row that is committed behind the stranger's."""
+    stranger = Transaction(topic, f"{topic.name}-stranger")
+    stranger.put("x", 8)
+    topic.put(("a", 9))
+    place = Partition(topic.name, 0)
+    assert topic.admin().ends([place], {}, committed=True) == {place: 0}, "the last stable offset is below the row of a"
+    assert topic.admin().ends([place], {}, committed=False) == {place: 2}
+    upstream.at(9)
+    query = topic.track(source={"kafka.isolation.level": "read_committed"})
+    topic.flow.eventually(waits(query, "read to 0 of 2: a transaction is open since 0"), "it holds")
+    assert low(lw, "stage").unknown
+    stranger.producer.abort_transaction(ANSWERS_WITHIN)
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "it ends")
+    assert topic.keys() == ["a"]
+
+
+def test_1c_the_marker_of_an_aborted_transaction_at_the_end_is_reached(
+    topic: Topic, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    topic.put(("a", 9))
+    aborted = Transaction(topic, f"{topic.name}-aborted")
+    aborted.put("x", 9)
+    aborted.producer.abort_transaction(ANSWERS_WITHIN)
+    upstream.at(9)
+    topic.track(source={"kafka.isolation.level": "read_committed"})
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "by a batch without rows")
+    assert topic.keys() == ["a"]
+
+
+@pytest.mark.parametrize("trigger", [{"processingTime": "0 seconds"}, {"availableNow": True}])
+def test_1d_4a_4b_a_rate_limit_leaves_rows_behind(
+    trigger: dict[str, Any], topic: Topic, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    topic.put(("a", 9), ("b", 9), ("c", 9))
+    upstream.at(10)
+    query = topic.track(source={"maxOffsetsPerTrigger": "1"}, trigger=trigger)
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(10), "all three are read")
+    assert [(batch, known != str(mark(10))) for batch, known, _ in topic.flow.batches[:3]] == [
+        (0, True),
+        (1, True),
+        (2, False),
+    ]
+    if "availableNow" in trigger:
+        assert query.await_termination(60)
+
+
+def test_2a_a_partition_that_is_added_is_waited_for(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
+    topic.put(("a", 9))
+    upstream.at(9)
+    topic.track()
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "one partition")
+    done = topic.kafka.admin.create_partitions([NewPartitions(topic.name, 3)], operation_timeout=ANSWERS_WITHIN)
+    done[topic.name].result(ANSWERS_WITHIN)
+    topic.put(("b", 10), partition=2)
+    upstream.at(11)
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(11), "three partitions")
+    assert topic.keys() == ["a", "b"]
+
+
+def test_a_time_limit_of_the_readers_is_not_the_drivers(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
+    """Kafka's client refuses one of a request that is above that of a whole call, and the driver has a short one."""
+    topic.put(("a", 9))
+    upstream.at(9)
+    topic.track(source={"kafka.request.timeout.ms": "60000"})
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+
+
+@pytest.mark.parametrize("spelt", ["KAFKA", "org.apache.spark.sql.kafka010.KafkaSourceProvider"])
+def test_kafka_is_known_however_it_is_spelt(spelt: str, topic: Topic) -> None:
+    reader = topic.flow.spark.readStream.format(spelt).option("kafka.bootstrap.servers", topic.kafka.address)
+    [source] = check_plan(topic.flow.spark, reader.option("subscribe", topic.name).load()).sources
+    assert source == KafkaSource(
+        {"kafka.bootstrap.servers": topic.kafka.address, "subscribe": topic.name}, topic.admin()
+    )
+    assert source.kind == KAFKA
+
+
+# -- several brokers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_3d_a_stage_goes_on_while_one_of_three_brokers_is_away(
+    three: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
+) -> None:
+    """The leader is killed; two away are too many, since nobody may know then of a row."""
+    topic = Topic(three, flow, tmp_path.name)
+    topic.put(("a", 9))
+    upstream.at(9)
+    query = topic.track()
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+    first = topic.leader(Partition(topic.name, 0))
+    first.kill()
+    topic.put(("b", 10))
+    upstream.at(11)
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "two brokers know of each row")
+    assert topic.keys() == ["a", "b"]
+    second = next(each for each in three.brokers if each is not first)
+    second.kill()
+    upstream.at(12)
+    flow.eventually(waits(query, "does not tell"), "it holds, and says why")
+    assert low(lw, "stage") == mark(11)
+    second.begin()
+    first.begin()
+    first.wait_for(READY)
+    second.wait_for(READY)
+    flow.eventually(lambda: low(lw, "stage") == mark(12), "it goes on")
+
+
+@pytest.mark.slow
+def test_2c_a_partition_that_one_broker_does_not_know_yet_is_waited_for(
+    three: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
+) -> None:
+    """It is created, and has a row, while a broker is stopped. The stage looks when the broker wakes."""
+    topic = Topic(three, flow, tmp_path.name)
+    topic.put(("a", 9))
+    upstream.at(9)
+    topic.track()
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "one partition")
+    asleep = topic.leader(Partition(topic.name, 0))
+    awake = ",".join(each.address for each in three.brokers if each is not asleep)
+    place = Partition(topic.name, 0)
+    before = topic.epoch(place)
+    asleep.pause()
+    flow.eventually(lambda: topic.epoch(place) > before, "another one leads")
+    admin = AdminClient({"bootstrap.servers": awake})
+    done = admin.create_partitions([NewPartitions(topic.name, 2)])
+    done[topic.name].result(ANSWERS_WITHIN)
+    row = json.dumps({"key": "b", "t": at(10).isoformat()}).encode()
+    three.put(topic.name, [Row(row, partition=1)], bootstrap_servers=awake)
+    upstream.at(11)
+    asleep.resume()
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "two partitions")
+    assert topic.keys() == ["a", "b"]
+
+
+@pytest.mark.slow
+def test_a_leader_that_was_away_is_not_believed(three: Kafka, flow: Flow, tmp_path: Path) -> None:
+    """It is asked while it is stopped, and answers when it wakes, before it learns that another one leads. What the others know tells the two apart."""
+    topic = Topic(three, flow, tmp_path.name)
+    place = Partition(topic.name, 0)
+    topic.put(("a", 9))
+    before = topic.epoch(place)
+    asleep = topic.leader(place)
+    awake = ",".join(each.address for each in three.brokers if each is not asleep)
+    old = topic.admin(asleep)
+    assert old.ends([place], {}, committed=False) == {place: 1}
+    asleep.pause()
+    flow.eventually(lambda: topic.epoch(place) > before, "another one leads")
+    three.put(topic.name, [b"{}"] * 5, bootstrap_servers=awake)
+    known = agreed(topic.admin().told((topic.name,), 2))
+    said: list[str] = []
+
+    def ask() -> None:
+        for _ in range(20):
+            with contextlib.suppress(OSError):
+                end = old.ends([place], known.epochs, committed=False)[place]
+                said.append("whole" if end == 6 else f"ends at {end}")
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    asleep.resume()
+    asking.join()
+    assert set(said) <= {"whole"}
+    later = {place: known.epochs[place] + 1}
+    with pytest.raises(OSError, match=f"a leader of epoch .* told the end of {place}"):
+        topic.admin().ends([place], later, committed=False)
+
+
+def test_unknown_holds_what_brokers_know_together_has_nothing_old() -> None:
+    """Any two of three: each of the others' rows is known by two."""
+    place, added = Partition("t", 0), Partition("t", 1)
+    asleep = Told("c", frozenset({1, 2, 3}), {"t": "1"}, {place: 4})
+    awake = Told("c", frozenset({2, 3}), {"t": "1"}, {place: 5, added: 0})
+    for told in [asleep, awake], [awake, asleep], [awake, awake]:
+        found = agreed(told)
+        assert found.epochs == {place: 5, added: 0}
+        assert found.partitions == [place, added]
+    with pytest.raises(OSError, match="the brokers do not agree which topics t are"):
+        agreed([awake, awake._replace(ids={"t": "2"})])
+    with pytest.raises(OSError, match="the brokers do not agree"):
+        agreed([awake, awake._replace(cluster="d")])
+
+
+# -- what holds, and is refused --------------------------------------------------------------------------------------
+
+
+def test_2d_a_topic_made_anew_under_a_query_ends_it(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
+    topic.put(("a", 9), ("b", 9), ("c", 9))
+    upstream.at(9)
+    query = topic.track()
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+    topic.recreate()
+    topic.put(("d", 10))
+    upstream.at(11)
+    with pytest.raises((lws.CheckpointMismatch, StreamingQueryException)):
+        query.await_termination(ANSWERS_WITHIN)
+    assert low(lw, "stage") == mark(9)
+    topic.flow.queries.clear()
+    with pytest.raises(CheckpointMismatch, match=r"is another one .* adopt=True"):
+        topic.track()
+    assert low(lw, "stage") == mark(9)
+
+
+def test_2e_a_topic_made_anew_while_the_query_was_away_is_refused(
+    topic: Topic, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """Spark sees nothing: the offsets are beyond those that it has read."""
+    topic.put(("a", 9))
+    upstream.at(9)
+    query = topic.track()
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+    query.stop()
+    topic.recreate()
+    topic.put(("b", 9), ("c", 9), ("d", 9))
+    upstream.at(10)
+    with pytest.raises(CheckpointMismatch, match=rf"the topic {topic.name} is another one .* adopt=True"):
+        topic.track()
+    assert low(lw, "stage") == mark(9)
+
+
+def test_3d_a_broker_that_is_away_holds_and_goes_on(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
+    topic.put(("a", 9))
+    upstream.at(9)
+    query = topic.track()
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+    [broker] = topic.kafka.brokers
+    broker.kill()
+    upstream.at(10)
+    topic.flow.eventually(waits(query, "does not tell"), "it holds, and says why")
+    assert low(lw, "stage") == mark(9)
+    broker.start()
+    topic.put(("b", 10))
+    upstream.at(11)
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
+    assert topic.keys() == ["a", "b"]
+
+
+def test_nobody_waits_for_the_lock_while_kafka_does_not_answer(
+    topic: Topic, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim needs it, a batch, and whoever asks how the query stands."""
+    answers, asked = threading.Event(), threading.Event()
+    answers.set()
+    identity = KafkaAdmin.identity
+
+    def late(self: KafkaAdmin, topics: tuple[str, ...]) -> Identity:
+        if not answers.is_set():
+            asked.set()
+            answers.wait(ANSWERS_WITHIN)
+        return identity(self, topics)
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        topic.flow.plain(rows, batch)
+        if batch.id:
+            answers.clear()
+
+    topic.put(("a", 9))
+    upstream.at(9)
+    query = topic.track(write)
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+    monkeypatch.setattr(KafkaAdmin, "identity", late)
+    topic.put(("b", 10))
+    assert asked.wait(ANSWERS_WITHIN), "whether the second batch has read the same topic"
+    told = threading.Thread(target=query.status)
+    told.start()
+    told.join(ANSWERS_WITHIN / 2)
+    waited = told.is_alive()
+    answers.set()
+    assert not waited
+    upstream.at(10)
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(10), "it answers")
+
+
+def test_3c_a_log_that_was_cut_off_is_refused_also_when_it_has_grown_again(
+    topic: Topic, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    topic.put(("a", 9), ("b", 9))
+    upstream.at(9)
+    query = topic.track()
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+    [broker] = topic.kafka.brokers
+    broker.kill()
+    shutil.rmtree(broker.directory / "data" / f"{topic.name}-0")
+    broker.start()
+    upstream.at(10)
+    said = f"cut off: partition 0 of {topic.name} from 2 to 0"
+    topic.flow.eventually(lambda: waits(query, said)() or not query.query.isActive, "it is seen")
+    query.stop()
+    topic.flow.queries.clear()
+    topic.put(("c", 9), ("d", 9), ("e", 9))
+    with pytest.raises(CheckpointMismatch, match=said):
+        topic.track()
+    assert low(lw, "stage") == mark(9)
+
+
+def test_5b_a_topic_whose_beginning_was_removed_is_refused(topic: Topic, upstream: Upstream) -> None:
+    topic.put(("a", 9), ("b", 9))
+    gone = topic.kafka.admin.delete_records([TopicPartition(topic.name, 0, 1)])
+    for each in gone.values():
+        each.result(ANSWERS_WITHIN)
+    with pytest.raises(
+        CheckpointMismatch, match=rf"partition 0 of {topic.name} begins at 1: rows before it were removed"
+    ):
+        topic.track()
+
+
+def test_brokers_that_are_not_declared_and_rows_on_one_broker_alone_are_refused(flow: Flow, tmp_path: Path) -> None:
+    with Kafka(tmp_path / "kafka", brokers=2) as kafka:
+        topic = Topic(kafka, flow, "spread")
+        with pytest.raises(
+            Unsupported, match="Kafka with 2 brokers as the source of a stage with inputs, 1 of which are declared"
+        ):
+            topic.track(source={"lowwater.brokers": "1"})
+        said = r"spread with min\.insync\.replicas=1 as the source of a stage with inputs"
+        with pytest.raises(Unsupported, match=said):
+            topic.track()
+    assert not (flow.folder / "ck").exists()
+
+
+OPTIONS: dict[str, tuple[dict[str, str], str]] = {
+    "no declaration": ({"lowwater.brokers": ""}, r"without the option lowwater\.brokers"),
+    "no brokers": ({"lowwater.brokers": "0"}, r"without the option lowwater\.brokers"),
+    "failOnDataLoss": ({"failOnDataLoss": "false"}, "with the option failOnDataLoss false"),
+    "latest": ({"startingOffsets": "latest"}, "without the option startingOffsets earliest"),
+    "offsets": ({"startingOffsets": '{"t":{"0":3}}'}, "without the option startingOffsets earliest"),
+    "a time": ({"startingTimestamp": "1000"}, "without the option startingOffsets earliest"),
+    "times": ({"startingOffsetsByTimestamp": '{"t":{"0":1}}'}, "without the option startingOffsets earliest"),
+}
+
+
+@pytest.mark.parametrize("what", OPTIONS)
+def test_an_option_that_takes_exactness_away_is_named(what: str, topic: Topic) -> None:
+    options, said = OPTIONS[what]
+    with pytest.raises(Unsupported, match=said) as refusal:
+        topic.track(source=options)
+    assert refusal.value.fix
+    assert not (topic.flow.folder / "ck").exists()
+
+
+def test_what_names_other_topics_or_a_session_that_asks_as_before_is_refused(topic: Topic) -> None:
+    def start(stream: DataFrame) -> None:
+        topic.flow.start(topic.flow.plain, stream=stream)
+
+    reader = topic.flow.spark.readStream.format("kafka").option("kafka.bootstrap.servers", topic.kafka.address)
+    reader = reader.option("lowwater.brokers", "1").option("startingOffsets", "earliest")
+    rows = "string(value) as key", "timestamp as t"
+    for option, value in (("subscribePattern", "t.*"), ("assign", f'{{"{topic.name}":[0]}}')):
+        other = topic.flow.spark.readStream.format("kafka").option("kafka.bootstrap.servers", topic.kafka.address)
+        other = other.option("lowwater.brokers", "1").option("startingOffsets", "earliest").option(option, value)
+        with pytest.raises(Unsupported, match=f"with the option {option.lower()}"):
+            start(other.load().selectExpr(*rows))
+    deprecated = "spark.sql.streaming.kafka.useDeprecatedOffsetFetching"
+    topic.flow.spark.conf.set(deprecated, "true")
+    try:
+        with pytest.raises(Unsupported, match="useDeprecatedOffsetFetching"):
+            start(reader.option("subscribe", topic.name).load().selectExpr(*rows))
+    finally:
+        topic.flow.spark.conf.unset(deprecated)
+
+
+def test_a_driver_without_kafkas_client_is_told_what_to_bring(topic: Topic) -> None:
+    """py4j takes a class that is not there for a package, in which there may be anything."""
+    nowhere: Any = topic.flow.spark._jvm
+    bare = SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(kafka=nowhere.org.apache.nowhere)))
+    with pytest.raises(Unsupported, match="no Kafka client") as refusal:
+        KafkaAdmin(bare, {"kafka.bootstrap.servers": topic.kafka.address}).identity((topic.name,))
+    assert "spark.jars" in refusal.value.fix
+
+
+def test_a_driven_query_over_kafka_is_refused(topic: Topic) -> None:
+    frame = lws.drive(topic.read(), inputs=["source"], event_time="t")
+    with pytest.raises(Unsupported, match="A driven query over Kafka"):
+        topic.flow.start(topic.flow.plain, stream=frame)
+
+
+def test_other_topics_than_the_checkpoints_are_refused(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
+    topic.put(("a", 9))
+    upstream.at(9)
+    query = topic.track()
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+    query.stop()
+    topic.flow.queries.clear()
+    topic.kafka.create(f"{topic.name}-more")
+    with pytest.raises(CheckpointMismatch, match=r"has read .*, and the query reads .*-more"):
+        topic.track(source={"subscribe": f"{topic.name},{topic.name}-more"})
+
+
+def test_an_injector_asks_nothing_of_kafka(topic: Topic, lw: lowwater.Client) -> None:
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        [[found]] = rows.agg(sf.unix_micros(sf.max("t"))).collect()
+        if found is not None:
+            batch.frontier(lowwater.Watermark(found))
+
+    topic.put(("a", 9))
+    begin = lws.injector(topic.flow.spark, "begin", key="key", event_time="t", ranges=2, address=topic.flow.address)
+    frame = topic.read(**{"lowwater.brokers": "", "failOnDataLoss": "false"})
+    topic.flow.queries.append(begin.foreach_batch(frame, write, checkpoint=topic.flow.folder / "ck"))
+    topic.flow.eventually(lambda: low(lw, "begin") == mark(9), "the frontier")
+
+
+# -- offsets, alone ----------------------------------------------------------------------------------------------------
+
+vectors = st.dictionaries(
+    st.builds(Partition, st.sampled_from(["t", "u"]), st.integers(0, 2)), st.integers(0, 5), max_size=6
+)
+
+
+@given(vectors)
+def test_a_line_says_its_vector(vector: dict[Partition, int]) -> None:
+    told: dict[str, dict[str, int]] = {}
+    for place, offset in vector.items():
+        told.setdefault(place.topic, {})[str(place.number)] = offset
+    assert vector_of(json.dumps(told)) == vector
+
+
+@pytest.mark.parametrize(
+    "line", ["7", "[1]", '"t"', '{"t":5}', '{"t":{"x":5}}', '{"t":{"0":-1}}', '{"t":{"0":1.5}}', "{"]
+)
+def test_a_line_of_another_source_is_refused(line: str) -> None:
+    with pytest.raises(CheckpointMismatch, match="is no offset of Kafka"):
+        vector_of(line)
+
+
+@given(vectors, vectors, vectors)
+def test_unknown_holds_what_was_read_to_its_end_is_told_one_row_at_a_time(
+    head: dict[Partition, int], read: dict[Partition, int], more: dict[Partition, int]
+) -> None:
+    """The oracle counts rows. What reaches a head goes on reaching it, and it reaches every lower one."""
+    rows = {(place, row) for place, end in head.items() for row in range(end)}
+    done = {(place, row) for place, end in read.items() for row in range(end)}
+    assert (not unread(head, read)) == (rows <= done)
+    further = {place: max(read.get(place, 0), more.get(place, 0)) for place in read.keys() | more.keys()}
+    assert set(unread(head, further)) <= set(unread(head, read))
+
+
+@given(vectors, vectors)
+def test_what_went_back_is_found_in_whatever_partition(now: dict[Partition, int], before: dict[Partition, int]) -> None:
+    back = [place for place in now if place in before and now[place] < before[place]]
+    assert bool(below(now, before)) == bool(back)
+    assert not back or str(min(back)) in below(now, before)
+
+
+def test_another_cluster_and_another_topic_are_told_apart() -> None:
+    pin = Pin("c", {"t": "1", "u": "2"})
+    assert pin.differs(Identity("c", 1, {"t": "1", "u": "2"}, {"t": 3, "u": 1})) == ""
+    assert "the cluster is another one" in pin.differs(Identity("d", 1, {"t": "1", "u": "2"}, {"t": 3, "u": 1}))
+    assert "the topic u is another one" in pin.differs(Identity("c", 1, {"t": "1", "u": "3"}, {"t": 3, "u": 1}))
+
+
+# -- a cluster as no broker of today can be made to answer -----------------------------------------------------------------
+
+
+@dataclass
+class Answers:
+    """What a cluster of one topic answers."""
+
+    found: Identity = field(default_factory=lambda: Identity("c", 1, {"t": "1"}, {"t": 1}))
+    end: int = 0
+
+    def identity(self, topics: tuple[str, ...]) -> Identity:
+        return self.found
+
+    def told(self, topics: tuple[str, ...], enough: int) -> list[Told]:
+        raise AssertionError(topics)  # it has one broker
+
+    def settings(self, topics: tuple[str, ...], names: tuple[str, ...]) -> Mapping[str, Mapping[str, str]]:
+        raise AssertionError(topics)
+
+    def beginnings(self, partitions: list[Partition]) -> dict[Partition, int]:
+        return dict.fromkeys(partitions, 0)
+
+    def ends(
+        self, partitions: list[Partition], epochs: Mapping[Partition, int], *, committed: bool
+    ) -> dict[Partition, int]:
+        return dict.fromkeys(partitions, self.end)
+
+
+def over(answers: Answers) -> KafkaSource:
+    options = {"subscribe": "t", "startingoffsets": "earliest", "lowwater.brokers": "1"}
+    source = KafkaSource(options, answers).waiting_for(frozenset({"default/source"}))
+    assert isinstance(source, KafkaSource)
+    return source
+
+
+def test_topics_without_ids_are_refused() -> None:
+    """Brokers before 2.8 know none: a topic that is made anew would look as before."""
+    over(Answers()).check_writers()
+    nameless = Answers().found._replace(ids={"t": NO_ID})
+    with pytest.raises(Unsupported, match="where the topic t has no id"):
+        over(Answers(nameless)).check_writers()
+    with pytest.raises(Unsupported, match="where the cluster has no id"):
+        over(Answers(Answers().found._replace(cluster=""))).check_writers()
+
+
+def test_3c_nothing_that_waited_counts_by_rows_that_came_after_a_log_was_cut_off(tmp_path: Path) -> None:
+    """Of ten rows five were lost before they were read; others have their offsets by now."""
+    answers = Answers(end=10)
+    manifest = Manifest(tmp_path)
+    manifest.begin(1)
+    opened = OpenKafka(over(answers), manifest, 0)
+    waiting = opened.wait(opened.head('{"t":{"0":3}}'), None)
+    assert opened.reached(waiting, '{"t":{"0":10}}')
+    answers.end = 5
+    with pytest.raises(OSError, match="cut off: partition 0 of t from 10 to 5"):
+        opened.head('{"t":{"0":3}}')
+    answers.end = 12
+    assert not opened.reached(waiting, '{"t":{"0":12}}')

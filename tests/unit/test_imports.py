@@ -1,0 +1,81 @@
+"""Which parts of the distributions may import which others: the folders stand on each other, and never in a ring."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+SPARK = {
+    "errors": set[str](),
+    "settings": set[str](),
+    "checkpoint": {"errors"},
+    "sources": {"checkpoint", "errors"},
+    "track": {"checkpoint", "errors", "settings", "sources"},
+    "drive": {"checkpoint", "errors", "settings", "sources", "track"},
+    "attach": {"errors", "settings"},
+    "stages": {"checkpoint", "drive", "errors", "settings", "sources", "track"},
+    "prometheus": {"attach", "track"},
+}
+"""Every part but the front: a new one gets its place here."""
+
+ALLOWED: Mapping[str, Mapping[str, set[str]]] = {
+    "spark_listener/src/lowwater_spark": SPARK,
+    "authority/src/lowwater_authority": {"core": {"_pb"}, "journal": set()},
+    "client/src/lowwater": {
+        "_core": {"_pb", "errors", "histogram", "views", "watermark"},
+        "_drive": {"_core", "errors"},
+        "_server": {"_core", "errors", "views"},
+        "histogram": {"watermark"},
+        "views": {"watermark"},
+        "watermark": set(),
+        "errors": set(),
+    },
+}
+"""By package and part: the other parts of the package that it may import. The pure parts import nothing that waits, stores or sends."""
+
+
+def parts(package: Path) -> set[str]:
+    return {entry.stem for entry in package.iterdir() if entry.suffix == ".py" or (entry / "__init__.py").exists()}
+
+
+def imported(package: Path, part: str) -> Iterator[tuple[str, str]]:
+    """Yield where a part imports what of its package, also where only a type checker does."""
+    files = [package / f"{part}.py"] if (package / f"{part}.py").exists() else (package / part).rglob("*.py")
+    for file in sorted(files):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{file} imports by a relative name"
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                if name.split(".")[0] == package.name:
+                    yield f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", f"{name}.".split(".")[1]
+
+
+@pytest.mark.parametrize(
+    ("package", "part"), [(package, part) for package, allowed in ALLOWED.items() for part in allowed]
+)
+def test_a_part_imports_only_what_it_stands_on(package: str, part: str) -> None:
+    allowed = ALLOWED[package][part] | {part}
+    assert [place for place, name in imported(ROOT / package, part) if name not in allowed] == []
+
+
+def test_every_part_of_the_spark_package_has_its_place() -> None:
+    assert parts(ROOT / "spark_listener/src/lowwater_spark") == SPARK.keys() | {"__init__"}
+
+
+def test_nothing_stands_on_itself() -> None:
+    """The table allows no ring."""
+    for allowed in ALLOWED.values():
+        left = {part: set(others) & allowed.keys() for part, others in allowed.items()}
+        while left:
+            free = {part for part, others in left.items() if not others & left.keys()}
+            assert free, f"a ring of {', '.join(left)}"
+            left = {part: others for part, others in left.items() if part not in free}
