@@ -119,6 +119,7 @@ def refusing() -> Iterator[grpc.Channel]:
     [
         ("FAILED_PRECONDITION", errors.StaleSequencer, "STALE_SEQUENCER"),
         ("UNAVAILABLE", errors.Unavailable, "UNAVAILABLE"),
+        ("CANCELLED", errors.Unavailable, "UNAVAILABLE"),
         ("DEADLINE_EXCEEDED", errors.Timeout, "TIMEOUT"),
         ("PERMISSION_DENIED", errors.PermissionDenied, "PERMISSION_DENIED"),
         ("UNAUTHENTICATED", errors.Unauthenticated, "UNAUTHENTICATED"),

@@ -77,8 +77,8 @@ def closed_client() -> errors.Closed:
 
 
 def cancelled_call(address: str) -> errors.Unavailable:
-    """Return the error of a call that gRPC cancelled by itself, which nobody had asked for."""
-    msg = f"the call to the authority at {address} was cancelled by gRPC, which does not say why"
+    """Return the error of a call that was cancelled without being asked to: by gRPC itself, or by an authority that stops."""
+    msg = f"the call to the authority at {address} was cancelled, and gRPC does not say why; one that stops does so"
     return errors.Unavailable(msg, metadata={"address": address, "grpc_status": grpc.StatusCode.CANCELLED.name})
 
 
@@ -104,6 +104,8 @@ def error_of_call(failure: grpc.RpcError, address: str) -> errors.LowwaterError:
     if code is grpc.StatusCode.INTERNAL and details == _BROKEN:
         msg = f"the stream to the authority at {address} ended while it was written to, and gRPC does not say why"
         return errors.Unavailable(msg, metadata=metadata)
+    if code is grpc.StatusCode.CANCELLED:
+        return cancelled_call(address)
     if code is grpc.StatusCode.UNAVAILABLE:
         msg = f"no authority answers at {address}: {details}. Is `lowwater serve` running there?"
         return errors.Unavailable(msg, metadata=metadata)
