@@ -34,8 +34,8 @@ def minute(number: int) -> lowwater.Watermark:
     return lowwater.Watermark.of(at(9, number))
 
 
-class Flow:
-    """A stage that hands over and removes, and those that read it."""
+class Readers:
+    """A stage that hands over and removes, and its readers."""
 
     def __init__(self, spark: SparkSession, address: str, base: Path) -> None:
         self.spark, self.address, self.base = spark, address, base
@@ -142,7 +142,7 @@ def test_a_stage_removes_what_its_readers_have_read_and_they_go_on(
     feed: Callable[[str], Feed],
     tmp_path: Path,
 ) -> None:
-    flow, rows = Flow(spark, authority.address, tmp_path), feed("in")
+    flow, rows = Readers(spark, authority.address, tmp_path), feed("in")
     put: list[str] = []
 
     def more(*readers: str) -> None:
@@ -228,7 +228,7 @@ def test_a_driven_query_and_a_plain_chain_lose_nothing_and_none_holds_the_others
     tmp_path: Path,
 ) -> None:
     """One stage hands over to two outputs: one is read by a driven query, the other by a plain one, whose sink another plain one reads."""
-    flow, rows = Flow(spark, authority.address, tmp_path), feed("in")
+    flow, rows = Readers(spark, authority.address, tmp_path), feed("in")
     put: list[str] = []
 
     def come(*readers: str) -> None:
@@ -309,7 +309,7 @@ def test_without_keep_nothing_is_removed_and_a_negative_one_is_refused(
     feed: Callable[[str], Feed],
     tmp_path: Path,
 ) -> None:
-    flow, rows = Flow(spark, authority.address, tmp_path), feed("in")
+    flow, rows = Readers(spark, authority.address, tmp_path), feed("in")
     try:
         for hour in (8, 9):
             rows.put([row(str(hour), hour)])
