@@ -20,7 +20,7 @@ from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.drive.plan import check_ending
 from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.base import Line
+from lowwater_spark.sources.base import NONE, Line, Source
 from lowwater_spark.sources.control import Control, ControlSource, Drive, Offset
 from lowwater_spark.sources.files import FileSource, OpenFiles
 from lowwater_spark.sources.source_log import Head
@@ -43,7 +43,7 @@ VALUE = int(at(12).timestamp() * 1_000) - 1
 
 
 class Query:
-    """A driven plain query over a folder: one file source per control, all of it empty unless a test writes it."""
+    """A driven plain query over a folder: one file source per control, all of it empty unless a test writes it. Or over ``source``."""
 
     def __init__(
         self, folder: Path, client: lowwater.Client, *inputs: str, name: str = "stage", **options: Any
@@ -51,14 +51,15 @@ class Query:
         self.checkpoint = folder / name
         for log in ("offsets", "commits", "sources"):
             (self.checkpoint / log).mkdir(parents=True, exist_ok=True)
-        self.sources: list[ControlSource | FileSource] = []
+        self.sources: list[Source] = []
         drives: dict[int, Drive] = {}
         adopt, pinned = options.pop("adopt", False), options.pop("pinned", False)
-        frame = options.pop("frame", name)
+        frame, source = options.pop("frame", name), options.pop("source", None)
         for i, each in enumerate(inputs):
             (folder / f"in{i}").mkdir(exist_ok=True)
             drives[2 * i] = Drive(str(folder / f"{frame}{i}"), (each,), "t", **options)
-            self.sources += [ControlSource(drives[2 * i].directory), FileSource(str(folder / f"in{i}"), False, "json")]
+            read = FileSource(str(folder / f"in{i}"), False, "json") if source is None else source
+            self.sources += [ControlSource(drives[2 * i].directory), read]
         self.controls = [Control(drive.directory) for drive in drives.values()]
         checked = Checked(self.sources)
         registration = Registration(
@@ -78,8 +79,8 @@ class Query:
         self.run = Run(self.checkpoint, checked, [part], Plain())
         self.driving = Driving(self.checkpoint, checked, drives, pinned=pinned)
 
-    def plan(self, batch: int, *offsets: Offset) -> None:
-        entries = [line for each in offsets for line in (json.dumps(each.to_json()), "-")]
+    def plan(self, batch: int, *offsets: Offset, read: Line = NONE) -> None:
+        entries = [line for each in offsets for line in (json.dumps(each.to_json()), read)]
         (self.checkpoint / "offsets" / str(batch)).write_text("\n".join(["v1", "{}", *entries]))
 
     def start(self) -> None:

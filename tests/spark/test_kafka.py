@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sources.control import END, Offset
 from lowwater_spark.sources.kafka import (
     KAFKA,
     NO_ID,
@@ -44,10 +46,15 @@ from lowwater_spark.sources.kafka import (
 )
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
 from lowwater_spark.track.plan import check_plan
+from tests.kit.eventually import eventually
 from tests.kit.kafka import ANSWERS_WITHIN, READY, Broker, Kafka, Row
 from tests.kit.times import at, mark
+from tests.spark.drive_support import HOUR, Driven, counts, driven, millis, record, say
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low
+from tests.spark.test_driving import VALUE, Query
+
+__all__ = ["driven"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -69,11 +76,11 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 class Topic:
     """A topic, and stages over it. Its rows are those of a feed."""
 
-    def __init__(self, kafka: Kafka, flow: Flow, name: str) -> None:
+    def __init__(self, kafka: Kafka, flow: Flow, name: str, partitions: int = 1) -> None:
         self.kafka = kafka
         self.flow = flow
         self.name = name
-        kafka.create(name)
+        kafka.create(name, partitions)
 
     def put(self, *rows: tuple[str, int], partition: int = 0) -> None:
         said = [json.dumps({"key": key, "t": at(hour).isoformat()}).encode() for key, hour in rows]
@@ -287,6 +294,110 @@ def test_kafka_is_known_however_it_is_spelt(spelt: str, topic: Topic) -> None:
         {"kafka.bootstrap.servers": topic.kafka.address, "subscribe": topic.name}, topic.admin()
     )
     assert source.kind == KAFKA
+
+
+# -- driven ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def driven_topic(kafka: Kafka, flow: Flow, tmp_path: Path) -> Topic:
+    return Topic(kafka, flow, tmp_path.name, partitions=2)
+
+
+def put(topic: Topic, *rows: Mapping[str, str]) -> list[Mapping[str, str]]:
+    """Write records, one to each partition and so on; returns them."""
+    topic.kafka.put(topic.name, [Row(json.dumps(each).encode(), partition=i % 2) for i, each in enumerate(rows)])
+    return [*rows]
+
+
+def hourly(topic: Topic, driven: Driven) -> DataFrame:
+    source = {"kafka.isolation.level": "read_committed"}
+    return driven.hourly(driven.drive(topic.read(**source), step=timedelta(milliseconds=1)))
+
+
+def test_driven_windows_over_a_topic_close_when_all_their_rows_are_read(
+    driven_topic: Topic, driven: Driven, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """To the millisecond; not while a transaction is open; by the watermark alone; after a restart; and all of them in the end."""
+    rows = put(driven_topic, record("a", at(9, 5)), record("a", at(9, 59)), record("b", at(9, 30)))
+    query = driven.start(hourly(driven_topic, driven), stamp=HOUR)
+    say(upstream, at(10) - timedelta(milliseconds=1))
+    driven.await_watermark(at(10) - timedelta(milliseconds=1))
+    assert driven.out == [], "a row at one millisecond before ten may still come"
+    say(upstream, at(10))
+    driven.await_watermark(at(10))
+    assert driven.rows == counts(rows, at(10))
+    open_one = Transaction(driven_topic, f"{driven_topic.name}-open")
+    open_one.put("x", 10)
+    rows += [record("x", at(10)), *put(driven_topic, record("c", at(10)), record("c", at(10, 59)))]
+    say(upstream, at(11))
+    driven.eventually(waits(query, "a transaction is open since"), "it holds")
+    query.stop()
+    again = driven.start(hourly(driven_topic, driven), stamp=HOUR)
+    driven.eventually(waits(again, "a transaction is open since"), "after a restart as well")
+    assert driven.watermark() == millis(at(10))
+    assert driven.rows == counts(rows, at(10))
+    open_one.producer.commit_transaction(ANSWERS_WITHIN)
+    driven.await_watermark(at(11))
+    assert driven.rows == counts(rows, at(11))
+    rows += put(driven_topic, record("d", at(11)), record("a", at(13)))
+    upstream.lease.finish()
+    driven.await_watermark(END)
+    assert driven.rows == counts(rows)
+    driven.eventually(lambda: low(lw, "stage").finished, "all is written, so nothing will come")
+    assert again.status().late_rows == 0
+
+
+def test_a_driven_query_that_ends_by_itself_has_closed_what_it_could(
+    driven_topic: Topic, driven: Driven, upstream: Upstream
+) -> None:
+    rows = put(driven_topic, *(record(f"k{hour}", at(hour)) for hour in range(9, 14)))
+    say(upstream, at(12))
+    query = driven.start(hourly(driven_topic, driven), stamp=HOUR, trigger={"availableNow": True})
+    assert query.await_termination(ANSWERS_WITHIN)
+    assert driven.rows == counts(rows, at(12))
+
+
+def test_what_is_planned_over_a_topic_moves_no_watermark_before_it_is_confirmed(
+    lw: lowwater.Client, upstream: Upstream, tmp_path: Path
+) -> None:
+    """A plan names offsets: while its rows are read the topic may be made anew. And what asks meanwhile waits for the answer."""
+    upstream.at(12)
+    answers = Answers(end=2)
+    query = Query(tmp_path, lw, "source", source=over(answers), pinned=True)
+    try:
+        query.start()
+
+        def listed() -> bool:
+            query.tick()
+            return query.driving._seen is not None
+
+        eventually(listed, "the end was listed")
+        query.plan(0, Offset(), read='{"t":{"0":2}}')
+        (query.checkpoint / "sources/1").mkdir()
+        (query.checkpoint / "sources/1/0").write_text('v1\n{"t":{"0":0}}')
+        query.tick()
+        assert query.given() == 0, "planned up to the end"
+        (query.checkpoint / "commits/0").write_text('v1\n{"nextBatchWatermarkMs":0}')
+        [control] = query.controls
+        control.ask(1)
+        query.driving.tick()
+        told = control.told()
+        assert told is not None
+        assert (told.offset.watermark, told.answered, told.final) == (0, 0, False), "nobody has confirmed the batch"
+        known = answers.found
+        answers.found = known._replace(ids={"t": "2"})
+        with pytest.raises(CheckpointMismatch, match="another one"):
+            query.tick()
+        assert query.given() == 0, "the rows may have been those of another topic"
+        answers.found = known
+        query.run.tick()
+        query.driving.tick()
+        told = control.told()
+        assert told is not None
+        assert (told.offset.watermark, told.answered, told.final) == (VALUE, 1, True)
+    finally:
+        query.close()
 
 
 # -- several brokers -----------------------------------------------------------------------------------------------------
@@ -579,12 +690,6 @@ def test_a_driver_without_kafkas_client_is_told_what_to_bring(topic: Topic) -> N
     with pytest.raises(Unsupported, match="no Kafka client") as refusal:
         KafkaAdmin(bare, {"kafka.bootstrap.servers": topic.kafka.address}).identity((topic.name,))
     assert "spark.jars" in refusal.value.fix
-
-
-def test_a_driven_query_over_kafka_is_refused(topic: Topic) -> None:
-    frame = lws.drive(topic.read(), inputs=["source"], event_time="t")
-    with pytest.raises(Unsupported, match="A driven query over Kafka"):
-        topic.flow.start(topic.flow.plain, stream=frame)
 
 
 def test_other_topics_than_the_checkpoints_are_refused(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:

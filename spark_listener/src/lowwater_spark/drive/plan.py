@@ -17,7 +17,6 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Source
 from lowwater_spark.sources.control import END, NOTHING_GIVEN, ControlSource, Drive, Offset, is_control
-from lowwater_spark.sources.kafka import KAFKA
 from lowwater_spark.track.operators import KINDS, Window, items, nodes
 from lowwater_spark.track.plan import Checked
 
@@ -38,12 +37,6 @@ def check_driven(
     """
     _check_settings(spark, drives)
     _check_inputs(drives, inputs)
-    if any(source.kind == KAFKA for source in checked.sources):
-        raise Unsupported(
-            "A driven query over Kafka",
-            "the watermark is given to Spark by what is planned, and that the topics are still the same is known only of what is committed",
-            "Track the query without lws.drive(), and keep what must wait with batch.stateful(); or let it write files, and drive the query that reads them.",
-        )
     if any(not watermark.driven for watermark in checked.watermarks) or len(checked.watermarks) != len(drives):
         raise Unsupported(
             "withWatermark beside lws.drive()",

@@ -5,6 +5,9 @@ up to batch N. The control row then comes in batch N + 1 at the earliest, Spark'
 rows by it one batch later still. All rows below W are in batches up to N. Rate limits, ``availableNow``, replays and stale listings only make W
 wait; nothing else needs to be known of them.
 
+That is so where a plan names what will be read, as one of files does. One of Kafka names offsets, and until they are read other rows may stand under them. There
+batch N must be *committed*, and confirmed by the run: the topics are still those that were pinned. The control row comes in batch N + 1 at the earliest either way.
+
 Everything that must survive stands in Spark's offset log, as the control's offset. A run begins from the newest planned one.
 """
 
@@ -222,6 +225,7 @@ class Driving:
         self._check_followed()
         if self._follows:
             self._look()
+        lags = self._lags()
         reached = self._reached()
         for number, driven in self._driven.items():
             offset = driven.told.offset
@@ -229,7 +233,8 @@ class Driving:
                 incarnations = {name: reached.incarnations[name] for name in driven.drive.inputs}
                 offset = Offset(reached.values[number], incarnations, offset.run)
             final = self.pinned and self._seen is not None and self._seen.values[number] <= offset.watermark
-            told = Told(offset, asked[number], final)
+            # A batch that was committed before the question may be what the value waits for.
+            told = Told(offset, driven.told.answered if lags else asked[number], final)
             if told != driven.told:
                 driven.control.tell(told)
                 driven.told = told
@@ -286,8 +291,9 @@ class Driving:
         return {name for drive in self.drives.values() if drive.share is None for name in drive.inputs}
 
     def _reached(self) -> _Seen | None:
-        """Return the newest reading whose head is planned; the plans that it stands on are durable then."""
+        """Return the newest reading whose head is planned, of Kafka committed; the plans that it stands on are durable then."""
         batch, lines = self.read_plans()
+        lines = self._heads.counted(lines)
         with self._heads.lock:
             reached = self._candidates.newest_reached(lines, forget=False)
         if batch is not None and reached is not None:
@@ -303,6 +309,12 @@ class Driving:
         with self._heads.lock:
             self._heads.read_to(lines)
         return None if plan is None else plan.batch, lines
+
+    def _lags(self) -> bool:
+        """Return whether a batch is committed that counts for a source only once the run has settled it, which it has not."""
+        batch = self.log.last_committed()
+        plan = None if batch is None else self.log.plan(batch)
+        return plan is not None and self._heads.lags(plan.lines)
 
     def _sync(self, newest: int) -> None:
         """Make the plans up to ``newest`` durable: a file that a lost plan had taken would be read again, below the watermark."""

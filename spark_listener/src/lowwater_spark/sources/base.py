@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lowwater_spark.checkpoint.manifest import Manifest
     from lowwater_spark.sources.bookmarks import Output
 
-__all__ = ["NONE", "Awaited", "Line", "OpenSource", "Rowless", "Source"]
+__all__ = ["NONE", "Awaited", "Fileless", "Line", "OpenSource", "Rowless", "Source"]
 
 Line = str
 """The offset of a source, as it stands in ``offsets/N``."""
@@ -88,6 +88,11 @@ class OpenSource(Awaited[Any, Line], Protocol):
         """How many files that were read this keeps the names of. O(1), and any thread may ask."""
         ...
 
+    @property
+    def planned_is_read(self) -> bool:
+        """Whether what a plan names is what its batch will read, whatever happens meanwhile. Else only what is committed, and was confirmed, is known to be read."""
+        ...
+
     def read_to(self, line: Line) -> None:
         """Read what Spark has logged of the source up to a planned batch. Raises CheckpointMismatch for a line of another source, OSError."""
         ...
@@ -118,8 +123,8 @@ class OpenSource(Awaited[Any, Line], Protocol):
         ...
 
 
-class Rowless:
-    """What a source answers that has no rows which a reading covers: it is never waited for, and stands on the plan alone."""
+class Fileless:
+    """What a source answers that is no directory of files."""
 
     __slots__ = ()
 
@@ -132,6 +137,17 @@ class Rowless:
     def remembered(self) -> int:
         """It has no files."""
         return 0
+
+
+class Rowless(Fileless):
+    """What a source answers that has no rows which a reading covers: it is never waited for, and stands on the plan alone."""
+
+    __slots__ = ()
+
+    @property
+    def planned_is_read(self) -> bool:
+        """Nothing is waited for."""
+        return True
 
     def head(self, settled: Line) -> None:
         """Return nothing."""

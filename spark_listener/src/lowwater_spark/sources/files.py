@@ -262,6 +262,11 @@ class OpenFiles:
         """How many paths are kept of what Spark has logged."""
         return len(self._log.taken)
 
+    @property
+    def planned_is_read(self) -> bool:
+        """A plan names files, by their paths, and one that is gone ends the batch."""
+        return True
+
     def read_to(self, line: Line) -> None:
         """Read the log up to a planned batch, see :meth:`~lowwater_spark.sources.source_log.SourceLog.read_to`."""
         self._log.read_to(log_offset(line))

@@ -105,6 +105,16 @@ class Heads:
             self._look = self.list_heads(self._settled)
         return self._look
 
+    def counted(self, planned: Sequence[Line]) -> list[Line]:
+        """Return how far each source is known to be read when a batch is planned: to its line, or to the one that the run has settled last."""
+        settled = itertools.chain(self._settled, itertools.repeat(NONE))
+        each = zip(self.sources, planned, settled, strict=False)
+        return [line if source.planned_is_read else confirmed for source, line, confirmed in each]
+
+    def lags(self, committed: Sequence[Line]) -> bool:
+        """Return whether the run has not settled the newest committed batch, of these lines, where :meth:`counted` goes by it."""
+        return any(one != other for one, other in zip(self.counted(committed), committed, strict=False))
+
     def let_go(self) -> None:
         """Keep no look: everybody has had it."""
         self._look = None

@@ -24,12 +24,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.base import NONE, Line, OpenSource
+from lowwater_spark.sources.base import NONE, Fileless, Line, OpenSource
 from lowwater_spark.sources.opaque import OpenOpaque
 
 if TYPE_CHECKING:
     from lowwater_spark.checkpoint.manifest import Manifest
-    from lowwater_spark.sources.bookmarks import Output
 
 __all__ = [
     "BROKERS",
@@ -380,7 +379,7 @@ class Pin(NamedTuple):
         return ""
 
 
-class OpenKafka:
+class OpenKafka(Fileless):
     """The topics of a query that runs. Its offset is a vector of the next offsets, its head one of the ends."""
 
     def __init__(self, source: KafkaSource, manifest: Manifest, number: int) -> None:
@@ -399,14 +398,9 @@ class OpenKafka:
         self._pin = self._pinned()
 
     @property
-    def outputs(self) -> Mapping[str, Output]:
-        """Nothing is handed over into it."""
-        return {}
-
-    @property
-    def remembered(self) -> int:
-        """It has no files."""
-        return 0
+    def planned_is_read(self) -> bool:
+        """A plan names offsets: until its rows are read, a topic that is made anew may have others under them."""
+        return False
 
     def _pinned(self) -> Pin:
         """Return the pin, made and durable before the query's first batch."""
