@@ -149,7 +149,7 @@ def ticks(base: Path) -> tuple[OpenSource, Line]:
     source = Ticks(base / "ck", 0, 1)
     source.force(NONE)
     path = tick_directory(base / "ck") / "1-1"
-    write_log(base / "ck/sources/0/0", [{"path": path.as_uri(), "timestamp": 1, "batchId": 0}])
+    write_log(base / "ck/sources/0/0", [{"path": f"file://{path}", "timestamp": 1, "batchId": 0}])
     return source, lines(0)[0]
 
 

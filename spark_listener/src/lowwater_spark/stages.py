@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import lowwater
 from lowwater._core.calls import full_name
 from lowwater_spark.checkpoint.identity import check_names, home_of, identity, new_ordinal
+from lowwater_spark.checkpoint.location import Location, real, uri_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive.frame import drive_of
 from lowwater_spark.drive.watermark import Driving, is_approximate
@@ -242,7 +243,7 @@ class Stage:
             hook = Hook(write_batch, probe)
             run = Run(folder, checked, parts, hook, skip_removed=skip_removed)
             writer = frame.writeStream.foreachBatch(hook.run_batch).queryName(name or self.name).trigger(**triggered)
-            return begin(run, writer.option("checkpointLocation", f"file://{folder}"))
+            return begin(run, writer.option("checkpointLocation", uri_of(folder)))
 
     def start(
         self,
@@ -325,7 +326,7 @@ class Stage:
         with self._beginning(client, [authority], driving) as begin:
             parts = [Part(authority, self.keyed, folder)]
             run = Run(folder, checked, parts, Plain(output), skip_removed=skip_removed)
-            return begin(run, writer.option("checkpointLocation", f"file://{folder}"))
+            return begin(run, writer.option("checkpointLocation", uri_of(folder)))
 
     @contextlib.contextmanager
     def _beginning(
@@ -383,13 +384,12 @@ class Stage:
         except Unsupported:
             return None
 
-    def _check_running(self, checkpoint: Path, name: str) -> None:
+    def _check_running(self, checkpoint: Location, name: str) -> None:
         """Find what Spark would refuse, before the claim fences a query that runs."""
         if any(query.name == name for query in self.spark.streams.active):
             msg = f"a query named {name!r} is running in this session; stop it first, or pass another name"
             raise ValueError(msg)
-        real = os.path.realpath(checkpoint)
-        if any(os.path.realpath(query.checkpoint) == real and query.query.isActive for query in _running):
+        if any(real(query.checkpoint) == real(checkpoint) and query.query.isActive for query in _running):
             msg = f"the query of {checkpoint} is running in this process; stop it first"
             raise ValueError(msg)
 
@@ -400,7 +400,7 @@ class Stage:
     def _parts(
         self,
         client: lowwater.Client,
-        checkpoint: Path,
+        checkpoint: Location,
         checked: Checked,
         stages: Sequence[tuple[Stage, Sequence[str]]],
         *,
@@ -419,7 +419,7 @@ class Stage:
             parts[stage.name] = Part(authority, stage.keyed, home, [parts[name] for name in earlier])
         return list(parts.values())
 
-    def _registration(self, checkpoint: Path, checked: Checked, *, adopt: bool, estimated: bool) -> Registration:
+    def _registration(self, checkpoint: Location, checked: Checked, *, adopt: bool, estimated: bool) -> Registration:
         log = CheckpointLog(checkpoint)
         last = log.last_committed()
         first = 0 if last is None else last + 1

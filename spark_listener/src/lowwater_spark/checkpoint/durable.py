@@ -1,7 +1,7 @@
 """Files that survive a crash whole or are not there: written beside, synced, then named.
 
-All of it is for a local file system, or one that behaves like it (NFS): rename and link within a directory are atomic, and
-fsync of a directory makes its names durable.
+On a local file system, or one that behaves like it (NFS), rename and link within a directory are atomic, and fsync of a directory makes its names
+durable. What is promised elsewhere, :mod:`lowwater_spark.checkpoint.hadoop` says.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ import uuid
 from pathlib import Path
 from typing import Final
 
+from lowwater_spark.checkpoint.hadoop import HadoopPath
+from lowwater_spark.checkpoint.location import Location
+
 __all__ = [
     "NotDurable",
     "boot_of",
+    "create",
     "make_directory",
     "sync_directory",
     "sync_file",
@@ -27,11 +31,13 @@ class NotDurable(RuntimeError):
     """A file could not be made durable. Syncing it again proves nothing: the system may have given the data up by then."""
 
 
-def write_once(path: Path, data: bytes) -> bool:
+def write_once(path: Location, data: bytes) -> bool:
     """Create a file with this content; False when the name was taken, by whatever content. The name is durable in both cases.
 
     Never replaces a file, and no reader ever sees a part of one. Costs two fsyncs.
     """
+    if isinstance(path, HadoopPath):
+        return path.write_once(data)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with beside.open("xb") as file:
@@ -50,9 +56,23 @@ def write_once(path: Path, data: bytes) -> bool:
     return fresh
 
 
-def make_directory(path: Path) -> None:
+def create(path: Location) -> bool:
+    """Create an empty file; False when the name was taken. The name is durable when it was not. Costs one fsync."""
+    if isinstance(path, HadoopPath):
+        return path.write_once(b"")
+    try:
+        path.open("x").close()
+    except FileExistsError:
+        return False
+    sync_directory(path.parent)
+    return True
+
+
+def make_directory(path: Location) -> None:
     """Create a directory and its missing parents, each durable in its own parent."""
-    if not path.is_dir():
+    if isinstance(path, HadoopPath):
+        path.mkdir()
+    elif not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
         sync_directory(path.parent)
@@ -83,8 +103,11 @@ def boot_of(folder: Path) -> str:
     return f"{boot} {number}" if found and found <= _LOCAL else ""
 
 
-def sync_file(path: Path) -> None:
+def sync_file(path: Location) -> None:
     """Make a file's content durable, whoever wrote it. Raises NotDurable, and OSError when it cannot be opened."""
+    if isinstance(path, HadoopPath):
+        path.stat()  # a file that was closed there cannot be synced any more, and need not
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -95,9 +118,10 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def sync_directory(path: Path) -> None:
+def sync_directory(path: Location) -> None:
     """Make the names in a directory durable."""
-    sync_file(path)
+    if isinstance(path, Path):
+        sync_file(path)
 
 
 def sync_tree(path: Path) -> None:
@@ -108,11 +132,14 @@ def sync_tree(path: Path) -> None:
         sync_directory(Path(folder))
 
 
-def write_over(path: Path, data: bytes, *, durable: bool = True) -> None:
+def write_over(path: Location, data: bytes, *, durable: bool = True) -> None:
     """Create or replace a file, so that a crash leaves the old content or the new one. Durable when it returns; costs two fsyncs.
 
     Without ``durable`` a reader sees one of both all the same, a power cut may take the file, and it costs none.
     """
+    if isinstance(path, HadoopPath):
+        path.write_over(data)
+        return
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with beside.open("xb") as file:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from lowwater_spark.checkpoint.durable import make_directory, sync_directory, write_once
+from lowwater_spark.checkpoint.durable import create, make_directory, write_once
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
@@ -28,7 +28,7 @@ _KEPT: Final = 16
 """Old run files that stay, for people; only the highest number counts."""
 
 
-def identity(checkpoint: Path) -> str:
+def identity(checkpoint: Location) -> str:
     """Return the identity of a checkpoint, made at the first call and durable when it returns."""
     path = checkpoint / "lowwater" / "identity"
     make_directory(path.parent)
@@ -36,29 +36,26 @@ def identity(checkpoint: Path) -> str:
     return path.read_text(encoding="ascii").strip()
 
 
-def new_ordinal(checkpoint: Path) -> int:
+def new_ordinal(checkpoint: Location) -> int:
     """Return a number higher than that of any earlier run of this checkpoint. Durable, and given out once."""
     runs = checkpoint / "lowwater" / "runs"
     make_directory(runs)
     while True:
         taken = sorted(int(entry.name) for entry in runs.iterdir() if entry.name.isdecimal())
         ordinal = taken[-1] + 1 if taken else 1
-        try:
-            (runs / str(ordinal)).open("x").close()
-        except FileExistsError:
+        if not create(runs / str(ordinal)):
             continue  # another run was faster
-        sync_directory(runs)
         for old in taken[:-_KEPT]:
             (runs / str(old)).unlink(missing_ok=True)
         return ordinal
 
 
-def home_of(checkpoint: Path, name: str, *, first: bool) -> Path:
+def home_of(checkpoint: Location, name: str, *, first: bool) -> Location:
     """Return the directory in which a stage has its directory ``lowwater``."""
     return checkpoint if first else checkpoint / "lowwater" / "stages" / quote(name, safe="").replace(".", "%2E")
 
 
-def check_names(checkpoint: Path, names: Sequence[str]) -> None:
+def check_names(checkpoint: Location, names: Sequence[str]) -> None:
     """Compare a query's stages with those that its checkpoint was begun with, and keep them if it is new.
 
     A checkpoint without the list has one stage, of any name. Raises CheckpointMismatch.

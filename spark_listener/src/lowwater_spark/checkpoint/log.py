@@ -14,8 +14,8 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch
 
 __all__ = ["CheckpointLog", "Plan"]
@@ -37,7 +37,7 @@ class Plan:
 class CheckpointLog:
     """The offset and commit logs of one checkpoint directory. Every call reads the file system anew."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Location) -> None:
         self.checkpoint = checkpoint
         self._commits = checkpoint / "commits"
         self._offsets = checkpoint / "offsets"
@@ -81,12 +81,12 @@ class CheckpointLog:
         found = [self.plan(number) for number in sorted(_numbers(self._offsets)) if batch < number <= last]
         return [plan for plan in found if plan is not None]
 
-    def path(self, plan: Plan) -> Path:
+    def path(self, plan: Plan) -> Location:
         """Return the entry of a planned batch."""
         return self._offsets / str(plan.batch)
 
 
-def _numbers(log: Path) -> list[int]:
+def _numbers(log: Location) -> list[int]:
     try:
         return [int(entry.name) for entry in log.iterdir() if entry.name.isdecimal()]
     except FileNotFoundError:

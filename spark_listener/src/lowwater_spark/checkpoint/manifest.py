@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lowwater_spark.checkpoint.durable import make_directory, sync_directory, write_once, write_over
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch
 
 __all__ = ["SECTIONS", "Manifest"]
@@ -54,7 +55,7 @@ class Manifest:
     ``probe`` is called with the name of each step; for tests.
     """
 
-    def __init__(self, checkpoint: Path, probe: Callable[[str], None] = lambda _step: None) -> None:
+    def __init__(self, checkpoint: Location, probe: Callable[[str], None] = lambda _step: None) -> None:
         self.checkpoint = checkpoint
         self.run = 0
         """The number of the run that writes, see :func:`~lowwater_spark.checkpoint.identity.new_ordinal`; 0 before it has one."""
@@ -172,7 +173,7 @@ class Manifest:
             with contextlib.suppress(FileNotFoundError):  # a newer one was created meanwhile, and this one deleted
                 return number, self._read(self._path(number))
 
-    def _read(self, path: Path) -> dict[str, Any]:
+    def _read(self, path: Location) -> dict[str, Any]:
         content = _loaded(path)
         if content.get("format") != _FORMAT:
             raise _other(path, content.get("format"))
@@ -185,7 +186,7 @@ class Manifest:
             raise CheckpointMismatch(msg)
         return {section: content[section] for section in SECTIONS}
 
-    def _path(self, number: int) -> Path:
+    def _path(self, number: int) -> Location:
         return self._folder / f"{number}.json"
 
     def _numbers(self) -> list[int]:
@@ -207,6 +208,8 @@ class Manifest:
         return found == _FORMAT
 
     def _read_old(self) -> dict[str, Any]:
+        if not isinstance(self.checkpoint, Path):
+            return dict.fromkeys(SECTIONS)  # those releases kept checkpoints on local file systems alone
         query, stages, reading, roots, sink, read = (
             self._old(f"lowwater/{name}.json") for name in ("query", "stages", "reading", "roots", "sink", "read")
         )
@@ -223,7 +226,9 @@ class Manifest:
 
     def _old_states(self) -> dict[str, Any] | None:
         """Return by stage what its file says. It had no format."""
-        homes = [Path(), *(path.relative_to(self.checkpoint) for path in (self._home / "stages").glob("*"))]
+        assert isinstance(self.checkpoint, Path)
+        stages = self.checkpoint / "lowwater" / "stages"
+        homes = [Path(), *(path.relative_to(self.checkpoint) for path in stages.glob("*"))]
         found = {home.as_posix(): self._old((home / "lowwater/state.json").as_posix()) for home in homes}
         return {home: {"made": None, **entry} for home, entry in found.items() if entry is not None} or None
 
@@ -240,6 +245,8 @@ class Manifest:
         return content
 
     def _delete_old(self) -> None:
+        if not isinstance(self.checkpoint, Path):
+            return
         for path in (self._home / name for name in _FILES):
             if path.exists():
                 path.unlink()
@@ -247,7 +254,7 @@ class Manifest:
                 sync_directory(path.parent)
 
 
-def _loaded(path: Path) -> dict[str, Any]:
+def _loaded(path: Location) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except ValueError as error:
@@ -259,7 +266,7 @@ def _loaded(path: Path) -> dict[str, Any]:
     return content
 
 
-def _other(path: Path, found: object) -> CheckpointMismatch:
+def _other(path: Location, found: object) -> CheckpointMismatch:
     return CheckpointMismatch(
         f"{path} is of format {found}; this release reads {_OLD} and {_FORMAT}. Use the release that wrote it, or a newer one."
     )

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from math import gcd
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater.watermark import MAX, MIN
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Source
@@ -172,7 +172,7 @@ def steps_for(checked: Checked, drive: Drive) -> Steps:
 
 
 # -- the checkpoint -----------------------------------------------------------------------------------------------------
-def check_checkpoint(checkpoint: Path, sources: Sequence[Source]) -> None:
+def check_checkpoint(checkpoint: Location, sources: Sequence[Source]) -> None:
     """Raise CheckpointMismatch when the checkpoint is of a query that was driven and this one is not, or the other way round.
 
     Spark itself would say how many sources there are ("There are [1] sources in the checkpoint offsets and now there are [2] sources"),

@@ -20,13 +20,13 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import lowwater
 from lowwater import errors
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
+from lowwater_spark.checkpoint.location import Location, local
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive.late import LateRule, open_late, reserve_late, windows_of
 from lowwater_spark.drive.plan import Steps, check_checkpoint, check_driven, check_ending, given_offsets, steps_for
@@ -97,7 +97,7 @@ class Driving:
     reading allows a higher value, which the run has as well.
     """
 
-    checkpoint: Path
+    checkpoint: Location
     checked: Checked
     drives: Mapping[int, Drive]
     pinned: bool = False
@@ -129,7 +129,7 @@ class Driving:
         spark: SparkSession,
         frame: DataFrame,
         checked: Checked,
-        checkpoint: Path,
+        checkpoint: Location,
         inputs: Sequence[str],
         trigger: Mapping[str, Any],
     ) -> Driving | None:
@@ -141,6 +141,7 @@ class Driving:
 
         drives = {number: drive_of(control.directory) for number, control in checked.controls.items()}
         if drives:
+            local(checkpoint, "The checkpoint of a driven query", "Put it on a local file system or NFS.")
             check_ending(trigger)
             check_driven(spark, frame, checked, drives, inputs)
         check_checkpoint(checkpoint, checked.sources)

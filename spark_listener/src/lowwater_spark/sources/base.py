@@ -20,10 +20,10 @@ Whatever a source cannot find out now it answers by OSError: nothing is known th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from lowwater_spark.checkpoint.location import Location
     from lowwater_spark.checkpoint.manifest import Manifest
     from lowwater_spark.sources.bookmarks import Output
 
@@ -118,7 +118,7 @@ class OpenSource(Awaited[Any, Line], Protocol):
         """
         ...
 
-    def evidence(self, line: Line) -> list[Path]:
+    def evidence(self, line: Line) -> list[Location]:
         """Return the files, beside the plan, that say what a batch has read: they are made durable before it counts."""
         ...
 
@@ -179,7 +179,7 @@ class Rowless(Fileless):
     def confirm(self, line: Line) -> None:
         """Do nothing: it is no place that could be another one."""
 
-    def evidence(self, line: Line) -> list[Path]:
+    def evidence(self, line: Line) -> list[Location]:
         """Return nothing."""
         return []
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from lowwater_spark.checkpoint.durable import NotDurable, make_directory, sync_directory, sync_file, write_over
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
@@ -259,7 +260,7 @@ class ReadRecord:
         self._manifest.keep("read", {"batch": batch, "read": places})
 
 
-def sync_commit(checkpoint: Path, batch: int) -> None:
+def sync_commit(checkpoint: Location, batch: int) -> None:
     """Make it durable that a batch is committed. Raises FileNotFoundError when it is not."""
     sync_file(checkpoint / "commits" / str(batch))
     sync_directory(checkpoint / "commits")

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.base import Line
@@ -94,7 +95,7 @@ class FileSource:
         """Return it for one run of a query."""
         return OpenFiles(self, number, manifest)
 
-    def log_in(self, folder: Path) -> SourceLog:
+    def log_in(self, folder: Location) -> SourceLog:
         """Return the reader of its log, which is this folder of a checkpoint."""
         return SourceLog(folder, self.root, self.max_age, None if self.recursive or self.sink_log else self.columns)
 
@@ -331,7 +332,7 @@ class OpenFiles:
     def confirm(self, line: Line) -> None:
         """Do nothing: each listing looks at the directory, and each entry of the log says where its files were."""
 
-    def evidence(self, line: Line) -> list[Path]:
+    def evidence(self, line: Line) -> list[Location]:
         """Return the log's entry of a batch."""
         return log_files(self._folder, line)
 

@@ -11,9 +11,9 @@ import itertools
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.sources.base import NONE, Awaited, Line, OpenSource, Source
@@ -144,7 +144,7 @@ class Heads:
         for source, line in zip(self.sources, lines, strict=False):
             source.confirm(line)
 
-    def evidence(self, log: CheckpointLog, plan: Plan) -> list[Path]:
+    def evidence(self, log: CheckpointLog, plan: Plan) -> list[Location]:
         """Return the files that a plan stands on: what must be durable before anything is made from it."""
         found = [log.path(plan)]
         for source, line in zip(self.sources, plan.lines, strict=False):

@@ -19,10 +19,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Fileless, Line, OpenSource
 from lowwater_spark.sources.opaque import OpenOpaque
@@ -457,7 +457,7 @@ class OpenKafka(Fileless):
         self._committed = vector_of(line)
         self._synced = True
 
-    def evidence(self, line: Line) -> list[Path]:
+    def evidence(self, line: Line) -> list[Location]:
         """Return where Spark has noted from which offsets on the query reads."""
         return [self._first] if not self._synced and self._first.exists() else []
 

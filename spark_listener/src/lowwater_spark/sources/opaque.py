@@ -17,9 +17,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Line, Rowless
 
@@ -85,14 +85,14 @@ class OpenOpaque(Rowless):
     ``order`` says where a line is below the one before, in words; empty where it is not. By default plain numbers have an order, and nothing else.
     """
 
-    def __init__(self, kind: str, folder: Path, order: Callable[[Line, Line], str] | None = None) -> None:
+    def __init__(self, kind: str, folder: Location, order: Callable[[Line, Line], str] | None = None) -> None:
         self._kind = kind
         self._order = _went_back if order is None else order
         self._folder = folder
         self._committed: Line = NONE
-        self._noted: set[Path] = set()
+        self._noted: set[Location] = set()
         """What it has noted, and is durable."""
-        self._named: set[Path] = set()
+        self._named: set[Location] = set()
         """The same, and what :meth:`evidence` has named since."""
 
     def reached(self, head: None, offset: Line | None) -> bool:
@@ -126,7 +126,7 @@ class OpenOpaque(Rowless):
         self._committed = line
         self._noted = set(self._named)
 
-    def evidence(self, line: Line) -> list[Path]:
+    def evidence(self, line: Line) -> list[Location]:
         """Return what the source has noted for itself since the last committed batch."""
         try:
             found = {path for path in self._folder.rglob("*") if path.suffix != ".tmp" and path.is_file()}

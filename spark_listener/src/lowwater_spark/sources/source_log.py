@@ -16,10 +16,10 @@ import heapq
 import json
 import weakref
 from collections.abc import Collection, Container, Iterable, Mapping
-from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 from urllib.parse import unquote
 
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import NONE, Line
 
@@ -115,7 +115,7 @@ class SourceLog:
     """Paths that are held without a look at whether they are still there."""
 
     def __init__(
-        self, log: Path, root: str = "/", max_age: int = FOR_EVER, columns: tuple[str, ...] | None = None
+        self, log: Location, root: str = "/", max_age: int = FOR_EVER, columns: tuple[str, ...] | None = None
     ) -> None:
         self._log = log
         self._columns = columns
@@ -345,7 +345,7 @@ def log_offset(line: Line | None) -> int:
     return int(entry["logOffset"])
 
 
-def log_files(log: Path, line: Line) -> list[Path]:
+def log_files(log: Location, line: Line) -> list[Location]:
     """Return the files of a source's log that a line stands on."""
     offset = log_offset(line)
     return [path for path in (log / str(offset), log / f"{offset}.compact") if path.exists()]

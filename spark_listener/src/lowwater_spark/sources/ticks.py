@@ -8,11 +8,10 @@ checkpoint on, because Spark numbers the sources of a checkpoint for good.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lowwater_spark.checkpoint.durable import make_directory, sync_directory
+from lowwater_spark.checkpoint.durable import make_directory, sync_directory, write_over
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.sources.base import Line, Rowless
 from lowwater_spark.sources.source_log import SourceLog, log_files, log_offset
 
@@ -22,19 +21,19 @@ if TYPE_CHECKING:
 __all__ = ["Ticks", "tick_directory", "with_ticks"]
 
 
-def tick_directory(checkpoint: Path) -> Path:
+def tick_directory(checkpoint: Location) -> Location:
     """Return where the ticks of a checkpoint lie."""
     return checkpoint / "lowwater" / "ticks"
 
 
-def with_ticks(spark: SparkSession, frame: DataFrame, checkpoint: Path) -> DataFrame:
+def with_ticks(spark: SparkSession, frame: DataFrame, checkpoint: Location) -> DataFrame:
     """Return the stream with the tick source as its last source. It adds no rows."""
     from pyspark.sql import functions as sf
 
     folder = tick_directory(checkpoint)
     make_directory(folder)
     nulls = [sf.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
-    ticks = spark.readStream.text(os.fspath(folder)).select(*nulls).where(sf.lit(col=False))
+    ticks = spark.readStream.text(str(folder)).select(*nulls).where(sf.lit(col=False))
     return frame.union(ticks)
 
 
@@ -44,12 +43,12 @@ class Ticks(Rowless):
     ``number`` is its place among the query's sources, ``ordinal`` the run's: names are never used twice, since Spark takes each path once.
     """
 
-    def __init__(self, checkpoint: Path, number: int, ordinal: int) -> None:
+    def __init__(self, checkpoint: Location, number: int, ordinal: int) -> None:
         self._folder = tick_directory(checkpoint)
         make_directory(self._folder)
         self._ordinal = ordinal
         self._entries = checkpoint / "sources" / str(number)
-        self._log = SourceLog(self._entries, os.fspath(self._folder), columns=())
+        self._log = SourceLog(self._entries, str(self._folder), columns=())
         self._count = 0
         self._outstanding = ""
 
@@ -66,16 +65,14 @@ class Ticks(Rowless):
             return False
         self._count += 1
         path = self._folder / f"{self._ordinal}-{self._count}"
-        beside = self._folder / f".{path.name}.tmp"
-        beside.touch()
-        beside.rename(path)
-        self._outstanding = os.fspath(path)
+        write_over(path, b"", durable=False)
+        self._outstanding = str(path)
         return True
 
     def clean(self, line: Line) -> None:
         """Delete the ticks of committed batches, but for the newest entry: a restarted query looks at that one again."""
         for path in self._folder.iterdir():
-            taken = self._log.taken.get(os.fspath(path))
+            taken = self._log.taken.get(str(path))
             if taken is not None and taken.batch < log_offset(line):
                 path.unlink(missing_ok=True)
         sync_directory(self._folder)
@@ -86,6 +83,6 @@ class Ticks(Rowless):
         """Read which ticks Spark has taken up to a planned batch."""
         self._log.read_to(log_offset(line))
 
-    def evidence(self, line: Line) -> list[Path]:
+    def evidence(self, line: Line) -> list[Location]:
         """Return the log's entry of a batch."""
         return log_files(self._entries, line)

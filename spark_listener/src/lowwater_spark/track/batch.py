@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 import lowwater
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.durable import NotDurable
+from lowwater_spark.checkpoint.location import local
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.sources.bookmarks import removed
 from lowwater_spark.sources.sink_log import refuse_sink
@@ -92,6 +93,12 @@ def _ends_the_batch(method: Callable[Concatenate[Batch, P], T]) -> Callable[Conc
             batch._calls.under_way.remove(method.__name__)
 
     return call
+
+
+def _own_state(place: Place) -> Path:
+    """Return where a stage has its state by default. Raises Unsupported for a checkpoint that is not local: its tasks write files there."""
+    fix = "Pass batch.stateful() a path= on a file system that the driver and all executors mount; the checkpoint may stay."
+    return local(place.home, "State in the checkpoint", fix) / "lowwater" / "state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +362,7 @@ class Batch:
             msg = "batch.stateful() was called before in this batch; keep what belongs together in one state"
             raise ValueError(msg)
         self._refuse_counted_on("call batch.stateful()")
-        root = self._place.home / "lowwater" / "state" if path is None else Path(path)
+        root = _own_state(self._place) if path is None else Path(path)
         if not root.is_absolute():
             msg = f"{path} is not an absolute path of a local directory"
             raise ValueError(msg)

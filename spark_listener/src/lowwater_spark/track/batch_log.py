@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from lowwater_spark.checkpoint.durable import make_directory, write_once
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.track.inputs import Reading
 
@@ -44,7 +44,7 @@ class BatchEntry:
 class BatchLog:
     """The entries of one checkpoint. Every call reads the file system anew."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Location) -> None:
         self._folder = checkpoint / "lowwater" / "batches"
 
     def begin(self, entry: BatchEntry) -> tuple[BatchEntry, bool]:
@@ -108,11 +108,11 @@ class BatchLog:
             if number.isdecimal() and int(number) < before:
                 entry.unlink(missing_ok=True)
 
-    def _path(self, batch: int, kind: str = "") -> Path:
+    def _path(self, batch: int, kind: str = "") -> Location:
         return self._folder / f"{batch}{kind}.json"
 
 
-def _load(path: Path) -> dict[str, Any] | None:
+def _load(path: Location) -> dict[str, Any] | None:
     try:
         content: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError:

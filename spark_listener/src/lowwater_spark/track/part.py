@@ -13,10 +13,10 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import lowwater
 from lowwater.watermark import MIN
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.sources.base import OpenSource
 from lowwater_spark.track.authority import Authority
@@ -48,7 +48,7 @@ class Part:
 
     authority: Authority
     keyed: Keyed
-    home: Path
+    home: Location
     """Where its directory ``lowwater`` is: the checkpoint for the first stage, a directory in it for the others."""
     earlier: Sequence[Part] = ()
     """The stages of the query that it reads; empty for a reader and for an injector."""

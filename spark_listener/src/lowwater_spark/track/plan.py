@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater.watermark import MAX, MIN
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.base import Source
@@ -500,11 +501,11 @@ def local_directory(spark: SparkSession, path: str, what: str) -> str:
     return str(raw.getFileSystem(hadoop).makeQualified(raw).toUri().getPath())
 
 
-def absolute(path: str | os.PathLike[str], spark: SparkSession) -> Path:
-    """Return the absolute local path of a checkpoint directory. Raises Unsupported."""
-    folder = local_directory(spark, os.fspath(path), "The checkpoint")
-    refuse_pattern(folder, "The checkpoint")
-    return Path(folder)
+def absolute(path: str | os.PathLike[str], spark: SparkSession) -> Location:
+    """Return the absolute location of a checkpoint directory. Raises Unsupported."""
+    location = Path(local_directory(spark, os.fspath(path), "The checkpoint"))
+    refuse_pattern(str(location), "The checkpoint")
+    return location
 
 
 def refuse_pattern(path: str, what: str) -> None:

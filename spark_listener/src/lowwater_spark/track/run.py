@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 import lowwater
 from lowwater.watermark import MAX
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.sources.base import Line
@@ -62,7 +62,7 @@ class Run:
     ``lock`` guards everything that two threads see, and what waits for the sources.
     """
 
-    checkpoint: Path
+    checkpoint: Location
     checked: Checked
     parts: Sequence[Part]
     """The stages of the query: what one reads of another comes before it."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Final, Literal, Self
 
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
@@ -60,7 +60,7 @@ class _Shape:
         return f"{started}, {self.sources} source(s){kinds}, {holding} in Spark's state and {retention}"
 
 
-def check_shape(checkpoint: Path, kind: Literal["plain", "function"], checked: Checked) -> None:
+def check_shape(checkpoint: Location, kind: Literal["plain", "function"], checked: Checked) -> None:
     """Compare a query with the one that its checkpoint was begun with, and keep its shape if the checkpoint is new.
 
     A checkpoint of a release that kept none is of the kind that its files show, and else as the query is now; what Spark has held in it counts
@@ -86,7 +86,7 @@ def check_shape(checkpoint: Path, kind: Literal["plain", "function"], checked: C
     manifest.keep("query", asdict(shape))
 
 
-def _any(folder: Path) -> bool:
+def _any(folder: Location) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 

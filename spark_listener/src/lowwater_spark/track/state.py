@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lowwater_spark.checkpoint.durable import make_directory
+from lowwater_spark.checkpoint.location import Location, way
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.track.handover import publish_directory, sweep
@@ -78,11 +79,11 @@ class Place:
     """Where the manifest of a checkpoint says of one stage where its state is. ``home`` is where the stage has its directory ``lowwater``."""
 
     manifest: Manifest
-    home: Path
+    home: Location
 
     @property
     def _name(self) -> str:
-        return self.home.relative_to(self.manifest.checkpoint).as_posix()
+        return way(self.manifest.checkpoint, self.home)
 
     def read(self) -> Mapping[str, Any] | None:
         """Return what is kept, None when the stage has no state."""

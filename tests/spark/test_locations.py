@@ -1,0 +1,148 @@
+"""Where checkpoints are: the same promises on a local file system and on HDFS, each by the real one."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from lowwater_spark.checkpoint.durable import create, make_directory, sync_directory, sync_file, write_once, write_over
+from lowwater_spark.checkpoint.identity import identity, new_ordinal
+from lowwater_spark.checkpoint.location import Location, location_of
+from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.checkpoint.manifest import Manifest
+from tests.kit.eventually import eventually
+from tests.kit.hdfs import Hdfs
+
+
+@pytest.fixture(scope="module")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
+    with Hdfs(tmp_path_factory.mktemp("hdfs")).start() as hdfs:
+        yield hdfs
+
+
+@pytest.fixture(params=["local", "hdfs"])
+def folder(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Location:
+    """A directory that is not there yet."""
+    if request.param == "local":
+        return tmp_path / "a folder%20"
+    hdfs: Hdfs = request.getfixturevalue("hdfs")
+    return location_of(spark, hdfs.path(f"{tmp_path.name}/a folder%20"), "The folder")
+
+
+def test_what_is_written_is_read(folder: Location) -> None:
+    make_directory(folder / "below")
+    make_directory(folder / "below")
+    assert folder.is_dir()
+    assert (folder / "below").is_dir()
+    assert not (folder / "below").is_file()
+    assert list((folder / "below").iterdir()) == []
+    content = bytes(range(256)) * 1_000
+
+    write_over(folder / "x, [y].json", content)
+    write_over(folder / "x, [y].json", content[1:])
+    assert create(folder / "empty")
+    assert not create(folder / "empty")
+
+    assert sorted(entry.name for entry in folder.iterdir()) == ["below", "empty", "x, [y].json"]
+    assert (folder / "x, [y].json").read_bytes() == content[1:]
+    assert (folder / "empty").is_file()
+    assert (folder / "empty").read_text(encoding="utf-8") == ""
+    assert {entry.name for entry in folder.rglob("*")} == {"below", "empty", "x, [y].json"}
+    assert (folder / "x, [y].json").suffix == ".json"
+    assert (folder / "below" / "7.json").stem == "7"
+    sync_file(folder / "empty")
+    sync_directory(folder)
+    (folder / "empty").unlink()
+    (folder / "empty").unlink(missing_ok=True)
+    assert not (folder / "empty").exists()
+
+
+def test_what_is_absent_is_told_from_what_fails(folder: Location) -> None:
+    nothing = folder / "nothing"
+    assert not nothing.exists()
+    assert not nothing.is_dir()
+    assert not nothing.is_file()
+    for asked in (
+        nothing.read_bytes,
+        nothing.unlink,
+        nothing.stat,
+        lambda: list(nothing.iterdir()),
+        lambda: sync_file(nothing),
+    ):
+        with pytest.raises(FileNotFoundError):
+            asked()
+    # Nobody makes a checkpoint anew that was taken away meanwhile.
+    with pytest.raises(FileNotFoundError):
+        write_once(folder / "gone" / "1.json", b"")
+    assert not folder.exists()
+
+
+def test_a_name_is_taken_once(folder: Location) -> None:
+    make_directory(folder)
+    with ThreadPoolExecutor(8) as pool:
+        written = list(pool.map(lambda n: write_once(folder / "name", str(n).encode()), range(16)))
+        created = list(pool.map(lambda _n: create(folder / "run"), range(16)))
+        ordinals = list(pool.map(lambda _n: new_ordinal(folder), range(16)))
+
+    assert written.count(True) == created.count(True) == 1
+    assert (folder / "name").read_bytes() == str(written.index(True)).encode()
+    assert sorted(ordinals) == list(range(1, 17))
+    assert {entry.name for entry in folder.iterdir()} == {"name", "run", "lowwater"}, "nothing is left beside"
+
+
+def test_a_checkpoint_knows_who_it_is_and_what_was_noted(folder: Location) -> None:
+    make_directory(folder)
+    assert identity(folder) == identity(folder)
+    older, newer = Manifest(folder), Manifest(folder)
+    older.begin(new_ordinal(folder))
+    older.keep("stages", ["a"])
+    newer.begin(new_ordinal(folder))
+    newer.keep("stages", ["b"])
+
+    with pytest.raises(Exception, match="a newer run"):
+        older.keep("stages", ["c"])
+
+    assert Manifest(folder)["stages"] == ["b"]
+    assert CheckpointLog(folder).last_committed() is None
+    assert CheckpointLog(folder).newest() is None
+
+
+def test_a_location_is_no_burden_to_what_tasks_take_along(folder: Location) -> None:
+    assert str(pickle.loads(pickle.dumps(folder))) == str(folder)
+
+
+def test_a_name_node_that_is_away_is_no_absence(spark: SparkSession, tmp_path: Path) -> None:
+    """It is killed, or stops answering: an error each time, and soon; and when it is back, everything is there."""
+    with Hdfs(tmp_path / "hdfs").start() as hdfs:
+        folder = location_of(spark, hdfs.path("ck"), "The folder")
+        make_directory(folder / "commits")
+        create(folder / "commits" / "7")
+        log = CheckpointLog(folder)
+        hdfs.kill()
+
+        for asked in (
+            log.last_committed,
+            lambda: log.committed(7),
+            lambda: log.plan(7),
+            lambda: Manifest(folder),
+            folder.stat,
+        ):
+            with pytest.raises(OSError, match=str(hdfs.port)) as failure:
+                asked()
+            assert not isinstance(failure.value, FileNotFoundError)
+
+        hdfs.start()
+        eventually(lambda: answers(log) and log.last_committed() == 7, "the name node is back")
+
+
+def answers(log: CheckpointLog) -> bool:
+    try:
+        log.last_committed()
+    except OSError:
+        return False
+    return True
