@@ -126,18 +126,17 @@ def driven(spark: SparkSession, folder: Path, steps: Sequence[Step], address: st
         for partition, name in INPUTS.items():
             lw.register(name)
             leases[partition] = stack.enter_context(lw.worker(name, name=f"injector-{partition}")).claim()
-        hourly = _hourly(lws.drive(_read(spark, folder), inputs=list(INPUTS.values()), event_time="t"))
         stage = lws.stage(
             spark,
             DRIVEN,
             inputs=list(INPUTS.values()),
             key="start",
             event_time="start",
-            ranges=1,
             heuristics=(),
             stamp=timedelta(hours=1),
             address=address,
         )
+        hourly = _hourly(stage.drive(_read(spark, folder), event_time="t"))
         query = stage.start(hourly, checkpoint=folder / "checkpoint", format="json", path=folder / "windows")
         stack.callback(query.stop)
 

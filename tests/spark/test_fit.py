@@ -95,6 +95,11 @@ def united(spark: SparkSession, folder: str) -> DataFrame:
     return json(spark, folder).union(json(spark, folder)).where("key > ''")
 
 
+def sessions(frame: DataFrame) -> DataFrame:
+    held = frame.groupBy("key", sf.session_window("t", "1 hour")).count()
+    return held.select("key", sf.col("session_window.start").alias("t"), "count")
+
+
 def windows(frame: DataFrame) -> DataFrame:
     hours = frame.groupBy(sf.window("t", "1 hour"), "key").count()
     return hours.select("key", sf.col("window.start").alias("t"), "count")
@@ -171,11 +176,10 @@ ASKED: Mapping[str, Sequence[Ask]] = {
         Ask(united),
         Ask(then=lambda frame: frame.dropDuplicates(["key", "t"])),
     ],
-    "windows, stream joins, stateful functions of Spark's own": [Ask(then=windows, own=True, retention=HOUR)],
-    "the same without a `withWatermark` or without a `retention`": [
-        Ask(then=windows, own=True),
-        Ask(then=windows, retention=HOUR),
-    ],
+    "windows of Spark's own": [Ask(then=windows, own=True), Ask(then=windows, own=True, retention=HOUR)],
+    "sessions, stream joins, stateful functions of Spark's own": [Ask(then=sessions, own=True, retention=HOUR)],
+    "windows without a `withWatermark`": [Ask(then=windows), Ask(then=windows, retention=HOUR)],
+    "the others without a `withWatermark` or without a `retention`": [Ask(then=sessions, own=True), Ask(then=sessions)],
     "state of yours, with `batch.stateful`": [Ask(function=True)],
     "the output mode `update`": [Ask(then=windows, own=True, retention=HOUR, output_mode="update")],
     "the output mode `complete`": [Ask(then=windows, own=True, retention=HOUR, output_mode="complete")],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
+from pyspark.sql.streaming.query import StreamingQuery
 
 import lowwater
 import lowwater_spark as lws
@@ -41,6 +43,11 @@ def test_a_plain_query_follows_its_inputs_and_shows_broken_promises(
     query = flow.start(flow.read().where("key <> 'z'"))
     flow.eventually(lambda: low(lw, "stage") == mark(10), "the query has written all that 10:00 covers")
     assert flow.out() == ["a", "b"]
+    spark = query.query
+    assert (query.id, query.runId, query.name, query.isActive) == (spark.id, spark.runId, spark.name, True)
+    assert query.lastProgress is not None
+    assert query.lastProgress.batchId in [progress.batchId for progress in query.recentProgress]
+    assert (query.exception(), query.awaitTermination(0.01)) == (None, False)
     # Idle: no batch comes, and the stage still follows.
     upstream.at(11)
     flow.eventually(lambda: low(lw, "stage") == mark(11), "idle", seconds=5)
@@ -53,6 +60,20 @@ def test_a_plain_query_follows_its_inputs_and_shows_broken_promises(
     upstream.at(12)
     flow.eventually(lambda: low(lw, "stage") == mark(12), "it goes on")
     assert query.status().late_rows == 1
+
+
+def test_a_tracked_query_has_all_that_sparks_own_has() -> None:
+    assert {name for name in dir(StreamingQuery) if not name.startswith("_")} <= set(dir(lws.TrackedQuery))
+
+
+@pytest.mark.parametrize(("declared", "found"), [({"ranges": None}, 1), ({"ranges": 3}, 3)])
+def test_a_plain_stage_has_one_range_if_it_does_not_say_how_many(
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, declared: Mapping[str, Any], found: int
+) -> None:
+    upstream.at(10)
+    flow.start(stage=flow.stage(**declared))
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "it follows")
+    assert len(lw.ranges("stage").ranges) == found
 
 
 def test_backlog_latest_first_counts_w_only_when_all_is_read(

@@ -32,6 +32,9 @@ PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 SHOWN = ("windows stamped by end",)
 """One kind of each way in which Spark holds rows back."""
 
+SAID_BY_PLAN = ("windows stamped by start", "sliding windows", "windows of windows")
+"""Kinds that declare nothing."""
+
 STEPS = 9
 STEP = 25
 """Minutes that the inputs move on from step to step."""
@@ -55,7 +58,8 @@ class Retained:
         self.declared = declared if retention is None else retention
         right = flow.spark.readStream.schema("other string, u timestamp").json(str(flow.folder / "right"))
         self.frame = make(flow.read(), right)
-        self.stage = flow.stage("stage", "source", retention=self.declared, **more)
+        said = None if kind in SAID_BY_PLAN and retention is None else self.declared
+        self.stage = flow.stage("stage", "source", retention=said, **more)
         self.random = random.Random(7)
         self.oracle = Oracle(flow.address, flow.folder / "out")
         self.log = CheckpointLog(flow.folder / "ck")
@@ -205,11 +209,25 @@ def test_foreach_batch_reports_no_more_than_spark_has_let_go_of(
 
 
 class Undeclared:
-    """Plans that need a retention, or cannot have one."""
+    """Plans that say their retention, need one, or cannot have one."""
 
     @staticmethod
     def windows(left: DataFrame) -> DataFrame:
         return left.withWatermark("t", DELAY).groupBy(sf.window("t", "1 hour")).count()
+
+    @staticmethod
+    def windows_of_windows(left: DataFrame) -> DataFrame:
+        hours = Undeclared.windows(left)
+        return hours.groupBy(sf.window(sf.window_time("window"), "3 hours")).count()
+
+    @staticmethod
+    def sessions(left: DataFrame) -> DataFrame:
+        return left.withWatermark("t", DELAY).groupBy(sf.session_window("t", "1 hour")).count()
+
+    @staticmethod
+    def windows_and_sessions(left: DataFrame) -> DataFrame:
+        hours = Undeclared.windows(left).select(sf.window_time("window").alias("u"))
+        return hours.groupBy(sf.session_window("u", "1 hour")).count()
 
     @staticmethod
     def no_watermark(left: DataFrame) -> DataFrame:
@@ -221,11 +239,18 @@ class Undeclared:
 
 
 def test_what_spark_holds_must_be_declared_and_have_an_end(flow: PlainFlow) -> None:
-    windows = Undeclared.windows(flow.read())
+    sessions = Undeclared.sessions(flow.read())
     with pytest.raises(Unsupported, match="withWatermark") as refusal:
-        check_plan(flow.spark, windows)
+        check_plan(flow.spark, sessions)
     assert "retention=" in refusal.value.fix
-    checked = check_plan(flow.spark, windows, retention=HOUR)
+    assert check_plan(flow.spark, sessions, retention=HOUR).retention == HOUR
+    windows = Undeclared.windows(flow.read())
+    assert check_plan(flow.spark, windows, retention=timedelta(0)).retention == timedelta(0), "by their end"
+    checked = check_plan(flow.spark, windows)
+    assert checked.retention == HOUR, "the plan says how long a window holds a row"
+    assert check_plan(flow.spark, Undeclared.windows_of_windows(flow.read())).retention == 3 * HOUR
+    with pytest.raises(Unsupported, match="withWatermark"):
+        check_plan(flow.spark, Undeclared.windows_and_sessions(flow.read()))
     [operator] = checked.operators
     assert (operator.kind, operator.columns, operator.holds) == ("aggregation", ("t",), True)
     assert operator.window is not None

@@ -17,7 +17,7 @@ from lowwater._core.calls import full_name
 from lowwater_spark.checkpoint.identity import check_names, home_of, identity, new_ordinal
 from lowwater_spark.checkpoint.location import Location, real, uri_of
 from lowwater_spark.checkpoint.log import CheckpointLog
-from lowwater_spark.drive.frame import drive_of
+from lowwater_spark.drive.frame import drive, drive_of
 from lowwater_spark.drive.watermark import Driving, is_approximate
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.settings import connection
@@ -55,6 +55,9 @@ __all__ = ["Declared", "Stage", "check_together", "injector", "stage"]
 Stamp = timedelta | str
 """``"event"``, or the length of windows that are stamped by their start."""
 
+_RANGES: Final = 64
+"""Key ranges of a stage with a function that does not say how many."""
+
 _EVERY_BATCH: Final[Mapping[str, Any]] = {"processingTime": "0 seconds"}
 
 
@@ -65,7 +68,7 @@ def stage(
     inputs: Sequence[str],
     key: str | Column | Sequence[str | Column],
     event_time: str | Column,
-    ranges: int = 64,
+    ranges: int | None = None,
     heuristics: Sequence[float] = (0.99,),
     stamp: Stamp = "event",
     retention: timedelta | None = None,
@@ -81,7 +84,8 @@ def stage(
             there are compared: a stage that forgets one is refused, or holds if the writer comes later.
         key: Column(s) whose xxhash64 decides the key range.
         event_time: A timestamp column.
-        ranges: Number of equal key ranges, 1 to 65,536; a stage with state keeps its number.
+        ranges: Number of equal key ranges, 1 to 65,536; a stage with state keeps its number. By default 64 of a stage with a function,
+            which may hold some of them back, and one of a plain query, whose ranges all stand at the same value.
         heuristics: Shares of the heuristic watermarks.
         stamp: What the stage stamps its output with: ``"event"``, event times, or the length of windows stamped by their start.
             The watermark is then floored to the start of the window, since a row at 14:25 opens the one of 14:00. The windows
@@ -89,8 +93,8 @@ def stage(
             ``startTime``: for sliding or shifted windows, sessions and days of a local time zone the floor would be too high.
             ``batch.stateful`` raises ValueError when a range holds a stamp below it; what is written without state is not checked.
         retention: For a query with Spark's own stateful operators and ``withWatermark``: how far below Spark's watermark what they
-            still hold can be stamped when it comes out. Windows stamped by their start: their length; by their end:
-            ``timedelta(0)``; dropDuplicatesWithinWatermark: ``timedelta(0)``; a join of two streams: how long a row waits for its match;
+            still hold can be stamped when it comes out. By default that of windows, where there is nothing else: their length, as the plan
+            says it. Windows stamped by their end, and sessions so stamped: ``timedelta(0)``; dropDuplicatesWithinWatermark: ``timedelta(0)``; a join of two streams: how long a row waits for its match;
             a stateful function: what it keeps; several of them: the longest way down. The stage then reports the lesser of what it
             reports otherwise and Spark's watermark minus this. A declaration that is too small leads; nothing can check it
             before a row comes out below.
@@ -116,7 +120,7 @@ def injector(
     *,
     key: str | Column | Sequence[str | Column],
     event_time: str | Column,
-    ranges: int = 64,
+    ranges: int | None = None,
     heuristics: Sequence[float] = (0.99,),
     stamp: Stamp = "event",
     address: str | None = None,
@@ -136,7 +140,7 @@ def _declare(
     inputs: tuple[str, ...],
     key: str | Column | Sequence[str | Column],
     event_time: str | Column,
-    ranges: int,
+    ranges: int | None,
     heuristics: Sequence[float],
     stamp: Stamp,
     address: str | None,
@@ -149,10 +153,10 @@ def _declare(
     if isinstance(window, str) or (window is not None and window <= timedelta(0)):
         msg = f'stamp is "event" or the positive length of the windows, not {stamp!r}'
         raise ValueError(msg)
-    range_bounds(ranges)
+    range_bounds(_RANGES if ranges is None else ranges)
     keys: tuple[Any, ...] = tuple(key) if isinstance(key, list | tuple) else (key,)
-    keyed = Keyed(keys, event_time, ranges, injector=not inputs, window=window)
-    return Stage(spark, name, inputs, keyed, tuple(heuristics), address, client)
+    keyed = Keyed(keys, event_time, _RANGES if ranges is None else ranges, injector=not inputs, window=window)
+    return Stage(spark, name, inputs, keyed, tuple(heuristics), address, client, default_ranges=ranges is None)
 
 
 _running: Final[weakref.WeakSet[TrackedQuery]] = weakref.WeakSet()
@@ -171,8 +175,28 @@ class Stage:
     address: str | None = None
     client: lowwater.Client | None = None
     retention: timedelta | None = None
+    default_ranges: bool = field(default=False, kw_only=True)
+    """Whether nobody has said how many key ranges it has."""
     interval: float = field(default=INTERVAL, kw_only=True)
     """Seconds between two looks at the inputs and the sources."""
+
+    def drive(
+        self,
+        df: DataFrame,
+        *,
+        event_time: str,
+        step: timedelta | None = None,
+        within: timedelta | None = None,
+        approximate: float | None = None,
+        late: str | os.PathLike[str] | None = None,
+    ) -> DataFrame:
+        """Return ``df`` under the low watermark of the stage's inputs, to be started by it: :func:`~lowwater_spark.drive`, with the inputs said once.
+
+        ``event_time`` is a column of ``df``. Other arguments, and what is raised, as of :func:`~lowwater_spark.drive`; ValueError for an injector.
+        """
+        return drive(
+            df, inputs=self.inputs, event_time=event_time, step=step, within=within, approximate=approximate, late=late
+        )
 
     def foreach_batch(
         self,
@@ -306,6 +330,7 @@ class Stage:
         folder = absolute(checkpoint, self.spark)
         self._check_running(folder, name or self.name)
         checked = self._waiting_for(checked, self.inputs)
+        keyed = dataclasses.replace(self.keyed, ranges=1) if self.default_ranges else self.keyed
         driving = Driving.of(self.spark, df, checked, folder, self.inputs, triggered)
         checked.check_writers()
         output = self._output(format, path)
@@ -320,11 +345,10 @@ class Stage:
         if partition_by is not None:
             writer = writer.partitionBy(*([partition_by] if isinstance(partition_by, str) else partition_by))
         client = self._connect() if self.client is None else self.client
-        authority = Authority(
-            client, self._registration(folder, checked, adopt=adopt, estimated=is_approximate(driving))
-        )
+        asked = self._registration(folder, checked, adopt=adopt, estimated=is_approximate(driving))
+        authority = Authority(client, dataclasses.replace(asked, ranges=keyed.ranges))
         with self._beginning(client, [authority], driving) as begin:
-            parts = [Part(authority, self.keyed, folder)]
+            parts = [Part(authority, keyed, folder)]
             run = Run(folder, checked, parts, Plain(output), skip_removed=skip_removed)
             return begin(run, writer.option("checkpointLocation", uri_of(folder)))
 

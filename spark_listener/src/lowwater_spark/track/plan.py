@@ -211,7 +211,7 @@ def check_plan(spark: SparkSession, frame: DataFrame, *, retention: timedelta | 
                 "Load it twice with spark.readStream, or split the rows after one use.",
             )
     holding = [operator for operator in operators if operator.holds]
-    if retention is None and holding and all(operator.driven for operator in holding):
+    if retention is None and holding:
         retention = longest(holding)
     _check_state(holding, watermarks, declared=retention is not None)
     sources = [_source(spark, relation) for relation in relations]

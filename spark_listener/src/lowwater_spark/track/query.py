@@ -18,6 +18,8 @@ from lowwater_spark.track.run import Controls, Run
 from lowwater_spark.track.status import Status
 
 if TYPE_CHECKING:
+    from pyspark.errors import StreamingQueryException
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["INTERVAL", "TrackedQuery"]
@@ -37,6 +39,9 @@ take a fifth of the time."""
 
 class TrackedQuery:
     """A running query of a tracked stage.
+
+    It has what Spark's own handle has, by Spark's names, so that code which is given one goes on: but for ``status``, which is a call here and says how
+    the stage stands (``query.query.status`` is Spark's), and :meth:`stop`, which reports what is committed first.
 
     A thread looks at the clock every :data:`INTERVAL` seconds, and sooner when an input has moved or a batch is committed, so the stage
     follows its inputs also when no rows come. When the run is replaced (a newer run of the same checkpoint, a reset), the query is stopped and :meth:`await_termination` raises the reason.
@@ -74,6 +79,56 @@ class TrackedQuery:
     def stages(self) -> tuple[str, ...]:
         """The names of its stages, as :meth:`status` takes them."""
         return self._run.stages
+
+    # -- by Spark's names ------------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """Spark's id of the query, which its checkpoint keeps."""
+        return self.query.id
+
+    @property
+    def runId(self) -> str:  # noqa: N802 - Spark's own name
+        """Spark's id of this run."""
+        return self.query.runId
+
+    @property
+    def name(self) -> str | None:
+        """Spark's name of the query."""
+        return self.query.name
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's own name
+        """Whether it runs."""
+        return bool(self.query.isActive)
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None:  # noqa: N802 - Spark's own name
+        """Spark's newest progress; None before the first."""
+        return self.query.lastProgress
+
+    @property
+    def recentProgress(self) -> list[StreamingQueryProgress]:  # noqa: N802 - Spark's own name
+        """Spark's progress of the newest batches."""
+        return self.query.recentProgress
+
+    def exception(self) -> StreamingQueryException | None:
+        """Return the error of Spark's that ended it; None if there is none. What ended the tracking is raised by :meth:`await_termination`."""
+        return self.query.exception()
+
+    def explain(self, extended: bool = False) -> None:
+        """Print the plan of the newest batch."""
+        self.query.explain(extended)
+
+    def processAllAvailable(self) -> None:  # noqa: N802 - Spark's own name
+        """Wait until a batch has read all that is there now. What it has written is reported soon after, as always."""
+        self.query.processAllAvailable()
+
+    def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802 - Spark's own name
+        """Wait as :meth:`await_termination` does."""
+        return self.await_termination(timeout)
+
+    # -- what is lowwater's ----------------------------------------------------------------------------------------------
 
     @property
     def client(self) -> lowwater.Client:
