@@ -26,6 +26,7 @@ CONNECT = "Spark Connect, and platforms that offer nothing else"
 
 NOT_ASKED = {
     "Kafka, its brokers declared": "tests/spark/test_kafka.py",
+    "`batch.write_kafka`": "tests/spark/test_kafka_out.py",
     "Kinesis, Pub/Sub": "Spark alone does not have them, and `rate` is a source of their kind",
     "Delta, Iceberg, Hudi": "sources of the kind of `rate`, which is asked; tests/spark/test_delta_kit.py shows what Delta's says",
     "the same on an object store or HDFS": "Spark looks for the files when the frame is made; the checkpoint goes by the same rule",

@@ -125,7 +125,7 @@ def test_the_client_needs_only_the_transport(built: Path) -> None:
 
 def test_pyspark_and_the_authority_are_extras(built: Path) -> None:
     assert not {"pyspark", "lowwater-authority"} & requirements(built, "lowwater_spark")
-    assert metadata(built, "lowwater_spark").get_all("Provides-Extra") == ["embedded", "prometheus", "pyspark"]
+    assert metadata(built, "lowwater_spark").get_all("Provides-Extra") == ["embedded", "kafka", "prometheus", "pyspark"]
 
 
 def test_the_authority_needs_no_pyspark(built: Path) -> None:

@@ -23,6 +23,7 @@ from lowwater_spark.sources.writers import mark_writer
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.handover import hand_over, sweep
 from lowwater_spark.track.inputs import floor_stamp
+from lowwater_spark.track.kafka_out import KafkaOut
 from lowwater_spark.track.plan import refuse_pattern
 from lowwater_spark.track.ranges import key_text, key_zone
 from lowwater_spark.track.receipt import Destination, Receipt
@@ -95,6 +96,12 @@ def _ends_the_batch(method: Callable[Concatenate[Batch, P], T]) -> Callable[Conc
     return call
 
 
+def _own_staging(place: Place) -> Path:
+    """Return where batches for Kafka are staged by default. Raises Unsupported for a checkpoint that is not local."""
+    fix = "Pass batch.write_kafka() a path= on a file system that the driver and all executors mount; the checkpoint may stay."
+    return local(place.home, "What is staged for Kafka in the checkpoint", fix) / "lowwater" / "kafka"
+
+
 def _own_state(place: Place) -> Path:
     """Return where a stage has its state by default. Raises Unsupported for a checkpoint that is not local: its tasks write files there."""
     fix = "Pass batch.stateful() a path= on a file system that the driver and all executors mount; the checkpoint may stay."
@@ -151,6 +158,7 @@ class Batch:
         probe: Callable[[str, int], None],
         writer: str = "",
         removals: dict[Path, Removal] | None = None,
+        topics: dict[Path, KafkaOut] | None = None,
         stages: Mapping[str, Batch] | None = None,
         earlier: Sequence[str] = (),
         actions: Actions | None = None,
@@ -169,6 +177,7 @@ class Batch:
         self._ordinal = ordinal
         self._swept = swept
         self._removals = {} if removals is None else removals
+        self._topics = {} if topics is None else topics
         self._writer = writer or destination.computation
         self._outcome = Outcome()
         self._probe = probe
@@ -307,6 +316,52 @@ class Batch:
         if keep is not None:
             self._remove(folder, keep)
         return made
+
+    @_ends_the_batch
+    def write_kafka(
+        self,
+        frame: DataFrame,
+        topic: str,
+        *,
+        options: Mapping[str, object],
+        slots: int | None = None,
+        path: str | os.PathLike[str] | None = None,
+    ) -> bool:
+        """Publish rows in a topic of Kafka, each once for readers with ``read_committed``; False if a replay found it done.
+
+        The frame runs once, into files; then so many ``slots`` publish the files, each in a transaction that also says so in the topic ``lowwater-marks-TOPIC``. A batch
+        that is run again publishes what is missing from the same files, so its rows may be anything but repeatable. Acknowledged by all replicas in sync when it returns.
+
+        The frame's columns are those of Spark's own sink, but for ``topic``: ``value`` and perhaps ``key`` (text or bytes), ``headers``, ``partition``. Rows of one partition of
+        the frame keep their order. ``options`` are those of Kafka's client as Spark names them, ``kafka.bootstrap.servers`` at least, as far as librdkafka takes them. The number of slots
+        stays as long as the checkpoint: by default as many as tasks run side by side, eight at most. ``path`` is an absolute directory on a local or NFS
+        file system, which all executors see, for the files; by default in the checkpoint. Those of the last three batches stay.
+
+        The topic must be there. Needs the package confluent-kafka on the driver and on the executors: ``lowwater-spark[kafka]``. Costs two jobs, of which the second one runs
+        a task for each slot, and for a batch that is not the first of its run about ten round trips.
+
+        Raises Unsupported for a topic that is not there, options that are not taken, and under ``spark.speculation``; CheckpointMismatch when the topic was made anew, and when it has
+        another batch of this checkpoint than it should: a newer run goes on, or the checkpoint is older than what it has written; ValueError for another frame; OSError
+        when Kafka does not answer.
+        """
+        folder = (_own_staging(self._place) if path is None else Path(path)) / topic
+        if not folder.is_absolute():
+            msg = f"{path} is not an absolute path of a local directory"
+            raise ValueError(msg)
+        if slots is not None and slots < 1:
+            msg = f"slots says how many transactions publish a batch, so it is at least 1: {slots}"
+            raise ValueError(msg)
+        folder = Path(os.path.realpath(folder))
+        if folder in self._taken:
+            msg = f"batch {self.id} has been written to {topic} already; unite the rows first, and give each stage a path of its own"
+            raise ValueError(msg)
+        self._taken.add(folder)
+        output = self._topics.get(folder)
+        if output is None or output.options != options:
+            made = KafkaOut(self._place, folder, self._writer, topic, dict(options), self._ordinal)
+            made.open(frame.sparkSession, self.id, slots)
+            self._topics[folder] = output = made
+        return output.write(frame, self.id, self._entry.digest, replayed=self.replayed, probe=self._probe)
 
     def _refuse_removed(self, folder: Path) -> None:
         """Refuse a batch that this output has never had, of a number below those that readers have read and that were removed."""

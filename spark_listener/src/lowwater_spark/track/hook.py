@@ -24,6 +24,7 @@ from lowwater_spark.sources.ticks import Ticks
 from lowwater_spark.track.batch import Batch, Outcome
 from lowwater_spark.track.batch_log import BatchEntry
 from lowwater_spark.track.inputs import UNREAD, Reading, fold
+from lowwater_spark.track.kafka_out import KafkaOut
 from lowwater_spark.track.part import Part, committed
 from lowwater_spark.track.progress import Committed, bound_of, passed_on, stamped
 from lowwater_spark.track.removal import Removal
@@ -82,6 +83,7 @@ class Hook:
     _running: _Running | None = field(default=None, init=False)
     _swept: set[Path] = field(default_factory=set, init=False)
     _removals: dict[Path, Removal] = field(default_factory=dict, init=False)
+    _topics: dict[Path, KafkaOut] = field(default_factory=dict, init=False)
 
     # -- what the run asks it ---------------------------------------------------------------------------------------
 
@@ -143,8 +145,10 @@ class Hook:
             return list(self._removals.values())
 
     def close(self) -> None:
-        """Watch no actions any more."""
+        """Watch no actions any more, and let go of what was written to."""
         self._actions.close()
+        for topic in self._topics.values():
+            topic.close()
 
     def _renew(self) -> None:
         since = None if self._running is None else self._running.since
@@ -210,6 +214,7 @@ class Hook:
                 ordinal=part.authority.registration.ordinal,
                 swept=self._swept,
                 removals=self._removals,
+                topics=self._topics,
                 probe=self.probe,
                 writer=part.authority.full_name,
                 stages=made,

@@ -1,0 +1,56 @@
+"""What Spark's Python workers run in the tests of Kafka as an output: the same tasks, some of which end before their time. Imports little."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lowwater_spark.track.kafka_slot import Publishing, publish_slots
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+STEPS = ("begun", "read", "written", "marked", "published")
+"""Of a slot that begins with a new producer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What ends tasks: a file in a folder is one end of one task, at the step, batch and slot that it is named by."""
+
+    folder: Path
+
+    def plan(self, step: str, batch: int, slot: int, *, kind: str = "kill") -> None:
+        """Have a worker killed; or have the task fail in every attempt (``"fail"``)."""
+        self.folder.mkdir(exist_ok=True)
+        self._file(step, batch, slot).write_text(kind)
+
+    def left(self) -> list[str]:
+        """What has not happened yet."""
+        return sorted(path.name for path in self.folder.iterdir())
+
+    def forgive(self) -> None:
+        """End no more tasks."""
+        for path in self.folder.iterdir():
+            path.unlink()
+
+    def __call__(self, step: str, batch: int, slot: int) -> None:
+        file = self._file(step, batch, slot)
+        if not file.exists():
+            return
+        if file.read_text() == "fail":
+            msg = f"slot {slot} fails"
+            raise ConnectionResetError(msg)
+        file.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _file(self, step: str, batch: int, slot: int) -> Path:
+        return self.folder / f"{step}-{batch}-{slot}"
+
+    def publish(self, job: Publishing, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Publish, as far as it comes."""
+        return publish_slots(replace(job, probe=self), batches)

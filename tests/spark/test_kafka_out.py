@@ -1,0 +1,370 @@
+"""Rows into Kafka, each once: whatever dies on the way, and although a batch that runs again makes other rows."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from confluent_kafka import Consumer, Message, Producer
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+import lowwater
+import lowwater_spark as lws
+from lowwater_spark.sources.kafka_marks import Slot, marks_topic
+from lowwater_spark.track import kafka_out
+from lowwater_spark.track.handover import publish_directory
+from lowwater_spark.track.kafka_out import client_settings
+from lowwater_spark.track.kafka_slot import Published, Publishing, SlotWriter
+from tests.kit.kafka import ANSWERS_WITHIN, Kafka
+from tests.kit.times import mark
+from tests.spark.flow import Flow
+from tests.spark.kafka_tasks import Ends
+from tests.spark.support import Upstream, low, row
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+SLOTS = 2
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    with Kafka(tmp_path_factory.mktemp("kafka")) as running:
+        yield running
+
+
+class Out:
+    """A topic that a stage writes into. Where a row goes, and what is in it, is another thing each time that the batch is made."""
+
+    def __init__(self, kafka: Kafka, flow: Flow, name: str, lw: lowwater.Client, upstream: Upstream) -> None:
+        self.kafka, self.flow, self.name = kafka, flow, name
+        self.lw, self.upstream = lw, upstream
+        self.ends = Ends(flow.folder / "ends")
+        self.ends.folder.mkdir()
+        self.minute = 0
+        self.put: list[str] = []
+        self.returned: list[tuple[int, bool]] = []
+        kafka.create(name, partitions=3)
+
+    def write(self, rows: DataFrame, batch: lws.Batch) -> None:
+        self.returned.append(
+            (batch.id, batch.write_kafka(self.rows(rows), self.name, options=self.options, slots=SLOTS))
+        )
+
+    def rows(self, rows: DataFrame) -> DataFrame:
+        spread = rows.withColumn("at", sf.rand()).repartition(3, "at")
+        return spread.select("key", sf.concat_ws(" ", "key", "at").alias("value"))
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        return {"kafka.bootstrap.servers": self.kafka.address}
+
+    @property
+    def staging(self) -> Path:
+        return self.flow.folder / "ck/lowwater/kafka" / self.name
+
+    def start(self, write: Callable[[DataFrame, lws.Batch], object] | None = None, **options: Any) -> lws.TrackedQuery:
+        return self.flow.start(write or self.write, ranges=2, **options)
+
+    def feed(self, count: int = 40) -> None:
+        """One more batch, when the one before it is done."""
+        self.minute += 1
+        keys = [f"{self.minute}-{number}" for number in range(count)]
+        self.put += keys
+        self.flow.feed.put(row(key, 10, self.minute) for key in keys)
+        self.upstream.at(10, self.minute)
+
+    def done(self) -> None:
+        """Wait until all of it is committed."""
+        self.flow.eventually(lambda: low(self.lw, "stage") == mark(10, self.minute), "all is committed", seconds=300)
+
+    def times(self) -> Counter[int]:
+        """How often a row is there, and how many rows are there so often. A reader of what is committed sees no others."""
+        found = Counter((each.key or b"").decode() for each in self.kafka.rows(self.name))
+        assert found.keys() <= set(self.put)
+        return Counter(found[key] for key in self.put)
+
+    def once(self) -> None:
+        """Each row is there, and once."""
+        assert self.times() == {1: len(self.put)}
+
+
+@pytest.fixture
+def out(
+    kafka: Kafka,
+    flow: Flow,
+    lw: lowwater.Client,
+    upstream: Upstream,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Out:
+    made = Out(kafka, flow, tmp_path.name, lw, upstream)
+    monkeypatch.setattr(kafka_out, "publish_slots", made.ends.publish)
+    return made
+
+
+# -- once --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_killed_at_any_step_and_a_driver_that_ends_between_them(out: Out) -> None:
+    """The driver ends when the rows are staged, and when they are published; both times a new run makes other rows of the same batch, and they count for nothing."""
+    left = [("rows staged", 1), ("rows published", 2)]
+
+    def fail(reached: str, number: int) -> None:
+        if (reached, number) in left:
+            left.remove((reached, number))
+            raise ConnectionResetError(reached)
+
+    for batch, slot, step in (
+        (0, 0, "begun"),
+        (0, 1, "read"),
+        (1, 0, "written"),
+        (1, 1, "marked"),
+        (3, 0, "published"),
+    ):
+        out.ends.plan(step, batch, slot)
+    out.start(probe=fail)
+    for batch in range(4):
+        out.feed()
+        if batch in (1, 2):
+            with pytest.raises(Exception, match="rows staged" if batch == 1 else "rows published"):
+                out.flow.queries[-1].await_termination(120)
+            out.flow.queries.clear()
+            out.start(probe=fail)
+        out.done()
+    out.once()
+    assert (out.ends.left(), left) == ([], [])
+    assert out.returned[-4:] == [(0, True), (1, True), (2, False), (3, True)], "the rows of batch 2 were there"
+    assert sorted(path.name for path in out.staging.iterdir()) == ["batch=1", "batch=2", "batch=3"]
+
+
+def test_a_batch_that_is_published_in_part_is_completed_from_the_same_rows(out: Out) -> None:
+    half(out)
+    out.once()
+
+
+def test_once_breaks_when_a_batch_that_is_run_again_makes_its_rows_anew(
+    out: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction for each slot, and a mark in it, are not enough."""
+
+    def anew(parent: Path, name: str, *rest: Any, **options: Any) -> bool:
+        shutil.rmtree(parent / name, ignore_errors=True)
+        return publish_directory(parent, name, *rest, **options)
+
+    monkeypatch.setattr("lowwater_spark.track.kafka_out.publish_directory", anew)
+    same = SimpleNamespace(uuid4=lambda: uuid.UUID(int=0))
+    monkeypatch.setattr("lowwater_spark.track.kafka_out.uuid", same)  # else what was made anew is refused
+    half(out)
+    times = out.times()
+    assert times[0], "rows are lost"
+    assert times[2], "and others are doubled"
+
+
+def half(out: Out) -> None:
+    """A batch of which one slot is published when the query ends; and the same batch again."""
+    out.ends.plan("begun", 0, 1, kind="fail")
+    query = out.start()
+    out.feed(400)
+    with pytest.raises(Exception, match="slot 1 fails"):
+        query.await_termination(120)
+    out.flow.queries.clear()
+    assert 0 < len(out.kafka.rows(out.name)) < 400
+    out.ends.forgive()
+    out.start()
+    out.done()
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------------
+
+
+def test_marks_that_are_gone_are_refused(out: Out) -> None:
+    """Whether a batch is there nobody could know: a new run finds it at its start, one that goes on when a slot asks for its mark."""
+
+    def anew() -> None:
+        out.kafka.delete(marks_topic(out.name))
+        out.kafka.create(marks_topic(out.name), partitions=16, cleanup_policy="compact")
+
+    query = out.start()
+    out.feed()
+    out.done()
+    anew()
+    out.ends.plan("written", 1, 0)  # whose worker would know it without asking
+    out.feed()
+    with pytest.raises(
+        Exception, match=r"slot 0 of stage in .* has not published what comes before batch 1 \(.* has none\)"
+    ):
+        query.await_termination(120)
+    out.flow.queries.clear()
+    query = out.start()
+    with pytest.raises(Exception, match=r"lowwater-marks-.* was deleted or made anew: .* adopt=True"):
+        query.await_termination(120)
+    out.flow.queries.clear()
+
+
+def test_a_checkpoint_that_is_older_than_what_it_has_written_is_refused(out: Out) -> None:
+    """Its next batch has a number that Kafka has already, and other rows."""
+    query = out.start()
+    out.feed()
+    out.done()
+    query.stop()
+    copy = out.flow.folder / "copy"
+    shutil.copytree(out.flow.folder / "ck", copy)
+    query = out.start()
+    out.feed()
+    out.done()
+    query.stop()
+    out.flow.queries.clear()
+    shutil.rmtree(out.flow.folder / "ck")
+    copy.rename(out.flow.folder / "ck")
+    out.feed()
+    # The authority would refuse it, too. One that has lost its journal would not.
+    query = out.start(name="other")
+    with pytest.raises(Exception, match=r"has published batch 1, from other rows than those that are staged"):
+        query.await_termination(120)
+    out.flow.queries.clear()
+
+
+# -- a slot, alone -------------------------------------------------------------------------------------------------------
+
+
+class Slots:
+    """The slots of a writer without Spark, in this process."""
+
+    def __init__(self, kafka: Kafka, name: str, folder: Path) -> None:
+        self.kafka, self.folder = kafka, folder
+        self.settings = client_settings({"kafka.bootstrap.servers": kafka.address})
+        self.slot = Slot(name, ".", name, 0)
+        self.count = 0
+        kafka.create(name, partitions=2)
+        kafka.create(marks_topic(name), partitions=2, cleanup_policy="compact")
+
+    def writer(self, number: int = 0) -> SlotWriter:
+        return SlotWriter(self.settings, replace(self.slot, number=number), 2)
+
+    def batch(self, number: int, *values: str, **options: Any) -> Publishing:
+        """A batch that is staged, the same for all slots."""
+        self.count += 1
+        path = self.folder / f"{self.count}.parquet"
+        pq.write_table(pa.table({"value": [value.encode() for value in values]}), path)
+        job = Publishing(
+            self.settings,
+            self.slot,
+            "default/writer",
+            1,
+            number,
+            number,
+            "digest",
+            f"staged {number}",
+            "id",
+            2,
+            [[str(path)]] * 2,
+        )
+        return replace(job, **options)
+
+    def values(self) -> list[str]:
+        return sorted(each.value.decode() for each in self.kafka.rows(self.slot.topic))
+
+
+@pytest.fixture
+def slots(kafka: Kafka, tmp_path: Path) -> Slots:
+    return Slots(kafka, tmp_path.name, tmp_path)
+
+
+def test_fenced_a_driver_that_was_replaced_writes_nothing_more(slots: Slots) -> None:
+    """It had its rows written, but not committed, when its successor published them. Later it comes with a batch that is long done."""
+    old, new = slots.writer(), slots.writer()
+    batch = slots.batch(0, "a", "b")
+
+    def replaced(step: str, _batch: int, _slot: int) -> None:
+        if step == "marked":
+            assert new.publish(batch).wrote
+
+    done = old.publish(replace(batch, probe=replaced))
+    assert (done.wrote, done.refused) == (False, ""), "it finds them"
+    assert new.publish(slots.batch(1, "c")).wrote, "who has published last begins anew"
+    assert new.publish(slots.batch(2, "d")).wrote
+    assert "has published a batch after 1 " in old.publish(slots.batch(1, "x")).refused
+    assert slots.values() == ["a", "b", "c", "d"]
+
+
+def test_a_batch_is_found_also_where_it_was_left_out_of_others(slots: Slots) -> None:
+    """Not all batches are written to all topics: the one before it counts."""
+    slot = slots.writer()
+    assert slot.publish(slots.batch(3, "a", after=0)).wrote
+    assert slot.publish(slots.batch(7, "b", after=4)).wrote
+    assert not slots.writer().publish(slots.batch(7, "b", after=4)).wrote
+    assert "has not published what comes before batch 9" in slot.publish(slots.batch(9, "c", after=9)).refused
+    assert "from other rows" in slot.publish(slots.batch(7, "x", after=4, staged="anew")).refused
+    assert slots.values() == ["a", "b"]
+
+
+def test_a_mark_that_hides_behind_a_strangers_transaction_is_waited_for(slots: Slots) -> None:
+    """It is committed, and a reader of what is committed does not see it: the last stable offset is below it."""
+    done, stranger = hidden(slots)
+    with pytest.raises(TimeoutError):
+        done.result(1.0)
+    stranger.abort_transaction(ANSWERS_WITHIN)
+    assert not done.result(ANSWERS_WITHIN).wrote
+    assert slots.values() == ["a", "b"]
+
+
+def test_once_breaks_when_a_slot_reads_only_what_is_stable(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stable(consumer: Consumer, _end: int, deadline: float) -> Iterator[Message]:
+        while True:
+            message = consumer.poll(1.0)
+            if message is not None and message.error() is not None:
+                return
+            if message is not None:
+                yield message
+
+    monkeypatch.setattr("lowwater_spark.track.kafka_slot.until", stable)
+    done, stranger = hidden(slots)
+    assert done.result(ANSWERS_WITHIN).wrote
+    stranger.abort_transaction(ANSWERS_WITHIN)
+    assert slots.values() == ["a", "a", "b", "b"]
+
+
+def hidden(slots: Slots) -> tuple[Future[Published], Producer]:
+    """A batch that is published while a stranger has a transaction open where the marks are; and the same batch in another process, under way."""
+    stranger = Producer({**slots.settings, "transactional.id": f"{slots.slot.topic}-stranger"})
+    stranger.init_transactions(ANSWERS_WITHIN)
+    first = slots.writer()
+    assert first.publish(slots.batch(0)).wrote
+    stranger.begin_transaction()
+    stranger.produce(marks_topic(slots.slot.topic), b"stranger", b"stranger", slots.slot.partition(2))
+    assert stranger.flush(ANSWERS_WITHIN) == 0
+    batch = slots.batch(1, "a", "b")
+    assert first.publish(batch).at > 3, "behind the stranger"
+    executor = ThreadPoolExecutor(1)
+    second = executor.submit(slots.writer().publish, batch)
+    executor.shutdown(wait=False)
+    return second, stranger
+
+
+def test_one_slots_trouble_leaves_the_others_alone(slots: Slots) -> None:
+    """One has a transaction open, and one has lost its marks: another slot of the writer goes on, and another topic's writer."""
+    other = Slots(slots.kafka, f"{slots.slot.topic}-other", slots.folder)
+    open_one = slots.writer()
+
+    def meanwhile(step: str, _batch: int, _slot: int) -> None:
+        if step == "written":
+            assert other.writer().publish(other.batch(0, "other")).wrote
+            assert slots.writer(1).publish(slots.batch(5, "x")).refused
+            raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        open_one.publish(slots.batch(0, "a", probe=meanwhile))
+    assert slots.writer(1).publish(slots.batch(0, "b")).wrote
+    assert slots.values() == ["b"]
+    assert other.values() == ["other"]
