@@ -46,6 +46,7 @@ from lowwater_spark.sources.kafka import (
 )
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
 from lowwater_spark.track.plan import check_plan
+from tests.kit.clock import Clock
 from tests.kit.eventually import eventually
 from tests.kit.kafka import ANSWERS_WITHIN, READY, Broker, Kafka, Row
 from tests.kit.times import at, mark
@@ -459,7 +460,9 @@ def test_2c_a_partition_that_one_broker_does_not_know_yet_is_waited_for(
 
 
 @pytest.mark.slow
-def test_a_leader_that_was_away_is_not_believed(three: Kafka, flow: Flow, tmp_path: Path) -> None:
+def test_a_leader_that_was_away_is_not_believed(
+    three: Kafka, flow: Flow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is asked while it is stopped, and answers when it wakes, before it learns that another one leads. What the others know tells the two apart."""
     topic = Topic(three, flow, tmp_path.name)
     place = Partition(topic.name, 0)
@@ -472,7 +475,18 @@ def test_a_leader_that_was_away_is_not_believed(three: Kafka, flow: Flow, tmp_pa
     asleep.pause()
     flow.eventually(lambda: topic.epoch(place) > before, "another one leads")
     three.put(topic.name, [b"{}"] * 5, bootstrap_servers=awake)
+    topic.admin().told((topic.name,), 2)
+    asked: list[int] = []
+    tell = KafkaAdmin._told
+
+    def noting(self: KafkaAdmin, direct: Any, number: int, topics: tuple[str, ...]) -> Any:
+        asked.append(number)
+        return tell(self, direct, number, topics)
+
+    monkeypatch.setattr(KafkaAdmin, "_told", noting)
     known = agreed(topic.admin().told((topic.name,), 2))
+    assert len(asked) == 2, "who has not answered, for five seconds, is asked last"
+    assert asleep.number not in asked
     said: list[str] = []
 
     def ask() -> None:
@@ -566,13 +580,13 @@ def test_nobody_waits_for_the_lock_while_kafka_does_not_answer(
     """A claim needs it, a batch, and whoever asks how the query stands."""
     answers, asked = threading.Event(), threading.Event()
     answers.set()
-    identity = KafkaAdmin.identity
+    ask = KafkaAdmin.told
 
-    def late(self: KafkaAdmin, topics: tuple[str, ...]) -> Identity:
+    def late(self: KafkaAdmin, topics: tuple[str, ...], enough: int) -> list[Told]:
         if not answers.is_set():
             asked.set()
             answers.wait(ANSWERS_WITHIN)
-        return identity(self, topics)
+        return ask(self, topics, enough)
 
     def write(rows: DataFrame, batch: lws.Batch) -> None:
         topic.flow.plain(rows, batch)
@@ -583,7 +597,7 @@ def test_nobody_waits_for_the_lock_while_kafka_does_not_answer(
     upstream.at(9)
     query = topic.track(write)
     topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
-    monkeypatch.setattr(KafkaAdmin, "identity", late)
+    monkeypatch.setattr(KafkaAdmin, "told", late)
     topic.put(("b", 10))
     assert asked.wait(ANSWERS_WITHIN), "whether the second batch has read the same topic"
     told = threading.Thread(target=query.status)
@@ -596,25 +610,26 @@ def test_nobody_waits_for_the_lock_while_kafka_does_not_answer(
     topic.flow.eventually(lambda: low(lw, "stage") == mark(10), "it answers")
 
 
-def test_3c_a_log_that_was_cut_off_is_refused_also_when_it_has_grown_again(
+def test_3c_a_log_that_was_cut_off_is_refused_though_it_has_grown_past_its_old_end(
     topic: Topic, lw: lowwater.Client, upstream: Upstream
 ) -> None:
+    """The query was away meanwhile. The ends say nothing, nor does the topic's id: the leader is of a new epoch, and of the old one it has no rows."""
     topic.put(("a", 9), ("b", 9))
     upstream.at(9)
     query = topic.track()
     topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+    query.stop()
+    topic.flow.queries.clear()
     [broker] = topic.kafka.brokers
     broker.kill()
     shutil.rmtree(broker.directory / "data" / f"{topic.name}-0")
     broker.start()
+    topic.put(("c", 9), ("d", 9), ("e", 9))
     upstream.at(10)
     said = f"cut off: partition 0 of {topic.name} from 2 to 0"
-    topic.flow.eventually(lambda: waits(query, said)() or not query.query.isActive, "it is seen")
-    query.stop()
-    topic.flow.queries.clear()
-    topic.put(("c", 9), ("d", 9), ("e", 9))
-    with pytest.raises(CheckpointMismatch, match=said):
-        topic.track()
+    for _ in range(2):
+        with pytest.raises(CheckpointMismatch, match=said):
+            topic.track()
     assert low(lw, "stage") == mark(9)
 
 
@@ -688,7 +703,7 @@ def test_a_driver_without_kafkas_client_is_told_what_to_bring(topic: Topic) -> N
     nowhere: Any = topic.flow.spark._jvm
     bare = SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(kafka=nowhere.org.apache.nowhere)))
     with pytest.raises(Unsupported, match="no Kafka client") as refusal:
-        KafkaAdmin(bare, {"kafka.bootstrap.servers": topic.kafka.address}).identity((topic.name,))
+        KafkaAdmin(bare, {"kafka.bootstrap.servers": topic.kafka.address}).told((topic.name,), 1)
     assert "spark.jars" in refusal.value.fix
 
 
@@ -775,12 +790,18 @@ class Answers:
 
     found: Identity = field(default_factory=lambda: Identity("c", 1, {"t": "1"}, {"t": 1}))
     end: int = 0
-
-    def identity(self, topics: tuple[str, ...]) -> Identity:
-        return self.found
+    epoch: int = 0
+    common: int = 0
+    """Up to where the log is as it was under the leaders before."""
+    asked: int = 0
 
     def told(self, topics: tuple[str, ...], enough: int) -> list[Told]:
-        raise AssertionError(topics)  # it has one broker
+        self.asked += 1
+        found = self.found
+        return [Told(found.cluster, frozenset({1}), found.ids, {Partition("t", 0): self.epoch}, {Partition("t", 0): 1})]
+
+    def kept(self, epochs: Mapping[Partition, int], now: Identity) -> dict[Partition, int]:
+        return dict.fromkeys(epochs, self.common)
 
     def settings(self, topics: tuple[str, ...], names: tuple[str, ...]) -> Mapping[str, Mapping[str, str]]:
         raise AssertionError(topics)
@@ -809,6 +830,69 @@ def test_topics_without_ids_are_refused() -> None:
         over(Answers(nameless)).check_writers()
     with pytest.raises(Unsupported, match="where the cluster has no id"):
         over(Answers(Answers().found._replace(cluster=""))).check_writers()
+
+
+def test_3c_a_log_that_is_shorter_under_a_new_leader_is_found_however_long_it_is_by_now(tmp_path: Path) -> None:
+    """Between two looks, and before what a batch has read is confirmed; a leader that has all rows of the old one is none."""
+    for lost, how in [(False, "look"), (False, "commit"), (True, "look"), (True, "commit")]:
+        manifest = Manifest(tmp_path / f"{lost} {how}")
+        manifest.begin(1)
+        answers = Answers(end=10, epoch=3)
+        opened = OpenKafka(over(answers), manifest, 0)
+        waiting = opened.wait(opened.head('{"t":{"0":3}}'), None)
+        answers.epoch, answers.end, answers.common = 4, 12, 5 if lost else 10
+        said = "cut off: partition 0 of t from 10 to 5"
+        if not lost:
+            opened.head('{"t":{"0":3}}') if how == "look" else opened.confirm('{"t":{"0":12}}')
+            assert opened.reached(waiting, '{"t":{"0":12}}')
+            opened.close()
+            answers.epoch, answers.common = 5, 11
+            with pytest.raises(CheckpointMismatch, match="cut off: partition 0 of t from 12 to 11"):
+                OpenKafka(over(answers), manifest, 0).confirm('{"t":{"0":12}}')
+            continue
+        if how == "look":
+            with pytest.raises(OSError, match=said):
+                opened.head('{"t":{"0":3}}')
+        else:
+            with pytest.raises(CheckpointMismatch, match=said):
+                opened.confirm('{"t":{"0":12}}')
+        assert not opened.reached(waiting, '{"t":{"0":12}}')
+        with pytest.raises(CheckpointMismatch, match=said):
+            OpenKafka(over(answers), manifest, 0)
+
+
+@pytest.mark.parametrize("how", ["closed", "later"])
+def test_3c_how_far_partitions_were_seen_to_go_is_known_to_the_next_run(how: str, tmp_path: Path) -> None:
+    """When a run ends, and else as it stood five seconds ago at the earliest."""
+    manifest, now = Manifest(tmp_path), Clock(100.0)
+    manifest.begin(1)
+    answers = Answers(end=10, epoch=3)
+    opened = OpenKafka(over(answers), manifest, 0, now)
+    opened.head('{"t":{"0":3}}')
+    answers.end = 12
+    now.now += 5 if how == "later" else 0
+    opened.head('{"t":{"0":3}}')
+    if how == "closed":
+        opened.close()
+    answers.end, answers.epoch, answers.common = 20, 4, 11
+    with pytest.raises(OSError, match="cut off: partition 0 of t from 12 to 11"):
+        OpenKafka(over(answers), manifest, 0, now).head('{"t":{"0":3}}')
+
+
+def test_kafka_is_asked_once_a_commit(tmp_path: Path) -> None:
+    """Before the lock is taken. What was asked for another line was asked before this one was committed."""
+    answers = Answers(end=10)
+    manifest = Manifest(tmp_path)
+    manifest.begin(1)
+    opened = OpenKafka(over(answers), manifest, 0)
+    before = answers.asked
+    opened.knock('{"t":{"0":3}}')
+    opened.confirm('{"t":{"0":3}}')
+    assert answers.asked == before + 1
+    opened.knock('{"t":{"0":3}}')
+    answers.found = answers.found._replace(ids={"t": "2"})
+    with pytest.raises(CheckpointMismatch, match="another one"):
+        opened.confirm('{"t":{"0":4}}')
 
 
 def test_3c_nothing_that_waited_counts_by_rows_that_came_after_a_log_was_cut_off(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "stages": "The names of its stages; None: one, of any name.",
     "reading": "The last reading of the inputs that counted, and its batch.",
     "roots": "By what the directories of the sources are known again, by path.",
-    "kafka": "By source: the ids of the cluster and of the topics that it reads, and where one of them was cut off.",
+    "kafka": "By source: the ids of the cluster and of the topics that it reads, where one of them was cut off, and how far each partition was seen to go.",
     "kafka_out": "By the stage's directory and the topic that it writes into: the topic's id, by how many slots, since which batch, where they are staged.",
     "sink": "How far the output of a file sink is durable.",
     "read": "How far each output was read, as of a committed batch.",

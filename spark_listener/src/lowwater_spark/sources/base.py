@@ -104,10 +104,10 @@ class OpenSource(Awaited[Any, Line], Protocol):
         """
         ...
 
-    def knock(self) -> None:
-        """Return when the source answers, and at once if it is never asked. Raises OSError.
+    def knock(self, line: Line) -> None:
+        """Ask what :meth:`confirm` has to know of a batch, which was committed before this is called. Returns at once if the source is never asked. Raises OSError.
 
-        Called without the lock before :meth:`confirm`, which is called with it: to wait for a source that is away is to hold up nobody else.
+        Called without the lock before :meth:`confirm`, which is called with it: to wait for a source that is away is to hold up nobody else. Two threads may call it.
         """
         ...
 
@@ -120,6 +120,10 @@ class OpenSource(Awaited[Any, Line], Protocol):
 
     def evidence(self, line: Line) -> list[Location]:
         """Return the files, beside the plan, that say what a batch has read: they are made durable before it counts."""
+        ...
+
+    def close(self) -> None:
+        """End the run: make durable what the next one may use, and can do without. Raises CheckpointMismatch, OSError."""
         ...
 
 
@@ -137,6 +141,9 @@ class Fileless:
     def remembered(self) -> int:
         """It has no files."""
         return 0
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class Rowless(Fileless):
@@ -173,7 +180,7 @@ class Rowless(Fileless):
         """Return nothing."""
         return []
 
-    def knock(self) -> None:
+    def knock(self, line: Line) -> None:
         """Do nothing: it is not asked."""
 
     def confirm(self, line: Line) -> None:

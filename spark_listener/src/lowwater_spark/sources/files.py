@@ -326,8 +326,11 @@ class OpenFiles:
         """Return some of the paths."""
         return self._log.missing(head, limit)
 
-    def knock(self) -> None:
+    def knock(self, line: Line) -> None:
         """Do nothing: the log is read, and not the directory."""
+
+    def close(self) -> None:
+        """Do nothing: what it knows is in Spark's log, and in the bookmarks."""
 
     def confirm(self, line: Line) -> None:
         """Do nothing: each listing looks at the directory, and each entry of the log says where its files were."""

@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.checkpoint.manifest import Manifest
+from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import NONE, Awaited, Line, OpenSource, Source
 from lowwater_spark.sources.bookmarks import Output
 from lowwater_spark.sources.roots import Replaced
@@ -133,16 +134,24 @@ class Heads:
         for source, line in zip(self.sources, lines, strict=False):
             source.read_to(line)
 
-    def knock(self) -> None:
-        """Return when all sources answer; before :meth:`settle`, without ``lock``. Raises OSError."""
-        for source in self.sources:
-            source.knock()
+    def knock(self, lines: Sequence[Line]) -> None:
+        """Ask the sources what :meth:`settle` has to know of a committed batch; before it, without ``lock``. Raises OSError."""
+        for source, line in zip(self.sources, lines, strict=False):
+            source.knock(line)
 
     def settle(self, lines: Sequence[Line]) -> None:
         """The same of a batch that is committed, and make sure that it was read from the sources that were known before. Raises as :meth:`read_to`."""
         self.read_to(lines)
         for source, line in zip(self.sources, lines, strict=False):
             source.confirm(line)
+
+    def close(self) -> None:
+        """End the run. What cannot be kept any more costs the next run nothing but what it would have known."""
+        for source in self.sources:
+            try:
+                source.close()
+            except (CheckpointMismatch, OSError) as failure:
+                logger.debug("a source keeps nothing of this run: %s", failure)
 
     def evidence(self, log: CheckpointLog, plan: Plan) -> list[Location]:
         """Return the files that a plan stands on: what must be durable before anything is made from it."""

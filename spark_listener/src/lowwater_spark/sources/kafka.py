@@ -12,12 +12,17 @@ but one have answered, and what they know together counts. Two brokers know of e
 ``min.insync.replicas`` is 2 at least: of its partition, and of the leader that acknowledged it, by the leader's epoch, since a follower that does not know the
 epoch cannot fetch. One of the two is among those that were asked. A broker forgets nothing of it: when it starts it first learns all that the cluster knows.
 An end then counts only from a leader of the newest epoch. How many brokers there are must be declared, since others that are down are not seen.
+
+A log that was cut off, and has grown again, is found by the same epochs. What was seen of a partition is marked with the epoch of its leader then. When another
+one leads, it is asked where in its log the rows of that epoch end, and of those before it: of a log that was cut off that is below the mark, however long it has become.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -38,11 +43,14 @@ __all__ = [
     "Ends",
     "Identity",
     "KafkaSource",
+    "Mark",
     "OpenKafka",
     "Partition",
     "Told",
     "agreed",
     "below",
+    "led_anew",
+    "marked",
     "unread",
     "vector_of",
 ]
@@ -87,7 +95,9 @@ class Identity(NamedTuple):
     counts: Mapping[str, int]
     """The partitions of each topic."""
     epochs: Mapping[Partition, int] = MappingProxyType({})
-    """Of several brokers: the number of each partition's newest leader. It grows with each leader."""
+    """The number of each partition's newest leader. It grows with each leader."""
+    leaders: Mapping[Partition, int] = MappingProxyType({})
+    """Which broker that is; -1: none at the moment."""
 
     @property
     def partitions(self) -> list[Partition]:
@@ -104,19 +114,22 @@ class Told(NamedTuple):
     ids: Mapping[str, str]
     epochs: Mapping[Partition, int]
     """Of all partitions that it knows."""
+    leaders: Mapping[Partition, int] = MappingProxyType({})
 
     @classmethod
     def parse(cls, said: Mapping[str, Any]) -> Told:
         """Return what Kafka's answer to a metadata request says. Raises OSError for a topic that the broker does not know."""
-        ids, epochs = {}, {}
+        ids, epochs, leaders = {}, {}, {}
         for topic in said["topics"]:
             if topic["errorCode"]:
                 msg = f"a broker does not tell about {topic['name']} (error {topic['errorCode']})"
                 raise OSError(msg)
             ids[topic["name"]] = topic["topicId"]
             for each in topic["partitions"]:
-                epochs[Partition(topic["name"], each["partitionIndex"])] = each["leaderEpoch"]
-        return cls(said["clusterId"], frozenset(each["nodeId"] for each in said["brokers"]), ids, epochs)
+                place = Partition(topic["name"], each["partitionIndex"])
+                epochs[place], leaders[place] = each["leaderEpoch"], each["leaderId"]
+        brokers = frozenset(each["nodeId"] for each in said["brokers"])
+        return cls(said["clusterId"] or "", brokers, ids, epochs, leaders)
 
 
 def agreed(told: Sequence[Told]) -> Identity:
@@ -130,18 +143,19 @@ def agreed(told: Sequence[Told]) -> Identity:
     """
     first = told[0]
     epochs: dict[Partition, int] = {}
+    leaders: dict[Partition, int] = {}
     for each in told:
         if (each.cluster, each.ids) != (first.cluster, first.ids):
             msg = f"the brokers do not agree which topics {', '.join(sorted(first.ids))} are"
             raise OSError(msg)
         for place, epoch in each.epochs.items():
-            epochs[place] = max(epoch, epochs.get(place, epoch))
+            if epoch >= epochs.get(place, epoch):
+                epochs[place], leaders[place] = epoch, each.leaders.get(place, -1)
     counts = {
         topic: 1 + max((place.number for place in epochs if place.topic == topic), default=-1) for topic in first.ids
     }
-    return Identity(
-        first.cluster, len(frozenset[int]().union(*(each.brokers for each in told))), first.ids, counts, epochs
-    )
+    brokers = len(frozenset[int]().union(*(each.brokers for each in told)))
+    return Identity(first.cluster, brokers, first.ids, counts, epochs, leaders)
 
 
 class Ends(NamedTuple):
@@ -156,10 +170,6 @@ class Ends(NamedTuple):
 class Cluster(Protocol):
     """A cluster of Kafka, as far as it is asked. Each call raises OSError when there is no answer, or none for one of the partitions."""
 
-    def identity(self, topics: tuple[str, ...]) -> Identity:
-        """Describe topics, and the cluster: what one broker knows, whichever."""
-        ...
-
     def told(self, topics: tuple[str, ...], enough: int) -> list[Told]:
         """Ask brokers, each itself, until enough have answered."""
         ...
@@ -173,7 +183,11 @@ class Cluster(Protocol):
         ...
 
     def ends(self, partitions: list[Partition], epochs: Mapping[Partition, int], *, committed: bool) -> Vector:
-        """Return the end of each partition: the high watermark, or with ``committed`` the last stable offset. No leader of an older epoch is believed."""
+        """Return the end of each partition: the high watermark, or with ``committed`` the last stable offset. Only a leader of that epoch is believed."""
+        ...
+
+    def kept(self, epochs: Mapping[Partition, int], now: Identity) -> Vector:
+        """Return where, in the log of the partition's leader, the rows of an epoch and of those before it end. Only a leader of the epoch ``now`` is believed."""
         ...
 
 
@@ -260,9 +274,7 @@ class KafkaSource:
         Each acknowledged row has two brokers that know of its partition and of the leader that acknowledged it. So all brokers but one know of every such
         row's, one at least; what they know together has nothing old in it.
         """
-        if self.brokers == 1:
-            return self.cluster.identity(self.topics)
-        return agreed(self.cluster.told(self.topics, self.brokers - 1))
+        return agreed(self.cluster.told(self.topics, max(self.brokers - 1, 1)))
 
     @property
     def committed_only(self) -> bool:
@@ -357,6 +369,46 @@ def went_back(before: Line, now: Line) -> str:
     return below(vector_of(now), vector_of(before))
 
 
+class Mark(NamedTuple):
+    """How far a partition was seen to go."""
+
+    offset: int
+    """All rows before it were there, acknowledged."""
+    epoch: int
+    """Of its leader then: none of these rows has a later one."""
+
+
+def led_anew(marks: Mapping[Partition, Mark], epochs: Mapping[Partition, int]) -> dict[Partition, int]:
+    """Return the partitions that have a newer leader than when they were marked, with the epoch of the mark.
+
+    >>> led_anew({Partition("t", 0): Mark(5, 3), Partition("t", 1): Mark(7, 3)}, {Partition("t", 0): 3, Partition("t", 1): 4})
+    {Partition(topic='t', number=1): 3}
+    """
+    return {place: mark.epoch for place, mark in marks.items() if epochs.get(place, -1) > mark.epoch}
+
+
+def marked(marks: Mapping[Partition, Mark], vector: Vector, epochs: Mapping[Partition, int]) -> dict[Partition, Mark]:
+    """Return the marks after partitions were seen to go so far, under leaders of these epochs. None goes back.
+
+    >>> place = Partition("t", 0)
+    >>> marked({place: Mark(5, 3)}, {place: 4}, {place: 4}), marked({}, {place: 4}, {place: 4})
+    ({Partition(topic='t', number=0): Mark(offset=5, epoch=4)}, {Partition(topic='t', number=0): Mark(offset=4, epoch=4)})
+    """
+    found = dict(marks)
+    for place in vector.keys() & epochs.keys():
+        old = found.get(place, _NONE)
+        found[place] = Mark(max(old.offset, vector[place]), max(old.epoch, epochs[place]))
+    return found
+
+
+class _Answer(NamedTuple):
+    """What Kafka says of the topics."""
+
+    found: Identity
+    lost: str
+    """What is not there any more of what was marked, since others lead; empty: nothing."""
+
+
 class Pin(NamedTuple):
     """What a checkpoint remembers of a source."""
 
@@ -364,6 +416,8 @@ class Pin(NamedTuple):
     ids: Mapping[str, str]
     truncated: str = ""
     """Where a partition was seen to end before what was read of it; empty: nowhere. It stays so when it has grown again."""
+    marks: Mapping[str, Mapping[str, tuple[int, int]]] = MappingProxyType({})
+    """How far each partition was seen to go, and the epoch of its leader then: by topic and number, as JSON has it."""
 
     def differs(self, found: Identity) -> str:
         """Return what is another one by now, in words; empty for nothing.
@@ -382,7 +436,9 @@ class Pin(NamedTuple):
 class OpenKafka(Fileless):
     """The topics of a query that runs. Its offset is a vector of the next offsets, its head one of the ends."""
 
-    def __init__(self, source: KafkaSource, manifest: Manifest, number: int) -> None:
+    def __init__(
+        self, source: KafkaSource, manifest: Manifest, number: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._source = source
         self._cluster = source.cluster
         self._manifest = manifest
@@ -393,9 +449,19 @@ class OpenKafka(Fileless):
         """Whether that was looked at."""
         self._synced = False
         self._committed: Vector = {}
-        self._highest: dict[Partition, int] = {}
-        """The greatest end that each partition was seen to have."""
+        self._clock = clock
+        self._asked: tuple[Line, _Answer] | None = None
+        """What was asked for a committed batch that is to be confirmed."""
+        self._lock = threading.Lock()
+        """Of the pin and the marks: a look is made while a batch is confirmed."""
         self._pin = self._pinned()
+        self._marks: dict[Partition, Mark] = {
+            Partition(topic, int(number)): Mark(*mark)
+            for topic, numbers in self._pin.marks.items()
+            for number, mark in numbers.items()
+        }
+        self._saved = dict(self._marks)
+        self._saved_at = clock()
 
     @property
     def planned_is_read(self) -> bool:
@@ -430,7 +496,10 @@ class OpenKafka(Fileless):
         return pin
 
     def _keep(self, pin: Pin) -> None:
-        self._manifest.keep("kafka", {**(self._manifest["kafka"] or {}), self._number: list(pin)})
+        marks = {topic: dict(numbers) for topic, numbers in pin.marks.items()}
+        entry = [*pin._replace(marks=marks)]
+        with _keeping:
+            self._manifest.keep("kafka", {**(self._manifest["kafka"] or {}), self._number: entry})
 
     # -- lines ----------------------------------------------------------------------------------------------------------
 
@@ -445,17 +514,61 @@ class OpenKafka(Fileless):
                 raise CheckpointMismatch(_REMOVED.format(place=min(skipped), at=skipped[min(skipped)]))
             self._from_the_beginning = True
 
-    def knock(self) -> None:
-        """Ask once what :meth:`confirm` asks. Raises OSError."""
-        self._source.identity()
+    def knock(self, line: Line) -> None:
+        """Ask what :meth:`confirm` has to know. Raises OSError."""
+        self._asked = line, self._ask()
 
     def confirm(self, line: Line) -> None:
-        """Make sure that the topics are still those that were pinned. Raises CheckpointMismatch, and OSError when Kafka does not answer."""
-        found = self._source.identity()
+        """Make sure that the topics are still those that were pinned, and lack nothing that was there. Raises CheckpointMismatch, and OSError when Kafka does not answer.
+
+        What was asked for this line counts, also if it is the line of two batches: the second one has read nothing.
+        """
+        asked, self._asked = self._asked, None
+        found, lost = asked[1] if asked is not None and asked[0] == line else self._ask()
         if other := self._pin.differs(found):
             raise CheckpointMismatch(_REPLACED.format(other=other))
+        if lost:
+            self._cut_off(lost)
+            raise CheckpointMismatch(_TRUNCATED.format(said=lost))
         self._committed = vector_of(line)
+        self._mark(self._committed, found.epochs)
         self._synced = True
+
+    def _ask(self) -> _Answer:
+        """Describe the topics; where others lead them now, also find what was lost with that. Raises OSError."""
+        marks = dict(self._marks)
+        found = self._source.identity()
+        anew = led_anew(marks, found.epochs)
+        kept = self._cluster.kept(anew, found) if anew and not self._pin.differs(found) else {}
+        return _Answer(found, below(kept, {place: marks[place].offset for place in kept}))
+
+    def _mark(self, vector: Vector, epochs: Mapping[Partition, int]) -> None:
+        """Remember how far the partitions go. What is lost of a first epoch after another one is found by the durable mark: at once where a leader is new."""
+        with self._lock:
+            self._marks = marked(self._marks, vector, epochs)
+            new = any(self._saved.get(place, _NONE).epoch != mark.epoch for place, mark in self._marks.items())
+            due = self._clock() - self._saved_at >= _KEEP and self._marks != self._saved
+        if new or due:
+            self._save()
+
+    def _save(self) -> None:
+        with self._lock:
+            marks: dict[str, dict[str, tuple[int, int]]] = {}
+            for place, mark in self._marks.items():
+                marks.setdefault(place.topic, {})[str(place.number)] = (mark.offset, mark.epoch)
+            self._pin = self._pin._replace(marks=marks)
+            self._keep(self._pin)
+            self._saved, self._saved_at = dict(self._marks), self._clock()
+
+    def _cut_off(self, said: str) -> None:
+        with self._lock:
+            self._pin = self._pin._replace(truncated=said)
+            self._keep(self._pin)
+
+    def close(self) -> None:
+        """Keep how far the partitions go. Raises CheckpointMismatch, OSError."""
+        if self._marks != self._saved:
+            self._save()
 
     def evidence(self, line: Line) -> list[Location]:
         """Return where Spark has noted from which offsets on the query reads."""
@@ -465,7 +578,8 @@ class OpenKafka(Fileless):
 
     def head(self, settled: Line) -> Ends:
         """List the ends, between two descriptions. Raises OSError when one is not known, and when the topics are not those that were read before."""
-        before = self._identity()
+        marks = dict(self._marks)
+        before, lost = self._look_at()
         places = before.partitions
         ends = self._cluster.ends(places, before.epochs, committed=False)
         unknown = [place for place in places if ends.get(place, -1) < 0]
@@ -473,25 +587,25 @@ class OpenKafka(Fileless):
             msg = f"nobody tells where {unknown[0]} ends"
             raise OSError(msg)
         stable = self._cluster.ends(places, before.epochs, committed=True) if self._source.committed_only else ends
-        if self._identity() != before:
+        if self._source.identity() != before:
             msg = f"{self._source.name} changed while their ends were listed"
             raise OSError(msg)
-        if back := below(ends, vector_of(settled)) or below(ends, self._highest):
-            self._pin = self._pin._replace(truncated=back)
-            self._keep(self._pin)
+        seen = {place: mark.offset for place, mark in marks.items()}
+        if back := lost or below(ends, vector_of(settled)) or below(ends, seen):
+            self._cut_off(back)
         if self._pin.truncated:
             raise OSError(_TRUNCATED.format(said=self._pin.truncated))
-        self._highest.update(ends)
+        self._mark(ends, before.epochs)
         return Ends(ends, stable)
 
-    def _identity(self) -> Identity:
-        found = self._source.identity()
+    def _look_at(self) -> _Answer:
+        found, lost = self._ask()
         if other := self._pin.differs(found):
             raise OSError(_REPLACED.format(other=other))
         if found.brokers > self._source.brokers:
             msg = f"the cluster of {self._source.name} has {found.brokers} brokers by now, and {self._source.brokers} are declared"
             raise OSError(msg)
-        return found
+        return _Answer(found, lost)
 
     def wait(self, listed: Ends, planned: Line | None) -> Ends:
         """Wait for all of it: Kafka keeps what was not read."""
@@ -532,6 +646,14 @@ def _check_ids(found: Identity) -> None:
             "Upgrade the broker: Kafka gives ids since 2.8. Or begin the pipeline here with lws.injector(), which says itself how far it has come.",
         )
 
+
+_NONE: Final = Mark(0, -1)
+
+_keeping: Final = threading.Lock()
+"""Of the manifest's section: one source looks while another one is confirmed."""
+
+_KEEP: Final = 5.0
+"""Seconds, at least, between two times at which marks are made durable without a new leader: each costs two fsyncs."""
 
 _OTHER: Final = (
     '{line!r} is no offset of Kafka, like {{"topic":{{"0":5}}}}: the checkpoint was begun with another source. Start the query as it was begun, or another '

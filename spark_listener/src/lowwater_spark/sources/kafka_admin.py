@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from lowwater_spark.errors import Unsupported
@@ -14,9 +15,16 @@ __all__ = ["KafkaAdmin"]
 
 T = TypeVar("T")
 
+Address = tuple[str, int]
+
 _PREFIX: Final = "kafka."
 
-_PATIENCE: Final[Mapping[str, str]] = {"default.api.timeout.ms": "10000", "request.timeout.ms": "5000"}
+_PATIENCE: Final[Mapping[str, str]] = {
+    "default.api.timeout.ms": "10000",
+    "request.timeout.ms": "5000",
+    "reconnect.backoff.ms": "50",
+    "reconnect.backoff.max.ms": "500",
+}
 """Milliseconds: a look of the query's clock waits for the answer. They take the place of the source's own, which are for its readers: Kafka's client
 refuses a limit of a request that is above the one of a whole call.
 """
@@ -27,11 +35,73 @@ _DIRECT: Final = 5000
 _IDS: Final = 10
 """The first version of the request whose answer has the topics' ids."""
 
+_FENCED: Final = 4
+"""The version of the question what a leader has of an epoch: a leader of another epoch than the one that is named refuses it."""
+
 _LIMIT: Final = 30
 """Seconds; the client gives up long before."""
 
 _clients: Final[dict[tuple[int, frozenset[tuple[str, str]]], Any]] = {}
 """One for each JVM and cluster, for as long as the process lives: each has a thread and connections."""
+
+
+class _Direct:
+    """Asks brokers of one cluster, each itself. Its connections stay. Hold ``lock``."""
+
+    def __init__(self, jvm: Any, properties: Any) -> None:
+        self._jvm = jvm
+        self._properties = properties
+        self._made: Any = None
+        self.lock = threading.Lock()
+        self.nodes: dict[int, tuple[Address, Any]] = {}
+        """The brokers that are up, by their numbers, as they were listed last; empty: they have to be listed."""
+        self.silent: set[int] = set()
+        """Those that have not answered when they were asked last."""
+
+    def ask(self, number: int, request: Any, kind: str) -> dict[str, Any]:
+        """Return the answer of a broker to a request of this kind. Raises OSError, and what the client does."""
+        if number not in self.nodes:
+            msg = f"broker {number} is not there"
+            raise OSError(msg)
+        kafka, node = self._jvm.org.apache.kafka, self.nodes[number][1]
+        clients, clock = kafka.clients.NetworkClientUtils, kafka.common.utils.Time.SYSTEM
+        # What has become of the connection since: one to a broker that was started anew is known to be gone only now.
+        self._client.poll(0, clock.milliseconds())
+        if self._client.connectionFailed(node):
+            clock.sleep(self._client.connectionDelay(node, clock.milliseconds()))
+        if not clients.awaitReady(self._client, node, clock, _DIRECT):
+            msg = f"broker {number} does not answer"
+            raise OSError(msg)
+        answered = True
+        sent = self._client.newClientRequest(node.idString(), request, clock.milliseconds(), answered)
+        answer = clients.sendAndReceive(self._client, sent, clock)
+        converter = getattr(kafka.common.message, f"{kind}ResponseDataJsonConverter")
+        written = converter.write(answer.responseBody().data(), answer.requestHeader().apiVersion())
+        found: dict[str, Any] = json.loads(written.toString())
+        return found
+
+    @property
+    def _client(self) -> Any:
+        if self._made is None:
+            kafka = self._jvm.org.apache.kafka
+            self._made = kafka.clients.ClientUtils.createNetworkClient(
+                kafka.clients.admin.AdminClientConfig(self._properties),
+                "lowwater",
+                kafka.common.metrics.Metrics(),
+                "lowwater",
+                kafka.common.utils.LogContext(),
+                kafka.clients.ApiVersions(),
+                kafka.common.utils.Time.SYSTEM,
+                1,
+                _DIRECT,
+                kafka.clients.ManualMetadataUpdater(),
+                kafka.clients.DefaultHostResolver(),
+            )
+        return self._made
+
+
+_directs: Final[dict[tuple[int, frozenset[tuple[str, str]]], _Direct]] = {}
+"""As :data:`_clients`. Each has connections."""
 
 
 class KafkaAdmin:
@@ -41,61 +111,81 @@ class KafkaAdmin:
         self._jvm = jvm
         told = {name.removeprefix(_PREFIX): value for name, value in options.items() if name.startswith(_PREFIX)}
         self._settings = {**told, **_PATIENCE}
+        self._key = id(jvm), frozenset(self._settings.items())
 
-    def identity(self, topics: tuple[str, ...]) -> Identity:
-        """Describe topics, and the cluster. Raises OSError."""
-
-        def ask() -> Identity:
-            about = self._client().describeCluster()
-            cluster, brokers = self._answer(about.clusterId()), int(self._answer(about.nodes()).size())
-            found = self._answer(self._client().describeTopics([*topics]).allTopicNames())
-            ids = {topic: str(found.get(topic).topicId().toString()) for topic in topics}
-            counts = {topic: int(found.get(topic).partitions().size()) for topic in topics}
-            return Identity(str(cluster or ""), brokers, ids, counts)
-
-        return self._asked(f"which topics {', '.join(topics)} are", ask)
+    @property
+    def _address(self) -> str:
+        return str(self._settings.get("bootstrap.servers"))
 
     def told(self, topics: tuple[str, ...], enough: int) -> list[Told]:
-        """Ask brokers, each itself, until enough have answered. Raises OSError."""
-
-        def ask() -> list[Told]:
-            nodes = self._answer(self._client().describeCluster().nodes()).toArray()
+        """Ask brokers, each itself, until enough have answered. One that has not answered is asked last from then on. Raises OSError."""
+        what = f"by each of its brokers which topics {', '.join(topics)} are"
+        with self._direct() as direct:
+            if not direct.nodes:
+                direct.nodes = self._asked(what, self._nodes)
             # By address: two names of one broker are one answer.
-            addresses = {(str(node.host()), int(node.port())): node for node in nodes}
+            addresses = {address: number for number, (address, _) in sorted(direct.nodes.items(), reverse=True)}
+            known = {number: address for number, (address, _) in direct.nodes.items()}
             answers: list[Told] = []
             silent = ""
-            with closing(self._direct()) as direct:
-                for address in sorted(addresses):
-                    if len(answers) == enough:
-                        break
-                    try:
-                        answers.append(self._told(direct, addresses[address], topics))
-                    except OSError as failure:
-                        silent = f"; {failure}"
-            if len(answers) < enough:
-                msg = f"{len(answers)} of its brokers answer, and {enough} must{silent}"
+            for number in sorted(addresses.values(), key=lambda each: (each in direct.silent, each)):
+                if len(answers) == enough:
+                    break
+                try:
+                    told, others = self._told(direct, number, topics)
+                except OSError as failure:
+                    silent = f"; {failure}"
+                    direct.silent.add(number)
+                else:
+                    direct.silent.discard(number)
+                    answers.append(told)
+                    if not others.items() <= known.items():
+                        direct.nodes = {}
+            if len(answers) < enough or not direct.nodes:
+                moved = "" if direct.nodes else "; they are others, or elsewhere, since they were listed"
+                direct.nodes = {}
+                msg = f"Kafka at {self._address} does not tell {what}: {len(answers)} of its brokers answer, and {enough} must{silent}{moved}"
                 raise OSError(msg)
             return answers
 
-        return self._asked(f"by each of its brokers which topics {', '.join(topics)} are", ask)
+    def _nodes(self) -> dict[int, tuple[Address, Any]]:
+        nodes = self._answer(self._client().describeCluster().nodes()).toArray()
+        return {int(node.id()): ((str(node.host()), int(node.port())), node) for node in nodes}
 
-    def _told(self, direct: Any, node: Any, topics: tuple[str, ...]) -> Told:
-        def ask() -> Told:
-            kafka = self._jvm.org.apache.kafka
-            clients, clock = kafka.clients.NetworkClientUtils, kafka.common.utils.Time.SYSTEM
-            if not clients.awaitReady(direct, node, clock, _DIRECT):
-                msg = f"broker {node.idString()} does not answer"
+    def _told(self, direct: _Direct, number: int, topics: tuple[str, ...]) -> tuple[Told, dict[int, Address]]:
+        def ask() -> tuple[Told, dict[int, Address]]:
+            requests, create = self._jvm.org.apache.kafka.common.requests, False
+            wanted = requests.MetadataRequest.Builder(_java_list(self._jvm, topics), create, _IDS)
+            said = direct.ask(number, wanted, "Metadata")
+            others = {each["nodeId"]: (each["host"], each["port"]) for each in said["brokers"]}
+            return Told.parse(said), others
+
+        return self._asked(f"by broker {number} which topics {', '.join(topics)} are", ask)
+
+    def kept(self, epochs: Mapping[Partition, int], now: Identity) -> Vector:
+        """Return where, in the log of the partition's leader, the rows of an epoch and of those before it end. Raises OSError."""
+        found: dict[Partition, int] = {}
+        with self._direct() as direct:
+            for place, epoch in epochs.items():
+                found[place] = self._kept(direct, place, epoch, now)
+        return found
+
+    def _kept(self, direct: _Direct, place: Partition, epoch: int, now: Identity) -> int:
+        def ask() -> int:
+            asked = {"partition": place.number, "currentLeaderEpoch": now.epochs[place], "leaderEpoch": epoch}
+            wanted = {"replicaId": -1, "topics": [{"topic": place.topic, "partitions": [asked]}]}
+            kafka = self._jvm.org.apache.kafka.common
+            tree = self._jvm.com.fasterxml.jackson.databind.ObjectMapper().readTree(json.dumps(wanted))
+            data = kafka.message.OffsetForLeaderEpochRequestDataJsonConverter.read(tree, _FENCED)
+            request = kafka.requests.OffsetsForLeaderEpochRequest.Builder.forConsumer(data.topics())
+            [topic] = direct.ask(now.leaders[place], request, "OffsetForLeaderEpoch")["topics"]
+            [answer] = topic["partitions"]
+            if answer["errorCode"] or answer["endOffset"] < 0:
+                msg = f"its leader does not know (error {answer['errorCode']})"
                 raise OSError(msg)
-            create, answered = False, True
-            wanted = kafka.common.requests.MetadataRequest.Builder(_java_list(self._jvm, topics), create, _IDS)
-            request = direct.newClientRequest(node.idString(), wanted, clock.milliseconds(), answered)
-            answer = clients.sendAndReceive(direct, request, clock)
-            written = kafka.common.message.MetadataResponseDataJsonConverter.write(
-                answer.responseBody().data(), answer.requestHeader().apiVersion()
-            )
-            return Told.parse(json.loads(written.toString()))
+            return int(answer["endOffset"])
 
-        return self._asked(f"by broker {node.idString()} which topics {', '.join(topics)} are", ask)
+        return self._asked(f"what {place} still has of the epoch {epoch} of its leaders", ask)
 
     def settings(self, topics: tuple[str, ...], names: tuple[str, ...]) -> Mapping[str, Mapping[str, str]]:
         """Return settings of each topic, as they are in force. Raises OSError."""
@@ -136,8 +226,8 @@ class KafkaAdmin:
             for entry in self._answer(listed.all()).entrySet():
                 place = Partition(str(entry.getKey().topic()), int(entry.getKey().partition()))
                 told, known = int(entry.getValue().leaderEpoch().orElse(-1)), epochs.get(place, -1)
-                if told < known:
-                    msg = f"a leader of epoch {told} told the end of {place}, and one of epoch {known} leads it by now"
+                if known not in (-1, told):
+                    msg = f"a leader of epoch {told} told the end of {place}, and one of epoch {known} leads it by what the brokers say"
                     raise OSError(msg)
                 found[place] = int(entry.getValue().offset())
             return found
@@ -147,8 +237,7 @@ class KafkaAdmin:
     def _client(self) -> Any:
         from py4j.java_gateway import JavaClass
 
-        key = id(self._jvm), frozenset(self._settings.items())
-        if key not in _clients:
+        if self._key not in _clients:
             made = self._jvm.org.apache.kafka.clients.admin.AdminClient
             if not isinstance(made, JavaClass):  # py4j takes a class that is not there for a package
                 raise Unsupported(
@@ -156,8 +245,8 @@ class KafkaAdmin:
                     "the driver has no Kafka client that it could ask where the topics end",
                     "Bring the connector with spark.jars or --packages, at the start of the session.",
                 )
-            _clients[key] = made.create(self._properties())
-        return _clients[key]
+            _clients[self._key] = made.create(self._properties())
+        return _clients[self._key]
 
     def _properties(self) -> Any:
         properties = self._jvm.java.util.Properties()
@@ -165,22 +254,13 @@ class KafkaAdmin:
             properties.put(name, value)
         return properties
 
-    def _direct(self) -> Any:
-        """Return what asks the very broker that it is told. The admin client describes topics by whichever it likes."""
-        kafka = self._jvm.org.apache.kafka
-        return kafka.clients.ClientUtils.createNetworkClient(
-            kafka.clients.admin.AdminClientConfig(self._properties()),
-            "lowwater",
-            kafka.common.metrics.Metrics(),
-            "lowwater",
-            kafka.common.utils.LogContext(),
-            kafka.clients.ApiVersions(),
-            kafka.common.utils.Time.SYSTEM,
-            1,
-            _DIRECT,
-            kafka.clients.ManualMetadataUpdater(),
-            kafka.clients.DefaultHostResolver(),
-        )
+    @contextlib.contextmanager
+    def _direct(self) -> Iterator[_Direct]:
+        """Give what asks the very broker that it is told. The admin client describes topics by whichever it likes."""
+        self._client()
+        found = _directs.setdefault(self._key, _Direct(self._jvm, self._properties()))
+        with found.lock:
+            yield found
 
     def _answer(self, future: Any) -> Any:
         return future.get(_LIMIT, self._jvm.java.util.concurrent.TimeUnit.SECONDS)
@@ -196,7 +276,7 @@ class KafkaAdmin:
             reason = f"{cause.getClass().getSimpleName()}: {cause.getMessage()}"
         except Py4JError as failure:
             reason = str(failure)
-        msg = f"Kafka at {self._settings.get('bootstrap.servers')} does not tell {what}: {reason}"
+        msg = f"Kafka at {self._address} does not tell {what}: {reason}"
         raise OSError(msg)
 
 

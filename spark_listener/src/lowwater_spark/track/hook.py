@@ -123,8 +123,9 @@ class Hook:
 
     def settle(self) -> None:
         """Take notice of a batch in the commit log: commit what was prepared."""
-        if self.ready():
-            self.run.heads.knock()
+        running = self._running
+        if running is not None and self.ready():
+            self.run.heads.knock(running.plan.lines)
         with self.run.lock:
             self._settle()
 
@@ -279,8 +280,9 @@ class Hook:
         pauses = itertools.chain(PATIENCE, [None])
         while True:
             try:
-                if self._running is not None:  # the batch before, which the clock has not settled yet
-                    self.run.heads.knock()
+                before = self._running
+                if before is not None:  # the clock has not settled it yet
+                    self.run.heads.knock(before.plan.lines)
                 with self.run.lock:
                     self._settle(evidence=number)
                     plan = self.run.log.plan(number)

@@ -146,7 +146,7 @@ class Plain:
         plan = self._plan(batch)
         bound = self.run.checked.spark_bound(plan)
         self._sync(batch)
-        self.run.heads.knock()
+        self.run.heads.knock(plan.lines)
         with self.run.lock:
             self._promises.append((batch, self._promised()))
             self.run.heads.settle(plan.lines)

@@ -245,6 +245,7 @@ class Run:
     def close(self) -> None:
         """Stop reporting; the ranges hold where they stand."""
         self.batches.close()
+        self.heads.close()
         for part in self.parts:
             part.authority.close()
 
