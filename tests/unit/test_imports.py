@@ -18,6 +18,7 @@ SPARK = {
     "track": {"checkpoint", "errors", "settings", "sources"},
     "drive": {"checkpoint", "errors", "settings", "sources", "track"},
     "attach": {"errors", "settings"},
+    "sidecar": {"checkpoint", "errors", "settings", "sources", "track"},
     "stages": {"checkpoint", "drive", "errors", "settings", "sources", "track"},
     "prometheus": {"attach", "track"},
 }

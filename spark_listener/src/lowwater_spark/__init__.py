@@ -14,11 +14,12 @@ This release tracks and drives queries over file sources on a local (or NFS) fil
 query starts, with the reason. Importing it starts nothing and needs no PySpark.
 """
 
-# attach and drive are folders as well. What is imported from them here keeps their names for the functions.
+# attach, drive and track are folders as well. What is imported from them here keeps their names for the functions.
 from lowwater_spark.attach.attachment import Attachment, AttachStatus, attach
 from lowwater_spark.drive.frame import drive
 from lowwater_spark.drive.watermark import WatermarkLost
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
+from lowwater_spark.sidecar.watch import Sidecar, track
 from lowwater_spark.stages import Stage, injector, stage
 from lowwater_spark.track.batch import Batch
 from lowwater_spark.track.query import TrackedQuery
@@ -31,6 +32,7 @@ __all__ = [
     "Batch",
     "CheckpointMismatch",
     "KeyRange",
+    "Sidecar",
     "Stage",
     "StateLost",
     "Status",
@@ -43,4 +45,5 @@ __all__ = [
     "drive",
     "injector",
     "stage",
+    "track",
 ]

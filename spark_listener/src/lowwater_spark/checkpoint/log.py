@@ -64,6 +64,9 @@ class CheckpointLog:
             msg = f"{self._offsets / str(batch)} is of version {version!r}; this release reads v1. Use a PySpark that docs/compatibility.md names, or a newer lowwater-spark."
             raise CheckpointMismatch(msg)
         settings, *lines = rest
+        if not settings:
+            msg = f"{self._offsets / str(batch)} is an entry of continuous processing, which gives no evidence of which rows a commit contains. Use processingTime or availableNow."
+            raise CheckpointMismatch(msg)
         watermark = json.loads(settings).get("batchWatermarkMs", 0)
         return Plan(batch, lines, hashlib.sha256(content).hexdigest(), watermark)
 

@@ -41,6 +41,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "kafka_out": "By the stage's directory and the topic that it writes into: the topic's id, by how many slots, since which batch, where they are staged.",
     "sink": "How far the output of a file sink is durable.",
     "read": "How far each output was read, as of a committed batch.",
+    "watched": "Of a checkpoint that is only looked at: whose it is, what was declared of it, and its newest batch that was seen committed.",
     "state": "By the stage's directory: where its state is, for how many ranges, since which batch, and by what it is made.",
 }
 """What a manifest has. Each is None while nothing is known."""
@@ -56,11 +57,15 @@ class Manifest:
     ``probe`` is called with the name of each step; for tests.
     """
 
-    def __init__(self, checkpoint: Location, probe: Callable[[str], None] = lambda _step: None) -> None:
+    def __init__(
+        self, checkpoint: Location, probe: Callable[[str], None] = lambda _step: None, *, home: Location | None = None
+    ) -> None:
         self.checkpoint = checkpoint
+        self.home: Location = checkpoint if home is None else home
+        """Where the directory ``lowwater`` is: the checkpoint itself, but for one that is only looked at."""
         self.run = 0
         """The number of the run that writes, see :func:`~lowwater_spark.checkpoint.identity.new_ordinal`; 0 before it has one."""
-        self._home = checkpoint / "lowwater"
+        self._home = self.home / "lowwater"
         self._folder = self._home / "manifest"
         self._probe = probe
         self._lock = threading.RLock()
@@ -209,7 +214,7 @@ class Manifest:
         return found == _FORMAT
 
     def _read_old(self) -> dict[str, Any]:
-        if not isinstance(self.checkpoint, Path):
+        if not isinstance(self.home, Path) or self.home != self.checkpoint:
             return dict.fromkeys(SECTIONS)  # those releases kept checkpoints on local file systems alone
         query, stages, reading, roots, sink, read = (
             self._old(f"lowwater/{name}.json") for name in ("query", "stages", "reading", "roots", "sink", "read")
@@ -223,6 +228,7 @@ class Manifest:
             "kafka_out": None,
             "sink": sink,
             "read": read,
+            "watched": None,
             "state": self._old_states(),
         }
 

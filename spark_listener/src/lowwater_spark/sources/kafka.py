@@ -31,6 +31,7 @@ from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Fileless, Line, OpenSource
 from lowwater_spark.sources.opaque import OpenOpaque
+from lowwater_spark.sources.roots import Replaced
 
 if TYPE_CHECKING:
     from lowwater_spark.checkpoint.manifest import Manifest
@@ -594,14 +595,14 @@ class OpenKafka(Fileless):
         if back := lost or below(ends, vector_of(settled)) or below(ends, seen):
             self._cut_off(back)
         if self._pin.truncated:
-            raise OSError(_TRUNCATED.format(said=self._pin.truncated))
+            raise Replaced(_TRUNCATED.format(said=self._pin.truncated))
         self._mark(ends, before.epochs)
         return Ends(ends, stable)
 
     def _look_at(self) -> _Answer:
         found, lost = self._ask()
         if other := self._pin.differs(found):
-            raise OSError(_REPLACED.format(other=other))
+            raise Replaced(_REPLACED.format(other=other))
         if found.brokers > self._source.brokers:
             msg = f"the cluster of {self._source.name} has {found.brokers} brokers by now, and {self._source.brokers} are declared"
             raise OSError(msg)

@@ -80,7 +80,7 @@ class Roots:
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
-        self._replaced = manifest.checkpoint / "lowwater" / "replaced"
+        self._replaced = manifest.home / "lowwater" / "replaced"
 
     def recognize(self, root: str, identity: Identity, head: Head) -> None:
         """Remember a directory by what was just listed of it. Raises Replaced when it is not the one that was read before, OSError.

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 import lowwater
 from lowwater.watermark import MIN
@@ -43,12 +43,24 @@ if TYPE_CHECKING:
     from lowwater_spark.track.removal import Removal
     from lowwater_spark.track.run import Run
 
-__all__ = ["LastReading", "Plain"]
+__all__ = ["LastReading", "Plain", "Witness"]
 
 logger = logging.getLogger("lowwater.spark")
 
 _KEPT_PROMISES: Final = 200
 """Steps of the commit log that are remembered until Spark's events of their batches have come."""
+
+
+class Witness(Protocol):
+    """Who looks after a checkpoint that another process writes: what is read of it must be of the query that it was of before."""
+
+    def attend(self) -> None:
+        """Raise CheckpointMismatch when it is another query's by now, OSError when nobody can tell."""
+        ...
+
+    def confirm(self, plan: Plan | None) -> None:
+        """Make sure that the newest committed batch follows those that were seen before it; None: there is none. Raises CheckpointMismatch, Unsupported, OSError."""
+        ...
 
 
 @dataclass(slots=True)
@@ -58,6 +70,8 @@ class Plain:
     output: Path | None = None
     """The directory that the sink writes files to; None when it is of another kind, or not local."""
     boot: Callable[[Path], str] = boot_of
+    witness: Witness | None = None
+    """Of a query that runs in another process; None: it runs in this one, and nobody else writes its checkpoint."""
     run: Run = field(init=False, repr=False, compare=False)
     _last: LastReading = field(init=False)
     _synced: int = field(default=NOTHING, init=False)
@@ -94,7 +108,7 @@ class Plain:
 
     def durable(self) -> list[Committed]:
         """Return what the checkpoint says of the last committed batch: all that a new run starts from."""
-        batch, checked = self.run.log.last_committed(), self.run.checked
+        batch, checked = self._newest(), self.run.checked
         if batch is None:
             self._last.load(NOTHING)
             if self._sink is not None:
@@ -110,6 +124,15 @@ class Plain:
             registration = self._part.authority.registration
             mark_sink(self.output, self._part.authority.full_name, registration.identity, adopt=registration.adopt)
             self._marked = True
+
+    def _newest(self) -> int | None:
+        """Return the newest batch in the commit log, of which whoever writes it elsewhere has been made sure."""
+        if self.witness is None:
+            return self.run.log.last_committed()
+        self.witness.attend()
+        batch = self.run.log.last_committed()
+        self.witness.confirm(None if batch is None else self._plan(batch))
+        return batch
 
     def _plan(self, batch: int) -> Plan:
         plan = self.run.log.plan(batch)
@@ -140,7 +163,7 @@ class Plain:
 
     def settle(self) -> None:
         """Take notice of the newest batch in the commit log, and of all before it."""
-        progress, batch = self._part.progress, self.run.log.last_committed()
+        progress, batch = self._part.progress, self._newest()
         if batch is None or batch == progress.committed.batch:
             return
         plan = self._plan(batch)
@@ -168,6 +191,8 @@ class Plain:
         part, progress = self._part, self._part.progress
         if part.authority.lease is None:
             return
+        if self.witness is not None:
+            self._newest()  # what was read of the checkpoint since it was looked at is of the same query
         with self.run.lock:
             part.advance(part)
             reading = progress.reading

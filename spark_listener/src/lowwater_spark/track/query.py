@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["INTERVAL", "TrackedQuery"]
+__all__ = ["INTERVAL", "Tracked", "TrackedQuery"]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -37,98 +37,35 @@ _REST: Final = 4.0
 take a fifth of the time."""
 
 
-class TrackedQuery:
-    """A running query of a tracked stage.
-
-    It has what Spark's own handle has, by Spark's names, so that code which is given one goes on: but for ``status``, which is a call here and says how
-    the stage stands (``query.query.status`` is Spark's), and :meth:`stop`, which reports what is committed first.
+class Tracked:
+    """A query that is tracked, wherever it runs, and the clock that follows it.
 
     A thread looks at the clock every :data:`INTERVAL` seconds, and sooner when an input has moved or a batch is committed, so the stage
-    follows its inputs also when no rows come. When the run is replaced (a newer run of the same checkpoint, a reset), the query is stopped and :meth:`await_termination` raises the reason.
+    follows its inputs also when no rows come. When the run is replaced (a newer run of the same checkpoint, a reset), it ends, and
+    :meth:`await_termination` raises the reason.
     """
 
     def __init__(
-        self,
-        run: Run,
-        query: StreamingQuery,
-        *,
-        interval: float,
-        owned: lowwater.Client | None,
-        driving: Controls | None = None,
+        self, run: Run, *, interval: float, owned: lowwater.Client | None, driving: Controls | None = None
     ) -> None:
-        self.query = query
-        """Spark's own handle."""
         self.checkpoint = run.checkpoint
         self._run = run
         self._interval = interval
         self._owned = owned
         self._driving = driving
-        self._events = Events(query) if run.listens else None
-        self._dropped = 0
         self._unread = False
         """Whether the last look has failed for want of a file."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._clock, name="lowwater-spark", daemon=True)
-        self._thread.start()
 
     def status(self, stage: str | None = None) -> Status:
         """Return how the query stands, and what holds it: its first stage, or the one of this name. Raises ValueError for none."""
-        return dataclasses.replace(self._run.status(stage), dropped_rows=self._dropped)
+        return self._run.status(stage)
 
     @property
     def stages(self) -> tuple[str, ...]:
         """The names of its stages, as :meth:`status` takes them."""
         return self._run.stages
-
-    # -- by Spark's names ------------------------------------------------------------------------------------------------
-
-    @property
-    def id(self) -> str:
-        """Spark's id of the query, which its checkpoint keeps."""
-        return self.query.id
-
-    @property
-    def runId(self) -> str:  # noqa: N802 - Spark's own name
-        """Spark's id of this run."""
-        return self.query.runId
-
-    @property
-    def name(self) -> str | None:
-        """Spark's name of the query."""
-        return self.query.name
-
-    @property
-    def isActive(self) -> bool:  # noqa: N802 - Spark's own name
-        """Whether it runs."""
-        return bool(self.query.isActive)
-
-    @property
-    def lastProgress(self) -> StreamingQueryProgress | None:  # noqa: N802 - Spark's own name
-        """Spark's newest progress; None before the first."""
-        return self.query.lastProgress
-
-    @property
-    def recentProgress(self) -> list[StreamingQueryProgress]:  # noqa: N802 - Spark's own name
-        """Spark's progress of the newest batches."""
-        return self.query.recentProgress
-
-    def exception(self) -> StreamingQueryException | None:
-        """Return the error of Spark's that ended it; None if there is none. What ended the tracking is raised by :meth:`await_termination`."""
-        return self.query.exception()
-
-    def explain(self, extended: bool = False) -> None:
-        """Print the plan of the newest batch."""
-        self.query.explain(extended)
-
-    def processAllAvailable(self) -> None:  # noqa: N802 - Spark's own name
-        """Wait until a batch has read all that is there now. What it has written is reported soon after, as always."""
-        self.query.processAllAvailable()
-
-    def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802 - Spark's own name
-        """Wait as :meth:`await_termination` does."""
-        return self.await_termination(timeout)
-
-    # -- what is lowwater's ----------------------------------------------------------------------------------------------
 
     @property
     def client(self) -> lowwater.Client:
@@ -136,21 +73,9 @@ class TrackedQuery:
         return self._run.authority.client
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait until the query has ended, at most ``timeout`` seconds; return whether it has.
-
-        Raises what ended it: the error of the user's function or of Spark, or the authority's refusal of this run.
-        """
-        from pyspark.errors import StreamingQueryException
-
-        try:
-            # Spark takes fractions of a second, which its annotation does not say.
-            ended = self.query.awaitTermination(cast("int | None", timeout))
-        except StreamingQueryException as failure:
-            self.stop()
-            if self._run.failure is not None:
-                raise self._run.failure from failure
-            raise
-        if timeout is not None and not ended:
+        """Wait until it has ended, at most ``timeout`` seconds; return whether it has. Raises what ended it."""
+        self._thread.join(timeout)
+        if self._thread.is_alive():
             return False
         self.stop()
         if self._run.failure is not None:
@@ -158,31 +83,23 @@ class TrackedQuery:
         return True
 
     def stop(self) -> None:
-        """End the query and its reports; the ranges hold where they stand. What is committed by then is reported."""
+        """End the reports; the ranges hold where they stand. What is committed by then is reported."""
         if not self._stopping.is_set():
             self._run.stopping = True
-            self.query.stop()
+            self._end()
             self._stopping.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
     def _active(self) -> bool:
-        try:
-            return bool(self.query.isActive)
-        except Exception:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
-            return False
+        """Return whether there can be more batches."""
+        return True
+
+    def _end(self) -> None:
+        """End the query, if that is ours to do."""
 
     def _look_back(self) -> None:
-        """Take what Spark says of its batches afterwards. Nothing depends on it but what is shown."""
-        if self._events is None:
-            return
-        try:
-            events = self._events.poll()
-        except Exception as failure:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
-            logger.debug("the events of %s cannot be read: %s", self._run.authority.registration.name, failure)
-        else:
-            self._dropped += sum(event.dropped for event in events)
-            self._run.take(events)
+        """Take what is said of the batches afterwards. Nothing depends on it but what is shown."""
 
     def _pause(self, rest: float) -> bool:
         """Wait until a look is due: after the interval, or when there is news after some seconds of rest. Return whether this is the end."""
@@ -261,10 +178,129 @@ class TrackedQuery:
         if self._driving is not None:
             self._driving.silence()
         if self._run.failure is not None and self._active():
-            self.query.stop()
+            self._end()
         # Only now: a frame that is free again may be told of values that are another query's.
         if self._driving is not None:
             self._driving.close()
         self._run.close()
         if self._owned is not None:
             self._owned.close()
+
+
+class TrackedQuery(Tracked):
+    """A running query of a tracked stage, in this process.
+
+    It has what Spark's own handle has, by Spark's names, so that code which is given one goes on: but for ``status``, which is a call here and says how
+    the stage stands (``query.query.status`` is Spark's), and :meth:`stop`, which reports what is committed first. When the run is replaced, the query is stopped.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        query: StreamingQuery,
+        *,
+        interval: float,
+        owned: lowwater.Client | None,
+        driving: Controls | None = None,
+    ) -> None:
+        super().__init__(run, interval=interval, owned=owned, driving=driving)
+        self.query = query
+        """Spark's own handle."""
+        self._events = Events(query) if run.listens else None
+        self._dropped = 0
+        self._thread.start()
+
+    def status(self, stage: str | None = None) -> Status:
+        """Return how the query stands, and what holds it: its first stage, or the one of this name. Raises ValueError for none."""
+        return dataclasses.replace(self._run.status(stage), dropped_rows=self._dropped)
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Wait until the query has ended, at most ``timeout`` seconds; return whether it has.
+
+        Raises what ended it: the error of the user's function or of Spark, or the authority's refusal of this run.
+        """
+        from pyspark.errors import StreamingQueryException
+
+        try:
+            # Spark takes fractions of a second, which its annotation does not say.
+            ended = self.query.awaitTermination(cast("int | None", timeout))
+        except StreamingQueryException as failure:
+            self.stop()
+            if self._run.failure is not None:
+                raise self._run.failure from failure
+            raise
+        if timeout is not None and not ended:
+            return False
+        self.stop()
+        if self._run.failure is not None:
+            raise self._run.failure
+        return True
+
+    def _active(self) -> bool:
+        try:
+            return bool(self.query.isActive)
+        except Exception:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
+            return False
+
+    def _end(self) -> None:
+        self.query.stop()
+
+    def _look_back(self) -> None:
+        """Take what Spark says of its batches afterwards. Nothing depends on it but what is shown."""
+        if self._events is None:
+            return
+        try:
+            events = self._events.poll()
+        except Exception as failure:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
+            logger.debug("the events of %s cannot be read: %s", self._run.authority.registration.name, failure)
+        else:
+            self._dropped += sum(event.dropped for event in events)
+            self._run.take(events)
+
+    # -- by Spark's names ------------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """Spark's id of the query, which its checkpoint keeps."""
+        return self.query.id
+
+    @property
+    def runId(self) -> str:  # noqa: N802 - Spark's own name
+        """Spark's id of this run."""
+        return self.query.runId
+
+    @property
+    def name(self) -> str | None:
+        """Spark's name of the query."""
+        return self.query.name
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's own name
+        """Whether it runs."""
+        return bool(self.query.isActive)
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None:  # noqa: N802 - Spark's own name
+        """Spark's newest progress; None before the first."""
+        return self.query.lastProgress
+
+    @property
+    def recentProgress(self) -> list[StreamingQueryProgress]:  # noqa: N802 - Spark's own name
+        """Spark's progress of the newest batches."""
+        return self.query.recentProgress
+
+    def exception(self) -> StreamingQueryException | None:
+        """Return the error of Spark's that ended it; None if there is none. What ended the tracking is raised by :meth:`await_termination`."""
+        return self.query.exception()
+
+    def explain(self, extended: bool = False) -> None:
+        """Print the plan of the newest batch."""
+        self.query.explain(extended)
+
+    def processAllAvailable(self) -> None:  # noqa: N802 - Spark's own name
+        """Wait until a batch has read all that is there now. What it has written is reported soon after, as always."""
+        self.query.processAllAvailable()
+
+    def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802 - Spark's own name
+        """Wait as :meth:`await_termination` does."""
+        return self.await_termination(timeout)

@@ -69,6 +69,8 @@ class Run:
     batches: Hook | Plain
     """How it learns of its batches."""
     clock: Callable[[], float] = time.monotonic
+    home: Location | None = None
+    """Where what is remembered of a checkpoint stands that is only looked at; None: in the checkpoint."""
     skip_removed: bool = False
     """Whether a new checkpoint begins at what is left of outputs whose old batches were removed."""
     log: CheckpointLog = field(init=False)
@@ -90,7 +92,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.log = CheckpointLog(self.checkpoint)
-        self.manifest = Manifest(self.checkpoint)
+        self.manifest = Manifest(self.checkpoint, home=self.home)
         self.manifest.begin(self.authority.registration.ordinal)
         for part in self.parts:
             part.place = Place(self.manifest, part.home)

@@ -1,0 +1,1 @@
+"""Tracks queries that nobody changes, by what stands in their checkpoints alone."""

@@ -1,0 +1,274 @@
+"""``lowwater-spark``: tracks queries that nobody changes, each by its checkpoint, many in one process."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import signal
+import sys
+import threading
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lowwater import errors
+from lowwater.cli.arguments import CommandParser
+from lowwater_spark.checkpoint.location import location_of
+from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sidecar.declaration import BLANK, HISTORY, PROMISES, Declaration
+from lowwater_spark.sidecar.evidence import operators, query_id
+from lowwater_spark.sidecar.watch import Sidecar, track
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lowwater_spark.checkpoint.location import Location
+
+__all__ = ["main"]
+
+logger = logging.getLogger("lowwater.spark")
+
+AGAIN_SECONDS: Final = 5.0
+"""How long until a query is tried again whose checkpoint or authority is not there yet."""
+
+FAILED: Final = 2
+"""Exit code of what was refused."""
+
+REFUSED: Final = 1
+"""Exit code when a query had to be given up."""
+
+_EXAMPLES: Final = """\
+examples:
+  lowwater-spark describe /data/checkpoints/hourly > queries.toml     # then fill it in
+  lowwater-spark track queries.toml --state /var/lib/lowwater-spark
+  lowwater-spark track --state /var/lib/lowwater-spark --name hourly --checkpoint /data/checkpoints/hourly --input enriched \\
+      --source files:/data/enriched --promise sink-visible-before-commit --promise nothing-skipped
+"""
+
+_STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
+
+
+def parser() -> CommandParser:
+    """Return the arguments."""
+    parse = CommandParser(
+        prog="lowwater-spark",
+        description="Track Spark queries by their checkpoints alone: exact low watermarks of jobs that nobody changes.",
+        epilog=_EXAMPLES,
+    )
+    commands = parse.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    look = commands.add_parser(
+        "describe",
+        help="say what a checkpoint tells, as a file of declarations to fill in",
+        description="Print a file of declarations for a checkpoint: what it tells is filled in, the rest is asked for.",
+    )
+    look.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="the query's checkpointLocation: an absolute path or a URI"
+    )
+    look.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the Spark session that reads a URI",
+    )
+    follow = commands.add_parser(
+        "track",
+        help="track queries until told to stop",
+        description="Track the queries of a file of declarations, or one that is declared by options. A query that is refused, or has to be given up, changes "
+        "nothing for the others; the exit code is 1 then.",
+        epilog="promises:\n" + "\n".join(f"  {name}\n      {text}" for name, text in PROMISES.items()),
+    )
+    follow.add_argument("file", metavar="FILE", nargs="?", help="declarations: TOML with a table [[query]] for each")
+    follow.add_argument(
+        "--state",
+        metavar="DIR",
+        required=True,
+        help="a local directory that stays, for what is remembered of each checkpoint",
+    )
+    follow.add_argument(
+        "--address", metavar="HOST:PORT,...", help="the authority (default: LOWWATER_ADDRESS or localhost:7420)"
+    )
+    follow.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the Spark session by which Kafka and URIs are reached, like spark.jars.packages=...",
+    )
+    follow.add_argument("--name", metavar="NAME", help="the computation, of a query that is declared here")
+    follow.add_argument("--checkpoint", metavar="PATH", help="its checkpointLocation")
+    follow.add_argument(
+        "--input", dest="inputs", action="append", metavar="NAME", help="a computation whose output it reads"
+    )
+    follow.add_argument(
+        "--source",
+        dest="sources",
+        action="append",
+        metavar="KIND:WHAT[,OPTION=VALUE...]",
+        help="what it reads, in the order of the query",
+    )
+    follow.add_argument(
+        "--promise",
+        dest="promises",
+        action="append",
+        metavar="PROMISE",
+        help="what its checkpoint does not tell; see below",
+    )
+    follow.add_argument(
+        "--retention", metavar="DURATION", help="how far below Spark's watermark can come out what its state holds"
+    )
+    follow.add_argument(
+        "--stamp", metavar="DURATION", help="length of the windows by whose start its output is stamped"
+    )
+    follow.add_argument("--output-mode", choices=("append", "update"), help="where it has an aggregation")
+    follow.add_argument("--output", metavar="DIR", help="the directory of Spark's file sink")
+    return parse
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    args = parser().parse_args(argv)
+    try:
+        session = functools.cache(functools.partial(_session, _settings(args.conf)))
+        if args.command == "describe":
+            print(describe(args.checkpoint, session), end="")  # noqa: T201 - the answer to a command
+            return 0
+        queries = _declared(args)
+    except (errors.LowwaterError, CheckpointMismatch, OSError, ValueError) as failure:
+        print(f"lowwater-spark: {failure}", file=sys.stderr)  # noqa: T201 - the answer to a command
+        return FAILED
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    stopping = threading.Event()
+    for stop in _STOPS:
+        signal.signal(stop, lambda _number, _frame: stopping.set())
+    watches = [_Watch(query, args.state, args.address, session) for query in queries]
+    threads = [threading.Thread(target=watch.run, args=(stopping,), name=f"lowwater-{watch.name}") for watch in watches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(1.0)  # a signal is taken in between
+    return REFUSED if any(watch.refused for watch in watches) else 0
+
+
+def describe(checkpoint: str, session: Any) -> str:
+    """Return a file of declarations for a checkpoint, with what it tells. Raises OSError, CheckpointMismatch, Unsupported."""
+    where: Location = (
+        Path(checkpoint) if checkpoint.startswith("/") else location_of(session(), checkpoint, "The checkpoint")
+    )
+    query = query_id(where)
+    log = CheckpointLog(where)
+    last = log.last_committed()
+    plan = None if last is None else log.plan(last)
+    found = operators(where)
+    lines = () if plan is None else plan.lines
+    read = f"The query {query} has committed no batch yet."
+    if plan is not None:
+        read = f"The query {query} has committed batch {plan.batch}; of each source it is at:"
+    sources = "\n".join(f'    "{_guess(line)}",  # {line[:200]}' for line in lines) or '    "<files:/data/in>",'
+    state = "It keeps nothing in Spark's state."
+    if found:
+        state = f"In Spark's state: {', '.join(operator or 'an operator without a name' for operator in found.values())}. Its retention is needed but for deduplication."
+    unless = "" if found else "# "
+    needed = [name for name in PROMISES if name != HISTORY or last is not None]
+    promises = "\n".join(f'    # {PROMISES[name]}\n    # "{name}",' for name in needed)
+    return BLANK.format(
+        checkpoint=checkpoint, read=read, sources=sources, state=state, retention=unless, mode=unless, promises=promises
+    )
+
+
+def _guess(line: str) -> str:
+    if line.startswith('{"logOffset"'):
+        return "<files:/data/in>"
+    return "<kafka:topic,lowwater.brokers=3,kafka.bootstrap.servers=broker:9092>" if line.startswith('{"') else "<?>"
+
+
+def _settings(given: Sequence[str]) -> dict[str, str]:
+    found = dict(each.split("=", 1) for each in given if "=" in each)
+    if len(found) < len(given):
+        msg = (
+            "--conf takes NAME=VALUE, for example spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
+        )
+        raise ValueError(msg)
+    return found
+
+
+def _session(settings: Mapping[str, str]) -> SparkSession:
+    """Return a Spark session of one thread, which runs no jobs: its JVM has the clients of Kafka and of file systems."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[1]").appName("lowwater-spark").config("spark.ui.enabled", "false")
+    return builder.config(map=dict(settings)).getOrCreate()
+
+
+def _declared(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the queries, all of them checked. Raises ValueError, Unsupported, OSError."""
+    keys = ("name", "checkpoint", "inputs", "sources", "promises", "retention", "stamp", "output_mode", "output")
+    given = {key: value for key in keys if (value := getattr(args, key)) is not None}
+    if args.file is None:
+        queries: Any = [given]
+    elif given:
+        msg = f"a query is declared in {args.file} or by options, not both"
+        raise ValueError(msg)
+    else:
+        with Path(args.file).open("rb") as file:
+            queries = tomllib.load(file).get("query")
+    if not isinstance(queries, list) or not queries:
+        msg = f"{args.file} has no table [[query]]; lowwater-spark describe CHECKPOINT prints one"
+        raise ValueError(msg)
+    names = [Declaration.parse(query).name for query in queries]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        msg = f"{args.file} declares {twice[0]} twice; each computation has one checkpoint"
+        raise ValueError(msg)
+    return queries
+
+
+class _Watch:
+    """One query of many: what becomes of it is no matter to the others."""
+
+    def __init__(self, query: Mapping[str, Any], state: str, address: str | None, session: Any) -> None:
+        self.name: str = query["name"]
+        self.refused = False
+        self._query = query
+        self._state = state
+        self._address = address
+        self._session = session
+
+    def run(self, stopping: threading.Event) -> None:
+        """Track it until told to stop, or until it is refused."""
+        said = ""
+        while not stopping.is_set():
+            try:
+                self._follow(stopping)
+            except (errors.Unavailable, OSError) as failure:  # Timeout is an OSError
+                if str(failure) != said:
+                    said = str(failure)
+                    logger.warning(
+                        "%s is not tracked yet, and is tried again every %g s: %s", self.name, AGAIN_SECONDS, failure
+                    )
+                stopping.wait(AGAIN_SECONDS)
+            except (errors.LowwaterError, CheckpointMismatch, Unsupported, ValueError) as failure:
+                logger.error("%s is not tracked any more: %s", self.name, failure)
+                self.refused = True
+                return
+            except Exception:
+                logger.exception("%s is not tracked any more", self.name)
+                self.refused = True
+                return
+
+    def _follow(self, stopping: threading.Event) -> None:
+        sidecar: Sidecar = track(**self._query, state=self._state, address=self._address, spark=self._session)
+        logger.info("%s is tracked by %s", self.name, self._query["checkpoint"])
+        try:
+            while not stopping.is_set():
+                if sidecar.await_termination(0.2):
+                    return
+        finally:
+            sidecar.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""What has to be said of a query that is tracked by its checkpoint alone. Pure: no I/O.
+
+A checkpoint tells how far each source was read, which batches are committed, and which of Spark's operators keep state. It tells nothing of the rest: where
+its sources begin and end, which options they have, what the sink does. Each of these is declared, or the query is refused, since a guess could lead.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+from lowwater.cli.arguments import parse_duration
+from lowwater_spark.errors import Unsupported
+from lowwater_spark.sources.kafka import BROKERS, KAFKA
+
+__all__ = ["BLANK", "FILES", "HISTORY", "PROMISES", "Declaration", "SourceDeclared", "source_of"]
+
+FILES: Final = "files"
+"""The kind of a source of files, also of what Spark's file sink has written."""
+
+HISTORY: Final = "history"
+
+PROMISES: Final[Mapping[str, str]] = {
+    "sink-visible-before-commit": (
+        "what a batch has written can be read, and is durable, when Spark commits the batch: files, Kafka with acks=all, Delta and Iceberg; of a "
+        "foreachBatch function that it waits for what it writes"
+    ),
+    "nothing-skipped": (
+        "the query reads all rows of its sources, each from its beginning: no startingOffsets but earliest, failOnDataLoss true, no ignoreMissingFiles, "
+        "ignoreCorruptFiles, pathGlobFilter, modifiedAfter, cleanSource, and no topics or directories but those that are declared"
+    ),
+    HISTORY: (
+        "the checkpoint had committed batches before anybody looked at it, or more of them than Spark keeps while nobody looked: all of them were of this query, and the "
+        "topics and directories are those that it has read from its beginning"
+    ),
+}
+"""What can be promised, and what that means."""
+
+_ALWAYS: Final = ("sink-visible-before-commit", "nothing-skipped")
+
+_MODES: Final = ("append", "update")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDeclared:
+    """One source, in the order of the query."""
+
+    kind: str
+    """:data:`FILES` or ``kafka``."""
+    path: str = ""
+    """Of files: the directory that is read, absolute."""
+    topics: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of files ``recursiveFileLookup``, ``maxFileAge`` and ``partitions``; of Kafka ``lowwater.brokers`` and all ``kafka.*``. Names in lower case."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in errors."""
+        return f"{self.kind}:{self.path or '+'.join(self.topics)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """A query as it is declared. :meth:`parse` makes it; all that is wrong with it is refused there, by name."""
+
+    name: str
+    """The computation's."""
+    checkpoint: str
+    inputs: tuple[str, ...]
+    sources: tuple[SourceDeclared, ...]
+    promises: frozenset[str]
+    """Of the keys of :data:`PROMISES`."""
+    retention: timedelta | None = None
+    """How far below Spark's watermark can come out what its operators hold, as in :func:`~lowwater_spark.stage`."""
+    stamp: timedelta | None = None
+    """Length of the windows by whose start the output is stamped; None: by event time."""
+    output_mode: str = ""
+    """Needed where there is an aggregation."""
+    output: str = ""
+    """The directory of Spark's file sink, which is then made durable before a batch counts; empty: another sink."""
+    heuristics: tuple[float, ...] = (0.99,)
+    adopt: bool = False
+    """Whether to take the computation over from another checkpoint, by a new incarnation."""
+
+    @classmethod
+    def parse(cls, said: Mapping[str, Any]) -> Declaration:
+        """Return what a table of a file of declarations says. Raises ValueError, naming the key and the fix, and Unsupported for what is not declared."""
+        known = set(cls.__dataclass_fields__)
+        if unknown := sorted(said.keys() - known):
+            msg = f"{unknown[0]} is no key of a query; there are {', '.join(sorted(known))}"
+            raise ValueError(msg)
+        name = _text(said, "name")
+        where = f"the query {name}"
+        checkpoint = _text(said, "checkpoint")
+        inputs = _texts(said, "inputs", where)
+        sources = said.get("sources")
+        if not isinstance(sources, list) or not sources:
+            msg = f'{where} has no sources: name them in the order of the query, like sources = ["files:/data/in"]'
+            raise ValueError(msg)
+        promises = frozenset(_texts(said, "promises", where)) if said.get("promises") else frozenset[str]()
+        if wrong := sorted(promises - PROMISES.keys()):
+            msg = f"{where} promises {wrong[0]}, which is none of {', '.join(PROMISES)}"
+            raise ValueError(msg)
+        for promise in _ALWAYS:
+            if promise not in promises:
+                raise _unpromised(where, promise)
+        mode = str(said.get("output_mode", ""))
+        if mode and mode not in _MODES:
+            raise Unsupported(
+                f"{where} in the output mode {mode}",
+                "it writes old results again and again",
+                f"Track queries in the modes {' and '.join(_MODES)}.",
+            )
+        heuristics = said.get("heuristics", [0.99])
+        if not isinstance(heuristics, list | tuple) or not all(isinstance(share, float) for share in heuristics):
+            msg = f"{where}: heuristics is a list of shares, like [0.99], not {heuristics!r}"
+            raise ValueError(msg)
+        return cls(
+            name,
+            checkpoint,
+            inputs,
+            tuple(source_of(source) for source in sources),
+            promises,
+            _duration(said, "retention", where),
+            _duration(said, "stamp", where),
+            mode,
+            str(said.get("output", "")),
+            tuple(heuristics),
+            bool(said.get("adopt", False)),
+        )
+
+    def require(self, promise: str, because: str) -> None:
+        """Raise Unsupported for what would have to be promised and is not."""
+        if promise not in self.promises:
+            raise _unpromised(f"{because}: the query {self.name}", promise)
+
+    def shape(self) -> dict[str, Any]:
+        """Return what of it must stay the same for a checkpoint, as JSON: with another one, what was concluded before would not hold."""
+        return {
+            "sources": [[source.kind, source.path, list(source.topics)] for source in self.sources],
+            "retention": None if self.retention is None else self.retention // timedelta(microseconds=1),
+            "stamp": None if self.stamp is None else self.stamp // timedelta(microseconds=1),
+        }
+
+
+def source_of(said: Any) -> SourceDeclared:
+    """Return a source, of a text ``KIND:WHAT[,OPTION=VALUE...]`` or of a table with kind, path or topics, and options. Raises ValueError, Unsupported.
+
+    >>> source_of("kafka:a+b,lowwater.brokers=3,kafka.bootstrap.servers=one:9092").topics
+    ('a', 'b')
+    >>> source_of("files:/data/in,recursiveFileLookup=true").options
+    {'recursivefilelookup': 'true'}
+    """
+    if isinstance(said, str):
+        what, *pairs = said.split(",")
+        given = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+        word, _, rest = what.partition(":")
+        if not rest or len(given) < len(pairs) or not all(given.values()):
+            msg = f"{said!r} is no source; write it like files:/data/in or kafka:flights,lowwater.brokers=3,kafka.bootstrap.servers=broker:9092"
+            raise ValueError(msg)
+        said = {"kind": word, "options": given} | ({"topics": rest.split("+")} if word == KAFKA else {"path": rest})
+    if not isinstance(said, Mapping):
+        msg = f"{said!r} is no source: it is a text like files:/data/in, or a table"
+        raise ValueError(msg)  # noqa: TRY004 - a value in a file
+    kind = str(said.get("kind", ""))
+    options = {str(name).lower(): str(value) for name, value in dict(said.get("options", {})).items()}
+    found = SourceDeclared(kind, str(said.get("path", "")), tuple(sorted(said.get("topics", ()))), options)
+    if kind == FILES:
+        if not found.path.startswith("/") or any(character in found.path for character in "*?[{"):
+            msg = f"{found.name}: the path of files is an absolute directory, and no pattern"
+            raise ValueError(msg)
+        allowed = {"recursivefilelookup", "maxfileage", "partitions"}
+    elif kind == KAFKA:
+        if not found.topics or "kafka.bootstrap.servers" not in options or BROKERS not in options:
+            msg = f"{found.name} needs its topics, kafka.bootstrap.servers and {BROKERS}, the number of all brokers of the cluster"
+            raise ValueError(msg)
+        allowed = {BROKERS, *(name for name in options if name.startswith("kafka."))}
+    else:
+        raise Unsupported(
+            f"a source of the kind {kind or said!r}",
+            "nobody can tell where it ends",
+            f"There are {FILES} and {KAFKA}; begin a pipeline over others with lws.injector().",
+        )
+    if unknown := sorted(options.keys() - allowed):
+        msg = (
+            f"{found.name} has the option {unknown[0]}, which says nothing here; there are {', '.join(sorted(allowed))}"
+        )
+        raise ValueError(msg)
+    return found
+
+
+def _unpromised(what: str, promise: str) -> Unsupported:
+    return Unsupported(
+        what,
+        f"its checkpoint does not say whether {PROMISES[promise]}",
+        f'If that is so, add "{promise}" to its promises.',
+    )
+
+
+def _text(said: Mapping[str, Any], key: str) -> str:
+    value = said.get(key)
+    if not isinstance(value, str) or not value:
+        msg = f"{key} of a query is a text that is not empty, not {value!r}"
+        raise ValueError(msg)
+    return value
+
+
+def _texts(said: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    values = said.get(key)
+    if (
+        not isinstance(values, list | tuple)
+        or not values
+        or not all(isinstance(value, str) and value for value in values)
+    ):
+        msg = f"{where}: {key} is a list of texts with at least one, not {values!r}"
+        raise ValueError(msg)
+    return tuple(values)
+
+
+def _duration(said: Mapping[str, Any], key: str, where: str) -> timedelta | None:
+    value = said.get(key)
+    if value is None or isinstance(value, timedelta):
+        return value
+    try:
+        return timedelta(seconds=parse_duration(str(value)))
+    except argparse.ArgumentTypeError as failure:
+        msg = f"{where}: {key}: {failure}"
+        raise ValueError(msg) from None
+
+
+BLANK: Final = """\
+# One table for each query. Delete what does not apply; what stays in <> is to be filled in.
+[[query]]
+name = "<the computation's name>"
+checkpoint = "{checkpoint}"
+inputs = ["<each computation whose output it reads>"]
+# In the order of the query. {read}
+sources = [
+{sources}
+]
+# {state}
+{retention}retention = "<1h>"
+# Of windows stamped by their start: their length.
+# stamp = "<1h>"
+{mode}output_mode = "<append or update>"
+# Of Spark's file sink: its directory.
+# output = "</data/out>"
+promises = [
+{promises}
+]
+"""
+"""A file of declarations to fill in."""

@@ -1,0 +1,207 @@
+"""A query that runs elsewhere, tracked by its checkpoint: the run of a plain query without the query.
+
+How data flows: the clock reads the inputs (W), then lists the sources; then the checkpoint is read (:mod:`lowwater_spark.sidecar.evidence`). W counts when the batches
+that are committed have read all that was listed, as in a query that tracks itself (:mod:`lowwater_spark.track.plain`), and is reported then. All of it stands on what is
+durable, so any number of these processes may look at one checkpoint: what each says is true, and the claim only decides whose is heard.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import lowwater
+from lowwater._core.calls import full_name
+from lowwater_spark.checkpoint.identity import new_ordinal
+from lowwater_spark.checkpoint.location import Location, location_of
+from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.checkpoint.manifest import Manifest
+from lowwater_spark.errors import Unsupported
+from lowwater_spark.settings import connection
+from lowwater_spark.sidecar.declaration import FILES, HISTORY, Declaration, SourceDeclared
+from lowwater_spark.sidecar.evidence import Evidence, query_id
+from lowwater_spark.sources.files import FileSource, intruders
+from lowwater_spark.sources.kafka import KAFKA, KafkaSource, Pin
+from lowwater_spark.sources.kafka_admin import KafkaAdmin
+from lowwater_spark.sources.sink_log import SINK_LOG
+from lowwater_spark.track.authority import Authority, Registration
+from lowwater_spark.track.batch import Keyed
+from lowwater_spark.track.part import Part
+from lowwater_spark.track.plain import Plain
+from lowwater_spark.track.plan import Checked
+from lowwater_spark.track.query import INTERVAL, Tracked
+from lowwater_spark.track.run import Run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lowwater_spark.sources.base import Source
+
+__all__ = ["Sidecar", "track"]
+
+logger = logging.getLogger("lowwater.spark")
+
+_WEEK: Final = 7 * 86_400_000
+"""Spark's maxFileAge, milliseconds, where a query says nothing."""
+
+
+class Sidecar(Tracked):
+    """A query of another process that is tracked by its checkpoint; :func:`track` makes it.
+
+    It never ends by itself: that no batch comes says nothing of what is still to come. :meth:`stop` ends it, and so does what makes its reports
+    untrue, which :meth:`await_termination` raises: a checkpoint that was begun anew or restored from a copy, an input that was reset, a newer sidecar.
+    """
+
+    def __init__(self, run: Run, *, interval: float, owned: lowwater.Client | None) -> None:
+        super().__init__(run, interval=interval, owned=owned)
+        self._thread.start()
+
+
+def track(
+    name: str,
+    *,
+    checkpoint: str,
+    inputs: list[str],
+    sources: list[str | Mapping[str, Any]],
+    promises: list[str],
+    state: str | Path,
+    spark: Callable[[], SparkSession] | None = None,
+    address: str | None = None,
+    client: lowwater.Client | None = None,
+    interval: float = INTERVAL,
+    **declared: Any,
+) -> Sidecar:
+    """Track a query that runs elsewhere, by its checkpoint, and return what looks at it. The query is not changed, and nothing is written into its checkpoint.
+
+    Args:
+        name: The computation's name.
+        checkpoint: The query's checkpointLocation: a path, or a URI that Spark's driver here can read.
+        inputs: The computations whose output the query reads.
+        sources: What it reads, in the order of the query: ``"files:/data/in"``, ``"kafka:flights,lowwater.brokers=3,kafka.bootstrap.servers=broker:9092"``,
+            or tables with ``kind``, ``path`` or ``topics``, and ``options``.
+        promises: What the checkpoint does not tell: ``"sink-visible-before-commit"`` and ``"nothing-skipped"``, and where needed ``"history"``;
+            ``lowwater-spark describe`` says what each means.
+        state: A local directory that stays, where this process keeps what it has seen. Each name has a directory of its own in it.
+        spark: Makes the session whose JVM reaches Kafka and remote file systems; called when one is needed.
+        address: The authority's; else as of :func:`~lowwater_spark.stage`.
+        client: Instead of an address: a client of your own.
+        interval: Seconds between two looks at most.
+        declared: ``retention``, ``stamp``, ``output_mode``, ``output``, ``heuristics`` and ``adopt``, as :class:`~lowwater_spark.sidecar.declaration.Declaration` has them.
+
+    Raises ValueError, and Unsupported for what is not declared or cannot be tracked exactly; CheckpointMismatch, OSError (FileNotFoundError before the query's first
+    start), and what the authority refuses.
+    """
+    said = {"name": name, "checkpoint": checkpoint, "inputs": inputs, "sources": list(sources), "promises": promises}
+    declaration = Declaration.parse({**said, **declared})
+    return _Beginning(declaration, Path(state) / quote(name, safe=""), spark).begin(address, client, interval)
+
+
+@dataclass(slots=True)
+class _Beginning:
+    declared: Declaration
+    home: Path
+    spark: Callable[[], SparkSession] | None
+
+    def begin(self, address: str | None, client: lowwater.Client | None, interval: float) -> Sidecar:
+        """Check what is declared against what is there, claim, and begin to look."""
+        checkpoint = self._checkpoint()
+        used = lowwater.Client(connection(lambda _name: None, address)) if client is None else client
+        authority: Authority | None = None
+        try:
+            waited_for = frozenset(full_name(used.settings.namespace, name) for name in self.declared.inputs)
+            sources = [self._source(each).waiting_for(waited_for) for each in self.declared.sources]
+            for source in sources:
+                source.check_writers()
+            manifest = Manifest(checkpoint, home=self.home)
+            manifest.take_over()
+            evidence = Evidence(checkpoint, manifest, self.declared, sources)
+            evidence.begin()
+            _pin(manifest, sources, anew=HISTORY in self.declared.promises)
+            asked = self._registration(checkpoint)
+            authority = Authority(used, asked)
+            keyed = Keyed((), "", 1, injector=False, window=self.declared.stamp)
+            output = None if not self.declared.output else Path(self.declared.output)
+            run = Run(
+                checkpoint,
+                Checked(sources, retention=self.declared.retention),
+                [Part(authority, keyed, checkpoint)],
+                Plain(output, witness=evidence),
+                home=self.home,
+            )
+            run.start()
+        except BaseException:
+            if authority is not None:
+                authority.close()
+            if client is None:
+                used.close()
+            raise
+        return Sidecar(run, interval=interval, owned=used if client is None else None)
+
+    def _session(self, what: str) -> SparkSession:
+        if self.spark is None:
+            raise Unsupported(what, "it is reached through the JVM of a Spark session", "Pass spark=, which makes one.")
+        return self.spark()
+
+    def _checkpoint(self) -> Location:
+        said = self.declared.checkpoint
+        if said.startswith("/"):
+            return Path(said)
+        if "://" not in said:
+            msg = f"the checkpoint of {self.declared.name} is an absolute path or a URI, not {said!r}"
+            raise ValueError(msg)
+        return location_of(self._session(f"the checkpoint {said}"), said, "The checkpoint")
+
+    def _source(self, said: SourceDeclared) -> Source:
+        if said.kind == KAFKA:
+            options = {**said.options, "subscribe": ",".join(said.topics), "startingoffsets": "earliest"}
+            return KafkaSource(options, KafkaAdmin(self._session(said.name)._jvm, options))
+        assert said.kind == FILES
+        root = str(Path(said.path))
+        if not Path(root).is_dir():
+            raise Unsupported(
+                f"The path {said.path}", "it is no directory here", "Mount it as the query's driver has it."
+            )
+        recursive = said.options.get("recursivefilelookup", "false").lower() == "true"
+        columns = tuple(filter(None, said.options.get("partitions", "").split("+")))
+        age = int(said.options.get("maxfileage", _WEEK))
+        source = FileSource(root, recursive, "", Path(root, SINK_LOG).exists(), columns=columns, max_age=age)
+        if logs := [found.path for found in intruders(source) if not found.writer]:
+            raise Unsupported(
+                f"The path {root}",
+                f"{logs[0]} is the log of a file sink, and Spark goes by it only when it reads that very directory",
+                "Declare the directory of the sink as a source of its own.",
+            )
+        return source
+
+    def _registration(self, checkpoint: Location) -> Registration:
+        log = CheckpointLog(checkpoint)
+        last = log.last_committed()
+        planned = log.plan(0 if last is None else last + 1)
+        return Registration(
+            name=self.declared.name,
+            inputs=self.declared.inputs,
+            heuristics=self.declared.heuristics,
+            ranges=1,
+            identity=f"sidecar:{query_id(checkpoint)}",
+            generation=0 if last is None else last + 1,
+            ordinal=new_ordinal(self.home),
+            digest=b"" if planned is None else bytes.fromhex(planned.digest),
+            adopt=self.declared.adopt,
+        )
+
+
+def _pin(manifest: Manifest, sources: list[Source], *, anew: bool) -> None:
+    """Pin the topics of a query that has begun without anybody's looking, where it is promised that they are those that it has read."""
+    if not anew or manifest["kafka"] is not None:
+        return
+    pins = {}
+    for number, source in enumerate(sources):
+        if isinstance(source, KafkaSource):
+            found = source.identity()
+            pins[str(number)] = [*Pin(found.cluster, dict(found.ids))._replace(marks={})]
+    if pins:
+        manifest.keep("kafka", pins)
