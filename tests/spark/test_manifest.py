@@ -50,6 +50,7 @@ CONTENT: dict[str, Any] = {
     "roots": {"/data/in": [[131074, 1763800000000000000], [["/data/in/b.json", 1763800000123]]]},
     "kafka": None,
     "kafka_out": None,
+    "delta": None,
     "sink": {"batch": 17, "boot": "5a8e 259:2"},
     "read": {"batch": 17, "read": [[0, "/data/in", 16, -1, "abc"]]},
     "state": {".": {"root": "/data/ck/lowwater/state", "ranges": 64, "first": 3, "made": None}},

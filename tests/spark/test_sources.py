@@ -16,6 +16,7 @@ import pytest
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import NONE, Line, OpenSource, Source
 from lowwater_spark.sources.control import ControlSource, Offset
+from lowwater_spark.sources.delta import Commit, DeltaSource, Table
 from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.head import Candidates, Heads
 from lowwater_spark.sources.sink_log import SINK_LOG
@@ -132,12 +133,83 @@ def write_log(path: Path, entries: list[dict[str, object]]) -> None:
     path.write_text("\n".join(["v1", *map(json.dumps, entries)]))
 
 
+class FolderLog:
+    """The log of a Delta table, read without Spark."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def table(self) -> Table:
+        return Table(max(int(path.stem) for path in self._folder.iterdir()), "t", "")
+
+    def commit(self, version: int) -> Commit | None:
+        path = self._folder / f"{version}.json"
+        return Commit.parse(version, path.read_text()) if path.exists() else None
+
+    def apps(self) -> dict[str, int]:
+        return {}
+
+
+class Delta:
+    """A Delta table, whose log the tests write themselves."""
+
+    def __init__(self, base: Path) -> None:
+        self.checkpoint, self.table = base / "ck", base / "in"
+        self.versions: list[int] = []
+        """How many files each adds."""
+        self.taken = -1
+        self.put()
+        self.open()
+        write_log(self.checkpoint / "offsets/0", [])  # it has begun with the empty table
+
+    def open(self) -> OpenSource:
+        inputs = frozenset({"default/source"})
+        source = DeltaSource(os.fspath(self.table), {}, FolderLog(self.table / "_delta_log"))
+        return source.waiting_for(inputs).open(begun(self.checkpoint), 0)
+
+    def put(self, *names: str) -> None:
+        path = self.table / "_delta_log" / f"{len(self.versions)}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        actions: list[object] = [{"commitInfo": {"operation": "WRITE"}}]
+        actions += [{"add": {"path": name, "dataChange": True}} for name in names]
+        path.write_text("\n".join(map(json.dumps, actions)))
+        self.versions.append(len(names))
+
+    def remove(self, name: str) -> None:
+        raise NotImplementedError
+
+    def lose(self) -> None:
+        self.table.rename(self.table.with_name("elsewhere"))
+
+    def plan(self, *names: str) -> Line:
+        self.taken += len(names)
+        version, index = 1, self.taken
+        while version < len(self.versions) and index >= self.versions[version] - 1:
+            index -= self.versions[version]
+            version += 1
+        return json.dumps(
+            {
+                "sourceVersion": 1,
+                "reservoirId": "t",
+                "reservoirVersion": version,
+                "index": index,
+                "isStartingVersion": False,
+            }
+        )
+
+
 KINDS: dict[str, type[Kind]] = {"files": Files, "sink log": SinkLog}
-"""The sources that have rows."""
+"""The sources that have rows, by files of which each may vanish."""
+
+
+@pytest.fixture(params=[*KINDS, "delta"])
+def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
+    kinds: dict[str, type[Kind]] = {**KINDS, "delta": Delta}
+    return kinds[request.param](tmp_path)
 
 
 @pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
     return KINDS[request.param](tmp_path)
 
 
@@ -208,12 +280,12 @@ def test_what_is_settled_may_be_left_out_and_what_is_only_planned_may_not(kind: 
     assert [source.reached(head, line) for line in (first, second)] == [False, True]
 
 
-def test_what_a_planned_batch_may_have_read_and_is_gone_is_waited_for(kind: Kind) -> None:
+def test_what_a_planned_batch_may_have_read_and_is_gone_is_waited_for(files: Kind) -> None:
     """Its tasks may have read it before it went, and nobody knows yet whether the batch will be committed."""
-    kind.put("a")
-    source = kind.open()
-    line = kind.plan("a")
-    kind.remove("a")
+    files.put("a")
+    source = files.open()
+    line = files.plan("a")
+    files.remove("a")
     source.read_to(line)
     listed = source.head(NONE)
     assert not source.reached(source.wait(listed, line), NONE)
@@ -221,12 +293,12 @@ def test_what_a_planned_batch_may_have_read_and_is_gone_is_waited_for(kind: Kind
     assert source.reached(source.wait(listed, None), NONE), "who counts planned batches as read does not wait"
 
 
-def test_what_is_gone_before_any_batch_has_taken_it_does_not_hold_for_ever(kind: Kind) -> None:
-    kind.put("a", "b")
-    source = kind.open()
+def test_what_is_gone_before_any_batch_has_taken_it_does_not_hold_for_ever(files: Kind) -> None:
+    files.put("a", "b")
+    source = files.open()
     head = source.wait(source.head(NONE), NONE)
-    line = kind.plan("a")
-    kind.remove("b")
+    line = files.plan("a")
+    files.remove("b")
     source.read_to(line)
     source.look(head)
     assert not source.reached(head, line)
@@ -245,12 +317,12 @@ def test_neighbours_that_wait_for_the_same_are_known_as_such(kind: Kind) -> None
     assert not source.same(one, other)
 
 
-def test_one_listing_serves_two_who_wait(kind: Kind) -> None:
-    kind.put("a", "b")
-    source = kind.open()
+def test_one_listing_serves_two_who_wait(files: Kind) -> None:
+    files.put("a", "b")
+    source = files.open()
     listed = source.head(NONE)
     tracking, driving = source.wait(listed, NONE), source.wait(listed, None)
-    line = kind.plan("a", "b")
+    line = files.plan("a", "b")
     source.read_to(line)
     source.look(tracking)
     assert source.reached(tracking, line)
@@ -289,11 +361,11 @@ def test_a_line_of_another_source_is_refused(kind: Kind, tmp_path: Path) -> None
         control(tmp_path)[0].read_to(kind.plan())
 
 
-def test_what_says_that_a_batch_has_read_something_stands_in_the_checkpoint(kind: Kind) -> None:
-    kind.put("a")
-    source = kind.open()
+def test_what_says_that_a_batch_has_read_something_stands_in_the_checkpoint(files: Kind) -> None:
+    files.put("a")
+    source = files.open()
     assert source.evidence(NONE) == []
-    found = source.evidence(kind.plan("a"))
+    found = source.evidence(files.plan("a"))
     assert found
     assert all(path.is_file() for path in found)
 

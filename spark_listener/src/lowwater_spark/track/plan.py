@@ -20,6 +20,8 @@ from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.base import Source
 from lowwater_spark.sources.control import DIRECTORY, END, ControlSource, is_control
+from lowwater_spark.sources.delta import DELTA, SETTINGS, DeltaSource
+from lowwater_spark.sources.delta_log import DeltaLog
 from lowwater_spark.sources.files import FileSource, hidden, intruders
 from lowwater_spark.sources.kafka import KAFKA, KafkaSource
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
@@ -46,6 +48,8 @@ __all__ = [
 ]
 
 _FORMATS: Final = frozenset({"csv", "json", "orc", "parquet", "text"})
+
+_DELTA: Final = frozenset({DELTA, "org.apache.spark.sql.delta.sources.deltadatasource"})
 
 _STATELESS: Final = frozenset(
     {
@@ -340,6 +344,8 @@ def _source(spark: SparkSession, relation: Any) -> Source:
         name = _format(spark, relation)
         return _kafka_source(spark, relation) if name == KAFKA else OpaqueSource(name)
     kind = str(relation.dataSource().className())
+    if kind.lower() in _DELTA:
+        return _delta_source(spark, relation)
     return _file_source(spark, relation) if kind.lower() in _FORMATS else OpaqueSource(kind)
 
 
@@ -359,6 +365,12 @@ def _kafka_source(spark: SparkSession, relation: Any) -> KafkaSource:
     options = {str(name).lower(): str(value) for name, value in given.items()}
     deprecated = str(spark.conf.get("spark.sql.streaming.kafka.useDeprecatedOffsetFetching", "false")).lower() == "true"
     return KafkaSource(options, KafkaAdmin(spark._jvm, options), deprecated)
+
+
+def _delta_source(spark: SparkSession, relation: Any) -> DeltaSource:
+    options = {str(key).lower(): str(value) for key, value in _map(spark, relation.dataSource().options()).items()}
+    off = tuple(name for name in SETTINGS if str(spark.conf.get(name, "true")).lower() != "true")
+    return DeltaSource(options["path"], options, DeltaLog(spark, options["path"]), off)
 
 
 def _file_source(spark: SparkSession, relation: Any) -> FileSource:

@@ -1,0 +1,97 @@
+"""The log of a Delta table, read through the JVM of Spark's driver: by the classes that the query reads it with, so that nothing is known sooner or later than there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lowwater_spark.sources.delta import Commit, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["DeltaLog"]
+
+T = TypeVar("T")
+
+
+class DeltaLog:
+    """The log of the table in a directory, on whatever file system. Each call costs a listing of the log's tail, or the reading of one file."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self._spark = spark
+        self.path = path
+        """As the query names it."""
+
+    def table(self) -> Table:
+        """Return the table as of now. Raises OSError."""
+
+        def ask() -> Table:
+            log = self._log()
+            snapshot = self._newest(log)
+            said = json.loads(str(snapshot.protocol().json()))["protocol"]
+            meta = json.loads(str(snapshot.metadata().json()))["metaData"]
+            features = frozenset([*said.get("readerFeatures", ()), *said.get("writerFeatures", ())])
+            location = str(log.dataPath().toString())
+            return Table(int(snapshot.version()), meta["id"], location, features, meta.get("configuration", {}))
+
+        return self._asked("how it stands", ask)
+
+    def commit(self, version: int) -> Commit | None:
+        """Return what a version says, None when it is not in the log any more. Raises OSError."""
+        text = self._text(version)
+        return None if text is None else Commit.parse(version, text)
+
+    def files(self, version: int) -> list[str]:
+        """Return the files that a version adds, by their names in it. Raises OSError."""
+        actions = map(json.loads, (self._text(version) or "").splitlines())
+        return [action["add"]["path"] for action in actions if "add" in action]
+
+    def _text(self, version: int) -> str | None:
+        def ask() -> str | None:
+            log = self._log()
+            path = self._classes.util.FileNames.unsafeDeltaFile(log.logPath(), version)
+            configuration = log.newDeltaHadoopConf()
+            if not path.getFileSystem(configuration).exists(path):
+                return None
+            return str(log.store().read(path, configuration).mkString("\n"))
+
+        return self._asked(f"what its version {version} is", ask)
+
+    def apps(self) -> Mapping[str, int]:
+        """Return the last batch of each who counts batches in the table. Raises OSError. Costs a Spark job for each new version."""
+
+        def ask() -> Mapping[str, int]:
+            found = self._newest(self._log()).setTransactions()
+            said = (json.loads(str(found.apply(i).json()))["txn"] for i in range(found.length()))
+            return {each["appId"]: each["version"] for each in said}
+
+        return self._asked("who writes into it", ask)
+
+    @property
+    def _classes(self) -> Any:
+        jvm: Any = self._spark._jvm
+        return jvm.org.apache.spark.sql.delta
+
+    def _log(self) -> Any:
+        return self._classes.DeltaLog.forTable(self._spark._jsparkSession, self.path)
+
+    def _newest(self, log: Any) -> Any:
+        jvm: Any = self._spark._jvm
+        nothing, stale = jvm.scala.Option.empty(), False
+        return log.update(stale, nothing, nothing)
+
+    def _asked(self, what: str, ask: Callable[[], T]) -> T:
+        from py4j.protocol import Py4JError, Py4JJavaError
+        from pyspark.errors import PySparkException
+
+        try:
+            return ask()
+        except Py4JJavaError as failure:
+            thrown = failure.java_exception
+            reason = f"{thrown.getClass().getSimpleName()}: {thrown.getMessage()}"
+        except (Py4JError, PySparkException) as failure:
+            reason = str(failure)
+        msg = f"the Delta table {self.path} does not tell {what}: {reason}"
+        raise OSError(msg)

@@ -1,0 +1,468 @@
+"""Delta as the source of a tracked stage: a watermark counts when all that the table had is committed, and else it holds, or is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import lowwater
+import lowwater_spark as lws
+from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.checkpoint.manifest import Manifest
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sources.base import OpenSource
+from lowwater_spark.sources.delta import DELTA, Commit, DeltaSource, Head, Table, app_id
+from lowwater_spark.sources.delta_log import DeltaLog
+from lowwater_spark.track.plan import check_plan
+from tests.kit import delta
+from tests.kit.delta import Offset
+from tests.kit.times import at, mark
+from tests.spark.flow import Flow
+from tests.spark.session import QUICK, spark_session
+from tests.spark.support import SETTINGS, Upstream, low
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+PATIENCE = 60
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = spark_session("lowwater-delta", "local[2,3]", SETTINGS | QUICK | delta.SETTINGS)
+    yield session
+    for query in session.streams.active:
+        query.stop()
+
+
+class TableFlow:
+    """A table, and stages over it."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.path = flow.folder / "table"
+
+    def put(self, *rows: tuple[str, int], files: int = 1, **options: Any) -> None:
+        """One version with these rows."""
+        frame = self.flow.spark.createDataFrame([(key, at(hour)) for key, hour in rows], "key string, t timestamp")
+        frame.repartition(files).write.format("delta").mode("append").options(**options).save(str(self.path))
+
+    def sql(self, statement: str) -> None:
+        self.flow.spark.sql(statement.format(table=f"delta.`{self.path}`"))
+
+    def read(self, **options: str) -> DataFrame:
+        return self.flow.spark.readStream.format("delta").options(**options).load(str(self.path))
+
+    def track(
+        self, write_batch: Callable[[DataFrame, lws.Batch], object] | None = None, **options: Any
+    ) -> lws.TrackedQuery:
+        stream = self.read(**options.pop("source", {}))
+        return self.flow.start(
+            self.flow.plain if write_batch is None else write_batch, stream=stream, ranges=2, **options
+        )
+
+    def keys(self) -> list[str]:
+        out = str(self.flow.folder / "out")
+        return sorted(r.key for r in self.flow.spark.read.schema("key string, t timestamp").parquet(out).collect())
+
+    @property
+    def head(self) -> int:
+        return delta.head(self.path)
+
+    @property
+    def offsets(self) -> list[Offset]:
+        return delta.offsets(self.flow.folder / "ck")
+
+
+@pytest.fixture
+def table(flow: Flow) -> TableFlow:
+    return TableFlow(flow)
+
+
+@dataclass
+class Log:
+    """The log of a table that Delta here cannot make."""
+
+    found: Table
+    commits: dict[int, Commit] = field(default_factory=dict)
+
+    def put(self, operation: str, **said: Any) -> None:
+        version = self.found.version + 1
+        self.found = self.found._replace(version=version)
+        self.commits[version] = Commit(
+            version, **{"added": 1, "removes": False, "writer": "", "table": "", **said}, operation=operation
+        )
+
+    def table(self) -> Table:
+        return self.found
+
+    def commit(self, version: int) -> Commit | None:
+        return self.commits.get(version)
+
+    def apps(self) -> Mapping[str, int]:
+        return {}
+
+
+def waits(query: lws.TrackedQuery, word: str) -> Callable[[], bool]:
+    return lambda: any(word in each for each in (*query.status().waiting_for, query.status().holding))
+
+
+# -- what counts -------------------------------------------------------------------------------------------------------
+
+
+def test_d1_a_stage_follows_its_inputs_through_a_table(
+    table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """With rows, without, through versions that only rearrange or describe, after a restart, and never before what stood there is committed."""
+    going = threading.Event()
+    going.set()
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        going.wait(PATIENCE)
+        table.flow.plain(rows, batch)
+
+    table.put(("a", 9), ("b", 9))
+    upstream.at(9)
+    query = table.track(write)
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+    upstream.at(10)
+    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "no rows are needed")
+    going.clear()
+    table.put(("c", 10))
+    upstream.at(11)
+    table.flow.eventually(lambda: table.offsets[-1].version > table.head, "the row is planned, not committed")
+    assert low(lw, "stage") == mark(10)
+    going.set()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(11), "now it is")
+    for statement in (
+        "OPTIMIZE {table}",
+        "ALTER TABLE {table} SET TBLPROPERTIES ('a' = 'b')",
+    ):
+        before = table.head
+        table.sql(statement)
+        assert table.head > before
+    upstream.at(12)
+    table.flow.eventually(lambda: low(lw, "stage") == mark(12), "it goes past what adds no rows")
+    query.stop()
+    table.put(("d", 12))
+    upstream.at(13)
+    table.track(write)
+    table.flow.eventually(lambda: low(lw, "stage") == mark(13), "after a restart")
+    assert table.keys() == ["a", "b", "c", "d"]
+
+
+def test_d4_a_rate_limit_leaves_rows_of_the_first_snapshot_behind(
+    table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """The offset names the newest version from the first batch on."""
+    for hour in range(3):
+        table.put((f"{hour}", hour))
+    upstream.at(9)
+    seen: list[tuple[Offset, bool]] = []
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        seen.append((table.offsets[batch.id], batch.low == mark(9)))
+        table.flow.plain(rows, batch)
+
+    table.track(write, source={"maxFilesPerTrigger": "1"})
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "all are read")
+    head = table.head
+    assert seen[:2] == [(Offset(head, 0, initial=True), False), (Offset(head, 1, initial=True), False)]
+    assert [offset.version >= head for offset, _ in seen[:2]] == [True, True], "by its number alone it would lead"
+    assert next(known for offset, known in seen if offset == Offset(head + 1, -1, initial=False))
+    assert table.keys() == ["0", "1", "2"]
+
+
+def test_a_rate_limit_leaves_files_of_a_version_behind(
+    table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    table.put(("a", 9))
+    upstream.at(9)
+    seen: dict[Offset, bool] = {}
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        seen[table.offsets[batch.id]] = batch.low == mark(10)
+        table.flow.plain(rows, batch)
+
+    query = table.track(write, source={"maxFilesPerTrigger": "1"})
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the first")
+    query.stop()
+    table.put(*((f"{n}", 9) for n in range(8)), files=2)
+    upstream.at(10)
+    table.track(write, source={"maxFilesPerTrigger": "1"})
+    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "both files")
+    head = table.head
+    assert seen[Offset(head, 0, initial=False)] is False
+    assert next(known for offset, known in seen.items() if offset.version > head or offset.file == 1)
+    assert len(table.keys()) == 9
+
+
+def test_d3_a_column_that_is_added_does_not_stick(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
+    """The query ends before the version that adds it, and the version adds no rows: an offset beyond it is not needed."""
+    table.put(("a", 9))
+    upstream.at(9)
+    query = table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row")
+    table.sql("ALTER TABLE {table} ADD COLUMN more string")
+    with pytest.raises(Exception, match="DELTA_SCHEMA_CHANGED"):
+        query.await_termination(PATIENCE)
+    assert table.offsets[-1] == Offset(table.head, -1, initial=False)
+    upstream.at(10)
+    table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "after the restart that Delta asks for")
+
+
+def test_a_batch_runs_again_with_the_same_offsets(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
+    def fail(reached: str, number: int) -> None:
+        if (reached, number) == ("written", 0):
+            table.put(("b", 9))
+            raise ConnectionResetError("killed")
+
+    table.put(("a", 9))
+    upstream.at(9)
+    query = table.track(probe=fail)
+    with pytest.raises(Exception, match="killed"):
+        query.await_termination(PATIENCE)
+    assert low(lw, "stage").unknown
+    table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "what stood there when the inputs were read")
+    upstream.at(10)
+    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "and what has come since")
+    assert table.keys() == ["a", "b"]
+
+
+# -- what holds --------------------------------------------------------------------------------------------------------
+
+
+def test_d6_d7_rows_that_a_restore_brings_back_hold_for_good(
+    table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    table.put(("a", 9))
+    upstream.at(9)
+    query = table.track(source={"ignoreDeletes": "true"})
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row")
+    before = table.head
+    table.sql("DELETE FROM {table}")
+    upstream.at(10)
+    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "rows that go hold nobody")
+    table.sql(f"RESTORE TABLE {{table}} TO VERSION AS OF {before}")
+    upstream.at(11)
+    table.flow.eventually(waits(query, "(RESTORE) of the Delta table"), "it is named")
+    table.flow.eventually(lambda: table.offsets[-1].version > table.head, "the rows come again")
+    table.flow.eventually(
+        lambda: CheckpointLog(table.flow.folder / "ck").last_committed() == len(table.offsets) - 1, ""
+    )
+    assert low(lw, "stage") == mark(10)
+    query.stop()
+    with pytest.raises(CheckpointMismatch, match="RESTORE"):
+        table.track(source={"ignoreDeletes": "true"})
+
+
+def test_d8_a_version_that_takes_rows_away_ends_the_query_and_holds(
+    table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    table.put(("a", 9), ("b", 9))
+    upstream.at(9)
+    query = table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows")
+    table.sql("UPDATE {table} SET t = t + INTERVAL 1 HOUR WHERE key = 'a'")
+    upstream.at(11)
+    with pytest.raises(Exception, match="DELTA_SOURCE_TABLE_IGNORE_CHANGES"):
+        query.await_termination(PATIENCE)
+    assert low(lw, "stage") == mark(9)
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_d10_a_table_that_is_made_anew_holds(
+    longer: bool, table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """Shorter: the old offset is beyond the new head, and Delta tells of it at a restart only."""
+    table.put(("a", 9))
+    table.put(("b", 9))
+    upstream.at(9)
+    query = table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows")
+    shutil.rmtree(table.path)
+    for n in range(5 if longer else 1):
+        table.put((f"new{n}", 9))
+    upstream.at(11)
+    table.flow.eventually(
+        lambda: waits(query, "is another one (its id was")() or query.query.exception() is not None, "it is named"
+    )
+    query.stop()
+    assert low(lw, "stage") == mark(9)
+    with pytest.raises(CheckpointMismatch, match="another one"):
+        table.track()
+
+
+def test_d11_versions_that_are_gone_before_they_were_read_hold(
+    table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    table.put(("a", 9))
+    upstream.at(9)
+    query = table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row")
+    query.stop()
+    table.put(("b", 9))
+    gone = table.head
+    table.put(("c", 9))
+    for path in (table.path / "_delta_log").glob(f"*{gone}.*"):
+        path.unlink()
+    upstream.at(10)
+    with pytest.raises(Exception, match=r"not in its log|DELTA_|versions"):
+        table.track().await_termination(PATIENCE)
+    assert low(lw, "stage") == mark(9)
+
+
+# -- who writes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_writer_whom_the_inputs_do_not_name_is_refused_and_later_holds(
+    table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    def by(computation: str, number: int) -> dict[str, Any]:
+        return {"txnAppId": app_id(computation, "c0ffee"), "txnVersion": str(number)}
+
+    table.put(("filled", 1))
+    table.put(("a", 9), **by("source", 0))
+    upstream.at(9)
+    query = table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "what the table was filled with is waited for like all")
+    table.put(("b", 9), **by("other", 0))
+    upstream.at(10)
+    table.flow.eventually(waits(query, "was written by other, which the inputs do not name"), "it holds")
+    query.stop()
+    with pytest.raises(Unsupported, match="into which other writes"):
+        table.track()
+    assert low(lw, "stage") == mark(9)
+
+
+def test_rows_of_nobody_in_a_table_of_computations_hold_for_good(
+    table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    table.put(("a", 9), userMetadata='{"lowwater": {"computation": "source"}}')
+    upstream.at(9)
+    query = table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row of the source")
+    table.put(("b", 9))
+    upstream.at(10)
+    table.flow.eventually(waits(query, "names no computation"), "it holds")
+    query.stop()
+    assert low(lw, "stage") == mark(9)
+    with pytest.raises(Unsupported, match="names no computation"):
+        table.track()
+
+
+class Opened:
+    """A source over such a log, in a checkpoint that has planned a batch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = Log(Table(3, "t", "/t"))
+        self.folder = folder
+        self.manifest = Manifest(folder)
+        self.manifest.begin(1)
+        self.source = self.open()
+        (folder / "offsets").mkdir()
+        (folder / "offsets/0").touch()
+
+    def open(self) -> OpenSource:
+        source = DeltaSource("/t", {}, self.log).waiting_for(frozenset({"source"}))
+        return source.open(self.manifest, 0)
+
+
+def line(version: int, index: int = -1, *, initial: bool = False) -> str:
+    found = {"sourceVersion": 1, "reservoirId": "t", "reservoirVersion": version, "index": index}
+    return json.dumps({**found, "isStartingVersion": initial})
+
+
+def test_rows_that_came_back_hold_also_when_they_were_read_before_anybody_looked(tmp_path: Path) -> None:
+    opened = Opened(tmp_path)
+    opened.log.put("RESTORE")
+    head = opened.source.wait(Head(4, empty=False), None)
+    assert opened.source.reached(head, line(5))
+    opened.source.read_to(line(5))
+    opened.source.confirm(line(5))
+    assert not opened.source.reached(head, line(5))
+    with pytest.raises(OSError, match=r"version 4 \(RESTORE\)"):
+        opened.source.head(line(5))
+    with pytest.raises(CheckpointMismatch, match="RESTORE"):
+        opened.open()
+
+
+def test_d4_a_file_of_the_first_snapshot_is_none_of_the_version_of_its_number(tmp_path: Path) -> None:
+    """The snapshot is of a version that came after the first look, and has more files than the version adds."""
+    opened = Opened(tmp_path)
+    opened.log.put("WRITE")
+    head = opened.source.wait(opened.source.head("-"), None)
+    assert not opened.source.reached(head, line(4, 0, initial=True))
+    assert opened.source.reached(head, line(4, 0)), "so it would be if it were of the version"
+
+
+def test_what_was_looked_at_need_not_stay_in_the_log(tmp_path: Path) -> None:
+    """A new run looks again only at the newest versions; at what it cannot look at any more it holds."""
+    opened = Opened(tmp_path)
+    for _ in range(25):
+        opened.log.put("WRITE")
+    opened.source.head("-")
+    opened.source.confirm(line(26))
+    for version in range(26):
+        opened.log.commits.pop(version, None)
+    again = opened.open()
+    again.confirm(line(26))
+    assert again.reached(again.head(line(26)), line(29))
+    del opened.log.commits[27]
+    with pytest.raises(OSError, match="version 27 of the Delta table /t is not in its log any more"):
+        opened.open().head(line(26))
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ignoreChanges": "true"},
+        {"skipChangeCommits": "true"},
+        {"ignoreFileDeletion": "true"},
+        {"excludeRegex": "x"},
+        {"readChangeFeed": "true"},
+        {"failOnDataLoss": "false"},
+        {"ignoreMissingFiles": "true"},
+        {"startingVersion": "latest"},
+        {"startingTimestamp": "2013-01-09"},
+        {"heardOfTomorrow": "true"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_d5_d9_an_option_that_leaves_rows_out_is_refused_by_name(options: dict[str, str]) -> None:
+    given = {"path": "/t", **{name.lower(): value for name, value in options.items()}}
+    source = DeltaSource("/t", given, Log(Table(0, "t", "/t")))
+    assert source.waiting_for(frozenset()) == source, "an injector says itself how far it is"
+    with pytest.raises(Unsupported, match=f"(?i)with the option {next(iter(options))}"):
+        source.waiting_for(frozenset({"default/source"}))
+
+
+def test_d12_d13_a_table_whose_log_does_not_tell_all_is_refused() -> None:
+    for table, why in (
+        (Table(3, "t", "/t", frozenset({"catalogManaged"})), "catalog has its newest commits"),
+        (Table(3, "t", "/t", properties={"delta.coordinatedCommits.commitCoordinator-preview": "d"}), "coordinator"),
+    ):
+        source = DeltaSource("/t", {"path": "/t"}, Log(table)).waiting_for(frozenset({"default/source"}))
+        with pytest.raises(Unsupported, match=why):
+            source.check_writers()
+
+
+def test_delta_is_known_however_it_is_spelt(table: TableFlow) -> None:
+    table.put(("a", 9))
+    for spelt in ("DELTA", "org.apache.spark.sql.delta.sources.DeltaDataSource"):
+        frame = table.flow.spark.readStream.format(spelt).load(str(table.path))
+        [source] = check_plan(table.flow.spark, frame).sources
+        assert source == DeltaSource(str(table.path), {"path": str(table.path)}, DeltaLog(table.flow.spark, ""))
+        assert source.kind == DELTA
