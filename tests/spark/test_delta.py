@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,21 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import OpenSource
+from lowwater_spark.sources.control import END
 from lowwater_spark.sources.delta import DELTA, Commit, DeltaSource, Head, Table, app_id
 from lowwater_spark.sources.delta_log import DeltaLog
 from lowwater_spark.track.plan import check_plan
 from tests.kit import delta
 from tests.kit.delta import Offset
 from tests.kit.times import at, mark
+from tests.spark.drive_support import HOUR, Driven, counts, driven, record, say
 from tests.spark.flow import Flow
 from tests.spark.session import QUICK, spark_session
 from tests.spark.support import SETTINGS, Upstream, low
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+__all__ = ["driven"]
 
 PATIENCE = 60
 
@@ -236,6 +241,41 @@ def test_a_batch_runs_again_with_the_same_offsets(table: TableFlow, lw: lowwater
     upstream.at(10)
     table.flow.eventually(lambda: low(lw, "stage") == mark(10), "and what has come since")
     assert table.keys() == ["a", "b"]
+
+
+def test_driven_windows_over_a_table_close_when_all_their_rows_are_read(
+    table: TableFlow, driven: Driven, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """To the millisecond, by the watermark alone, after a restart, and all of them in the end."""
+
+    def put(*rows: Mapping[str, str]) -> list[Mapping[str, str]]:
+        frame = table.flow.spark.createDataFrame([(each["key"], each["t"]) for each in rows], "key string, t string")
+        frame.selectExpr("key", "timestamp(t) as t").write.format("delta").mode("append").save(str(table.path))
+        return [*rows]
+
+    def hourly() -> DataFrame:
+        return driven.hourly(driven.drive(table.read(), step=timedelta(milliseconds=1)))
+
+    rows = put(record("a", at(9, 5)), record("a", at(9, 59)), record("b", at(9, 30)))
+    query = driven.start(hourly(), stamp=HOUR)
+    say(upstream, at(10) - timedelta(milliseconds=1))
+    driven.await_watermark(at(10) - timedelta(milliseconds=1))
+    assert driven.out == [], "a row at one millisecond before ten may still come"
+    say(upstream, at(10))
+    driven.await_watermark(at(10))
+    assert driven.rows == counts(rows, at(10))
+    query.stop()
+    rows += put(record("c", at(10)), record("c", at(10, 59)))
+    say(upstream, at(11))
+    again = driven.start(hourly(), stamp=HOUR)
+    driven.await_watermark(at(11))
+    assert driven.rows == counts(rows, at(11))
+    rows += put(record("d", at(11)), record("a", at(13)))
+    upstream.lease.finish()
+    driven.await_watermark(END)
+    assert driven.rows == counts(rows)
+    driven.eventually(lambda: low(lw, "stage").finished, "all is written, so nothing will come")
+    assert again.status().late_rows == 0
 
 
 # -- what holds --------------------------------------------------------------------------------------------------------

@@ -218,7 +218,7 @@ class Stage:
         batch after a crash.
 
         Args:
-            df: Over one or more sources: files, or Kafka whose brokers are declared; of an injector any that Spark can read again after a crash. With Spark's own stateful
+            df: Over one or more sources: files, Delta tables, or Kafka whose brokers are declared; of an injector any that Spark can read again after a crash. With Spark's own stateful
                 operators if the stage declares its ``retention``.
             write_batch: What to do with a batch.
             checkpoint: Directory on a local or NFS file system, of this query alone, and the stage's from its first batch on.
@@ -293,7 +293,7 @@ class Stage:
         not, and downstream has to bear with repeated rows.
 
         Args:
-            df: Over one or more sources: files, or Kafka whose brokers are declared; with Spark's own stateful operators if the stage declares its ``retention``.
+            df: Over one or more sources: files, Delta tables, or Kafka whose brokers are declared; with Spark's own stateful operators if the stage declares its ``retention``.
             checkpoint: Directory on a local or NFS file system, of this query alone.
             format: Of the sink: ``parquet``, ``json``, ``csv``, ``orc``, ``kafka``, ``console``, ``memory``, ``noop`` or any other
                 that Spark knows.

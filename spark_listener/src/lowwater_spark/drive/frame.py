@@ -62,7 +62,7 @@ def drive(
     the same inputs; started by ``writeStream`` it fails.
 
     Args:
-        df: A streaming frame over files, or over Kafka whose brokers are declared, without streaming state and without ``withWatermark``.
+        df: A streaming frame over files, Delta tables, or Kafka whose brokers are declared, without streaming state and without ``withWatermark``.
         inputs: The computations whose output it reads.
         event_time: Its event time, a column of type timestamp.
         step: How far the watermark moves at least, of event time, and to multiples of which; a whole number of milliseconds. Each move costs
