@@ -454,7 +454,7 @@ def test_what_was_looked_at_need_not_stay_in_the_log(tmp_path: Path) -> None:
     opened.source.confirm(line(26))
     for version in range(26):
         opened.log.commits.pop(version, None)
-    again = opened.open()
+    again = opened.open()  # the run before was killed
     again.confirm(line(26))
     assert again.reached(again.head(line(26)), line(29))
     del opened.log.commits[27]

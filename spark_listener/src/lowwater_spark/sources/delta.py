@@ -233,6 +233,13 @@ def unread(offset: Offset, head: int, commits: Mapping[int, Commit]) -> list[Com
     return found
 
 
+def _last_read(offset: Offset | None) -> int:
+    """Return the newest version of which an offset has taken anything; -1: none."""
+    if offset is None:
+        return -1
+    return offset.version if offset.file >= 0 or offset.initial else offset.version - 1
+
+
 def went_back(before: Line, now: Line) -> str:
     """Return how a line is below the one before, in words; empty where it is not."""
     old, new = Offset.of(before), Offset.of(now)
@@ -418,6 +425,10 @@ class OpenDelta(Fileless):
         self._number = str(number)
         self._committed: Offset | None = None
         self._planned: Offset | None = None
+        self._settled = -1
+        """The newest version that is committed whole, or in part."""
+        self._knocked: tuple[Line, str] = ("", "")
+        """The line that was asked for last, and the table's id after it was committed."""
         self._commits: dict[int, Commit] = {}
         """What is known of versions that may not be read yet."""
         self._stranger = ""
@@ -472,26 +483,36 @@ class OpenDelta(Fileless):
             raise CheckpointMismatch(msg)
         self._planned = offset
 
-    def knock(self) -> None:
-        """Ask once what :meth:`confirm` asks. Raises OSError."""
-        self._log.table()
+    def knock(self, line: Line) -> None:
+        """Ask what :meth:`confirm` has to know: which table it is now, and the versions that nobody has looked at. Raises OSError."""
+        found = self._log.table()
+        for version in range(self._checked + 1, _last_read(Offset.of(line)) + 1):
+            if version not in self._commits:
+                self._commits[version] = self._commit(version)
+        self._knocked = line, found.id
 
     def confirm(self, line: Line) -> None:
         """Make sure that the table is still the one that was pinned, and look at the versions that a batch has read, if no head was read meanwhile.
 
         Raises CheckpointMismatch, and OSError when its log cannot be read.
         """
-        found = self._log.table()
-        if found.id != self._pin.table:
-            raise CheckpointMismatch(self._replaced(found.id))
+        if self._knocked[0] != line:
+            self.knock(line)
+        if self._knocked[1] != self._pin.table:
+            raise CheckpointMismatch(self._replaced(self._knocked[1]))
         offset = Offset.of(line)
         if offset is None:
             return
-        last = offset.version if offset.file >= 0 and not offset.initial else offset.version - 1
-        self._check_to(last)
+        self._settled = _last_read(offset)
+        self._check_to(self._settled)
         self._committed = offset
-        if last >= self._pin.checked + _STEP:
-            self._keep(self._pin._replace(checked=last))
+        if self._settled >= self._pin.checked + _STEP:
+            self.close()
+
+    def close(self) -> None:
+        """Note how far the versions were looked at that are committed. Raises CheckpointMismatch, OSError."""
+        if self._settled > self._pin.checked:
+            self._keep(self._pin._replace(checked=self._settled))
 
     def evidence(self, line: Line) -> list[Location]:
         """Return nothing: what a batch has read its plan says alone."""
@@ -516,7 +537,7 @@ class OpenDelta(Fileless):
         else:
             self._check_to(table.version)
             begin = self._pin.checked + 1 if read is None else read.version + read.initial
-            for version in [known for known in self._commits if known < begin]:
+            for version in [known for known in list(self._commits) if known < begin]:  # another thread may knock
                 del self._commits[version]
             for version in range(begin, table.version + 1):
                 if version not in self._commits:
@@ -530,7 +551,8 @@ class OpenDelta(Fileless):
     def _check_to(self, last: int) -> None:
         """Look at each version up to one, once. Raises OSError when one is not in the log any more."""
         for version in range(self._checked + 1, last + 1):
-            self._commits[version] = commit = self._commit(version)
+            commit = self._commits.get(version) or self._commit(version)
+            self._commits[version] = commit
             if commit.table not in ("", self._pin.table):
                 self._break(self._replaced(commit.table))
             elif commit.rewrites:
