@@ -114,9 +114,16 @@ class Broker(Program):
 
 
 class Kafka:
-    """Brokers of one cluster, all of which run when the ``with`` begins. ``settings`` are those of every broker."""
+    """Brokers of one cluster, all of which run when the ``with`` begins. ``settings`` are those of every broker, ``clients`` those of whoever asks them."""
 
-    def __init__(self, directory: Path, brokers: int = 1, settings: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        brokers: int = 1,
+        settings: Mapping[str, object] | None = None,
+        clients: Mapping[str, str] | None = None,
+    ) -> None:
+        self._clients: dict[str, Any] = {**_QUIET, **(clients or {})}
         voters = {number: free_port() for number in range(1, brokers + 1)}
         self.cluster = base64.urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
         self.brokers = [Broker(directory / str(each), each, voters, settings or {}) for each in voters]
@@ -143,7 +150,7 @@ class Kafka:
     @cached_property
     def admin(self) -> AdminClient:
         """The client library's calls for operators."""
-        return AdminClient({"bootstrap.servers": self.address, **_QUIET})
+        return AdminClient({"bootstrap.servers": self.address, **self._clients})
 
     def create(self, topic: str, partitions: int = 1, **settings: str) -> None:
         """Make a topic; its settings have ``_`` for ``.``. Returns when its partitions have leaders."""
@@ -169,7 +176,7 @@ class Kafka:
             "enable.idempotence": True,
             **{key.replace("_", "."): value for key, value in settings.items()},
         }
-        producer = Producer({"bootstrap.servers": self.address, **_QUIET, **told})
+        producer = Producer({"bootstrap.servers": self.address, **self._clients, **told})
         for each in rows:
             row = each if isinstance(each, Row) else Row(each.encode() if isinstance(each, str) else each)
             stamped: dict[str, Any] = {} if row.time is None else {"timestamp": row.time}
@@ -190,7 +197,7 @@ class Kafka:
         }
         # A consumer's word for the end, by its isolation: after it nothing was there when the partition was asked.
         with closing(
-            Consumer({"bootstrap.servers": self.address, **_QUIET, "auto.offset.reset": "earliest", **told})
+            Consumer({"bootstrap.servers": self.address, **self._clients, "auto.offset.reset": "earliest", **told})
         ) as consumer:
             partitions = consumer.list_topics(topic, ANSWERS_WITHIN).topics[topic].partitions
             for partition in partitions:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 from hypothesis import given
@@ -45,6 +45,7 @@ from lowwater_spark.sources.kafka import (
     vector_of,
 )
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
+from lowwater_spark.sources.kafka_marks import marks_topic
 from lowwater_spark.track.plan import check_plan
 from tests.kit.clock import Clock
 from tests.kit.eventually import eventually
@@ -62,7 +63,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    with Kafka(tmp_path_factory.mktemp("kafka")) as running:
+    soon = {"log.cleaner.backoff.ms": 100}
+    with Kafka(tmp_path_factory.mktemp("kafka"), settings=soon) as running:
         yield running
 
 
@@ -644,17 +646,142 @@ def test_5b_a_topic_whose_beginning_was_removed_is_refused(topic: Topic, upstrea
         topic.track()
 
 
-def test_brokers_that_are_not_declared_and_rows_on_one_broker_alone_are_refused(flow: Flow, tmp_path: Path) -> None:
-    with Kafka(tmp_path / "kafka", brokers=2) as kafka:
-        topic = Topic(kafka, flow, "spread")
-        with pytest.raises(
-            Unsupported, match="Kafka with 2 brokers as the source of a stage with inputs, 1 of which are declared"
-        ):
-            topic.track(source={"lowwater.brokers": "1"})
-        said = r"spread with min\.insync\.replicas=1 as the source of a stage with inputs"
-        with pytest.raises(Unsupported, match=said):
-            topic.track()
+@pytest.mark.slow
+def test_brokers_that_are_not_declared_and_rows_on_one_broker_alone_are_refused(
+    three: Kafka, flow: Flow, tmp_path: Path
+) -> None:
+    """3a: one broker alone acknowledges a row, and dies. 3c: one that lacks rows comes to lead."""
+    topic = Topic(three, flow, f"{tmp_path.name}-all")
+    with pytest.raises(
+        Unsupported, match="Kafka with 3 brokers as the source of a stage with inputs, 1 of which are declared"
+    ):
+        topic.track(source={"lowwater.brokers": "1"})
+    three.create(f"{tmp_path.name}-one", min_insync_replicas="1")
+    three.create(f"{tmp_path.name}-unclean", unclean_leader_election_enable="true")
+    for name, said in (("one", r"min\.insync\.replicas=1"), ("unclean", r"unclean\.leader\.election\.enable=true")):
+        with pytest.raises(Unsupported, match=rf"-{name} with {said} as the source of a stage with inputs"):
+            topic.track(source={"subscribe": f"{tmp_path.name}-{name}"})
     assert not (flow.folder / "ck").exists()
+
+
+@pytest.mark.slow
+def test_3a_3b_a_row_counts_from_when_all_replicas_in_sync_have_it(three: Kafka, flow: Flow, tmp_path: Path) -> None:
+    """While the followers are stopped: a writer with ``acks=1`` is told that its row is there, and no head has it. With ``acks=all`` it is not told."""
+    topic = Topic(three, flow, tmp_path.name)
+    place = Partition(topic.name, 0)
+    topic.put(("a", 9))
+    lead = topic.leader(place)
+    # Its requests go to the leader alone; Kafka's own admin client asks any broker where that is.
+    told: dict[str, Any] = {"bootstrap.servers": lead.address, "log_level": 0}
+    watching = Consumer({**told, "group.id": "watching", "isolation.level": "read_uncommitted"})
+
+    def end() -> int:
+        found = watching.get_watermark_offsets(TopicPartition(topic.name, 0), ANSWERS_WITHIN)
+        assert found is not None
+        return found[1]
+
+    assert end() == 1
+    all_of_them = Producer({**told, "acks": "all"})
+    delivered: list[tuple[object, object]] = []
+    one_of_them = Producer({**told, "acks": "1"})
+    for producer in (all_of_them, one_of_them):
+        producer.list_topics(topic.name, ANSWERS_WITHIN)
+    others = [broker for broker in three.brokers if broker is not lead]
+    for broker in others:
+        broker.pause()
+    try:
+        all_of_them.produce(topic.name, b"{}", on_delivery=lambda error, row: delivered.append((error, row)))
+        one_of_them.produce(topic.name, b"{}")
+        assert one_of_them.flush(ANSWERS_WITHIN) == 0, "acks=1: acknowledged"
+        all_of_them.poll(0)
+        assert (end(), delivered) == (1, [])
+    finally:
+        for broker in others:
+            broker.resume()
+    assert all_of_them.flush(ANSWERS_WITHIN) == 0
+    assert [error for error, _ in delivered] == [None]
+    assert end() >= 2, "acks=all: acknowledged, and in the head"
+    watching.close()
+
+
+def test_1e_a_topic_with_aborted_rows_is_read_with_read_committed_alone(topic: Topic) -> None:
+    """By the writer's marks: whoever read all would read the rows of a failed attempt, and those of the next one."""
+    topic.kafka.create(marks_topic(topic.name))
+    with pytest.raises(Unsupported, match=rf"{topic.name} without the option kafka\.isolation\.level read_committed"):
+        topic.track()
+    assert not (topic.flow.folder / "ck").exists()
+    topic.track(source={"kafka.isolation.level": "read_committed"})
+
+
+def test_5a_rows_that_were_removed_before_they_were_read_end_the_query(
+    topic: Topic, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    topic.put(("a", 9))
+    upstream.at(9)
+    query = topic.track()
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+    query.stop()
+    topic.put(("b", 9), ("c", 9))
+    for each in topic.kafka.admin.delete_records([TopicPartition(topic.name, 0, 3)]).values():
+        each.result(ANSWERS_WITHIN)
+    topic.put(("d", 10))
+    upstream.at(11)
+    again = topic.track()
+    topic.flow.queries.clear()
+    with pytest.raises(Exception, match="OffsetOutOfRangeException"):
+        again.await_termination(ANSWERS_WITHIN)
+    assert low(lw, "stage") == mark(9)
+    assert topic.keys() == ["a"]
+
+
+@pytest.mark.long
+def test_5c_the_end_of_a_compacted_topic_is_reached(
+    kafka: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
+) -> None:
+    """Offsets without rows are no rows that are missing. The markers of transactions are such, too."""
+    topic = Topic(kafka, flow, f"{tmp_path.name}-other")
+    name = tmp_path.name
+    kafka.create(
+        name, cleanup_policy="compact", segment_ms="1", min_cleanable_dirty_ratio="0.01", max_compaction_lag_ms="1"
+    )
+    topic.name = name
+    for hour in range(9, 14):
+        row = json.dumps({"key": "a", "t": at(hour).isoformat()}).encode()
+        kafka.put(name, [Row(row, key=b"a")])
+    flow.eventually(lambda: len(kafka.rows(name)) < 5, "older rows of the key are gone")
+    upstream.at(14)
+    topic.track()
+    flow.eventually(lambda: low(lw, "stage") == mark(14), "its end was read")
+
+
+def test_the_options_of_a_secured_cluster_reach_whoever_asks_it(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
+) -> None:
+    """Both clients of the driver: the one that asks where the topics end, and the one that asks each broker itself."""
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    plain = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+    brokers = {
+        "listener.security.protocol.map": "BROKER:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "listener.name.broker.plain.sasl.jaas.config": f'{login} username="me" password="secret" user_me="secret";',
+    }
+    with Kafka(
+        tmp_path / "kafka", settings=brokers, clients={**plain, "sasl.username": "me", "sasl.password": "secret"}
+    ) as kafka:
+        topic = Topic(kafka, flow, "secured")
+        topic.put(("a", 9))
+        upstream.at(9)
+
+        def source(password: str) -> dict[str, str]:
+            told = {**plain, "sasl.jaas.config": f'{login} username="me" password="{password}";'}
+            return {f"kafka.{name}": value for name, value in told.items()}
+
+        with pytest.raises(OSError, match="SaslAuthenticationException"):
+            topic.track(source=source("wrong"))
+        query = topic.track(source=source("secret"))
+        flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+        query.stop()
 
 
 OPTIONS: dict[str, tuple[dict[str, str], str]] = {
@@ -802,6 +929,9 @@ class Answers:
 
     def kept(self, epochs: Mapping[Partition, int], now: Identity) -> dict[Partition, int]:
         return dict.fromkeys(epochs, self.common)
+
+    def existing(self, topics: tuple[str, ...]) -> frozenset[str]:
+        return frozenset()
 
     def settings(self, topics: tuple[str, ...], names: tuple[str, ...]) -> Mapping[str, Mapping[str, str]]:
         raise AssertionError(topics)

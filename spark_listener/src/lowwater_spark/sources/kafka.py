@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Fileless, Line, OpenSource
+from lowwater_spark.sources.kafka_marks import marks_topic
 from lowwater_spark.sources.opaque import OpenOpaque
 from lowwater_spark.sources.roots import Replaced
 
@@ -44,7 +45,7 @@ __all__ = [
     "Ends",
     "Identity",
     "KafkaSource",
-    "Mark",
+    "Reach",
     "OpenKafka",
     "Partition",
     "Told",
@@ -173,6 +174,10 @@ class Cluster(Protocol):
 
     def told(self, topics: tuple[str, ...], enough: int) -> list[Told]:
         """Ask brokers, each itself, until enough have answered."""
+        ...
+
+    def existing(self, topics: tuple[str, ...]) -> frozenset[str]:
+        """Return which of the topics there are."""
         ...
 
     def settings(self, topics: tuple[str, ...], names: tuple[str, ...]) -> Mapping[str, Mapping[str, str]]:
@@ -336,8 +341,21 @@ class KafkaSource:
                 f'Declare all brokers, those that are down too: option("{BROKERS}", "{found}").',
             )
         _check_ids(described)
+        self._check_isolation()
         if self.brokers > 1:
             self._check_topics()
+
+    def _check_isolation(self) -> None:
+        """Refuse to read what ``batch.write_kafka`` has aborted: it publishes a batch that has failed once more."""
+        if self.committed_only:
+            return
+        written = {marks_topic(topic): topic for topic in self.topics}
+        if marks := self.cluster.existing(tuple(written)):
+            raise Unsupported(
+                f"{written[min(marks)]} without the option kafka.isolation.level read_committed as the source of a stage with inputs",
+                f"it is written by batch.write_kafka, as {min(marks)} tells, and rows of transactions that were aborted would be read as well",
+                'Set option("kafka.isolation.level", "read_committed").',
+            )
 
     def _check_topics(self) -> None:
         for topic, found in self.cluster.settings(self.topics, (_IN_SYNC, _UNCLEAN)).items():
@@ -370,7 +388,7 @@ def went_back(before: Line, now: Line) -> str:
     return below(vector_of(now), vector_of(before))
 
 
-class Mark(NamedTuple):
+class Reach(NamedTuple):
     """How far a partition was seen to go."""
 
     offset: int
@@ -379,26 +397,26 @@ class Mark(NamedTuple):
     """Of its leader then: none of these rows has a later one."""
 
 
-def led_anew(marks: Mapping[Partition, Mark], epochs: Mapping[Partition, int]) -> dict[Partition, int]:
+def led_anew(marks: Mapping[Partition, Reach], epochs: Mapping[Partition, int]) -> dict[Partition, int]:
     """Return the partitions that have a newer leader than when they were marked, with the epoch of the mark.
 
-    >>> led_anew({Partition("t", 0): Mark(5, 3), Partition("t", 1): Mark(7, 3)}, {Partition("t", 0): 3, Partition("t", 1): 4})
+    >>> led_anew({Partition("t", 0): Reach(5, 3), Partition("t", 1): Reach(7, 3)}, {Partition("t", 0): 3, Partition("t", 1): 4})
     {Partition(topic='t', number=1): 3}
     """
     return {place: mark.epoch for place, mark in marks.items() if epochs.get(place, -1) > mark.epoch}
 
 
-def marked(marks: Mapping[Partition, Mark], vector: Vector, epochs: Mapping[Partition, int]) -> dict[Partition, Mark]:
+def marked(marks: Mapping[Partition, Reach], vector: Vector, epochs: Mapping[Partition, int]) -> dict[Partition, Reach]:
     """Return the marks after partitions were seen to go so far, under leaders of these epochs. None goes back.
 
     >>> place = Partition("t", 0)
-    >>> marked({place: Mark(5, 3)}, {place: 4}, {place: 4}), marked({}, {place: 4}, {place: 4})
-    ({Partition(topic='t', number=0): Mark(offset=5, epoch=4)}, {Partition(topic='t', number=0): Mark(offset=4, epoch=4)})
+    >>> marked({place: Reach(5, 3)}, {place: 4}, {place: 4}), marked({}, {place: 4}, {place: 4})
+    ({Partition(topic='t', number=0): Reach(offset=5, epoch=4)}, {Partition(topic='t', number=0): Reach(offset=4, epoch=4)})
     """
     found = dict(marks)
     for place in vector.keys() & epochs.keys():
         old = found.get(place, _NONE)
-        found[place] = Mark(max(old.offset, vector[place]), max(old.epoch, epochs[place]))
+        found[place] = Reach(max(old.offset, vector[place]), max(old.epoch, epochs[place]))
     return found
 
 
@@ -456,8 +474,8 @@ class OpenKafka(Fileless):
         self._lock = threading.Lock()
         """Of the pin and the marks: a look is made while a batch is confirmed."""
         self._pin = self._pinned()
-        self._marks: dict[Partition, Mark] = {
-            Partition(topic, int(number)): Mark(*mark)
+        self._marks: dict[Partition, Reach] = {
+            Partition(topic, int(number)): Reach(*mark)
             for topic, numbers in self._pin.marks.items()
             for number, mark in numbers.items()
         }
@@ -648,7 +666,7 @@ def _check_ids(found: Identity) -> None:
         )
 
 
-_NONE: Final = Mark(0, -1)
+_NONE: Final = Reach(0, -1)
 
 _keeping: Final = threading.Lock()
 """Of the manifest's section: one source looks while another one is confirmed."""

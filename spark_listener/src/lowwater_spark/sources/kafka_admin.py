@@ -187,6 +187,15 @@ class KafkaAdmin:
 
         return self._asked(f"what {place} still has of the epoch {epoch} of its leaders", ask)
 
+    def existing(self, topics: tuple[str, ...]) -> frozenset[str]:
+        """Return which of the topics there are. Raises OSError. Costs a listing of all names."""
+
+        def ask() -> frozenset[str]:
+            names = self._answer(self._client().listTopics().names())
+            return frozenset(topic for topic in topics if names.contains(topic))
+
+        return self._asked(f"whether there is {', '.join(topics)}", ask)
+
     def settings(self, topics: tuple[str, ...], names: tuple[str, ...]) -> Mapping[str, Mapping[str, str]]:
         """Return settings of each topic, as they are in force. Raises OSError."""
 
