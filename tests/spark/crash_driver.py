@@ -34,7 +34,7 @@ ANY = -1
 """Stands for any batch."""
 
 
-def main(address: str, folder: str, point: str, batch: int, *, plain: bool, keep: bool) -> None:
+def main(address: str, folder: str, point: str, batch: int, *, plain: bool, keep: bool, checkpoint: str = "") -> None:
     builder = SparkSession.builder.master("local[2]").appName("crash")
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
@@ -60,7 +60,8 @@ def main(address: str, folder: str, point: str, batch: int, *, plain: bool, keep
     def write_batch(rows: DataFrame, current: lws.Batch) -> None:
         with (base / "lows").open("a") as lows:
             lows.write(f"{current.id} {current.low} {current.replayed}\n")
-        current.write(current.stateful(rows, hourly, HOURLY), base / "out")
+        state = base / "state" if checkpoint else None
+        current.write(current.stateful(rows, hourly, HOURLY, state), base / "out")
 
     if keep:
         hand_on(spark, address, base, probe)
@@ -75,7 +76,7 @@ def main(address: str, folder: str, point: str, batch: int, *, plain: bool, keep
         stamp=timedelta(hours=1),
         address=address,
     )
-    stage.foreach_batch(stream, write_batch, checkpoint=base / "ck", probe=probe).await_termination()
+    stage.foreach_batch(stream, write_batch, checkpoint=checkpoint or base / "ck", probe=probe).await_termination()
 
 
 def hand_on(spark: SparkSession, address: str, base: Path, probe: Callable[[str, int], None]) -> None:

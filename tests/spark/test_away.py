@@ -15,6 +15,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater import errors
 from lowwater_spark.checkpoint import durable
+from lowwater_spark.track.plain import Plain
 from lowwater_spark.track.run import Run
 from lowwater_spark.track.status import in_short
 from tests.kit.times import mark
@@ -56,6 +57,39 @@ def test_rule11_a_checkpoint_that_cannot_be_read_for_a_moment_holds(
     flow.eventually(lambda: query.status().waiting_for == (), "and waits for nothing")
     flow.feed.put([row("b", 11)])
     flow.eventually(lambda: query.status().batch == 1, "batches, too")
+
+
+def test_rule11_a_batch_that_begins_waits_for_a_checkpoint_that_cannot_be_written(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    batches = flow.folder / "ck/lowwater/batches"
+    batches.parent.mkdir(parents=True)
+    batches.symlink_to(batches)
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    query = flow.start(flow.plain)
+    flow.eventually(lambda: any(str(batches) in why for why in query.status().waiting_for), "it says why")
+    assert query.query.isActive
+    batches.unlink()
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "the batch begins")
+    assert flow.batches == [(0, str(mark(10)), False)]
+
+
+def test_a_glance_that_fails_brings_a_look_which_says_why(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it raised would keep the clock from the look, again and again."""
+    upstream.at(10)
+    stage = lws.stage(flow.spark, "stage", inputs=["source"], key="key", event_time="t", address=flow.address)
+    query = stage.start(flow.read(), checkpoint=flow.folder / "ck", format="noop")
+    flow.queries.append(query)
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "nothing is there to be read")
+
+    def ready(_plain: Plain) -> bool:
+        raise OSError(errno.EIO, "Input/output error", str(flow.folder / "ck/commits"))
+
+    monkeypatch.setattr(Plain, "ready", ready)
+    assert query._run.news()
 
 
 @pytest.mark.parametrize("kind", ["plain", "function"])

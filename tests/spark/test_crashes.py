@@ -49,11 +49,14 @@ class Crashes:
 
     def run(self, point: str = "", batch: int = -1) -> None:
         """Start a driver that will crash at this step."""
-        arguments = {"address": self.address, "folder": str(self.folder), "point": point, "batch": batch}
-        arguments |= {"plain": self.plain, "keep": self.keep}
-        command = [sys.executable, "-m", "tests.spark.crash_driver", json.dumps(arguments)]
+        command = [sys.executable, "-m", "tests.spark.crash_driver", json.dumps(self.arguments(point, batch))]
         with (self.folder / "driver.log").open("ab") as log:
             self.driver = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+
+    def arguments(self, point: str, batch: int) -> dict[str, object]:
+        """What the driver is told."""
+        told: dict[str, object] = {"address": self.address, "folder": str(self.folder), "point": point, "batch": batch}
+        return told | {"plain": self.plain, "keep": self.keep}
 
     def crashed(self) -> None:
         """Wait until the driver has killed itself."""

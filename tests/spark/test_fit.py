@@ -34,6 +34,7 @@ NOT_ASKED = {
     "Spark's file sink on an object store": "Spark makes its folder at the start",
     "Delta, Iceberg and other tables that commit in the batch": "Spark alone does not have them",
     "a classic session on one machine, or on a standalone cluster": "what all tests of Spark run on",
+    "a checkpoint on HDFS": "tests/spark/test_hdfs.py",
     "YARN, Kubernetes": "tests/cluster/test_manifests.py",
     "PySpark 4.0 and 4.1": "tests/floors",
     "Linux": "what the tests run on",
@@ -196,7 +197,7 @@ ASKED: Mapping[str, Sequence[Ask]] = {
     "`availableNow`": [Ask(trigger={"availableNow": True})],
     "`once`": [Ask(then=windows, own=True, retention=HOUR, trigger={"once": True})],
     "`continuous`, `realTime`": [Ask(trigger={"continuous": "1 second"}), Ask(trigger={"realTime": "5 minutes"})],
-    "a checkpoint on an object store or HDFS": [Ask(checkpoint="hdfs://name/ck"), Ask(checkpoint="s3a://name/ck")],
+    "a checkpoint on an object store": [Ask(checkpoint=f"{kind}://name/ck") for kind in ("s3a", "gs", "abfss")],
 }
 """What is asked for each row."""
 

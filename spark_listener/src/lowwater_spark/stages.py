@@ -221,7 +221,7 @@ class Stage:
             df: Over one or more sources: files, Delta tables, or Kafka whose brokers are declared; of an injector any that Spark can read again after a crash. With Spark's own stateful
                 operators if the stage declares its ``retention``.
             write_batch: What to do with a batch.
-            checkpoint: Directory on a local or NFS file system, of this query alone, and the stage's from its first batch on.
+            checkpoint: Directory on a local or NFS file system or on HDFS, of this query alone, and the stage's from its first batch on.
             also: Further stages that the query runs, with outputs, keys, ranges, stamps and states of their own. Each reads the
                 inputs that this one reads, or earlier stages of the query, by what they have emitted in the same batch.
                 ``batch.of(name)`` is the batch of one. All declare the same ``retention``. A checkpoint keeps its stages.
@@ -294,7 +294,7 @@ class Stage:
 
         Args:
             df: Over one or more sources: files, Delta tables, or Kafka whose brokers are declared; with Spark's own stateful operators if the stage declares its ``retention``.
-            checkpoint: Directory on a local or NFS file system, of this query alone.
+            checkpoint: Directory on a local or NFS file system or on HDFS, of this query alone.
             format: Of the sink: ``parquet``, ``json``, ``csv``, ``orc``, ``kafka``, ``console``, ``memory``, ``noop`` or any other
                 that Spark knows.
             path: Of a sink that has one. Of files: a directory of this checkpoint alone.

@@ -62,19 +62,25 @@ class HadoopFiles:
         self.over[0] = rename.OVERWRITE
 
     @classmethod
-    def of(cls, spark: SparkSession, uri: str) -> HadoopFiles:
-        """Return the file system of a path, as a URI. Raises OSError when it cannot be reached at all."""
+    def of(cls, spark: SparkSession, path: str) -> HadoopFiles:
+        """Return the file system of a path, as Spark reads it. Asks nobody. Raises OSError for one that there cannot be."""
         gateway: Any = spark.sparkContext._gateway
-        known = _known.setdefault(gateway, {})
-        raw = gateway.jvm.org.apache.hadoop.fs.Path(uri).toUri()
-        place = f"{raw.getScheme()}://{raw.getAuthority()}"
-        if place not in known:
-            conf: Any = spark._jsparkSession.sessionState().newHadoopConf()
-            for name, value in _PROMPT.items():
-                conf.set(name, value)
-            with _as_os_error(uri):
-                known[place] = cls(gateway, gateway.jvm.org.apache.hadoop.fs.FileSystem.newInstance(raw, conf))
+        hadoop: Any = gateway.jvm.org.apache.hadoop.fs
+        conf: Any = spark._jsparkSession.sessionState().newHadoopConf()
+        with _as_os_error(path):
+            uri = hadoop.Path(path).toUri()
+            uri = hadoop.FileSystem.getDefaultUri(conf) if uri.getScheme() is None else uri
+            known, place = _known.setdefault(gateway, {}), f"{uri.getScheme()}://{uri.getAuthority()}"
+            if place not in known:
+                for name, value in _PROMPT.items():
+                    conf.set(name, value)
+                known[place] = cls(gateway, hadoop.FileSystem.newInstance(uri, conf))
         return known[place]
+
+    def at(self, path: str) -> HadoopPath:
+        """Return a path in it, as Spark reads it."""
+        with _as_os_error(path):
+            return HadoopPath(self, str(self.system.makeQualified(self.path(path))))
 
 
 _known: Final[weakref.WeakKeyDictionary[Any, dict[str, HadoopFiles]]] = weakref.WeakKeyDictionary()

@@ -12,7 +12,7 @@ from lowwater_spark.errors import Unsupported
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Location", "local", "location_of", "real", "uri_of", "way"]
+__all__ = ["Location", "glance", "local", "location_of", "real", "uri_of", "way"]
 
 Location = Path | HadoopPath
 """Both are read alike; :mod:`lowwater_spark.checkpoint.durable` writes to them."""
@@ -31,10 +31,9 @@ def location_of(spark: SparkSession, path: str, what: str) -> Location:
             f"{' and '.join(sorted(HADOOP))}:, and {scheme}: is none of them",
             "Use a directory on one of these.",
         )
-    whole = raw.getFileSystem(hadoop).makeQualified(raw)
-    if scheme == "file":
-        return Path(str(whole.toUri().getPath()))
-    return HadoopPath(HadoopFiles.of(spark, str(whole)), str(whole))
+    if scheme != "file":
+        return HadoopFiles.of(spark, path).at(path)
+    return Path(str(raw.getFileSystem(hadoop).makeQualified(raw).toUri().getPath()))
 
 
 def uri_of(location: Location) -> str:
@@ -61,3 +60,8 @@ def way(above: Location, below: Location) -> str:
     ('lowwater/stages/a', '.')
     """
     return PurePosixPath(str(below)).relative_to(str(above)).as_posix()
+
+
+def glance(location: Location) -> float:
+    """Return how many seconds must lie between two looks for a name: none where it costs nothing, and more where it is a call to a server."""
+    return 0.0 if isinstance(location, Path) else 0.1

@@ -141,7 +141,10 @@ class Driving:
 
         drives = {number: drive_of(control.directory) for number, control in checked.controls.items()}
         if drives:
-            local(checkpoint, "The checkpoint of a driven query", "Put it on a local file system or NFS.")
+            if any(drive.share is not None for drive in drives.values()):
+                # The tasks read there by which watermark Spark drops rows.
+                fix = "Put it on a local file system or NFS, or drive the query without approximate=."
+                local(checkpoint, "The checkpoint of an approximate query in", fix)
             check_ending(trigger)
             check_driven(spark, frame, checked, drives, inputs)
         check_checkpoint(checkpoint, checked.sources)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
@@ -43,6 +43,8 @@ logger = logging.getLogger("lowwater.spark")
 
 WriteBatch = Callable[["DataFrame", Batch], object]
 """write_batch(batch_df, batch)."""
+
+T = TypeVar("T")
 
 PATIENCE: Final = (0.05, 0.2, 1.0, 2.0, *[5.0] * 11)
 """Seconds between the attempts to read the checkpoint of a batch that begins, and of the last look of the clock."""
@@ -258,7 +260,10 @@ class Hook:
 
     def _begin(self, number: int) -> _Running:
         """Choose W for the batch and make it durable, together with the plan that it was chosen for."""
-        plan = self._read_plan(number)
+        plan = self._patiently(number, lambda: self._read_plan(number))
+        return self._patiently(number, lambda: self._choose(plan))
+
+    def _choose(self, plan: Plan) -> _Running:
         with self.run.lock:
             chosen, promised = UNREAD, MIN
             if self.run.reader is not None:
@@ -268,38 +273,39 @@ class Hook:
             # What Spark still holds after this batch is written by a later one.
             bound = self.run.checked.spark_bound(plan)
             chosen = dataclasses.replace(chosen, low=bound) if bound < chosen.low else chosen
-            entry, replayed = self.run.parts[0].entries.begin(BatchEntry(number, plan.digest, chosen, promised))
+            entry, replayed = self.run.parts[0].entries.begin(BatchEntry(plan.batch, plan.digest, chosen, promised))
             self._running = _Running(plan, entry, replayed, time.time())
             return self._running
 
     def _read_plan(self, number: int) -> Plan:
-        """Settle the batch before, and return the plan of the one that begins, durable, with its source logs read.
+        """Settle the batch before, and return the plan of the one that begins, durable, with its source logs read."""
+        before = self._running
+        if before is not None:  # the clock has not settled it yet
+            self.run.heads.knock(before.plan.lines)
+        with self.run.lock:
+            self._settle(evidence=number)
+            plan = self.run.log.plan(number)
+            if plan is None:
+                msg = f"batch {number} runs, but {self.run.checkpoint}/offsets/{number} is not there; lowwater needs Spark's own offset log"
+                raise CheckpointMismatch(msg)
+            self.run.heads.read_to(plan.lines)
+            for file in self.run.heads.evidence(self.run.log, plan):
+                sync_file(file)
+                sync_directory(file.parent)
+            return plan
 
-        A file system that is away for a moment must not end the query: it is asked again, for a minute at most.
-        """
+    def _patiently(self, number: int, step: Callable[[], T]) -> T:
+        """Take a step of a batch that begins. A file system that is away for a moment must not end the query: it is taken again, for a minute at most."""
         pauses = itertools.chain(PATIENCE, [None])
         while True:
             try:
-                before = self._running
-                if before is not None:  # the clock has not settled it yet
-                    self.run.heads.knock(before.plan.lines)
-                with self.run.lock:
-                    self._settle(evidence=number)
-                    plan = self.run.log.plan(number)
-                    if plan is None:
-                        msg = f"batch {number} runs, but {self.run.checkpoint}/offsets/{number} is not there; lowwater needs Spark's own offset log"
-                        raise CheckpointMismatch(msg)
-                    self.run.heads.read_to(plan.lines)
-                    for file in self.run.heads.evidence(self.run.log, plan):
-                        sync_file(file)
-                        sync_directory(file.parent)
-                    return plan
+                return step()
             except OSError as failure:
                 pause = next(pauses)
                 if pause is None or self.run.stopping:
                     raise
                 self.run.unread = str(failure)
-                logger.warning("batch %d waits, and reads again: %s", number, failure)
+                logger.warning("batch %d waits, and looks again: %s", number, failure)
                 time.sleep(pause)
 
     def _settle(self, evidence: int | None = None) -> None:

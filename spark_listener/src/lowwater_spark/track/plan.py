@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater.watermark import MAX, MIN
-from lowwater_spark.checkpoint.location import Location
+from lowwater_spark.checkpoint.location import Location, location_of
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.base import Source
@@ -515,7 +515,7 @@ def local_directory(spark: SparkSession, path: str, what: str) -> str:
 
 def absolute(path: str | os.PathLike[str], spark: SparkSession) -> Location:
     """Return the absolute location of a checkpoint directory. Raises Unsupported."""
-    location = Path(local_directory(spark, os.fspath(path), "The checkpoint"))
+    location = location_of(spark, os.fspath(path), "The checkpoint")
     refuse_pattern(str(location), "The checkpoint")
     return location
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import lowwater
 from lowwater.watermark import MAX
-from lowwater_spark.checkpoint.location import Location
+from lowwater_spark.checkpoint.location import Location, glance
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.sources.base import Line
@@ -90,6 +90,9 @@ class Run:
     _looked: int = field(default=NOTHING, init=False)
     """The newest committed batch that a look of the clock has found, whether or not anybody could be told."""
 
+    _ask: float = field(default=0.0, init=False)
+    """When the commit log may be asked again whether there is news."""
+
     def __post_init__(self) -> None:
         self.log = CheckpointLog(self.checkpoint)
         self.manifest = Manifest(self.checkpoint, home=self.home)
@@ -157,9 +160,18 @@ class Run:
 
     def news(self) -> bool:
         """Return whether a look is worth while: a batch has been committed, or the inputs have moved. O(inputs), without the network."""
-        if self.progress.committed.batch != self._looked or self.batches.ready():
+        if self.progress.committed.batch != self._looked:
             return True
-        return self.reader is not None and self.reader.authority.news()
+        if self.reader is not None and self.reader.authority.news():
+            return True
+        now = self.clock()
+        if now < self._ask:
+            return False
+        self._ask = now + glance(self.checkpoint)
+        try:
+            return self.batches.ready()
+        except OSError:
+            return True  # a look finds out what is wrong, and says so
 
     def tick(self, *, last: bool = False) -> None:
         """One look of the clock: take notice of what is committed, read the inputs, list the sources, report, and ask for a batch if one is needed.
