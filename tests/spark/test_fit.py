@@ -26,6 +26,7 @@ CONNECT = "Spark Connect, and platforms that offer nothing else"
 
 NOT_ASKED = {
     "Kafka, its brokers declared": "tests/spark/test_kafka.py",
+    "`batch.write_table`": "tests/spark/test_table_out.py",
     "`batch.write_kafka`": "tests/spark/test_kafka_out.py",
     "Kinesis, Pub/Sub": "Spark alone does not have them, and `rate` is a source of their kind",
     "Delta tables": "tests/spark/test_delta.py",

@@ -21,6 +21,7 @@ from lowwater_spark.drive.frame import drive, drive_of
 from lowwater_spark.drive.watermark import Driving, is_approximate
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.settings import connection
+from lowwater_spark.sources.delta import DELTA, marked
 from lowwater_spark.sources.sink_log import check_sink
 from lowwater_spark.sources.ticks import with_ticks
 from lowwater_spark.sources.writers import check_alone
@@ -339,6 +340,8 @@ class Stage:
             check_alone(output, full_name(self._settings().namespace, self.name))
         check_shape(folder, "plain", checked)
         writer = observe_oldest(df, self.keyed.event_time).writeStream.format(format).outputMode(output_mode)
+        if format.lower() == DELTA:
+            writer = writer.option("userMetadata", marked(full_name(self._settings().namespace, self.name)))
         writer = writer.options(**options).queryName(name or self.name).trigger(**triggered)
         if path is not None:
             writer = writer.option("path", os.fspath(path))

@@ -40,6 +40,7 @@ __all__ = [
     "Table",
     "TableLog",
     "app_id",
+    "marked",
     "unread",
     "writer_of",
 ]
@@ -57,6 +58,8 @@ _STEP: Final = 20
 """Versions that a new run may have to look at again: how many were is not noted with each batch."""
 
 _ANEW: Final = "Start from a new checkpoint, with adopt=True."
+
+_FORMAT: Final = 1
 
 _APP: Final = "lowwater:"
 
@@ -102,6 +105,8 @@ class Commit(NamedTuple):
     """The first that it adds, by name."""
     mark: Mapping[str, Any] = MappingProxyType({})
     """What lowwater has left in it."""
+    batches: Mapping[str, int] = MappingProxyType({})
+    """By who counts batches in the table: the one that it is."""
 
     @classmethod
     def parse(cls, version: int, text: str) -> Commit:
@@ -112,6 +117,7 @@ class Commit(NamedTuple):
         """
         added, removes, operation, writer, table = 0, False, "", "", ""
         files: list[str] = []
+        batches: dict[str, int] = {}
         mark: Mapping[str, Any] = {}
         try:
             for action in map(json.loads, text.splitlines()):
@@ -126,11 +132,12 @@ class Commit(NamedTuple):
                     table = meta["id"]
                 elif txn := action.get("txn"):
                     writer = writer or writer_of(txn["appId"])
+                    batches[txn["appId"]] = txn["version"]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             msg = f"version {version} of a table is no commit of Delta: {error!r}"
             raise OSError(msg) from error
         writer = writer or str(mark.get("computation", ""))
-        return cls(version, added, removes, operation, writer, table, tuple(files), mark)
+        return cls(version, added, removes, operation, writer, table, tuple(files), mark, batches)
 
     @property
     def rewrites(self) -> bool:
@@ -149,6 +156,15 @@ def _mark(said: Any) -> Mapping[str, Any]:
     except (KeyError, TypeError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def marked(computation: str, **said: object) -> str:
+    """Return what a computation leaves in the metadata of its commits.
+
+    >>> marked("hourly", batch=7)
+    '{"lowwater": {"format": 1, "computation": "hourly", "batch": 7}}'
+    """
+    return json.dumps({"lowwater": {"format": _FORMAT, "computation": computation, **said}})
 
 
 def app_id(computation: str, identity: str) -> str:

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 import lowwater
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.durable import NotDurable
+from lowwater_spark.checkpoint.identity import identity
 from lowwater_spark.checkpoint.location import local
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.sources.bookmarks import removed
+from lowwater_spark.sources.delta import app_id
+from lowwater_spark.sources.delta_log import DeltaLog
 from lowwater_spark.sources.sink_log import refuse_sink
 from lowwater_spark.sources.writers import mark_writer
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
@@ -29,6 +32,7 @@ from lowwater_spark.track.ranges import key_text, key_zone
 from lowwater_spark.track.receipt import Destination, Receipt
 from lowwater_spark.track.removal import Removal
 from lowwater_spark.track.state import Place, StateStore, Version
+from lowwater_spark.track.table_out import append, location_of
 from lowwater_spark.track.update import Update, build_version, restage, rows_of
 
 if TYPE_CHECKING:
@@ -190,6 +194,8 @@ class Batch:
         first = next(iter(self._stages.values()), self)
         # Two stages that write into one directory would skip each other's rows.
         self._taken: set[Path] = set() if first is self else first._taken
+        self._tables: set[str] = set()
+        """The tables that this stage has written to."""
         self._failures: list[BaseException] = [] if first is self else first._failures
         """What methods of the batch have raised, of any stage of the query."""
         self._calls: _Calls = _Calls() if first is self else first._calls
@@ -362,6 +368,33 @@ class Batch:
             made.open(frame.sparkSession, self.id, slots)
             self._topics[folder] = output = made
         return output.write(frame, self.id, self._entry.digest, replayed=self.replayed, probe=self._probe)
+
+    @_ends_the_batch
+    def write_table(self, frame: DataFrame, table: str | os.PathLike[str]) -> bool:
+        """Append rows to a Delta table, as one version of it, once and whole; False if a replay found it done.
+
+        ``table`` is an absolute path, or a name in the session's catalog. A path where no table is gets one with the frame's columns. Several computations may write
+        into one table. The rows may be anything but repeatable. Durable when it returns, in local directories by syncing what was written, elsewhere as far as the store
+        keeps what it has acknowledged.
+
+        A version has this checkpoint's name, the batch's number and the digest of its plan. Raises CheckpointMismatch when the table has a batch N that was planned
+        otherwise, as after the checkpoint was restored from an older copy, or does not show any more what it has; Unsupported for a table that could not
+        tell; ValueError for a second write to it in the batch; and what Delta raises when another run of the checkpoint writes at the same time.
+        """
+        log = DeltaLog(frame.sparkSession, location_of(frame.sparkSession, table))
+        place = log.table().location
+        if place in self._tables:
+            msg = f"batch {self.id} has been written to {table} already; a second write would be skipped. Unite the rows first."
+            raise ValueError(msg)
+        self._tables.add(place)
+        checkpoint = identity(self._place.manifest.checkpoint)
+        mark = {
+            "checkpoint": checkpoint,
+            "run": self._ordinal,
+            "batch": self.id,
+            "digest": self._entry.digest,
+        }
+        return append(frame, log, app_id(self._writer, checkpoint), self.id, mark, replayed=self.replayed)
 
     def _refuse_removed(self, folder: Path) -> None:
         """Refuse a batch that this output has never had, of a number below those that readers have read and that were removed."""

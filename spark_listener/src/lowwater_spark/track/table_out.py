@@ -1,0 +1,156 @@
+"""Hands the rows of a batch over to readers as one version of a Delta table.
+
+A version has a name for who counts its batches in the table, and the number of the batch (Delta's ``txnAppId`` and ``txnVersion``). Delta itself writes a batch
+of a name once: a replay is skipped, and of two runs that write at a time one fails. It goes by the number alone, so after a checkpoint was restored from
+an older copy it would skip, without a word, other rows that have the number of a batch which is there. So each version also has the digest of the plan that
+it was made from, and a batch whose number is there counts as written only if its version says that it is the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
+
+from lowwater_spark.checkpoint.durable import sync_directory, sync_file
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sources.delta import DELTA, Commit, Table, marked, writer_of
+from lowwater_spark.sources.delta_log import DeltaLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["append", "location_of"]
+
+_RETENTION: Final = "delta.setTransactionRetentionDuration"
+
+_COMMIT_INFO: Final = "spark.databricks.delta.commitInfo.enabled"
+
+
+def location_of(spark: SparkSession, table: str | os.PathLike[str]) -> str:
+    """Return the path of a table, which is given by its path (with a slash in it) or by its name in the session's catalog.
+
+    Raises Unsupported for a name that the catalog does not have, ValueError for a relative path.
+    """
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    said = os.fspath(table)
+    if "/" in said:
+        if not said.startswith("/") and not urlsplit(said).scheme:
+            msg = f"{said} is a relative path: name the table by an absolute one, or by its name in the catalog"
+            raise ValueError(msg)
+        return said
+    state: Any = spark._jsparkSession.sessionState()
+    try:
+        name = state.sqlParser().parseTableIdentifier(said)
+        found = state.catalog().getTableMetadata(name)
+    except (Py4JJavaError, PySparkException) as error:
+        raise Unsupported(
+            f"The table {said}", "the session's catalog does not know it", "Create it first, or name it by its path."
+        ) from error
+    return str(found.location().toString())
+
+
+def append(frame: DataFrame, log: DeltaLog, app: str, batch: int, mark: Mapping[str, Any], *, replayed: bool) -> bool:
+    """Append rows to a table as one version of the batch, once; False when that had been done before. Durable when it returns.
+
+    ``app`` is who counts its batches in the table. ``mark`` is what the version says of the batch, its ``digest`` and the number of its ``run`` among it.
+    Raises CheckpointMismatch when a version of another plan has the batch's number, Unsupported for a table that cannot tell, and what Delta raises when
+    another run writes at the same time. Costs, beside Delta's own write, the reading of the versions that are added meanwhile.
+    """
+    spark = frame.sparkSession
+    before = log.table()
+    _check(spark, log, before)
+    last = -1 if before.version < 0 else log.apps().get(app, -1)
+    if last >= batch:
+        found = _must_match(_find(log, app, batch, before.version, down_to=0), log, batch, mark)
+        if not replayed:
+            msg = (
+                f"{log.path} has batch {batch} already, but no run of this checkpoint had begun it: the directory 'lowwater' of the checkpoint is older than its "
+                "output, or a newer run has taken this one's place. Restore both from one moment."
+            )
+            raise CheckpointMismatch(msg)
+        _sync(log, before, found.version, found.version)
+        return False
+    writer = frame.write.format(DELTA).mode("append").option("txnAppId", app).option("txnVersion", str(batch))
+    writer.option("userMetadata", marked(writer_of(app), **mark)).save(log.path)
+    after = log.table()
+    # Delta says nothing when it has skipped the write, since another run had come first.
+    found = _must_match(_find(log, app, batch, after.version, down_to=before.version + 1), log, batch, mark)
+    _sync(log, after, before.version + 1, found.version)
+    return bool(found.mark.get("run") == mark["run"])
+
+
+def _check(spark: SparkSession, log: DeltaLog, table: Table) -> None:
+    """Raise Unsupported where a batch could be written twice, or nobody could tell whether it was written."""
+    if str(spark.conf.get(_COMMIT_INFO, "true")).lower() != "true":
+        raise Unsupported(
+            f"batch.write_table() in a session where {_COMMIT_INFO} is false",
+            "a version does not say then which plan it was made from",
+            "Set it to true, its default.",
+        )
+    if table.refusal:
+        raise Unsupported(
+            f"batch.write_table() to the Delta table {log.path}",
+            f"{table.refusal}, and what was written could not be found again",
+            "Write to a table whose own log has all commits.",
+        )
+    if _RETENTION in table.properties:
+        raise Unsupported(
+            f"batch.write_table() to the Delta table {log.path} with the property {_RETENTION}",
+            "it forgets which batches it has, and one that runs again would be written twice",
+            "Unset the property.",
+        )
+
+
+def _find(log: DeltaLog, app: str, batch: int, newest: int, *, down_to: int) -> Commit | None:
+    """Return the version that has a batch, None when the log does not have it, or when a later RESTORE may have taken its rows away."""
+    for version in range(newest, down_to - 1, -1):
+        commit = log.commit(version)
+        if commit is None or commit.batches.get(app) == batch:
+            return commit
+        if commit.operation == "RESTORE":
+            return None
+    return None
+
+
+def _must_match(found: Commit | None, log: DeltaLog, batch: int, mark: Mapping[str, Any]) -> Commit:
+    if found is None:
+        msg = (
+            f"the Delta table {log.path} counts batch {batch} of this checkpoint as written, and its log does not show the version any more: whether its rows are "
+            "there nobody knows. Restore table and checkpoint from one moment, or start from a new checkpoint and a new table."
+        )
+        raise CheckpointMismatch(msg)
+    if found.mark.get("digest") != mark["digest"]:
+        msg = (
+            f"{found} of the Delta table {log.path} has batch {batch} of this checkpoint, made from another plan: the checkpoint is older than the table, or another "
+            "run has gone on with it. Delta would skip the write, and its rows would be lost. Restore both from one moment, or start from a new checkpoint "
+            "and a new table."
+        )
+        raise CheckpointMismatch(msg)
+    return found
+
+
+def _sync(log: DeltaLog, table: Table, first: int, last: int) -> None:
+    """Make versions of a table durable, with the files that the last of them adds. Only in local directories: elsewhere the store keeps what it acknowledged."""
+    place = urlsplit(table.location)
+    if place.scheme not in ("", "file"):
+        return
+    root = Path(unquote(place.path))
+    folder = root / "_delta_log"
+    files = [root / unquote(name) for name in log.files(last)]
+    named = {f"{version:020}" for version in range(first, last + 1)}
+    files += [path for path in folder.iterdir() if path.name.lstrip(".").partition(".")[0] in named]
+    files += [folder / "_last_checkpoint"]
+    sums = [path.with_name(f".{path.name}.crc") for path in files]
+    for path in {*files, *sums}:
+        if path.is_file():
+            sync_file(path)
+    folders = {folder, root, root.parent}
+    for path in files:
+        folders |= {each for each in path.parents if root in each.parents}
+    for each in folders:
+        sync_directory(each)
