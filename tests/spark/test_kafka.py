@@ -45,7 +45,7 @@ from lowwater_spark.sources.kafka import (
     vector_of,
 )
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
-from lowwater_spark.sources.kafka_marks import marks_topic
+from lowwater_spark.sources.kafka_marks import Begun, SlotMark, marks_topic
 from lowwater_spark.track.plan import check_plan
 from tests.kit.clock import Clock
 from tests.kit.eventually import eventually
@@ -943,6 +943,9 @@ class Answers:
         self, partitions: list[Partition], epochs: Mapping[Partition, int], *, committed: bool
     ) -> dict[Partition, int]:
         return dict.fromkeys(partitions, self.end)
+
+    def marks(self, topics: tuple[str, ...]) -> list[SlotMark | Begun]:
+        return []
 
 
 def over(answers: Answers) -> KafkaSource:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shutil
+import sys
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +18,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from confluent_kafka import Consumer, Message, Producer
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.kafka_marks import Slot, marks_topic
-from lowwater_spark.track import kafka_out
+from lowwater_spark.track import kafka_out, kafka_slot
 from lowwater_spark.track.handover import publish_directory
 from lowwater_spark.track.kafka_out import client_settings
 from lowwater_spark.track.kafka_slot import Published, Publishing, SlotWriter
@@ -94,6 +98,20 @@ class Out:
         assert found.keys() <= set(self.put)
         return Counter(found[key] for key in self.put)
 
+    def end(self) -> int:
+        """How many records the topic has, those of open transactions included."""
+        return self._end("read_uncommitted")
+
+    def stable(self) -> int:
+        """How many of them a reader of what is committed can reach."""
+        return self._end("read_committed")
+
+    def _end(self, isolation: str) -> int:
+        told = {"bootstrap.servers": self.kafka.address, "group.id": "kit", "isolation.level": isolation}
+        with contextlib.closing(Consumer(told)) as consumer:
+            places = [TopicPartition(self.name, number) for number in range(3)]
+            return sum(consumer.get_watermark_offsets(place, timeout=ANSWERS_WITHIN)[1] for place in places)
+
     def once(self) -> None:
         """Each row is there, and once."""
         assert self.times() == {1: len(self.put)}
@@ -162,9 +180,9 @@ def test_once_breaks_when_a_batch_that_is_run_again_makes_its_rows_anew(
         shutil.rmtree(parent / name, ignore_errors=True)
         return publish_directory(parent, name, *rest, **options)
 
-    monkeypatch.setattr("lowwater_spark.track.kafka_out.publish_directory", anew)
+    monkeypatch.setattr(kafka_out, "publish_directory", anew)
     same = SimpleNamespace(uuid4=lambda: uuid.UUID(int=0))
-    monkeypatch.setattr("lowwater_spark.track.kafka_out.uuid", same)  # else what was made anew is refused
+    monkeypatch.setattr(kafka_out, "uuid", same)  # else what was made anew is refused
     half(out)
     times = out.times()
     assert times[0], "rows are lost"
@@ -233,6 +251,155 @@ def test_a_checkpoint_that_is_older_than_what_it_has_written_is_refused(out: Out
     with pytest.raises(Exception, match=r"has published batch 1, from other rows than those that are staged"):
         query.await_termination(120)
     out.flow.queries.clear()
+
+
+def test_what_an_abandoned_checkpoint_has_open_is_ended_by_the_next_one(out: Out) -> None:
+    """Readers of the topic would wait until Kafka aborts it: here, longer than this test may take."""
+    patient = {**out.options, "kafka.transaction.timeout.ms": 900_000}
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        batch.write_kafka(out.rows(rows), out.name, options=patient, slots=SLOTS)
+
+    for slot in range(SLOTS):
+        for step in ("begun", "written", "marked"):  # a task is tried three times
+            out.ends.plan(step, 0, slot)
+    query = out.start(write)
+    out.feed()
+    with pytest.raises(Exception, match="worker exited unexpectedly"):
+        query.await_termination(120)
+    out.flow.queries.clear()
+    assert out.stable() < out.end(), "a reader of what is committed would wait here"
+    out.start(checkpoint="next", adopt=True)
+    out.done()
+    assert out.stable() == out.end()
+    out.once()
+
+
+def test_two_stages_of_a_query_write_each_for_itself(out: Out) -> None:
+    """Also into one topic: the trouble that one has with it is not the other's."""
+    declared: dict[str, Any] = {"key": "key", "event_time": "t", "ranges": 2, "address": out.flow.address}
+    second = lws.stage(out.flow.spark, "second", inputs=["source"], **declared)
+    refused: list[str] = []
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        out.write(rows, batch)
+        other = batch.of("second")
+        if batch.id == 1:
+            with contextlib.suppress(CheckpointMismatch):
+                other.write_kafka(rows.selectExpr("key AS value"), out.name, options=out.options, slots=1)
+            refused.append(str(batch._failures.pop()))
+        else:
+            other.write_kafka(rows.selectExpr("key AS value"), out.name, options=out.options, slots=3)
+
+    out.start(write, also=[second])
+    out.ends.plan("marked", 0, 2)
+    for _ in range(2):
+        out.feed()
+        out.done()
+    assert re.search(r"written by 3 slots, and 1 are asked for", refused[0])
+    by_key = Counter(each.key is None for each in out.kafka.rows(out.name))
+    assert by_key == {False: 80, True: 40}
+    assert out.returned == [(0, True), (1, True)]
+
+
+# -- who reads it --------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it(out: Out) -> None:
+    """Or when it would read rows of transactions that are aborted."""
+
+    def read(inputs: Sequence[str], **options: str) -> None:
+        told = {**out.options, "subscribe": out.name, "startingOffsets": "earliest", "lowwater.brokers": "1", **options}
+        stream = (
+            out.flow.spark.readStream.format("kafka").options(**{name: str(each) for name, each in told.items()}).load()
+        )
+        rows = stream.selectExpr("string(key) AS key", "timestamp'2013-01-09 10:00:00' AS t")
+        declared: dict[str, Any] = {"key": "key", "event_time": "t", "ranges": 2, "address": out.flow.address}
+        stage = lws.stage(out.flow.spark, "reader", inputs=inputs, **declared)
+        query = stage.foreach_batch(rows, write, checkpoint=out.flow.folder / "reader")
+        out.flow.queries.append(query)
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        batch.write(rows, out.flow.folder / "read")
+
+    out.start()
+    out.feed()
+    out.done()
+    committed = {"kafka.isolation.level": "read_committed"}
+    with pytest.raises(Unsupported, match=r"without the option kafka\.isolation\.level read_committed"):
+        read(["stage"])
+    with pytest.raises(Unsupported, match="into which stage writes and which the inputs do not name"):
+        read(["source"], **committed)
+    read(["stage"], **committed)
+    out.feed()
+    out.flow.eventually(lambda: low(out.lw, "reader") == mark(10, 2), "the reader has it")
+    rows = out.flow.spark.read.schema("key string, t timestamp").parquet(str(out.flow.folder / "read"))
+    assert sorted(each.key for each in rows.collect()) == sorted(out.put)
+
+
+# -- what is refused before anything is written ---------------------------------------------------------------------------
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "acks": ({"options": {"kafka.acks": 1}}, "with the option kafka.acks 1"),
+    "an id": ({"options": {"kafka.transactional.id": "x"}}, r"with the option kafka\.transactional\.id"),
+    "Java's": (
+        {"options": {"kafka.max.request.size": 5}},
+        r"with the option kafka\.max\.request\.size .* Use kafka\.message\.max\.bytes instead",
+    ),
+    "no value": ({"options": {"kafka.linger.ms": "x"}}, r"with the option kafka\.linger\.ms"),
+    "Spark's": ({"options": {"includeHeaders": True}}, "takes options of Kafka's client, .* and not includeheaders"),
+    "no topic": (
+        {"topic": "nowhere"},
+        r"The topic nowhere, which is not there, .* kafka-topics.sh .* --create --topic nowhere",
+    ),
+    "slots": ({"slots": 0}, "at least 1: 0"),
+    "more slots": ({"slots": 3}, "written by 2 slots, and 3 are asked for"),
+    "a topic's column": ({"columns": ["key AS value", "'x' AS topic"]}, "this one has topic"),
+    "no value's column": ({"columns": ["key"]}, "has a column value"),
+    "a type": ({"columns": ["1 AS value"]}, "the column value for Kafka is of string or binary, not of int"),
+}
+
+
+def test_what_would_not_be_once_is_refused_by_its_name(out: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function catches each refusal, which would end the query, and asks for the next."""
+    said: dict[str, str] = {}
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        def ask(what: str, topic: str = out.name, **how: Any) -> None:
+            columns, options = how.pop("columns", ["key", "key AS value"]), {**out.options, **how.pop("options", {})}
+            with contextlib.suppress(ValueError, CheckpointMismatch):
+                batch.write_kafka(rows.selectExpr(*columns), topic, options=options, **{"slots": 2, **how})
+            said[what] = str(batch._failures[-1]) if batch._failures else ""
+            batch._failures.clear()
+
+        ask("nothing")
+        ask("twice")
+        for what, (how, _) in REFUSED.items():
+            batch._taken.clear()
+            ask(what, **how)
+        batch._topics.clear()
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, "confluent_kafka", None)
+            batch._taken.clear()
+            ask("no library")
+        with monkeypatch.context() as deletes:
+            deletes.setattr(kafka_out, "SECTION", "roots")  # where nothing is kept of the topic
+            deletes.setattr(kafka_out, "marks_topic", lambda _topic: "deletes")
+            batch._taken.clear()
+            ask("deletes")
+
+    out.kafka.create("deletes", partitions=16)
+    out.start(write)
+    out.feed()
+    out.done()
+    assert said.pop("nothing") == ""
+    assert re.search(r"has been written to .* already", said["twice"])
+    for what, (_, expected) in REFUSED.items():
+        assert re.search(expected, said[what]), (what, said[what])
+    assert re.search(r'confluent-kafka .* pip install "lowwater-spark\[kafka\]"', said["no library"])
+    assert re.search(r"deletes with cleanup\.policy=delete .* --add-config cleanup\.policy=compact", said["deletes"])
+    out.once()
 
 
 # -- a slot, alone -------------------------------------------------------------------------------------------------------
@@ -328,7 +495,7 @@ def test_once_breaks_when_a_slot_reads_only_what_is_stable(slots: Slots, monkeyp
             if message is not None:
                 yield message
 
-    monkeypatch.setattr("lowwater_spark.track.kafka_slot.until", stable)
+    monkeypatch.setattr(kafka_slot, "until", stable)
     done, stranger = hidden(slots)
     assert done.result(ANSWERS_WITHIN).wrote
     stranger.abort_transaction(ANSWERS_WITHIN)

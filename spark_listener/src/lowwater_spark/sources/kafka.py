@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Fileless, Line, OpenSource
-from lowwater_spark.sources.kafka_marks import marks_topic
+from lowwater_spark.sources.kafka_marks import Begun, SlotMark, marks_topic
 from lowwater_spark.sources.opaque import OpenOpaque
 from lowwater_spark.sources.roots import Replaced
 
@@ -196,6 +196,10 @@ class Cluster(Protocol):
         """Return where, in the log of the partition's leader, the rows of an epoch and of those before it end. Only a leader of the epoch ``now`` is believed."""
         ...
 
+    def marks(self, topics: tuple[str, ...]) -> list[SlotMark | Begun]:
+        """Return what writers have left in topics of marks, as far as it is seen: a broker that was away may not know the newest."""
+        ...
+
 
 def vector_of(line: Line) -> dict[Partition, int]:
     """Return what a line of Spark's offset log says of each partition. Raises CheckpointMismatch for a line of another source.
@@ -330,7 +334,10 @@ class KafkaSource:
             )
 
     def check_writers(self) -> None:
-        """Raise Unsupported for a cluster that is not as declared, has no ids, or keeps a row on one broker only. Nobody leaves a mark in Kafka. Raises OSError."""
+        """Raise Unsupported for a cluster that is not as declared, has no ids, or keeps a row on one broker only, and for writers that the inputs do not name. Raises OSError.
+
+        Of writers only those of ``batch.write_kafka`` leave marks.
+        """
         if self.inputs is None:
             return
         described = self.identity()
@@ -341,21 +348,31 @@ class KafkaSource:
                 f'Declare all brokers, those that are down too: option("{BROKERS}", "{found}").',
             )
         _check_ids(described)
-        self._check_isolation()
         if self.brokers > 1:
             self._check_topics()
+        self._check_marks(self.inputs)
 
-    def _check_isolation(self) -> None:
-        """Refuse to read what ``batch.write_kafka`` has aborted: it publishes a batch that has failed once more."""
-        if self.committed_only:
-            return
+    def _check_marks(self, inputs: frozenset[str]) -> None:
+        """Refuse to read what ``batch.write_kafka`` has aborted, since it publishes a batch that has failed once more; and compare those who write so with the inputs.
+
+        A mark that is not seen makes nothing count that would not count without it.
+        """
         written = {marks_topic(topic): topic for topic in self.topics}
-        if marks := self.cluster.existing(tuple(written)):
+        marks = sorted(self.cluster.existing(tuple(written)))
+        if marks and not self.committed_only:
             raise Unsupported(
-                f"{written[min(marks)]} without the option kafka.isolation.level read_committed as the source of a stage with inputs",
-                f"it is written by batch.write_kafka, as {min(marks)} tells, and rows of transactions that were aborted would be read as well",
+                f"{written[marks[0]]} without the option kafka.isolation.level read_committed as the source of a stage with inputs",
+                f"it is written by batch.write_kafka, as {marks[0]} tells, and rows of transactions that were aborted would be read as well",
                 'Set option("kafka.isolation.level", "read_committed").',
             )
+        for mark in self.cluster.marks(tuple(marks)):
+            if mark.writer not in inputs:
+                raise Unsupported(
+                    f"{mark.slot.topic}, into which {mark.writer} writes and which the inputs do not name,",
+                    "its rows would not be waited for",
+                    f"Name it in inputs (those of lws.drive() as well). If it does not write there any more, write null for its keys, which begin with "
+                    f"lw-{mark.slot.checkpoint}/, into {marks_topic(mark.slot.topic)}.",
+                )
 
     def _check_topics(self) -> None:
         for topic, found in self.cluster.settings(self.topics, (_IN_SYNC, _UNCLEAN)).items():

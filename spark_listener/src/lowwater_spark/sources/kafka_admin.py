@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.kafka import Identity, Partition, Told, Vector
+from lowwater_spark.sources.kafka_marks import Begun, SlotMark, parse
 
 __all__ = ["KafkaAdmin"]
 
@@ -37,6 +39,17 @@ _IDS: Final = 10
 
 _FENCED: Final = 4
 """The version of the question what a leader has of an epoch: a leader of another epoch than the one that is named refuses it."""
+
+_READER: Final[Mapping[str, str]] = {
+    "allow.auto.create.topics": "false",
+    "auto.offset.reset": "earliest",
+    "enable.auto.commit": "false",
+    "isolation.level": "read_uncommitted",
+}
+"""Of the consumer that reads marks, in no group."""
+
+_RECENT: Final = 100
+"""Records: each costs some round trips to the JVM."""
 
 _LIMIT: Final = 30
 """Seconds; the client gives up long before."""
@@ -242,6 +255,43 @@ class KafkaAdmin:
             return found
 
         return self._asked("where its partitions end", ask)
+
+    def marks(self, topics: tuple[str, ...]) -> list[SlotMark | Begun]:
+        """Return the last record of each key in topics of marks, also of transactions that are open. Raises OSError.
+
+        Of each partition the last hundred records are read: slots of few writers share one, and each leaves two in every batch.
+        """
+        return self._asked(
+            f"who has left marks in {', '.join(topics)}",
+            lambda: [mark for topic in topics for mark in self._last(topic)],
+        )
+
+    def _last(self, topic: str) -> list[SlotMark | Begun]:
+        jvm = self._jvm
+        kafka, bytes_ = jvm.org.apache.kafka, jvm.org.apache.kafka.common.serialization.ByteArrayDeserializer
+        properties = self._properties()
+        for name, value in _READER.items():
+            properties.put(name, value)
+        last: dict[bytes, bytes | None] = {}
+        deadline = time.monotonic() + _LIMIT
+        with contextlib.closing(kafka.clients.consumer.KafkaConsumer(properties, bytes_(), bytes_())) as consumer:
+            places = _java_list(
+                jvm, [kafka.common.TopicPartition(topic, each.partition()) for each in consumer.partitionsFor(topic)]
+            )
+            consumer.assign(places)
+            first = consumer.beginningOffsets(places)
+            ends = [(each.getKey(), int(each.getValue())) for each in consumer.endOffsets(places).entrySet()]
+            for place, end in ends:
+                consumer.seek(place, max(int(first.get(place)), end - _RECENT))
+            while any(int(consumer.position(place)) < end for place, end in ends):
+                records = consumer.poll(jvm.java.time.Duration.ofMillis(500)).iterator()
+                while records.hasNext():
+                    record = records.next()
+                    last[record.key() or b""] = record.value()
+                if time.monotonic() > deadline:
+                    msg = f"{topic} cannot be read to its end within {_LIMIT} seconds"
+                    raise OSError(msg)
+        return [said for key, value in last.items() if (said := parse(key, value)) is not None]
 
     def _client(self) -> Any:
         from py4j.java_gateway import JavaClass

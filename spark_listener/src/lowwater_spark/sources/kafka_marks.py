@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Final
 
-__all__ = ["Begun", "Mark", "Slot", "marks_topic", "parse"]
+__all__ = ["Begun", "SlotMark", "Slot", "marks_topic", "parse"]
 
 _FORMAT: Final = 1
 
@@ -64,7 +64,7 @@ _SLOT: Final = tuple(each.name for each in fields(Slot))
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class SlotMark:
     """How far a slot has come."""
 
     slot: Slot
@@ -114,10 +114,10 @@ class Begun:
         return self.slot.key + _BEGUN.encode(), json.dumps(content).encode()
 
 
-def parse(key: bytes | None, value: bytes | None) -> Mark | Begun | None:
+def parse(key: bytes | None, value: bytes | None) -> SlotMark | Begun | None:
     """Return what a record of a topic of marks says; None for one that is none of ours. Raises ValueError for one of a newer release.
 
-    >>> mark = Mark(Slot("7f", ".", "t", 0), "default/a", 8, "d", "s", "id", 3, {2: 5})
+    >>> mark = SlotMark(Slot("7f", ".", "t", 0), "default/a", 8, "d", "s", "id", 3, {2: 5})
     >>> parse(*mark.record()) == mark, parse(*Begun(mark.slot, "default/a").record()).ended, parse(b"k", b"1")
     (True, False, None)
     """
@@ -136,4 +136,4 @@ def parse(key: bytes | None, value: bytes | None) -> Mark | Begun | None:
         return Begun(slot, writer, content["ended"])
     ends = {int(partition): end for partition, end in content["ends"].items()}
     place = content["topic_id"], content["partitions"], ends
-    return Mark(slot, writer, content["next"], content["digest"], content["staged"], *place)
+    return SlotMark(slot, writer, content["next"], content["digest"], content["staged"], *place)

@@ -363,7 +363,7 @@ class Batch:
             raise ValueError(msg)
         self._taken.add(folder)
         output = self._topics.get(folder)
-        if output is None or output.options != options:
+        if output is None or output.options != options or slots not in (None, output.slots):
             made = KafkaOut(self._place, folder, self._writer, topic, dict(options), self._ordinal)
             made.open(frame.sparkSession, self.id, slots)
             self._topics[folder] = output = made

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from lowwater_spark.checkpoint.identity import identity
 from lowwater_spark.checkpoint.location import way
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.kafka_marks import Begun, Mark, Slot, marks_topic, parse
+from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, parse
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.kafka_slot import (
     PATIENCE,
@@ -253,7 +253,7 @@ class KafkaOut:
 
         ``digest`` is the plan's. Raises CheckpointMismatch when Kafka has another batch of this checkpoint than it should, and OSError when it does not answer.
         """
-        name = f"batch={batch}"
+        name, rows = f"batch={batch}", frame.select(*_columns(frame))
         if (self.folder / name).exists() and not replayed:
             msg = (
                 f"{self.folder / name} exists, but no run of this checkpoint had begun batch {batch}: the directory 'lowwater' of the checkpoint is older "
@@ -261,7 +261,7 @@ class KafkaOut:
             )
             raise CheckpointMismatch(msg)
         publish_directory(
-            self.folder, name, digest, lambda folder: self._stage(frame, batch, folder), ordinal=self.ordinal
+            self.folder, name, digest, lambda folder: self._stage(rows, batch, folder), ordinal=self.ordinal
         )
         probe("rows staged", batch)
         staged = self._read(batch)
@@ -309,10 +309,10 @@ class KafkaOut:
 
     # -- staged ---------------------------------------------------------------------------------------------------------
 
-    def _stage(self, frame: DataFrame, batch: int, folder: Path) -> None:
-        """Run the frame once, into files of a directory. Each partition of it has one, which one slot publishes in its order."""
-        rows = frame.select(*_columns(frame)).mapInArrow(partial(_stage_rows, os.fspath(folder)), _FILE).collect()
-        files = sorted((row.partition, row.name, row.rows) for row in rows)
+    def _stage(self, rows: DataFrame, batch: int, folder: Path) -> None:
+        """Run a frame once, into files of a directory. Each partition of it has one, which one slot publishes in its order."""
+        staged = rows.mapInArrow(partial(_stage_rows, os.fspath(folder)), _FILE).collect()
+        files = sorted((row.partition, row.name, row.rows) for row in staged)
         # What failed attempts of a task have left.
         for left in {path.name for path in folder.iterdir()} - {name for _, name, _ in files}:
             (folder / left).unlink()
@@ -380,7 +380,7 @@ class KafkaOut:
             first[place] = min(each.at, first.get(place, each.at))
         deadline = time.monotonic() + PATIENCE
         for said in self._from(first, deadline):
-            if isinstance(said, Mark) and (said.next, said.staged) == (batch + 1, staged.id):
+            if isinstance(said, SlotMark) and (said.next, said.staged) == (batch + 1, staged.id):
                 missing.discard(said.slot)
             if not missing:
                 return
@@ -388,7 +388,7 @@ class KafkaOut:
         msg = f"slot {lost} of {self.writer} says that batch {batch} is in {self.topic}, and {marks_topic(self.topic)} does not say so"
         raise OSError(msg)
 
-    def _from(self, first: Mapping[int, int], deadline: float) -> Iterator[Mark | Begun | None]:
+    def _from(self, first: Mapping[int, int], deadline: float) -> Iterator[SlotMark | Begun | None]:
         """Yield what the committed marks say, from offsets of partitions on, as long as there is time."""
         if self._reader is None:
             self._reader = consumer_of(self.settings, committed=True)

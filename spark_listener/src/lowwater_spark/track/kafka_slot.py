@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.kafka_marks import Begun, Mark, Slot, marks_topic, parse
+from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, parse
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -129,7 +129,7 @@ def published_of(row: Any) -> Published:
     return Published(row.slot, row.at, row.wrote, row.refused)
 
 
-def standing(mark: Mark | None, job: Publishing) -> Standing:
+def standing(mark: SlotMark | None, job: Publishing) -> Standing:
     """Return what the last mark of a slot says of a batch. None: there is no mark."""
     if mark is None:
         return Standing.DUE if job.after == 0 else Standing.BEHIND
@@ -208,7 +208,7 @@ class SlotWriter:
         self._producer: Producer | None = None
         self._open = False
         """Whether a transaction is."""
-        self._mark: Mark | None = None
+        self._mark: SlotMark | None = None
         """The last one, as long as the producer is not fenced."""
         self._at = -1
         """Its offset."""
@@ -302,7 +302,7 @@ class SlotWriter:
             self._step("written", job)
         self._flush(failed)
         partitions = max([job.partitions, *(partition + 1 for partition in ends)])
-        mark = Mark(self._slot, job.writer, job.batch + 1, job.digest, job.staged, job.topic_id, partitions, ends)
+        mark = SlotMark(self._slot, job.writer, job.batch + 1, job.digest, job.staged, job.topic_id, partitions, ends)
         at = self._put(*mark.record())
         self._step("marked", job)
         producer.commit_transaction(PATIENCE)
@@ -371,7 +371,9 @@ def _rows(path: str) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def _last_mark(settings: Mapping[str, str], slot: Slot, place: tuple[str, int], end: int) -> tuple[Mark | None, int]:
+def _last_mark(
+    settings: Mapping[str, str], slot: Slot, place: tuple[str, int], end: int
+) -> tuple[SlotMark | None, int]:
     """Return the last mark of a slot before an offset, and its own offset; None and -1 when there is none. Raises OSError when it cannot be read so far."""
     topic, partition = place
     consumer = consumer_of(settings, committed=True)
@@ -382,10 +384,10 @@ def _last_mark(settings: Mapping[str, str], slot: Slot, place: tuple[str, int], 
         while True:
             start = max(first, end - window)
             consumer.assign([_at(topic, partition, start)])
-            found: tuple[Mark | None, int] = None, -1
+            found: tuple[SlotMark | None, int] = None, -1
             for message in until(consumer, end, deadline):
                 said = parse(message.key(), message.value())
-                if isinstance(said, Mark) and said.slot == slot:
+                if isinstance(said, SlotMark) and said.slot == slot:
                     found = said, message.offset() or 0
             if found[0] is not None or start == first:
                 return found
