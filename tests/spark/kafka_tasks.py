@@ -25,9 +25,14 @@ class Ends:
     folder: Path
 
     def plan(self, step: str, batch: int, slot: int, *, kind: str = "kill") -> None:
-        """Have a worker killed; or have the task fail in every attempt (``"fail"``)."""
+        """Have a worker killed; or, too, the group of the driver that runs (``"group"``); or have the task fail in every attempt (``"fail"``)."""
         self.folder.mkdir(exist_ok=True)
         self._file(step, batch, slot).write_text(kind)
+
+    @property
+    def group(self) -> Path:
+        """Where a driver says which group of processes it leads."""
+        return self.folder.with_suffix(".group")
 
     def left(self) -> list[str]:
         """What has not happened yet."""
@@ -42,10 +47,13 @@ class Ends:
         file = self._file(step, batch, slot)
         if not file.exists():
             return
-        if file.read_text() == "fail":
+        kind = file.read_text()
+        if kind == "fail":
             msg = f"slot {slot} fails"
             raise ConnectionResetError(msg)
         file.unlink()
+        if kind == "group":
+            os.killpg(int(self.group.read_text()), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _file(self, step: str, batch: int, slot: int) -> Path:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
+import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import uuid
 from collections import Counter
@@ -30,6 +35,7 @@ from lowwater_spark.track import kafka_out, kafka_slot
 from lowwater_spark.track.handover import publish_directory
 from lowwater_spark.track.kafka_out import client_settings
 from lowwater_spark.track.kafka_slot import Published, Publishing, SlotWriter
+from tests.kit.eventually import eventually
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
 from tests.kit.times import mark
 from tests.spark.flow import Flow
@@ -39,6 +45,7 @@ from tests.spark.support import Upstream, low, row
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 SLOTS = 2
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +258,106 @@ def test_a_checkpoint_that_is_older_than_what_it_has_written_is_refused(out: Out
     with pytest.raises(Exception, match=r"has published batch 1, from other rows than those that are staged"):
         query.await_termination(120)
     out.flow.queries.clear()
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_hundred_kills_at_named_steps(out: Out) -> None:
+    """In each of twenty batches two workers are killed twice, each step in its turn, and the driver ends once, between its steps."""
+    drivers = itertools.cycle(["begun", "rows staged", "rows published", "written", "prepared"])
+    steps = itertools.cycle(["begun", "read", "marked", "published"])
+    ended: list[int] = []
+
+    def fail(reached: str, number: int) -> None:
+        if number not in ended and number < 20 and reached == plans[number]:
+            ended.append(number)
+            raise ConnectionResetError(reached)
+
+    plans = list(itertools.islice(drivers, 20))
+    killed = 0
+    out.start(probe=fail)
+    for batch in range(20):
+        for slot in range(SLOTS):
+            out.ends.plan("written", batch, slot)
+            out.ends.plan(next(steps), batch, slot)
+            killed += 2
+        out.feed()
+        with pytest.raises(Exception, match=plans[batch]):
+            out.flow.queries[-1].await_termination(300)
+        out.flow.queries.clear()
+        out.start(probe=fail)
+        out.done()
+    # A slot that finds its batch done writes nothing, and is killed nowhere after that.
+    assert out.ends.left() == []
+    assert killed + len(ended) == 100
+    out.once()
+
+
+class Drivers:
+    """The driver's processes of a test."""
+
+    def __init__(self, out: Out) -> None:
+        self.out = out
+        self.driver: subprocess.Popen[bytes] | None = None
+
+    def run(self, point: str = "", batch: int = -1) -> None:
+        out = self.out
+        told: dict[str, Any] = {
+            "address": out.flow.address,
+            "folder": str(out.flow.folder),
+            "brokers": out.kafka.address,
+        }
+        told |= {"topic": out.name, "point": point, "batch": batch}
+        command = [sys.executable, "-m", "tests.spark.kafka_out_driver", json.dumps(told)]
+        with (out.flow.folder / "driver.log").open("ab") as log:
+            self.driver = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+
+    def killed(self) -> None:
+        """Wait until it was."""
+        assert self.driver is not None
+        assert self.driver.wait(300) == -signal.SIGKILL, self.log()
+
+    def check(self) -> None:
+        assert self.driver is not None
+        assert self.driver.poll() is None, self.log()
+
+    def log(self) -> str:
+        return (self.out.flow.folder / "driver.log").read_text()[-3000:]
+
+    def kill(self) -> None:
+        if self.driver is not None and self.driver.poll() is None:
+            os.killpg(self.driver.pid, signal.SIGKILL)
+            self.driver.wait(30)
+
+
+@pytest.fixture
+def drivers(out: Out) -> Iterator[Drivers]:
+    made = Drivers(out)
+    yield made
+    made.kill()
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_driver_that_is_killed_with_its_jvm_and_its_workers(out: Out, drivers: Drivers) -> None:
+    """When the rows are staged; in the middle of a slot's transaction; and when all is published."""
+    out.feed()
+    drivers.run("rows staged", 0)
+    drivers.killed()
+    assert out.times() == {0: 40}
+    out.ends.plan("marked", 0, 1, kind="group")
+    drivers.run("rows published", 1)
+    drivers.killed()
+    assert out.ends.left() == []
+    drivers.run("rows published", 0)
+    drivers.killed()
+    drivers.run()
+    for _ in range(2):
+        eventually(lambda: low(out.lw, "stage") == mark(10, out.minute), "it goes on", seconds=300, check=drivers.check)
+        out.once()
+        out.feed()
 
 
 def test_what_an_abandoned_checkpoint_has_open_is_ended_by_the_next_one(out: Out) -> None:

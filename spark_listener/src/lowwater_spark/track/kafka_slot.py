@@ -144,6 +144,7 @@ def confluent() -> Any:
     """Return Kafka's client library, which is an extra. Raises Unsupported when it is missing."""
     try:
         import confluent_kafka
+        import confluent_kafka.admin  # which the package does not import by itself
     except ImportError as error:
         raise Unsupported(
             "batch.write_kafka without the package confluent-kafka",
