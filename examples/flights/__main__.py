@@ -1,4 +1,7 @@
-"""``make demo``: four days of real flights through three Spark jobs, and what their watermarks were worth."""
+"""``make demo``: four days of real flights through three Spark jobs, and what their watermarks were worth.
+
+``make demo-kafka`` is the same through topics of Kafka and tables of Delta.
+"""
 
 from __future__ import annotations
 
@@ -53,18 +56,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.flights", description=main.__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="report, picture and all files of the run")
     parser.add_argument("--rate", type=float, default=1.0, help="hours of event time a second (default: %(default)s)")
+    parser.add_argument(
+        "--kafka", action="store_true", help="through topics of Kafka and tables of Delta; starts a broker"
+    )
     options = parser.parse_args(arguments)
     out = options.out.resolve()
     clear(out, "demo", parser)
-    folders = Folders(out)
-    folders.make()
     began = time.monotonic()
-    say("starting the authority and Spark ...")
-    with (
-        serving(out / "authority") as address,
-        spark_session("flights", out, SPARK) as spark,
-        contextlib.ExitStack() as stack,
-    ):
+    with contextlib.ExitStack() as stack:
+        folders, settings = Folders(out), dict(SPARK)
+        if options.kafka:
+            from examples.flights.streams import SESSION, Streams  # it needs more than the demo over directories does
+
+            say("starting a broker of Kafka ...")
+            folders = stack.enter_context(Streams.over(out))
+            settings |= SESSION
+        say("starting the authority and Spark ...")
+        address = stack.enter_context(serving(out / "authority"))
+        spark = stack.enter_context(spark_session("flights", out, settings))
+        folders.make(spark)
         queries = pipeline.start(spark, folders, address)
         for query in queries:
             stack.callback(query.stop)
@@ -94,7 +104,7 @@ def say(text: str) -> None:
 def replayer(folders: Folders, rate: float) -> Iterator[subprocess.Popen[bytes]]:
     """The feed, dropped by a process of its own; it waits behind the first beat."""
     command = [sys.executable, "-m", "examples.flights.replay", "--hold"]
-    command += ["--out", str(folders.feed), "--rate", str(rate)]
+    command += ["--out", str(folders.feed), "--rate", str(rate), *folders.replayed]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         try:
             yield process
@@ -142,11 +152,7 @@ class Demo:
 
 def closed_windows(spark: SparkSession, folders: Folders) -> list[tuple[expected.Window, Hourly]]:
     """Return what hourly wrote."""
-    frame = (
-        spark.read.option("recursiveFileLookup", "true")
-        .schema(pipeline.WINDOW_DDL)
-        .parquet(str(folders.output(HOURLY)))
-    )
+    frame = folders.result(spark, HOURLY)
     rows: list[Any] = frame.selectExpr(
         "origin", "unix_micros(start)", "flights", "cancelled", "delayed", "delay_minutes"
     ).collect()

@@ -1,4 +1,4 @@
-"""The demo's three Spark jobs. Each is a query with a checkpoint of its own; they hand over through directories.
+"""The demo's three Spark jobs. Each is a query with a checkpoint of its own; they hand over through directories, or through what a subclass of :class:`Folders` says.
 
     feed -> flights (injector) -> enriched (airline, route; duplicates removed) -> hourly (windows by origin)
 
@@ -45,6 +45,9 @@ WINDOW_DDL: Final = (
     "origin STRING, start TIMESTAMP, flights BIGINT, cancelled BIGINT, delayed BIGINT, delay_minutes BIGINT"
 )
 
+DDL: Final[Mapping[str, str]] = {FLIGHTS: RECORD_DDL, ENRICHED: ENRICHED_DDL, HOURLY: WINDOW_DDL}
+"""What each job hands on."""
+
 _TIME: Final = pa.timestamp("us", tz="UTC")
 OUT: Final = pa.schema([("id", pa.int64()), ("due", _TIME), ("landed", pa.bool_())])
 """State of *flights*: what is on the board and not landed, and what landed before its board row was read. That is written already: its time has not
@@ -87,10 +90,32 @@ class Folders:
         """The record of hourly's batches."""
         return self.root / "batches.jsonl"
 
-    def make(self) -> None:
-        """Make the directories that Spark wants to find."""
+    @property
+    def replayed(self) -> list[str]:
+        """Further arguments of the replayer."""
+        return []
+
+    def make(self, spark: SparkSession) -> None:
+        """Make what Spark wants to find."""
+        del spark
         for folder in (self.feed, self.output(FLIGHTS), self.output(ENRICHED), self.output(HOURLY)):
             folder.mkdir(parents=True, exist_ok=True)
+
+    def read_feed(self, spark: SparkSession) -> DataFrame:
+        """Return what the replayer drops, as a stream."""
+        return _read(spark, FEED_DDL, self.feed)
+
+    def read(self, spark: SparkSession, job: str) -> DataFrame:
+        """Return what a job hands on, as a stream."""
+        return _read(spark, DDL[job], self.output(job))
+
+    def write(self, batch: Batch, rows: DataFrame, job: str) -> None:
+        """Hand rows of a job on."""
+        batch.write(rows, self.output(job))
+
+    def result(self, spark: SparkSession, job: str) -> DataFrame:
+        """Return all that a job has handed on."""
+        return spark.read.option("recursiveFileLookup", "true").schema(DDL[job]).parquet(str(self.output(job)))
 
 
 def start(
@@ -123,10 +148,9 @@ def start_flights(spark: SparkSession, folders: Folders, address: str, trigger: 
         elif beats.last is not None:
             batch.frontier(beats.last.clock)
         rows = frame.where("kind in ('board', 'flight')")
-        batch.write(batch.stateful(rows, land, RECORD_DDL), folders.output(FLIGHTS))
+        folders.write(batch, batch.stateful(rows, land, RECORD_DDL), FLIGHTS)
 
-    feed = _read(spark, FEED_DDL, folders.feed)
-    return stage.foreach_batch(feed, inject, checkpoint=checkpoint, trigger=trigger, name=FLIGHTS)
+    return stage.foreach_batch(folders.read_feed(spark), inject, checkpoint=checkpoint, trigger=trigger, name=FLIGHTS)
 
 
 class Heard(NamedTuple):
@@ -220,13 +244,13 @@ def start_enriched(spark: SparkSession, folders: Folders, address: str, trigger:
     )
     airlines = spark.createDataFrame(list(data.airlines().items()), "carrier STRING, airline STRING")
     airports = spark.createDataFrame(list(data.airports().items()), "dest STRING, destination STRING")
-    records = _read(spark, RECORD_DDL, folders.output(FLIGHTS)).dropDuplicates(["id"])
+    records = folders.read(spark, FLIGHTS).dropDuplicates(["id"])
     joined = records.join(airlines.hint("broadcast"), "carrier", "left").join(
         airports.hint("broadcast"), "dest", "left"
     )
 
     def hand_on(frame: DataFrame, batch: Batch) -> None:
-        batch.write(frame.select(*(field.split()[0] for field in ENRICHED_DDL.split(", "))), folders.output(ENRICHED))
+        folders.write(batch, frame.select(*(field.split()[0] for field in ENRICHED_DDL.split(", "))), ENRICHED)
 
     return stage.foreach_batch(joined, hand_on, checkpoint=folders.checkpoint(ENRICHED), trigger=trigger, name=ENRICHED)
 
@@ -259,10 +283,11 @@ def start_hourly(spark: SparkSession, folders: Folders, address: str, trigger: M
                     batch.id, clock, batch.low.micros, batch.heuristic.get(SHARE, batch.low).micros, tuple(records)
                 ),
             )
-        batch.write(batch.stateful(frame, sum_hours, WINDOW_DDL), folders.output(HOURLY))
+        folders.write(batch, batch.stateful(frame, sum_hours, WINDOW_DDL), HOURLY)
 
-    rows = _read(spark, ENRICHED_DDL, folders.output(ENRICHED))
-    return stage.foreach_batch(rows, close, checkpoint=folders.checkpoint(HOURLY), trigger=trigger, name=HOURLY)
+    return stage.foreach_batch(
+        folders.read(spark, ENRICHED), close, checkpoint=folders.checkpoint(HOURLY), trigger=trigger, name=HOURLY
+    )
 
 
 def sum_hours(_: int, state: pa.Table | None, rows: pa.Table, low: Watermark) -> UpdateResult:

@@ -206,6 +206,7 @@ def run(
     now: Callable[[], float] = time.monotonic,
     wait: Callable[[float], object] = time.sleep,
     hold: Callable[[], object] | None = None,
+    put: Callable[[Path, Beat], object] = write_beat,
 ) -> int:
     """Write each beat when its time has come and return how many there were.
 
@@ -220,6 +221,7 @@ def run(
         now: Seconds, monotonic.
         wait: Called with the seconds until the next beat is due, when above 0.
         hold: Called when the first beat is written; the replay clock runs on from there when it returns.
+        put: Writes a beat; afterwards the folder has a file of its name.
 
     Raises:
         FileExistsError: The folder holds a feed: two in one folder would be read as one.
@@ -236,7 +238,7 @@ def run(
         remaining = due - now()
         if remaining > 0:
             wait(remaining)
-        write_beat(folder, beat)
+        put(folder, beat)
         count += 1
         if count == 1 and hold is not None:
             hold()
@@ -254,6 +256,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--step", type=int, default=STEP // MINUTE, help="minutes of event time a beat")
     parser.add_argument("--duplicates", type=float, default=DUPLICATES, help="share of records that come twice")
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument(
+        "--kafka", metavar="HOST:PORT", help="write the rows to the topic feed there, and only empty files to --out"
+    )
     parser.add_argument("--hold", action="store_true", help="wait for a line on standard input behind the first beat")
     options = parser.parse_args(arguments)
     flights = data.load(options.start, options.end)
@@ -262,7 +267,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = data.micros(options.start)
     feed = beats(flights, start=start, step=options.step * MINUTE, duplicates=options.duplicates, seed=options.seed)
     hold = sys.stdin.readline if options.hold else None
-    count = run(feed, options.out, start=start, rate=options.rate, hold=hold)
+    put: Callable[[Path, Beat], object] = write_beat
+    if options.kafka is not None:
+        from examples.flights.streams import Producing  # it needs more than the feed in files does
+
+        put = Producing(options.kafka).put
+    count = run(feed, options.out, start=start, rate=options.rate, hold=hold, put=put)
     print(
         json.dumps({"flights": len(flights), "beats": count, "clock": str(data.moment(replay_clock(options.out) or 0))})
     )
