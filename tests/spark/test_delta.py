@@ -185,6 +185,45 @@ def test_d4_a_rate_limit_leaves_rows_of_the_first_snapshot_behind(
     assert table.keys() == ["0", "1", "2"]
 
 
+def test_a_job_over_a_table_is_tracked_by_its_checkpoint(
+    table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """The job knows nothing of it. Its first snapshot is read file by file, so its offsets are beyond the head from the beginning."""
+    spark, checkpoint = table.flow.spark, str(table.flow.folder / "ck")
+    for key in "abcd":
+        table.put((key, 9))
+    upstream.at(10)
+    job = table.read(maxFilesPerTrigger="1").writeStream.format("noop").option("checkpointLocation", checkpoint).start()
+    promises = ["history", "nothing-skipped", "sink-visible-before-commit"]
+    said: dict[str, Any] = {"checkpoint": checkpoint, "inputs": ["source"], "sources": [f"delta:{table.path}"]}
+    where: dict[str, Any] = {"state": table.flow.folder / "state", "address": table.flow.address}
+    sidecar = None
+    try:
+        table.flow.eventually(lambda: table.offsets != [], "it has begun")
+        with pytest.raises(Unsupported, match="JVM of a Spark session"):
+            lws.track("stage", **said, **where, promises=promises)
+        sidecar = lws.track("stage", **said, **where, promises=promises, spark=lambda: spark)
+        table.flow.eventually(lambda: low(lw, "stage") == mark(10), "the snapshot is read")
+        assert len(table.offsets) >= 4
+        table.put(("z", 10))
+        upstream.at(11)
+        table.flow.eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
+        job.stop()
+        table.put(("z", 11))
+        upstream.at(12)
+        table.flow.eventually(lambda: "version 5" in " ".join(sidecar.status().waiting_for), "the job is away")
+        shutil.rmtree(table.path)
+        for _ in range(9):
+            table.put(("z", 9))
+        upstream.at(13)
+        table.flow.eventually(lambda: "another" in " ".join(sidecar.status().waiting_for), "it is another table")
+        assert low(lw, "stage") == mark(11)
+    finally:
+        job.stop()
+        if sidecar is not None:
+            sidecar.stop()
+
+
 def test_a_rate_limit_leaves_files_of_a_version_behind(
     table: TableFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:

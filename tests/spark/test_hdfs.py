@@ -107,6 +107,37 @@ def test_a_stage_goes_on_from_a_checkpoint_on_hdfs(
     assert lw.get("stage")["stage"].incarnation == 1, "it is one computation, of one checkpoint"
 
 
+def test_a_job_is_tracked_by_its_checkpoint_on_hdfs(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, patient: SparkSession, checkpoint: Location
+) -> None:
+    """The job knows nothing of it, and nothing is written there; what is remembered is local."""
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    writer = flow.read().writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+    job, sidecar = writer.start(), None
+    try:
+        flow.eventually(lambda: CheckpointLog(checkpoint).last_committed() == 0, "it has begun")
+        sidecar = lws.track(
+            "stage",
+            checkpoint=str(checkpoint),
+            inputs=["source"],
+            sources=[f"files:{flow.feed.folder},recursiveFileLookup=true"],
+            promises=["history", "nothing-skipped", "sink-visible-before-commit"],
+            state=flow.folder / "state",
+            spark=lambda: patient,
+            address=flow.address,
+        )
+        flow.eventually(lambda: low(lw, "stage") == mark(10), "what is committed counts")
+        flow.feed.put([row("b", 10)])
+        upstream.at(11)
+        flow.eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
+        assert not (checkpoint / "lowwater").exists()
+    finally:
+        job.stop()
+        if sidecar is not None:
+            sidecar.stop()
+
+
 def test_rule11_a_name_node_that_is_away_for_a_moment_holds(
     query: Query, flow: Flow, lw: lowwater.Client, upstream: Upstream, hdfs: Hdfs
 ) -> None:

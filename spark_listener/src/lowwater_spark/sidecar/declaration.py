@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from lowwater.cli.arguments import parse_duration
 from lowwater_spark.errors import Unsupported
+from lowwater_spark.sources.delta import DELTA
 from lowwater_spark.sources.kafka import BROKERS, KAFKA
 
 __all__ = ["BLANK", "FILES", "HISTORY", "PROMISES", "Declaration", "SourceDeclared", "source_of"]
@@ -49,9 +50,9 @@ class SourceDeclared:
     """One source, in the order of the query."""
 
     kind: str
-    """:data:`FILES` or ``kafka``."""
+    """:data:`FILES`, ``kafka`` or ``delta``."""
     path: str = ""
-    """Of files: the directory that is read, absolute."""
+    """Of files: the directory that is read, absolute. Of Delta: the table's, absolute or a URI."""
     topics: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     """Of files ``recursiveFileLookup``, ``maxFileAge`` and ``partitions``; of Kafka ``lowwater.brokers`` and all ``kafka.*``. Names in lower case."""
@@ -178,16 +179,20 @@ def source_of(said: Any) -> SourceDeclared:
             msg = f"{found.name} needs its topics, kafka.bootstrap.servers and {BROKERS}, the number of all brokers of the cluster"
             raise ValueError(msg)
         allowed = {BROKERS, *(name for name in options if name.startswith("kafka."))}
+    elif kind == DELTA:
+        if not found.path.startswith("/") and "://" not in found.path:
+            msg = f"{found.name}: the path of a table is an absolute directory or a URI"
+            raise ValueError(msg)
+        allowed = set()
     else:
         raise Unsupported(
             f"a source of the kind {kind or said!r}",
             "nobody can tell where it ends",
-            f"There are {FILES} and {KAFKA}; begin a pipeline over others with lws.injector().",
+            f"There are {FILES}, {KAFKA} and {DELTA}; begin a pipeline over others with lws.injector().",
         )
     if unknown := sorted(options.keys() - allowed):
-        msg = (
-            f"{found.name} has the option {unknown[0]}, which says nothing here; there are {', '.join(sorted(allowed))}"
-        )
+        there = ", ".join(sorted(allowed)) or "none"
+        msg = f"{found.name} has the option {unknown[0]}, which says nothing here; there are {there}"
         raise ValueError(msg)
     return found
 

@@ -24,8 +24,11 @@ from lowwater_spark.errors import Unsupported
 from lowwater_spark.settings import connection
 from lowwater_spark.sidecar.declaration import FILES, HISTORY, Declaration, SourceDeclared
 from lowwater_spark.sidecar.evidence import Evidence, query_id
+from lowwater_spark.sources import kafka
+from lowwater_spark.sources.delta import DELTA, DeltaSource
+from lowwater_spark.sources.delta_log import DeltaLog
 from lowwater_spark.sources.files import FileSource, intruders
-from lowwater_spark.sources.kafka import KAFKA, KafkaSource, Pin
+from lowwater_spark.sources.kafka import KAFKA, KafkaSource
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
 from lowwater_spark.sources.sink_log import SINK_LOG
 from lowwater_spark.track.authority import Authority, Registration
@@ -159,6 +162,8 @@ class _Beginning:
         if said.kind == KAFKA:
             options = {**said.options, "subscribe": ",".join(said.topics), "startingoffsets": "earliest"}
             return KafkaSource(options, KafkaAdmin(self._session(said.name)._jvm, options))
+        if said.kind == DELTA:
+            return DeltaSource(said.path, {"path": said.path}, DeltaLog(self._session(said.name), said.path))
         assert said.kind == FILES
         root = str(Path(said.path))
         if not Path(root).is_dir():
@@ -195,13 +200,18 @@ class _Beginning:
 
 
 def _pin(manifest: Manifest, sources: list[Source], *, anew: bool) -> None:
-    """Pin the topics of a query that has begun without anybody's looking, where it is promised that they are those that it has read."""
-    if not anew or manifest["kafka"] is not None:
+    """Pin the topics and tables of a query that has begun without anybody's looking, where it is promised that they are those that it has read."""
+    if not anew:
         return
-    pins = {}
     for number, source in enumerate(sources):
         if isinstance(source, KafkaSource):
             found = source.identity()
-            pins[str(number)] = [*Pin(found.cluster, dict(found.ids))._replace(marks={})]
-    if pins:
-        manifest.keep("kafka", pins)
+            _keep(manifest, KAFKA, number, kafka.Pin(found.cluster, dict(found.ids))._replace(marks={}))
+        elif isinstance(source, DeltaSource):
+            _keep(manifest, DELTA, number, source.pin())
+
+
+def _keep(manifest: Manifest, section: str, number: int, pin: tuple[Any, ...]) -> None:
+    pins = manifest[section] or {}
+    if str(number) not in pins:
+        manifest.keep(section, {**pins, str(number): [*pin]})

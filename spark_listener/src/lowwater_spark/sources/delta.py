@@ -350,6 +350,12 @@ class DeltaSource:
             )
         return replace(self, inputs=inputs)
 
+    def pin(self) -> Pin:
+        """Return what is to be remembered of the table as it is now. Raises OSError."""
+        found = self.log.table()
+        marked = any(writer_of(app) for app in self.log.apps())
+        return Pin(found.id, found.version, marked or any(commit.writer for commit in _recent(self.log, found.version)))
+
     def check_writers(self) -> None:
         """Raise Unsupported for a table that its log does not tell all of, and when somebody writes into it whom the inputs do not name. Raises OSError."""
         if self.inputs is None:
@@ -473,10 +479,7 @@ class OpenDelta(Fileless):
                 "new checkpoint, with adopt=True."
             )
             raise CheckpointMismatch(msg)
-        found = self._log.table()
-        marked = any(writer_of(app) for app in self._log.apps())
-        marked = marked or any(commit.writer for commit in _recent(self._log, found.version))
-        pin = Pin(found.id, found.version, marked)
+        pin = self._source.pin()
         self._keep(pin)
         return pin
 
