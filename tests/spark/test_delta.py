@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 __all__ = ["driven"]
 
-PATIENCE = 60
+PATIENCE = 180
 
 
 @pytest.fixture(scope="module")
@@ -536,6 +536,15 @@ def test_d12_d13_a_table_whose_log_does_not_tell_all_is_refused() -> None:
         source = DeltaSource("/t", {"path": "/t"}, Log(table)).waiting_for(frozenset({"default/source"}))
         with pytest.raises(Unsupported, match=why):
             source.check_writers()
+
+
+def test_d12_of_a_table_on_s3_it_is_declared_that_no_writer_keeps_commits_elsewhere() -> None:
+    log = Log(Table(3, "t", "s3a://bucket/t"))
+    given = {"path": "s3a://bucket/t"}
+    with pytest.raises(Unsupported, match=r"without the option lowwater\.externalLogStore"):
+        DeltaSource("s3a://bucket/t", given, log).waiting_for(frozenset({"source"})).check_writers()
+    declared = {**given, "lowwater.externallogstore": "false"}
+    DeltaSource("s3a://bucket/t", declared, log).waiting_for(frozenset({"source"})).check_writers()
 
 
 def test_delta_is_known_however_it_is_spelt(table: TableFlow) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DELTA",
+    "EXTERNAL",
     "Commit",
     "DeltaSource",
     "Head",
@@ -47,6 +48,9 @@ __all__ = [
 
 DELTA: Final = "delta"
 """The name of the source's format."""
+
+EXTERNAL: Final = "lowwater.externalLogStore"
+"""The option that declares, of a table on S3, that no writer keeps commits elsewhere."""
 
 _NAMED: Final = 5
 """Files of a version that are kept by name, for people."""
@@ -77,6 +81,11 @@ class Table(NamedTuple):
     location: str
     features: frozenset[str] = frozenset()
     properties: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def on_s3(self) -> bool:
+        """Whether it is where a name can be written over: there Delta needs somebody who keeps writers apart."""
+        return self.location.partition(":")[0].startswith("s3")
 
     @property
     def refusal(self) -> str:
@@ -338,7 +347,7 @@ class DeltaSource:
                     "rows of versions that are gone before they were read would count as read",
                     "Remove the option.",
                 )
-            if option in _HARMLESS or option == "failondataloss" or value.lower() == "false":
+            if option in {*_HARMLESS, EXTERNAL.lower(), "failondataloss"} or value.lower() == "false":
                 continue
             why = _OPTIONS.get(option, "this release does not know whether it leaves rows out")
             raise Unsupported(f"{stage}, with the option {option}", why, "Remove the option; filter rows instead.")
@@ -366,6 +375,12 @@ class DeltaSource:
                 f"{_up(self.name)} as the source of a stage with inputs",
                 f"{table.refusal}, and readers may know of them later than of the rows that the inputs stand for",
                 "Begin the pipeline here with lws.injector(), which says itself how far it has come.",
+            )
+        if table.on_s3 and self.options.get(EXTERNAL.lower(), "").lower() != "false":
+            raise Unsupported(
+                f"{_up(self.name)} on S3, without the option {EXTERNAL}",
+                "a writer whose LogStore keeps the newest commits elsewhere (S3DynamoDBLogStore) has commits that a listing lacks, and a reader cannot tell",
+                f'If no writer of the table has such a LogStore, declare it: option("{EXTERNAL}", "false").',
             )
         writers = {writer_of(app) for app in self.log.apps()} - {""}
         if strangers := writers - self.inputs:

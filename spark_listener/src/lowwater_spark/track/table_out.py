@@ -98,6 +98,12 @@ def _check(spark: SparkSession, log: DeltaLog, table: Table) -> None:
             f"{table.refusal}, and what was written could not be found again",
             "Write to a table whose own log has all commits.",
         )
+    if table.on_s3:
+        raise Unsupported(
+            f"batch.write_table() to the Delta table {log.path} on S3",
+            "two drivers that write there at a time may both be told that they have committed, and one version is lost",
+            "Write to a table on HDFS, on another store, or in a local directory.",
+        )
     if _RETENTION in table.properties:
         raise Unsupported(
             f"batch.write_table() to the Delta table {log.path} with the property {_RETENTION}",
