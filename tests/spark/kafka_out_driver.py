@@ -25,7 +25,7 @@ def main(address: str, folder: str, brokers: str, topic: str, point: str, batch:
     base = Path(folder)
     ends = Ends(base / "ends")
     ends.group.write_text(str(os.getpgrp()))
-    vars(kafka_out)["publish_slots"] = ends.publish
+    kafka_out.__dict__["publish_slots"] = ends.publish
     spark = spark_session("kafka-out", "local[2,3]", SETTINGS | QUICK)
 
     def probe(reached: str, number: int) -> None:

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from pyspark import SparkConf
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
@@ -490,6 +491,10 @@ def test_what_would_not_be_once_is_refused_by_its_name(out: Out, monkeypatch: py
             without.setitem(sys.modules, "confluent_kafka", None)
             batch._taken.clear()
             ask("no library")
+        with monkeypatch.context() as twice:
+            twice.setattr(out.flow.spark.sparkContext, "_conf", SparkConf().set("spark.speculation", "true"))
+            batch._taken.clear()
+            ask("speculation")
         with monkeypatch.context() as deletes:
             deletes.setattr(kafka_out, "SECTION", "roots")  # where nothing is kept of the topic
             deletes.setattr(kafka_out, "marks_topic", lambda _topic: "deletes")
@@ -505,6 +510,7 @@ def test_what_would_not_be_once_is_refused_by_its_name(out: Out, monkeypatch: py
     for what, (_, expected) in REFUSED.items():
         assert re.search(expected, said[what]), (what, said[what])
     assert re.search(r'confluent-kafka .* pip install "lowwater-spark\[kafka\]"', said["no library"])
+    assert re.search(r"with spark\.speculation .* Set spark\.speculation to false", said["speculation"])
     assert re.search(r"deletes with cleanup\.policy=delete .* --add-config cleanup\.policy=compact", said["deletes"])
     out.once()
 

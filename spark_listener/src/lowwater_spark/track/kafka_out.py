@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -90,6 +91,10 @@ _BY: Final[Mapping[str, str]] = {
     "ssl.truststore.type": "kafka.ssl.ca.location, of a PEM file",
 }
 """What librdkafka has for options of Kafka's own client."""
+
+
+_keeping: Final = threading.Lock()
+"""Threads of one function may begin with several topics at once, and each adds its own to what is kept."""
 
 
 class _Topic(NamedTuple):
@@ -198,7 +203,7 @@ class KafkaOut:
         """
         self.settings = client_settings(self.options)
         self._check_client()
-        if str(session.conf.get("spark.speculation", "false")).lower() == "true":
+        if str(session.sparkContext.getConf().get("spark.speculation", "false")).lower() == "true":
             raise Unsupported(
                 "batch.write_kafka with spark.speculation",
                 "of two attempts of a task each would end the transaction of the other",
@@ -234,9 +239,10 @@ class KafkaOut:
                 )
                 raise ValueError(msg)
             self._end_others()
-            everything = self._sections()
-            mine = {**everything.get(self._stage_name, {}), self.topic: kept}
-            self.place.manifest.keep(SECTION, {**everything, self._stage_name: mine})
+            with _keeping:
+                everything = self._sections()
+                mine = {**everything.get(self._stage_name, {}), self.topic: kept}
+                self.place.manifest.keep(SECTION, {**everything, self._stage_name: mine})
         self._take(kept, cluster, found, slots)
         sweep(self.folder, self.ordinal)
 
