@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.errors import StreamingQueryException
@@ -127,8 +129,12 @@ class Topic:
 
     def leader(self, place: Partition) -> Broker:
         """Return the broker that leads."""
-        known = self.kafka.admin.list_topics(self.name, ANSWERS_WITHIN).topics[self.name].partitions[place.number]
-        return next(each for each in self.kafka.brokers if each.number == known.leader)
+        return next(each for each in self.kafka.brokers if each.number == self.leader_number(place))
+
+    def leader_number(self, place: Partition) -> int:
+        """Return the number of the broker that leads; -1: none."""
+        found = self.kafka.admin.list_topics(self.name, ANSWERS_WITHIN).topics[self.name]
+        return int(found.partitions[place.number].leader)
 
     def epoch(self, place: Partition, enough: int = 2) -> int:
         """Return the number of the newest leader that brokers know of."""
@@ -963,6 +969,53 @@ def test_topics_without_ids_are_refused() -> None:
         over(Answers(nameless)).check_writers()
     with pytest.raises(Unsupported, match="where the cluster has no id"):
         over(Answers(Answers().found._replace(cluster=""))).check_writers()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_3c_an_unclean_election_is_found_though_the_log_has_grown_past_its_old_end(
+    three: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
+) -> None:
+    """A replica that was away comes to lead without the row that was read. The settings that allow it are set while the query runs, and back before it starts again."""
+    topic = Topic(three, flow, f"{tmp_path.name}-other")
+    topic.name, place = tmp_path.name, Partition(tmp_path.name, 0)
+    asked = NewTopic(topic.name, num_partitions=1, replication_factor=2, config={"min.insync.replicas": "2"})
+    three.admin.create_topics([asked], operation_timeout=ANSWERS_WITHIN)[topic.name].result(ANSWERS_WITHIN)
+
+    def allow(count: str, unclean: str) -> None:
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in (("min.insync.replicas", count), ("unclean.leader.election.enable", unclean))
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic.name, incremental_configs=entries)
+        for done in three.admin.incremental_alter_configs([resource]).values():
+            done.result(ANSWERS_WITHIN)
+
+    topic.put(("a", 9), ("b", 9))
+    upstream.at(9)
+    query = topic.track()
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+    allow("1", "true")
+    first = topic.leader(place)
+    known = three.admin.list_topics(topic.name, ANSWERS_WITHIN).topics[topic.name].partitions[0]
+    second = next(each for each in three.brokers if each.number in known.replicas and each is not first)
+    second.kill()
+    topic.put(("c", 9))
+    upstream.at(10)
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "one broker has the row")
+    query.stop()
+    flow.queries.clear()
+    first.kill()
+    try:
+        second.start()
+        flow.eventually(lambda: topic.leader_number(place) == second.number, "the other one leads")
+        topic.put(("d", 9), ("e", 9), ("f", 9))
+        allow("2", "false")
+        with pytest.raises(CheckpointMismatch, match=f"cut off: partition 0 of {topic.name} from 3 to 2"):
+            topic.track()
+    finally:
+        first.start()
+    assert low(lw, "stage") == mark(10)
 
 
 def test_3c_a_log_that_is_shorter_under_a_new_leader_is_found_however_long_it_is_by_now(tmp_path: Path) -> None:
