@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,60 @@ def test_a_driven_query_closes_its_windows_from_a_checkpoint_on_hdfs(
 
     out = flow.spark.read.schema("hour timestamp, key string").json(str(flow.folder / "out"))
     assert sorted((found.hour.hour, found.key) for found in out.collect()) == [(9, "10"), (10, "11"), (10, "open")]
+
+
+def test_rows_are_handed_over_into_hdfs_once(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location, hdfs: Hdfs
+) -> None:
+    """A batch that was interrupted after it had written is run again, with other rows, and finds its directory. An object store is refused."""
+    out = hdfs.path(f"{flow.folder.name}/out")
+    made: list[tuple[int, bool]] = []
+    failing = True
+
+    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
+        made.append((batch.id, batch.write(rows.select("key", sf.rand().alias("other")), out)))
+        if failing:
+            msg = "told to fail"
+            raise RuntimeError(msg)
+
+    def start() -> lws.TrackedQuery:
+        stage = lws.stage(flow.spark, "stage", inputs=["source"], key="key", event_time="t", address=flow.address)
+        return stage.foreach_batch(flow.read(), write_batch, checkpoint=str(checkpoint))
+
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    with pytest.raises(RuntimeError, match="told to fail"):
+        start().await_termination(180)
+    written = flow.spark.read.parquet(out).collect()
+    failing = False
+    query = start()
+    flow.queries.append(query)
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "the batch is committed")
+    flow.feed.put([])
+    flow.eventually(lambda: query.status().batch == 1, "one without rows as well")
+    flow.feed.put([row("b", 10)])
+    flow.eventually(lambda: len(flow.spark.read.parquet(out).collect()) == 2, "what comes is written, too")
+
+    assert made[:2] == [(0, True), (0, False)]
+    assert written[0] in flow.spark.read.parquet(out).collect(), "as it was written first"
+    folder = location_of(flow.spark, f"{out}/batch=1", "The folder")
+    assert [entry.name for entry in folder.iterdir()] == [".lowwater.json"], (
+        "of a batch without rows there are no files"
+    )
+
+
+@pytest.mark.parametrize(
+    ("to", "keep", "said"),
+    [("s3a://bucket/out", None, "batch.write_table"), ("hdfs", timedelta(0), "The removal of batches in hdfs")],
+)
+def test_what_cannot_be_handed_over_there_is_refused_with_the_way_out(
+    to: str, keep: timedelta | None, said: str, flow: Flow, hdfs: Hdfs
+) -> None:
+    path = hdfs.path("refused") if to == "hdfs" else to
+    flow.feed.put([row("a", 9)])
+    query = flow.start(lambda rows, batch: batch.write(rows, path, keep=keep))
+    with pytest.raises(lws.Unsupported, match=said):
+        query.await_termination(180)
 
 
 class OnHdfs(Crashes):

@@ -17,6 +17,8 @@ from lowwater_spark.checkpoint.location import Location, location_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.sources.writers import HANDED_OVER
+from lowwater_spark.track.handover import publish_directory, sweep
 from tests.kit.eventually import eventually
 from tests.kit.hdfs import Hdfs
 
@@ -95,6 +97,29 @@ def test_a_name_is_taken_once(folder: Location) -> None:
     assert (folder / "name").read_bytes() == str(written.index(True)).encode()
     assert sorted(ordinals) == list(range(1, 17))
     assert {entry.name for entry in folder.iterdir()} == {"name", "run", "lowwater"}, "nothing is left beside"
+
+
+def test_a_directory_appears_once_and_whole(folder: Location) -> None:
+    """Whoever fills it: of several at once one gives it the name, and none moves its own into it."""
+    make_directory(folder)
+
+    def publish(n: int) -> bool:
+        return publish_directory(
+            folder, "batch=0", "digest", lambda made: write_over(made / "part", b"%d" % n), ordinal=1
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        written = list(pool.map(publish, range(16)))
+
+    assert written.count(True) == 1
+    assert [entry.name for entry in folder.iterdir()] == ["batch=0"]
+    assert sorted(entry.name for entry in (folder / "batch=0").iterdir()) == [HANDED_OVER, "part"]
+    assert (folder / "batch=0/part").read_bytes() == b"%d" % written.index(True)
+    with pytest.raises(CheckpointMismatch, match="was not made from this batch"):
+        publish_directory(folder, "batch=0", "other", lambda _made: None, ordinal=1)
+    make_directory(folder / ".lowwater-1-batch=1-x/rows")
+    sweep(folder, 2)
+    assert [entry.name for entry in folder.iterdir()] == ["batch=0"]
 
 
 def test_a_checkpoint_knows_who_it_is_and_what_was_noted(folder: Location) -> None:

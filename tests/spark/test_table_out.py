@@ -19,7 +19,7 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.delta import app_id
 from lowwater_spark.sources.delta_log import DeltaLog
 from lowwater_spark.track import table_out
-from lowwater_spark.track.table_out import append, location_of
+from lowwater_spark.track.table_out import append, path_of
 from tests.kit.times import mark
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low, row
@@ -211,11 +211,11 @@ def test_a_table_is_named_by_its_path_or_in_the_catalog(flow: Flow, table: Table
     table.put(("a", 9))
     flow.spark.sql(f"CREATE TABLE IF NOT EXISTS named USING delta LOCATION '{table.path}'")
     try:
-        assert location_of(flow.spark, "named") == f"file:{table.path}"
+        assert path_of(flow.spark, "named") == f"file:{table.path}"
     finally:
         flow.spark.sql("DROP TABLE named")
-    assert location_of(flow.spark, table.path) == str(table.path)
+    assert path_of(flow.spark, table.path) == str(table.path)
     with pytest.raises(Unsupported, match="the session's catalog does not know it"):
-        location_of(flow.spark, "unheard")
+        path_of(flow.spark, "unheard")
     with pytest.raises(ValueError, match="relative path"):
-        location_of(flow.spark, "a/table")
+        path_of(flow.spark, "a/table")

@@ -6,7 +6,9 @@ durable. What is promised elsewhere, :mod:`lowwater_spark.checkpoint.hadoop` say
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import uuid
 from pathlib import Path
 from typing import Final
@@ -19,6 +21,8 @@ __all__ = [
     "boot_of",
     "create",
     "make_directory",
+    "remove_tree",
+    "rename_once",
     "sync_directory",
     "sync_file",
     "sync_tree",
@@ -124,12 +128,39 @@ def sync_directory(path: Location) -> None:
         sync_file(path)
 
 
-def sync_tree(path: Path) -> None:
+def sync_tree(path: Location) -> None:
     """Make everything under a directory durable, itself included. One fsync per file and directory."""
+    if isinstance(path, HadoopPath):
+        return  # see sync_file
     for folder, _, files in os.walk(path):
         for name in files:
             sync_file(Path(folder, name))
         sync_directory(Path(folder))
+
+
+def remove_tree(path: Location) -> None:
+    """Delete a directory with all that is in it, as far as that is possible."""
+    if isinstance(path, Path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.remove_tree()
+
+
+def rename_once(path: Location, to: Location) -> bool:
+    """Give a directory, in which there is anything, another name beside; False when that was taken by such a one. Durable after a sync of the one above."""
+    if isinstance(path, HadoopPath):
+        assert isinstance(to, HadoopPath)
+        return path.rename_once(to)
+    assert isinstance(to, Path)
+    try:
+        path.rename(to)
+    except OSError:
+        # A directory that holds anything is never replaced by a rename.
+        if not to.exists():
+            raise
+        return False
+    return True
 
 
 def write_over(path: Location, data: bytes, *, durable: bool = True) -> None:

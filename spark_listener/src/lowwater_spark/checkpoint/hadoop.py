@@ -58,8 +58,8 @@ class HadoopFiles:
         permission: Any = hadoop.fs.permission.FsPermission
         self.permission: Any = permission.getFileDefault().applyUMask(permission.getUMask(system.getConf()))
         rename: Any = hadoop.fs.Options.Rename
-        self.over: Any = gateway.new_array(rename, 1)
-        self.over[0] = rename.OVERWRITE
+        self.once, self.over = (gateway.new_array(rename, 1) for _ in range(2))
+        self.once[0], self.over[0] = rename.NONE, rename.OVERWRITE
 
     @classmethod
     def of(cls, spark: SparkSession, path: str) -> HadoopFiles:
@@ -148,6 +148,16 @@ class HadoopPath:
         """The directory that it is in."""
         return type(self)(self._files, self.uri.rpartition("/")[0])
 
+    @property
+    def parents(self) -> list[Self]:
+        """All directories above, the nearest first."""
+        root = self._files.path(self.uri).toUri()
+        found, above = list[Self](), self
+        while above.uri != f"{root.getScheme()}://{root.getAuthority()}":
+            above = above.parent
+            found.append(above)
+        return found[:-1]
+
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def exists(self) -> bool:
@@ -171,6 +181,11 @@ class HadoopPath:
         """Raise FileNotFoundError when nothing is there."""
         with _as_os_error(self.uri):
             return self._status()
+
+    def size(self) -> int:
+        """Return how many bytes a file has. Raises FileNotFoundError."""
+        with _as_os_error(self.uri):
+            return int(self._status().getLen())
 
     def iterdir(self) -> Iterator[Self]:
         """Return what is in the directory. Raises FileNotFoundError."""
@@ -224,13 +239,26 @@ class HadoopPath:
     def write_once(self, data: bytes) -> bool:
         """Create a file with this content, whole; False when the name was taken, by whatever content."""
         beside = self._beside()
-        with beside._written(data), _as_os_error(self.uri):
-            # The name node renames to no name that is taken.
-            fresh = bool(self._files.system.rename(beside._path(), self._path()))
+        with beside._written(data):
+            fresh = beside.rename_once(self)
         if not fresh:
             beside.unlink(missing_ok=True)
-            self.stat()
         return fresh
+
+    def rename_once(self, to: HadoopPath) -> bool:
+        """Give a file or a directory another name; False when that was taken, by whatever there is."""
+        try:
+            with _as_os_error(to.uri):
+                # Without the option a directory would be moved into the one that has the name.
+                self._files.system.rename(self._path(), to._path(), self._files.once)
+        except FileExistsError:
+            return False
+        return True
+
+    def remove_tree(self) -> None:
+        """Delete what is there with all that is in it, if anything is."""
+        with _as_os_error(self.uri):
+            self._files.system.delete(self._path(), True)  # noqa: FBT003 - Hadoop's own order
 
     def write_over(self, data: bytes) -> None:
         """Create or replace a file, whole."""

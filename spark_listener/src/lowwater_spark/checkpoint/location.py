@@ -18,7 +18,7 @@ Location = Path | HadoopPath
 """Both are read alike; :mod:`lowwater_spark.checkpoint.durable` writes to them."""
 
 
-def location_of(spark: SparkSession, path: str, what: str) -> Location:
+def location_of(spark: SparkSession, path: str, what: str, fix: str = "Use a directory on one of these.") -> Location:
     """Return the absolute location that Spark makes of a path. Raises Unsupported, naming ``what``, for a file system that is not known."""
     jvm: Any = spark._jvm
     hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()
@@ -29,7 +29,7 @@ def location_of(spark: SparkSession, path: str, what: str) -> Location:
             f"{what} {path}",
             f"a name there must be taken once, and what was written must stay, which is shown of local file systems, NFS and "
             f"{' and '.join(sorted(HADOOP))}:, and {scheme}: is none of them",
-            "Use a directory on one of these.",
+            fix,
         )
     if scheme != "file":
         return HadoopFiles.of(spark, path).at(path)

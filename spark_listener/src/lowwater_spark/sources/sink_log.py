@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import zlib
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
+from lowwater_spark.checkpoint.location import Location, real
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
@@ -114,13 +114,13 @@ def check_sink(root: Path, log: CheckpointLog) -> None:
     raise CheckpointMismatch(msg)
 
 
-def refuse_sink(folder: Path) -> None:
+def refuse_sink(folder: Location) -> None:
     """Raise Unsupported when a directory is the output of a Spark file sink, or within one: whoever reads that by its log sees nothing else.
 
     Above it are the directories of its name, and those of the place that symbolic links lead to. Costs a look at each.
     """
-    real = Path(os.path.realpath(folder))
-    for output in dict.fromkeys((real, *real.parents, folder, *folder.parents)):
+    there = real(folder)
+    for output in dict.fromkeys((there, *there.parents, folder, *folder.parents)):
         if (output / SINK_LOG).exists() or (output / MARKS / SINK_MARK).exists():
             raise Unsupported(
                 f"Rows that are handed over into {folder}",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lowwater_spark.checkpoint.durable import make_directory, write_once, write_over
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import Unsupported
 
 __all__ = [
@@ -43,7 +44,7 @@ HANDED_OVER: Final = ".lowwater.json"
 _FORMAT: Final = 1
 
 
-def mark_writer(folder: Path, computation: str) -> None:
+def mark_writer(folder: Location, computation: str) -> None:
     """Leave a writer's full name in the directory that it writes into. Durable when it returns; costs two fsyncs."""
     marks = folder / MARKS
     make_directory(marks)
@@ -139,7 +140,7 @@ def behind(link: str, *, folder: bool) -> Iterator[str]:
     yield from above(os.fspath(real))
 
 
-def digest_of(batch: Path) -> str:
+def digest_of(batch: Location) -> str:
     """Return the digest of the plan that a directory was handed over for; empty when lowwater has not made it, or when it is not there.
 
     It tells batches of one number apart, whoever has moved or copied the directory. Raises OSError when it cannot be read.

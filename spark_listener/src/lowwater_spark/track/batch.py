@@ -16,7 +16,7 @@ import lowwater
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.durable import NotDurable
 from lowwater_spark.checkpoint.identity import identity
-from lowwater_spark.checkpoint.location import local
+from lowwater_spark.checkpoint.location import Location, local, location_of, real
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.sources.bookmarks import removed
 from lowwater_spark.sources.delta import app_id
@@ -32,7 +32,7 @@ from lowwater_spark.track.ranges import key_text, key_zone
 from lowwater_spark.track.receipt import Destination, Receipt
 from lowwater_spark.track.removal import Removal
 from lowwater_spark.track.state import Place, StateStore, Version
-from lowwater_spark.track.table_out import append, location_of
+from lowwater_spark.track.table_out import append, path_of
 from lowwater_spark.track.update import Update, build_version, restage, rows_of
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Batch:
         replayed: bool,
         previous_frontier: int,
         ordinal: int,
-        swept: set[Path],
+        swept: set[Location],
         probe: Callable[[str, int], None],
         writer: str = "",
         removals: dict[Path, Removal] | None = None,
@@ -193,7 +193,7 @@ class Batch:
         """What stateful() has returned, if there is any row in it, and the metric on it."""
         first = next(iter(self._stages.values()), self)
         # Two stages that write into one directory would skip each other's rows.
-        self._taken: set[Path] = set() if first is self else first._taken
+        self._taken: set[Location] = set() if first is self else first._taken
         self._tables: set[str] = set()
         """The tables that this stage has written to."""
         self._failures: list[BaseException] = [] if first is self else first._failures
@@ -278,8 +278,8 @@ class Batch:
     ) -> bool:
         """Hand rows over to the readers of a directory, as ``path/batch=N``, once and whole; False if a replay found it done.
 
-        ``path`` is an absolute directory on a local or NFS file system, of this checkpoint alone; readers set
-        recursiveFileLookup. Durable when it returns.
+        ``path`` is an absolute directory on a local or NFS file system, or one on HDFS with its scheme (``hdfs://``), of this checkpoint alone; readers set
+        recursiveFileLookup. Durable when it returns. Tracked stages do not read from HDFS yet, so ``keep`` is refused there.
 
         With ``keep`` the files of batches that were handed over longer ago are removed once every reader has committed them, those of a thousand
         batches in one call at most. Readers are the tracked stages that have begun to read: give it only to an output that nobody else
@@ -288,15 +288,15 @@ class Batch:
         Raises CheckpointMismatch when it holds, or has held, a batch N that this checkpoint has not written, ValueError for a negative ``keep``, and
         Unsupported for a path that a reader would take for a pattern, or in the output of a Spark file sink.
         """
-        folder = Path(path)
-        if not folder.is_absolute():
-            msg = f"{path} is not an absolute path of a local directory; batch.write renames in it"
-            raise ValueError(msg)
+        named = self._output(frame, os.fspath(path))
         if keep is not None and keep < timedelta(0):
             msg = f"keep says how long batches stay at least, so it is not negative: {keep!r}"
             raise ValueError(msg)
-        refuse_pattern(os.fspath(folder), "The path")
-        named, folder = folder, Path(os.path.realpath(folder))
+        refuse_pattern(str(named), "The path")
+        if keep is not None:
+            fix = "Leave keep= out, and remove old batches outside of Spark, by age."
+            named = local(named, "The removal of batches in", fix)
+        folder = real(named)
         if folder in self._taken:
             msg = (
                 f"batch {self.id} has been written to {folder} already; a second write would be skipped. Unite the rows first, and give each "
@@ -309,7 +309,8 @@ class Batch:
             sweep(folder, self._ordinal)
             mark_writer(folder, self._writer)
             refuse_sink(named)  # one that begins at the same time has left its mark by now, or finds ours
-            self._refuse_removed(folder)
+            if isinstance(folder, Path):
+                self._refuse_removed(folder)
             self._swept.add(folder)
         digest = self._entry.digest
         made = hand_over(frame, folder, self.id, digest, ordinal=self._ordinal, file_format=file_format)
@@ -319,9 +320,21 @@ class Batch:
                 "the checkpoint is older than its output, or a newer run has taken this one's place. Restore both from one moment."
             )
             raise CheckpointMismatch(msg)
-        if keep is not None:
+        if keep is not None and isinstance(folder, Path):
             self._remove(folder, keep)
         return made
+
+    @staticmethod
+    def _output(frame: DataFrame, path: str) -> Location:
+        """Return the directory that a path names. Raises ValueError for one that is not absolute, and Unsupported for one where nothing can be renamed at once."""
+        if "://" in path and not path.startswith("file:"):
+            fix = "Write it with batch.write_table(), or with Spark's file sink by Stage.start(); or use a directory on one of these."
+            return location_of(frame.sparkSession, path, "The path", fix)
+        folder = Path(path)
+        if not folder.is_absolute():
+            msg = f"{path} is not an absolute path of a local directory, nor one of HDFS; batch.write renames in it"
+            raise ValueError(msg)
+        return folder
 
     @_ends_the_batch
     def write_kafka(
@@ -381,7 +394,7 @@ class Batch:
         otherwise, as after the checkpoint was restored from an older copy, or does not show any more what it has; Unsupported for a table that could not
         tell; ValueError for a second write to it in the batch; and what Delta raises when another run of the checkpoint writes at the same time.
         """
-        log = DeltaLog(frame.sparkSession, location_of(frame.sparkSession, table))
+        log = DeltaLog(frame.sparkSession, path_of(frame.sparkSession, table))
         place = log.table().location
         if place in self._tables:
             msg = f"batch {self.id} has been written to {table} already; a second write would be skipped. Unite the rows first."

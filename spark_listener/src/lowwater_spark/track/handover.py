@@ -7,14 +7,22 @@ both; overwriting would be seen by no reader, since Spark never re-reads a path.
 
 from __future__ import annotations
 
+import io
 import json
-import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
-from lowwater_spark.checkpoint.durable import make_directory, sync_directory, sync_tree
+from lowwater_spark.checkpoint.durable import (
+    make_directory,
+    remove_tree,
+    rename_once,
+    sync_directory,
+    sync_tree,
+    write_over,
+)
+from lowwater_spark.checkpoint.location import Location, uri_of
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.writers import HANDED_OVER, digest_of
 
@@ -23,11 +31,16 @@ if TYPE_CHECKING:
 
 __all__ = ["hand_over", "publish_directory", "sweep"]
 
+L = TypeVar("L", bound=Location)
+
+_SMALL: Final = 1 << 20
+"""Bytes."""
+
 _HIDDEN: Final = ".lowwater-"
 
 
 def hand_over(
-    frame: DataFrame, path: Path, batch: int, digest: str, *, ordinal: int, file_format: str = "parquet"
+    frame: DataFrame, path: Location, batch: int, digest: str, *, ordinal: int, file_format: str = "parquet"
 ) -> bool:
     """Write the rows to ``path/batch=N``, durable when it returns; False when that had been done before.
 
@@ -35,17 +48,17 @@ def hand_over(
     would lose rows. ``ordinal`` is the run's. A batch without rows leaves a directory without data files, which readers see nothing of.
     """
 
-    def write(folder: Path) -> None:
-        frame.write.format(file_format).save(f"file://{folder / 'rows'}")
+    def write(folder: Location) -> None:
+        frame.write.format(file_format).save(uri_of(folder / "rows"))
         for file in (folder / "rows").iterdir():
             if not file.name.startswith((".", "_")) and not _is_empty(file, file_format):
-                file.rename(folder / file.name)
-        shutil.rmtree(folder / "rows")
+                rename_once(file, folder / file.name)
+        remove_tree(folder / "rows")
 
     return publish_directory(path, f"batch={batch}", digest, write, ordinal=ordinal)
 
 
-def publish_directory(parent: Path, name: str, digest: str, fill: Callable[[Path], None], *, ordinal: int) -> bool:
+def publish_directory(parent: L, name: str, digest: str, fill: Callable[[L], None], *, ordinal: int) -> bool:
     """Fill a hidden directory and rename it to ``parent/name``; False if it was there already. Durable in both cases.
 
     The hidden name tells the run, by its ordinal, so that :func:`sweep` knows whose it is. Raises CheckpointMismatch when the one that is there was made for another digest.
@@ -54,42 +67,39 @@ def publish_directory(parent: Path, name: str, digest: str, fill: Callable[[Path
     if target.exists():
         return _found(target, digest)
     make_directory(parent)
-    beside = parent / f"{_HIDDEN}{ordinal}-{name}-{uuid.uuid4().hex}"
+    beside = cast("L", parent / f"{_HIDDEN}{ordinal}-{name}-{uuid.uuid4().hex}")
     beside.mkdir()
     try:
         fill(beside)
-        (beside / HANDED_OVER).write_text(json.dumps({"digest": digest}), encoding="utf-8")
+        mark = json.dumps({"digest": digest}).encode()
+        write_over(beside / HANDED_OVER, mark, durable=False)
         sync_tree(beside)
-        try:
-            beside.rename(target)
-        except OSError:
-            # A directory that holds anything is never replaced by a rename, and the mark is always there.
-            if not target.exists():
-                raise
+        # The mark is always there, so the directory is never an empty one.
+        if not rename_once(beside, target):
             return _found(target, digest)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        remove_tree(beside)
     sync_directory(parent)
     return True
 
 
-def sweep(parent: Path, ordinal: int) -> None:
+def sweep(parent: Location, ordinal: int) -> None:
     """Delete what runs before this one left half filled. A run that was replaced must not touch what its successor is filling."""
     if parent.is_dir():
         for entry in parent.iterdir():
             run, dash, _ = entry.name.removeprefix(_HIDDEN).partition("-")
             if entry.name.startswith(_HIDDEN) and dash and run.isdecimal() and int(run) < ordinal:
-                shutil.rmtree(entry, ignore_errors=True)
+                remove_tree(entry)
 
 
-def _found(target: Path, digest: str) -> bool:
+def _found(target: Location, digest: str) -> bool:
     """Check the directory that is there already, and make its name durable: who renamed it may have been killed before it did."""
     _must_match(target, digest)
     sync_directory(target.parent)
     return False
 
 
-def _must_match(target: Path, digest: str) -> None:
+def _must_match(target: Location, digest: str) -> None:
     if digest_of(target) != digest:
         msg = (
             f"{target} exists and was not made from this batch: it belongs to another checkpoint, or the batch was planned anew. "
@@ -98,9 +108,13 @@ def _must_match(target: Path, digest: str) -> None:
         raise CheckpointMismatch(msg)
 
 
-def _is_empty(file: Path, file_format: str) -> bool:
+def _is_empty(file: Location, file_format: str) -> bool:
+    size = file.stat().st_size if isinstance(file, Path) else file.size()
     if file_format != "parquet":
-        return file.stat().st_size == 0
+        return size == 0
     import pyarrow.parquet
 
-    return bool(pyarrow.parquet.read_metadata(file).num_rows == 0)
+    if isinstance(file, Path):
+        return bool(pyarrow.parquet.read_metadata(file).num_rows == 0)
+    # One without rows is little more than its schema. What is larger is not fetched for a look at it.
+    return size < _SMALL and bool(pyarrow.parquet.read_metadata(io.BytesIO(file.read_bytes())).num_rows == 0)

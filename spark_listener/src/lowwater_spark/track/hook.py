@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import NONE, Line, OpenSource
@@ -83,7 +84,7 @@ class Hook:
     """How many empty batches it has asked for."""
     _actions: Actions = field(default_factory=Actions, init=False)
     _running: _Running | None = field(default=None, init=False)
-    _swept: set[Path] = field(default_factory=set, init=False)
+    _swept: set[Location] = field(default_factory=set, init=False)
     _removals: dict[Path, Removal] = field(default_factory=dict, init=False)
     _topics: dict[Path, KafkaOut] = field(default_factory=dict, init=False)
 

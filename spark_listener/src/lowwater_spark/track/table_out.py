@@ -22,14 +22,14 @@ from lowwater_spark.sources.delta_log import DeltaLog
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["append", "location_of"]
+__all__ = ["append", "path_of"]
 
 _RETENTION: Final = "delta.setTransactionRetentionDuration"
 
 _COMMIT_INFO: Final = "spark.databricks.delta.commitInfo.enabled"
 
 
-def location_of(spark: SparkSession, table: str | os.PathLike[str]) -> str:
+def path_of(spark: SparkSession, table: str | os.PathLike[str]) -> str:
     """Return the path of a table, which is given by its path (with a slash in it) or by its name in the session's catalog.
 
     Raises Unsupported for a name that the catalog does not have, ValueError for a relative path.
