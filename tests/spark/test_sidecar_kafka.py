@@ -42,7 +42,7 @@ def test_topics_are_followed_and_only_those_that_are_declared(
             "sources": [f"kafka:{topics},kafka.bootstrap.servers={kafka.address},lowwater.brokers=1"],
             "promises": ["nothing-skipped", "sink-visible-before-commit", *more],
         }
-        where = {"state": tmp_path / state, "address": authority.address, "spark": lambda: spark}
+        where: dict[str, Any] = {"state": tmp_path / state, "address": authority.address, "spark": lambda: spark}
         return lws.track("stage", **declared, **where)
 
     for topic in ("a", "b"):
