@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,8 +160,9 @@ def test_the_last_look_is_made_again_when_files_are_away(
     assert (stale, low(lw, "stage")) == ([], mark(10))
 
 
-def test_the_last_look_does_not_wait_for_what_was_removed(
-    flow: Flow, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EPIPE], ids=["removed", "the JVM of HDFS's client has ended"])
+def test_the_last_look_does_not_wait_for_what_does_not_come_back(
+    number: int, flow: Flow, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     looks: list[bool] = []
     tick = Run.tick
@@ -170,7 +172,7 @@ def test_the_last_look_does_not_wait_for_what_was_removed(
             tick(run)
             return
         looks.append(last)
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(flow.folder / "out"))
+        raise OSError(number, os.strerror(number), str(flow.folder / "out"))
 
     monkeypatch.setattr(Run, "tick", ticked)
     upstream.at(10)

@@ -13,6 +13,7 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
+from lowwater import errors
 from lowwater_spark.checkpoint.location import Location, location_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.track.status import in_short
@@ -295,7 +296,7 @@ def test_what_cannot_be_on_hdfs_is_refused_with_the_way_out(
     for other in ("s3a://bucket/ck", "viewfs://mount/ck", "abfs://a@b/ck"):
         with pytest.raises(lws.Unsupported, match=f"The checkpoint {other}"):
             stage.start(flow.read(), checkpoint=other, format="noop")
-    with pytest.raises(lowwater.errors.UnknownComputation):
+    with pytest.raises(errors.UnknownComputation):
         lw.why("stage")
 
     query = stage.foreach_batch(

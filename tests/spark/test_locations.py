@@ -7,11 +7,15 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from py4j.java_gateway import GatewayParameters, JavaGateway
 from pyspark.sql import SparkSession
 
 from lowwater_spark.checkpoint.durable import create, make_directory, sync_directory, sync_file, write_once, write_over
+from lowwater_spark.checkpoint.hadoop import HadoopPath
 from lowwater_spark.checkpoint.identity import identity, new_ordinal
 from lowwater_spark.checkpoint.location import Location, location_of
 from lowwater_spark.checkpoint.log import CheckpointLog
@@ -21,6 +25,7 @@ from lowwater_spark.sources.writers import HANDED_OVER
 from lowwater_spark.track.handover import publish_directory, sweep
 from tests.kit.eventually import eventually
 from tests.kit.hdfs import Hdfs
+from tests.kit.ports import free_port
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +179,14 @@ def test_a_name_node_that_is_away_is_no_absence(spark: SparkSession, hdfs: Hdfs)
 
     hdfs.start()
     eventually(lambda: answers(log) and log.last_committed() == 7, "the name node is back")
+
+
+def test_a_jvm_that_has_ended_is_no_absence_either() -> None:
+    """Nobody serves at its port any more."""
+    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=free_port()))
+    files: Any = SimpleNamespace(path=str, system=gateway.entry_point)
+    with pytest.raises(BrokenPipeError, match="hdfs://name/left"):
+        HadoopPath(files, "hdfs://name/left").stat()
 
 
 def answers(log: CheckpointLog) -> bool:

@@ -304,16 +304,18 @@ class HadoopPath:
 
 @contextlib.contextmanager
 def _as_os_error(path: str) -> Iterator[None]:
-    """Raise OSError for whatever a call in the JVM has failed with."""
-    from py4j.protocol import Py4JError, Py4JJavaError
+    """Raise OSError for whatever a call in the JVM has failed with; BrokenPipeError when there is no JVM any more."""
+    from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except Py4JJavaError as failure:
         raise _os_error(failure, path) from failure
+    except Py4JNetworkError as failure:
+        raise BrokenPipeError(errno.EPIPE, f"the JVM of Spark does not answer: {failure}", path) from failure
     except (Py4JError, PySparkException) as failure:
-        msg = f"{path}: the JVM of Spark does not answer, or has failed: {failure}"
+        msg = f"{path}: {failure}"
         raise OSError(msg) from failure
 
 

@@ -136,8 +136,8 @@ class Tracked:
         if not last:
             self._stopping.wait(self._interval)
             return True
-        # What was removed does not come back by waiting.
-        pause = None if isinstance(failure, FileNotFoundError) else next(pauses, None)
+        # What was removed does not come back by waiting, nor does a JVM that has ended.
+        pause = None if isinstance(failure, FileNotFoundError | BrokenPipeError) else next(pauses, None)
         if pause is None:
             logger.warning(
                 "%s has ended, and cannot look at what it has committed last; its next start reports it: %s",
