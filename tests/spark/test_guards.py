@@ -24,6 +24,7 @@ import lowwater_spark as lws
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
+from lowwater_spark.track import batch as batch_module
 from lowwater_spark.track import update as update_module
 from lowwater_spark.track.batch import Batch, Keyed, _Calls
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
@@ -472,7 +473,7 @@ def test_rule6_a_state_whose_key_depends_on_the_time_zone_is_kept_for_that(
 def test_rule6_breaks_when_the_time_zone_of_a_key_is_not_kept(
     flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lowwater_spark.track.batch.key_zone", lambda *_: "")
+    monkeypatch.setattr(batch_module, "key_zone", lambda *_: "")
     test_rule6_a_state_whose_key_depends_on_the_time_zone_is_kept_for_that(flow, lw, upstream)
 
 
