@@ -466,7 +466,7 @@ def test_a_batch_is_forced_only_when_it_closes_something(
         (None, 14, 11, [11, 9]),
         (None, 14, 7, [7, 7]),
         (WINDOW, 14, 13, [12, 9]),
-        (WINDOW, MAX, 13, [13, 9]),
+        (WINDOW, MAX, 13, [12, 9]),
         (None, 14, MIN, [MIN, MIN]),
         (None, MIN, MAX, [MIN, MIN]),
     ],

@@ -16,7 +16,10 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import Unsupported
+from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.operators import reach
 from lowwater_spark.track.plan import check_plan
+from lowwater_spark.track.progress import Committed, bound_of, stamped
 from tests.kit.eventually import eventually
 from tests.kit.times import at, mark
 from tests.spark.flow import PlainFlow
@@ -32,7 +35,7 @@ PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 SHOWN = ("windows stamped by end",)
 """One kind of each way in which Spark holds rows back."""
 
-SAID_BY_PLAN = ("windows stamped by start", "sliding windows", "windows of windows")
+SAID_BY_PLAN = ("windows stamped by start", "sliding windows")
 """Kinds that declare nothing."""
 
 STEPS = 9
@@ -96,11 +99,11 @@ class Retained:
         last = self.log.last_committed()
         plan = None if last is None else self.log.plan(last)
         assert plan is not None
-        inputs = lowwater.Watermark.of(at(0, STEPS * STEP))
-        if self.stage.keyed.window is not None:
-            inputs = lowwater.Watermark(inputs.micros // 3_600_000_000 * 3_600_000_000)
+        inputs = lowwater.Watermark.of(at(0, STEPS * STEP)).micros
         held = plan.watermark * 1000 - self.declared // timedelta(microseconds=1)
-        return min(inputs, lowwater.Watermark(held))
+        least = min(inputs, held)
+        # What is stamped by the start of its window is stamped by that of the one in which the bound stands.
+        return lowwater.Watermark(least if self.stage.keyed.window is None else least // 3_600_000_000 * 3_600_000_000)
 
     def run(self) -> None:
         # Known before there is a row: a window that a row opens may start below it.
@@ -246,11 +249,23 @@ def test_what_spark_holds_must_be_declared_and_have_an_end(flow: PlainFlow) -> N
     assert check_plan(flow.spark, sessions, retention=HOUR).retention == HOUR
     windows = Undeclared.windows(flow.read())
     assert check_plan(flow.spark, windows, retention=timedelta(0)).retention == timedelta(0), "by their end"
-    checked = check_plan(flow.spark, windows)
+    start, end = sf.col("window.start"), sf.col("window.end")
+    checked = check_plan(flow.spark, windows, event_time=start)
     assert checked.retention == HOUR, "the plan says how long a window holds a row"
-    assert check_plan(flow.spark, Undeclared.windows_of_windows(flow.read())).retention == 3 * HOUR
-    with pytest.raises(Unsupported, match="withWatermark"):
-        check_plan(flow.spark, Undeclared.windows_and_sessions(flow.read()))
+    named = windows.select(end.alias("e"), "count").select(sf.col("e").alias("t"), "count")
+    assert check_plan(flow.spark, named, event_time="t").retention == HOUR
+    outer = Undeclared.windows_of_windows(flow.read())
+    assert check_plan(flow.spark, outer, event_time=start).retention == 3 * HOUR
+    [one, other] = check_plan(flow.spark, outer, retention=HOUR).operators
+    assert reach([one, other], stamped=False) == 4 * HOUR, "a time of a row waits for one window and then for the other"
+    for frame, stamp in (
+        (Undeclared.windows_and_sessions(flow.read()), sf.col("session_window.start")),
+        (windows.select(sf.date_trunc("day", start).alias("t")), "t"),
+        (flow.read().withWatermark("t", DELAY).groupBy(sf.window("t", "1 hour")).agg(sf.min("t").alias("u")), "u"),
+        (windows, None),
+    ):
+        with pytest.raises(Unsupported, match="withWatermark"):
+            check_plan(flow.spark, frame, event_time=stamp)
     [operator] = checked.operators
     assert (operator.kind, operator.columns, operator.holds) == ("aggregation", ("t",), True)
     assert operator.window is not None
@@ -267,6 +282,15 @@ def test_what_spark_holds_must_be_declared_and_have_an_end(flow: PlainFlow) -> N
         check_plan(flow.spark, one_side, retention=HOUR)
     with pytest.raises(ValueError, match="not negative"):
         flow.stage(retention=-HOUR)
+
+
+def test_what_spark_holds_is_stamped_as_what_comes_is() -> None:
+    """Of windows of an hour that are stamped by their day, the bound of Spark's state stands within the day, and its rows at its beginning."""
+    day, micros = timedelta(days=1), timedelta(microseconds=1)
+    held = Committed(0, (), spark_bound=22 * HOUR // micros + day // micros)
+    reading = Reading(2 * day // micros, {990_000: 2 * day // micros})
+    assert bound_of(held, reading, day) == day // micros
+    assert stamped(held, reading, day).heuristics == {990_000: day // micros}
 
 
 def test_how_windows_are_cut_is_found(flow: PlainFlow) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
@@ -26,6 +28,7 @@ from lowwater_spark.sidecar.command import describe, main
 from lowwater_spark.sidecar.declaration import PROMISES, Declaration, source_of
 from tests.kit.eventually import eventually
 from tests.kit.times import mark
+from tests.process.serving import Serving
 from tests.spark.flow import PlainFlow
 from tests.spark.retained import Oracle
 from tests.spark.support import Upstream, low, row
@@ -157,10 +160,10 @@ def test_windows_of_spark_need_their_retention_and_hold(
         flow.feed.put([row("a", 11)])
         upstream.at(11, 30)
         # The watermark of 10:40 has closed the hour of nine, and that of ten is open.
-        flow.eventually(lambda: low(lw, "stage") == mark(9, 40), "Spark's watermark less the hour")
+        flow.eventually(lambda: low(lw, "stage") == mark(9), "Spark's watermark less the hour, and the window of that")
         flow.feed.put([row("a", 13)])
         upstream.at(13)
-        flow.eventually(lambda: low(lw, "stage") == mark(11, 40), "it goes on")
+        flow.eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
         sidecar.stop()
     assert oracle.broken() == []
     assert len(oracle.values()) >= 2
@@ -286,6 +289,129 @@ def test_who_has_not_seen_the_beginning_must_be_told_of_it(
     assert job.isActive
 
 
+def test_rule1_nothing_counts_before_the_first_commit(flow: Elsewhere, lw: lowwater.Client, upstream: Upstream) -> None:
+    """Nobody knows yet that the query has windows: a row at half past ten opens that of ten."""
+    upstream.at(10, 30)
+    flow.job(hours(flow.read()))
+    flow.begun()
+    sidecar = flow.follow()
+    flow.eventually(lambda: sidecar.status().low == mark(10, 30), "the inputs are read, and nothing is there")
+    assert "before it nobody knows" in " ".join(sidecar.status().waiting_for)
+    flow.feed.put([row("a", 10, 35)])
+    assert "how far below its watermark" in str(ended_by(sidecar))
+    assert low(lw, "stage").unknown
+
+
+def test_rule1_what_is_planned_counts_for_nothing(flow: Elsewhere, lw: lowwater.Client, upstream: Upstream) -> None:
+    """A batch that failed is planned anew with fewer files, as an operator has it who removes its plan: the others are not read."""
+    fail, hold = threading.Event(), threading.Event()
+    fail.set()
+
+    def write(rows: DataFrame, batch: int) -> None:
+        if batch == 1 and fail.is_set():
+            msg = "too big"
+            raise RuntimeError(msg)
+        if batch == 2:
+            hold.wait(120)
+
+    def job(**options: str) -> StreamingQuery:
+        stream = flow.read(**options).writeStream.foreachBatch(write).trigger(processingTime="0 seconds")
+        return stream.option("checkpointLocation", str(flow.folder / "ck")).start()
+
+    upstream.at(9)
+    flow.feed.put([row("z", 9)])
+    first = job()
+    flow.committed(0)
+    sidecar = flow.follow("history", output="")
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "it follows")
+    first.stop()
+    flow.feed.put([row("f", 9, 1)])
+    flow.feed.put([row("g", 9, 2)])
+    with pytest.raises(StreamingQueryException):
+        job().awaitTermination(60)
+    upstream.at(10)
+    flow.eventually(
+        lambda: len(sidecar.status().waiting_for) == 2, "the plan of batch 1 has both, and is not committed"
+    )
+    for log in ("offsets", "sources/0"):
+        for name in ("1", ".1.crc"):
+            (flow.folder / "ck" / log / name).unlink(missing_ok=True)
+    fail.clear()
+    again = job(maxFilesPerTrigger="1")
+    try:
+        flow.committed(1)
+        flow.eventually(lambda: len(sidecar.status().waiting_for) == 1, "one of them is read")
+        assert low(lw, "stage") == mark(9)
+        hold.set()
+        flow.eventually(lambda: low(lw, "stage") == mark(10), "both are")
+    finally:
+        hold.set()
+        again.stop()
+
+
+def test_another_volume_than_the_drivers_is_refused(flow: Elsewhere, upstream: Upstream) -> None:
+    upstream.at(10)
+    flow.feed.put([row("a", 9)])
+    job = flow.job()
+    flow.committed(0)
+    job.stop()
+    (flow.folder / "in").rename(flow.folder / "its-volume")
+    (flow.folder / "in").mkdir()
+    with pytest.raises(Unsupported, match="another volume may be mounted") as refused:
+        flow.follow("history")
+    told = Path(refused.value.fix.rpartition("touch ")[2])
+    told.parent.mkdir(parents=True, exist_ok=True)
+    told.touch()
+    flow.follow("history")
+
+
+def test_how_a_directory_with_a_sinks_log_is_read_is_declared(flow: Elsewhere, upstream: Upstream) -> None:
+    upstream.at(10)
+    flow.feed.put([row("a", 9)])
+    flow.job()
+    flow.committed(0)
+    with pytest.raises(Unsupported, match="no log of Spark's file sink"):
+        flow.follow("history", sources=[f"sink:{flow.folder / 'in'}"])
+    # A file sink begins to write there; the job lists the directory all the same.
+    shutil.copytree(flow.folder / "out" / "_spark_metadata", flow.folder / "in" / "_spark_metadata")
+    with pytest.raises(Unsupported, match="one that was started before lists all files"):
+        flow.follow("history")
+    with pytest.raises(Unsupported, match="files that the sink's log does not name"):
+        flow.follow("history", sources=[f"sink:{flow.folder / 'in'}"])
+
+
+def test_a_lost_state_directory_is_no_older_claim(flow: Elsewhere, lw: lowwater.Client, upstream: Upstream) -> None:
+    upstream.at(10)
+    flow.feed.put([row("a", 9)])
+    flow.job()
+    flow.committed(0)
+    for _ in range(3):
+        flow.follow("history").stop()
+    shutil.rmtree(flow.folder / "state")
+    flow.follow("history")
+    upstream.at(11)
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
+
+
+def test_a_claim_that_is_made_late_says_what_is_committed_then(
+    flow: Elsewhere, lw: lowwater.Client, upstream: Upstream, authority: Serving
+) -> None:
+    """The authority is away at the start, and meanwhile batches are committed."""
+    upstream.at(10)
+    flow.feed.put([row("a", 9)])
+    flow.job()
+    flow.committed(0)
+    flow.follow("history", state="before").stop()
+    authority.kill()
+    late = flow.follow("history")
+    assert late.status().holding != ""
+    flow.feed.put([row("b", 9)])
+    flow.committed(1)
+    authority.start()
+    upstream.at(11)
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "it claims behind batch 1")
+
+
 def test_two_sidecars_and_a_tracked_job_do_not_mix(flow: Elsewhere, lw: lowwater.Client, upstream: Upstream) -> None:
     """The newer of two is heard; a computation that a job tracks itself is no sidecar's, and the other way round."""
     upstream.at(10)
@@ -354,6 +480,19 @@ SAID: dict[str, Any] = {
         ({"output_mode": "complete"}, "writes old results again"),
         ({"retention": "soon"}, "retention: 'soon' is no duration"),
         ({"heuristics": [1]}, "heuristics is a list of shares"),
+        ({"heuristics": [1.5]}, "shares between 0 and 1"),
+        ({"stamp": "0s"}, "stamp is the length of the windows, above 0"),
+        ({"adopt": "false"}, "adopt is true or false"),
+        ({"output": "out"}, "output is the absolute directory"),
+        ({"sources": [7]}, "7 is no source"),
+        (
+            {"sources": [{"kind": "files", "path": "/in", "recursive": True}]},
+            "a table with kind, path, topics, options",
+        ),
+        ({"sources": [{"kind": "kafka", "topics": "abc"}]}, "topics is a list of texts"),
+        ({"sources": [{"kind": "files", "path": "/in", "options": 5}]}, "options is a table"),
+        ({"sources": ["files:/in,maxFileAge=soon"]}, "maxfileage: 'soon' is no duration"),
+        ({"sources": ["delta:in"]}, "absolute directory or a URI"),
         ({"input": ["source"]}, "input is no key of a query; there are adopt, checkpoint"),
     ],
 )
@@ -361,6 +500,8 @@ def test_what_is_declared_is_read_and_what_is_wrong_is_named(wrong: dict[str, An
     assert Declaration.parse({**SAID, "retention": "90m"}).retention == timedelta(minutes=90)
     with pytest.raises(ValueError, match=message):
         Declaration.parse({**SAID, **wrong})
+    with pytest.raises(ValueError, match="a query is a table"):
+        Declaration.parse("stage")
 
 
 def test_a_source_is_a_text_or_a_table() -> None:

@@ -94,8 +94,8 @@ def stage(
             ``startTime``: for sliding or shifted windows, sessions and days of a local time zone the floor would be too high.
             ``batch.stateful`` raises ValueError when a range holds a stamp below it; what is written without state is not checked.
         retention: For a query with Spark's own stateful operators and ``withWatermark``: how far below Spark's watermark what they
-            still hold can be stamped when it comes out. By default that of windows, where there is nothing else: their length, as the plan
-            says it. Windows stamped by their end, and sessions so stamped: ``timedelta(0)``; dropDuplicatesWithinWatermark: ``timedelta(0)``; a join of two streams: how long a row waits for its match;
+            still hold can be stamped when it comes out. By default that of windows, where there is nothing else and ``event_time`` is their start or
+            end: their length, as the plan says it. Windows stamped by their end, and sessions so stamped: ``timedelta(0)``; dropDuplicatesWithinWatermark: ``timedelta(0)``; a join of two streams: how long a row waits for its match;
             a stateful function: what it keeps; several of them: the longest way down. The stage then reports the lesser of what it
             reports otherwise and Spark's watermark minus this. A declaration that is too small leads; nothing can check it
             before a row comes out below.
@@ -244,7 +244,7 @@ class Stage:
         check_session(self.spark)
         check_session(df.sparkSession)  # the query runs with its settings
         check_trigger(triggered)
-        checked = check_plan(df.sparkSession, df, retention=self.retention)
+        checked = check_plan(df.sparkSession, df, retention=self.retention, event_time=self.keyed.event_time)
         _check_columns(df, self.keyed)
         folder = absolute(checkpoint, self.spark)
         self._check_running(folder, name or self.name)
@@ -325,7 +325,7 @@ class Stage:
         check_session(df.sparkSession)  # the query runs with its settings
         check_trigger(triggered)
         check_options(options)
-        checked = check_plan(df.sparkSession, df, retention=self.retention)
+        checked = check_plan(df.sparkSession, df, retention=self.retention, event_time=self.keyed.event_time)
         check_output_mode(checked, output_mode)
         _check_columns(df, self.keyed)
         folder = absolute(checkpoint, self.spark)

@@ -59,7 +59,7 @@ class CheckpointLog:
             content = (self._offsets / str(batch)).read_bytes()
         except FileNotFoundError:
             return None
-        version, *rest = content.decode().splitlines()
+        version, *rest = content.decode(errors="replace").splitlines() or [""]
         if version != "v1" or not rest:
             msg = f"{self._offsets / str(batch)} is of version {version!r}; this release reads v1. Use a PySpark that docs/compatibility.md names, or a newer lowwater-spark."
             raise CheckpointMismatch(msg)
@@ -67,7 +67,11 @@ class CheckpointLog:
         if not settings:
             msg = f"{self._offsets / str(batch)} is an entry of continuous processing, which gives no evidence of which rows a commit contains. Use processingTime or availableNow."
             raise CheckpointMismatch(msg)
-        watermark = json.loads(settings).get("batchWatermarkMs", 0)
+        try:
+            watermark = int(json.loads(settings).get("batchWatermarkMs", 0))
+        except (AttributeError, TypeError, ValueError) as failure:
+            msg = f"{self._offsets / str(batch)} is damaged: its second line is no JSON of settings. Restore the checkpoint as a whole."
+            raise CheckpointMismatch(msg) from failure
         return Plan(batch, lines, hashlib.sha256(content).hexdigest(), watermark)
 
     def last_planned(self) -> int | None:

@@ -17,10 +17,13 @@ from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.delta import DELTA
 from lowwater_spark.sources.kafka import BROKERS, KAFKA
 
-__all__ = ["BLANK", "FILES", "HISTORY", "PROMISES", "Declaration", "SourceDeclared", "source_of"]
+__all__ = ["BLANK", "FILES", "HISTORY", "PROMISES", "SINK", "Declaration", "SourceDeclared", "source_of"]
 
 FILES: Final = "files"
-"""The kind of a source of files, also of what Spark's file sink has written."""
+"""The kind of a source of files, which the query lists."""
+
+SINK: Final = "sink"
+"""The kind of a directory that Spark's file sink writes to, which the query reads by the sink's log."""
 
 HISTORY: Final = "history"
 
@@ -50,7 +53,7 @@ class SourceDeclared:
     """One source, in the order of the query."""
 
     kind: str
-    """:data:`FILES`, ``kafka`` or ``delta``."""
+    """:data:`FILES`, :data:`SINK`, ``kafka`` or ``delta``."""
     path: str = ""
     """Of files: the directory that is read, absolute. Of Delta: the table's, absolute or a URI."""
     topics: tuple[str, ...] = ()
@@ -87,8 +90,11 @@ class Declaration:
     """Whether to take the computation over from another checkpoint, by a new incarnation."""
 
     @classmethod
-    def parse(cls, said: Mapping[str, Any]) -> Declaration:
+    def parse(cls, said: Any) -> Declaration:
         """Return what a table of a file of declarations says. Raises ValueError, naming the key and the fix, and Unsupported for what is not declared."""
+        if not isinstance(said, Mapping):
+            msg = f"a query is a table [[query]] with its keys, not {said!r}"
+            raise ValueError(msg)  # noqa: TRY004 - a value in a file
         known = set(cls.__dataclass_fields__)
         if unknown := sorted(said.keys() - known):
             msg = f"{unknown[0]} is no key of a query; there are {', '.join(sorted(known))}"
@@ -116,8 +122,19 @@ class Declaration:
                 f"Track queries in the modes {' and '.join(_MODES)}.",
             )
         heuristics = said.get("heuristics", [0.99])
-        if not isinstance(heuristics, list | tuple) or not all(isinstance(share, float) for share in heuristics):
-            msg = f"{where}: heuristics is a list of shares, like [0.99], not {heuristics!r}"
+        if not isinstance(heuristics, list | tuple) or not all(isinstance(e, float) and 0 < e < 1 for e in heuristics):
+            msg = f"{where}: heuristics is a list of shares between 0 and 1, like [0.99], not {heuristics!r}"
+            raise ValueError(msg)
+        output, adopt = said.get("output", ""), said.get("adopt", False)
+        if not isinstance(output, str) or not (output == "" or output.startswith("/")):
+            msg = f"{where}: output is the absolute directory of Spark's file sink, not {output!r}"
+            raise ValueError(msg)
+        if not isinstance(adopt, bool):
+            msg = f"{where}: adopt is true or false, not {adopt!r}"
+            raise ValueError(msg)  # noqa: TRY004 - a value in a file
+        stamp = _duration(said, "stamp", where)
+        if stamp is not None and not stamp:
+            msg = f"{where}: stamp is the length of the windows, above 0; leave it out where the output is stamped by event time"
             raise ValueError(msg)
         return cls(
             name,
@@ -126,11 +143,11 @@ class Declaration:
             tuple(source_of(source) for source in sources),
             promises,
             _duration(said, "retention", where),
-            _duration(said, "stamp", where),
+            stamp,
             mode,
-            str(said.get("output", "")),
+            output,
             tuple(heuristics),
-            bool(said.get("adopt", False)),
+            adopt,
         )
 
     def require(self, promise: str, because: str) -> None:
@@ -155,46 +172,68 @@ def source_of(said: Any) -> SourceDeclared:
     >>> source_of("files:/data/in,recursiveFileLookup=true").options
     {'recursivefilelookup': 'true'}
     """
-    if isinstance(said, str):
-        what, *pairs = said.split(",")
-        given = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-        word, _, rest = what.partition(":")
-        if not rest or len(given) < len(pairs) or not all(given.values()):
-            msg = f"{said!r} is no source; write it like files:/data/in or kafka:flights,lowwater.brokers=3,kafka.bootstrap.servers=broker:9092"
-            raise ValueError(msg)
-        said = {"kind": word, "options": given} | ({"topics": rest.split("+")} if word == KAFKA else {"path": rest})
-    if not isinstance(said, Mapping):
-        msg = f"{said!r} is no source: it is a text like files:/data/in, or a table"
-        raise ValueError(msg)  # noqa: TRY004 - a value in a file
-    kind = str(said.get("kind", ""))
-    options = {str(name).lower(): str(value) for name, value in dict(said.get("options", {})).items()}
-    found = SourceDeclared(kind, str(said.get("path", "")), tuple(sorted(said.get("topics", ()))), options)
-    if kind == FILES:
-        if not found.path.startswith("/") or any(character in found.path for character in "*?[{"):
-            msg = f"{found.name}: the path of files is an absolute directory, and no pattern"
-            raise ValueError(msg)
-        allowed = {"recursivefilelookup", "maxfileage", "partitions"}
-    elif kind == KAFKA:
-        if not found.topics or "kafka.bootstrap.servers" not in options or BROKERS not in options:
-            msg = f"{found.name} needs its topics, kafka.bootstrap.servers and {BROKERS}, the number of all brokers of the cluster"
-            raise ValueError(msg)
-        allowed = {BROKERS, *(name for name in options if name.startswith("kafka."))}
-    elif kind == DELTA:
-        if not found.path.startswith("/") and "://" not in found.path:
-            msg = f"{found.name}: the path of a table is an absolute directory or a URI"
-            raise ValueError(msg)
-        allowed = set()
-    else:
-        raise Unsupported(
-            f"a source of the kind {kind or said!r}",
-            "nobody can tell where it ends",
-            f"There are {FILES}, {KAFKA} and {DELTA}; begin a pipeline over others with lws.injector().",
-        )
+    said = _table_of(said) if isinstance(said, str) else said
+    if not isinstance(said, Mapping) or said.keys() - _SOURCE.keys():
+        msg = f"{said!r} is no source: it is a text like files:/data/in, or a table with {', '.join(_SOURCE)}"
+        raise ValueError(msg)
+    kind, path, topics, given = (said.get(key, or_else) for key, or_else in _SOURCE.items())
+    if not isinstance(given, Mapping) or not isinstance(path, str) or not _are_texts(topics):
+        msg = f"{dict(said)!r} is no source: path is a text, topics is a list of texts, options is a table"
+        raise ValueError(msg)
+    options = {str(name).lower(): str(value) for name, value in given.items()}
+    found = SourceDeclared(str(kind), path, tuple(sorted(topics)), options)
+    allowed = _allowed(found)
     if unknown := sorted(options.keys() - allowed):
         there = ", ".join(sorted(allowed)) or "none"
         msg = f"{found.name} has the option {unknown[0]}, which says nothing here; there are {there}"
         raise ValueError(msg)
+    age = _duration(options, "maxfileage", found.name)
+    if age is not None:
+        options["maxfileage"] = str(age // timedelta(milliseconds=1))
     return found
+
+
+def _table_of(said: str) -> Mapping[str, Any]:
+    """Return a source that is written as a text."""
+    what, *pairs = said.split(",")
+    given = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    word, _, rest = what.partition(":")
+    if not rest or len(given) < len(pairs) or not all(given.values()):
+        msg = f"{said!r} is no source; write it like files:/data/in or kafka:flights,lowwater.brokers=3,kafka.bootstrap.servers=broker:9092"
+        raise ValueError(msg)
+    return {"kind": word, "options": given} | ({"topics": rest.split("+")} if word == KAFKA else {"path": rest})
+
+
+def _allowed(found: SourceDeclared) -> set[str]:
+    """Return the options that a source may have, and check what it must have."""
+    if found.kind in (FILES, SINK):
+        if not found.path.startswith("/") or any(character in found.path for character in "*?[{"):
+            msg = f"{found.name}: the path of files is an absolute directory, and no pattern"
+            raise ValueError(msg)
+        return {"maxfileage"} if found.kind == SINK else {"recursivefilelookup", "maxfileage", "partitions"}
+    if found.kind == KAFKA:
+        if not found.topics or not found.options.keys() >= {"kafka.bootstrap.servers", BROKERS}:
+            msg = f"{found.name} needs its topics, kafka.bootstrap.servers and {BROKERS}, the number of all brokers of the cluster"
+            raise ValueError(msg)
+        return {BROKERS, *(name for name in found.options if name.startswith("kafka."))}
+    if found.kind == DELTA:
+        if not found.path.startswith("/") and "://" not in found.path:
+            msg = f"{found.name}: the path of a table is an absolute directory or a URI"
+            raise ValueError(msg)
+        return set()
+    raise Unsupported(
+        f"a source of the kind {found.kind!r}",
+        "nobody can tell where it ends",
+        f"There are {FILES}, {SINK}, {KAFKA} and {DELTA}; begin a pipeline over others with lws.injector().",
+    )
+
+
+_SOURCE: Final[Mapping[str, Any]] = {"kind": "", "path": "", "topics": (), "options": {}}
+"""The keys of a source as a table, and what they are when they are left out."""
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(isinstance(value, str) and value for value in values)
 
 
 def _unpromised(what: str, promise: str) -> Unsupported:
@@ -215,11 +254,7 @@ def _text(said: Mapping[str, Any], key: str) -> str:
 
 def _texts(said: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     values = said.get(key)
-    if (
-        not isinstance(values, list | tuple)
-        or not values
-        or not all(isinstance(value, str) and value for value in values)
-    ):
+    if not values or not _are_texts(values):
         msg = f"{where}: {key} is a list of texts with at least one, not {values!r}"
         raise ValueError(msg)
     return tuple(values)

@@ -4,7 +4,7 @@ Each look reads, in this order: the query's id; the newest batch in the commit l
 A checkpoint that was deleted and begun anew has another id. One that was restored from a copy has the same, but its batches then have other entries, or are not there:
 the digest of the newest batch that was seen committed is kept, durable, before anything is reported of it.
 
-What the state directories say was read of PySpark 4.2: ``state/<n>/_metadata/metadata`` names the operator, and the schemas beside the state carry the
+What the state directories say was read of PySpark 4.2: ``state/<n>/_metadata/metadata``, or the newest of ``_metadata/v2``, names the operator, and the schemas beside the state carry the
 delay of the watermark in the metadata of the column that is under it.
 """
 
@@ -43,6 +43,8 @@ _FUNCTIONS: Final = frozenset(
 
 _JOIN: Final = "symmetricHashJoin"
 
+_RESET: Final = "lowwater reset {name}, and begin with a new state directory."
+
 _DELAY: Final = b'"spark.watermarkDelayMs"'
 
 
@@ -67,7 +69,9 @@ def operators(checkpoint: Location) -> dict[str, str]:
 
 def _operator(folder: Location) -> str:
     try:
-        _, content = (folder / "_metadata" / "metadata").read_bytes().decode().splitlines()
+        newer = [entry for entry in _entries(folder / "_metadata" / "v2") if entry.name.isdecimal()]
+        file = max(newer, key=lambda entry: int(entry.name), default=folder / "_metadata" / "metadata")
+        _, content = file.read_bytes().decode().splitlines()
         return str(json.loads(content)["operatorInfo"]["operatorName"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return ""
@@ -120,10 +124,10 @@ class Evidence:
         watched = self._manifest["watched"]
         if watched is None:
             self._meet()
-        elif watched["shape"] != self._declared.shape():
+        elif watched["shape"] != self._declared.shape() and watched["batch"] is not None:
             msg = (
                 f"{self._declared.name} was tracked with other declarations: sources, retention and stamp were {watched['shape']} and are {self._declared.shape()}. What was reported "
-                "would not hold with these: put them back, or begin with a new state directory and adopt = true"
+                f"may not hold with these: put them back, or {_RESET.format(name=self._declared.name)}"
             )
             raise CheckpointMismatch(msg)
         self.attend()
@@ -140,7 +144,7 @@ class Evidence:
         if query_id(self._checkpoint) != found:
             msg = f"{self._checkpoint} was begun anew while it was looked at"
             raise OSError(msg)
-        self._keep(found, plan)
+        self._keep(found, None)
 
     def attend(self) -> None:
         """Raise CheckpointMismatch when the checkpoint is another query's by now, OSError when nobody can tell."""
@@ -190,8 +194,8 @@ class Evidence:
 
     def _rewound(self, batch: int, how: str) -> CheckpointMismatch:
         return CheckpointMismatch(
-            f"{self._checkpoint} is older than what was seen of it: batch {batch} was committed, and {how}. Restore the checkpoint that was there, or begin "
-            "with a new state directory and adopt = true"
+            f"{self._checkpoint} is older than what was seen of it: batch {batch} was committed, and {how}. Restore the checkpoint that was there, or "
+            + _RESET.format(name=self._declared.name)
         )
 
     def _check(self, plan: Plan) -> None:

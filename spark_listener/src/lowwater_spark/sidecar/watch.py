@@ -8,21 +8,21 @@ durable, so any number of these processes may look at one checkpoint: what each 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import lowwater
 from lowwater._core.calls import full_name
-from lowwater_spark.checkpoint.identity import new_ordinal
 from lowwater_spark.checkpoint.location import Location, location_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.settings import connection
-from lowwater_spark.sidecar.declaration import FILES, HISTORY, Declaration, SourceDeclared
+from lowwater_spark.sidecar.declaration import FILES, HISTORY, SINK, Declaration, SourceDeclared
 from lowwater_spark.sidecar.evidence import Evidence, query_id
 from lowwater_spark.sources import kafka
 from lowwater_spark.sources.delta import DELTA, DeltaSource
@@ -30,7 +30,8 @@ from lowwater_spark.sources.delta_log import DeltaLog
 from lowwater_spark.sources.files import FileSource, intruders
 from lowwater_spark.sources.kafka import KAFKA, KafkaSource
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
-from lowwater_spark.sources.sink_log import SINK_LOG
+from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
+from lowwater_spark.sources.source_log import log_offset
 from lowwater_spark.track.authority import Authority, Registration
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.part import Part
@@ -100,7 +101,9 @@ def track(
     """
     said = {"name": name, "checkpoint": checkpoint, "inputs": inputs, "sources": list(sources), "promises": promises}
     declaration = Declaration.parse({**said, **declared})
-    return _Beginning(declaration, Path(state) / quote(name, safe=""), spark).begin(address, client, interval)
+    return _Beginning(declaration, Path(state) / quote(name, safe="").replace(".", "%2E"), spark).begin(
+        address, client, interval
+    )
 
 
 @dataclass(slots=True)
@@ -119,13 +122,14 @@ class _Beginning:
             sources = [self._source(each).waiting_for(waited_for) for each in self.declared.sources]
             for source in sources:
                 source.check_writers()
+            asked = self._registration(checkpoint)
             manifest = Manifest(checkpoint, home=self.home)
-            manifest.take_over()
+            manifest.begin(asked.ordinal)
             evidence = Evidence(checkpoint, manifest, self.declared, sources)
             evidence.begin()
+            self._recognize(checkpoint, manifest, sources)
             _pin(manifest, sources, anew=HISTORY in self.declared.promises)
-            asked = self._registration(checkpoint)
-            authority = Authority(used, asked)
+            authority = Authority(used, asked, renewed=lambda asked: _as_committed(asked, CheckpointLog(checkpoint)))
             keyed = Keyed((), "", 1, injector=False, window=self.declared.stamp)
             output = None if not self.declared.output else Path(self.declared.output)
             run = Run(
@@ -164,7 +168,7 @@ class _Beginning:
             return KafkaSource(options, KafkaAdmin(self._session(said.name)._jvm, options))
         if said.kind == DELTA:
             return DeltaSource(said.path, {"path": said.path}, DeltaLog(self._session(said.name), said.path))
-        assert said.kind == FILES
+        assert said.kind in (FILES, SINK)
         root = str(Path(said.path))
         if not Path(root).is_dir():
             raise Unsupported(
@@ -173,7 +177,17 @@ class _Beginning:
         recursive = said.options.get("recursivefilelookup", "false").lower() == "true"
         columns = tuple(filter(None, said.options.get("partitions", "").split("+")))
         age = int(said.options.get("maxfileage", _WEEK))
-        source = FileSource(root, recursive, "", Path(root, SINK_LOG).exists(), columns=columns, max_age=age)
+        sink = said.kind == SINK
+        there = Path(root, SINK_LOG).exists()
+        if sink and not there:
+            raise Unsupported(said.name, "there is no log of Spark's file sink in it", f"Declare {FILES}:{root}.")
+        if there and not sink:
+            raise Unsupported(
+                said.name,
+                "there is a log of Spark's file sink in it: a query that was started behind it goes by the log, and one that was started before lists all files",
+                f"Declare {SINK}:{root} in the first case; in the other one start the query again, over a new checkpoint.",
+            )
+        source = FileSource(root, recursive, "", sink, columns=columns, max_age=age)
         if logs := [found.path for found in intruders(source) if not found.writer]:
             raise Unsupported(
                 f"The path {root}",
@@ -182,21 +196,51 @@ class _Beginning:
             )
         return source
 
+    def _recognize(self, checkpoint: Location, manifest: Manifest, sources: list[Source]) -> None:
+        """Compare the directories with what the query has taken from them: they may be others here than where its driver is."""
+        last = CheckpointLog(checkpoint).last_committed()
+        plan = None if last is None else CheckpointLog(checkpoint).plan(last)
+        for number, (source, line) in enumerate(zip(sources, () if plan is None else plan.lines, strict=False)):
+            if not isinstance(source, FileSource):
+                continue
+            log = source.log_in(checkpoint / "sources" / str(number))
+            log.read_to(log_offset(line))
+            if source.sink_log and log.taken.keys() - {file.path for file in list_sink(source.root)}:
+                raise Unsupported(
+                    f"{SINK}:{source.root}",
+                    "the query has taken files that the sink's log does not name: it lists the directory, and reads what failed attempts have left as well",
+                    "Start the query again over a new checkpoint, which reads by the log.",
+                )
+            known = source.root in (manifest["roots"] or {}) or (self.home / "lowwater" / "replaced").exists()
+            if log.taken and not known and not any(Path(path).exists() for path in log.taken):
+                raise Unsupported(
+                    f"{FILES}:{source.root}",
+                    "none of the files that the query has taken from it is there: another volume may be mounted here than where the query's driver is",
+                    f"Mount it as the driver has it. If they were cleaned up, say so: touch {self.home / 'lowwater' / 'replaced'}",
+                )
+
     def _registration(self, checkpoint: Location) -> Registration:
-        log = CheckpointLog(checkpoint)
-        last = log.last_committed()
-        planned = log.plan(0 if last is None else last + 1)
-        return Registration(
+        asked = Registration(
             name=self.declared.name,
             inputs=self.declared.inputs,
             heuristics=self.declared.heuristics,
             ranges=1,
             identity=f"sidecar:{query_id(checkpoint)}",
-            generation=0 if last is None else last + 1,
-            ordinal=new_ordinal(self.home),
-            digest=b"" if planned is None else bytes.fromhex(planned.digest),
+            generation=0,
+            # By the clock: a process that has lost its state, or never had it, still comes after those before it.
+            ordinal=time.time_ns() // 1000,
+            digest=b"",
             adopt=self.declared.adopt,
         )
+        return _as_committed(asked, CheckpointLog(checkpoint))
+
+
+def _as_committed(asked: Registration, log: CheckpointLog) -> Registration:
+    """Return what a claim says of the checkpoint as it is now."""
+    last = log.last_committed()
+    generation = 0 if last is None else last + 1
+    planned = log.plan(generation)
+    return replace(asked, generation=generation, digest=b"" if planned is None else bytes.fromhex(planned.digest))
 
 
 def _pin(manifest: Manifest, sources: list[Source], *, anew: bool) -> None:

@@ -76,6 +76,8 @@ class Hook:
 
     write_batch: WriteBatch
     probe: Callable[[str, int], None]
+    elsewhere: ClassVar[bool] = False
+    """Its batches are planned in this process."""
     observed: ClassVar[bool] = False
     """Late rows are counted while a batch runs."""
     run: Run = field(init=False, repr=False, compare=False)

@@ -11,9 +11,23 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-__all__ = ["KINDS", "Operator", "Watermark", "Window", "items", "nodes", "operator_of", "watermark_of"]
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = [
+    "KINDS",
+    "Operator",
+    "Watermark",
+    "Window",
+    "items",
+    "nodes",
+    "is_windows",
+    "operator_of",
+    "reach",
+    "watermark_of",
+]
 
 KINDS: Final = {
     "Aggregate": "aggregation",
@@ -167,8 +181,32 @@ def _micros(literal: Any) -> timedelta:
     return timedelta(microseconds=int(literal.value()))
 
 
-def longest(operators: Sequence[Operator]) -> timedelta | None:
-    """Return the length of the longest window if all that hold rows are windowed aggregations, None otherwise."""
+def reach(operators: Sequence[Operator], *, stamped: bool) -> timedelta | None:
+    """Return how far below the watermark can be stamped what operators let go, if all that hold rows are windowed aggregations; None otherwise.
+
+    ``stamped``: what comes out is stamped by the start or end of a window. Then it is the longest window: what an inner window lets go is in an outer one that is
+    still open. Otherwise it may be stamped by a time that was in the innermost one, and waits for each in turn: the sum.
+    """
     lengths = [None if each.window is None else each.window.length for each in operators if each.holds]
     known = [length for length in lengths if length is not None]
-    return max(known) if known and len(known) == len(lengths) else None
+    if not known or len(known) < len(lengths):
+        return None
+    return max(known) if stamped else sum(known, timedelta())
+
+
+def is_windows(frame: DataFrame, column: str | Column) -> bool:
+    """Return whether a column of a frame is the start or the end of a ``window()``, and nothing that was made of it."""
+    plan: Any = frame.select(column)._jdf.queryExecution().analyzed()
+    [expression] = items(plan.projectList())
+    return _is_windows(plan, expression)
+
+
+def _is_windows(plan: Any, expression: Any) -> bool:
+    name = expression.getClass().getSimpleName()
+    if name == "Alias":
+        return _is_windows(plan, expression.child())
+    if name == "AttributeReference":
+        return any(_is_windows(plan, each) for each in _definitions(plan, expression.exprId().id()))
+    if name != "GetStructField" or expression.child().getClass().getSimpleName() != "AttributeReference":
+        return False
+    return bool(json.loads(expression.child().metadata().json()).get("spark.timeWindow"))

@@ -84,6 +84,11 @@ class Plain:
     """What makes the sink's output durable; None when it is not made of local files."""
     _marked: bool = field(default=False, init=False)
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another process plans the batches: what is planned may then be planned anew, and only what is committed is read."""
+        return self.witness is not None
+
     observed: ClassVar[bool] = True
     """What Spark says of its batches afterwards is all that tells of late rows."""
     ticked: ClassVar[int] = 0
@@ -113,7 +118,8 @@ class Plain:
             self._last.load(NOTHING)
             if self._sink is not None:
                 self._sink.begin()
-            return [Committed(spark_bound=checked.spark_bound(None))]
+            # Of a query that runs elsewhere nobody knows yet what it reads, and what it will hold.
+            return [Committed(spark_bound=checked.spark_bound(None) if self.witness is None else MIN)]
         plan = self._plan(batch)
         self._sync(batch)
         return [Committed(batch, plan.lines, self._last.load(batch), spark_bound=checked.spark_bound(plan))]

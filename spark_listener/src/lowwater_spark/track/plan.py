@@ -28,10 +28,20 @@ from lowwater_spark.sources.kafka_admin import KafkaAdmin
 from lowwater_spark.sources.opaque import OpaqueSource
 from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
 from lowwater_spark.sources.source_log import FOR_EVER
-from lowwater_spark.track.operators import KINDS, Operator, Watermark, items, longest, nodes, operator_of, watermark_of
+from lowwater_spark.track.operators import (
+    KINDS,
+    Operator,
+    Watermark,
+    is_windows,
+    items,
+    nodes,
+    operator_of,
+    reach,
+    watermark_of,
+)
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 __all__ = [
     "Checked",
@@ -186,11 +196,13 @@ class Checked:
         return max(MIN, plan.watermark * 1000 - self.retention // timedelta(microseconds=1))
 
 
-def check_plan(spark: SparkSession, frame: DataFrame, *, retention: timedelta | None = None) -> Checked:
+def check_plan(
+    spark: SparkSession, frame: DataFrame, *, retention: timedelta | None = None, event_time: str | Column | None = None
+) -> Checked:
     """Return what a streaming DataFrame reads and holds.
 
-    ``retention`` is what the stage has declared. A driven query that holds nothing but windows needs no declaration: theirs is the
-    length of the longest. Raises Unsupported, naming the first thing that cannot be tracked exactly.
+    ``retention`` is what the stage has declared, and ``event_time`` by what its output is stamped. Of a query that holds nothing but windows, and is driven or
+    stamped by their start or end, the plan says the retention: it is the length of the windows. Raises Unsupported, naming the first thing that cannot be tracked exactly.
     """
     if not frame.isStreaming:
         raise Unsupported("A DataFrame that is not streaming", "it has no batches", "Read it with spark.readStream.")
@@ -216,7 +228,9 @@ def check_plan(spark: SparkSession, frame: DataFrame, *, retention: timedelta | 
             )
     holding = [operator for operator in operators if operator.holds]
     if retention is None and holding:
-        retention = longest(holding)
+        stamped = event_time is not None and is_windows(frame, event_time)
+        if stamped or all(operator.driven for operator in holding):
+            retention = reach(holding, stamped=stamped)
     _check_state(holding, watermarks, declared=retention is not None)
     sources = [_source(spark, relation) for relation in relations]
     return Checked(sources, operators, watermarks, retention if holding else None)

@@ -174,7 +174,7 @@ def passed_on(state: Committed, reading: Reading, window: timedelta | None) -> R
 
 def bound_of(state: Committed, reading: Reading, window: timedelta | None) -> int:
     """Return the lowest stamp that a stage can still emit when it stands so and holds nothing by itself, microseconds."""
-    return min(floor_stamp(reading.low, window), state.spark_bound)
+    return floor_stamp(min(reading.low, state.spark_bound), window)
 
 
 def stamped(state: Committed, reading: Reading, window: timedelta | None) -> Reading:
@@ -183,7 +183,7 @@ def stamped(state: Committed, reading: Reading, window: timedelta | None) -> Rea
     Of the rows in Spark's state nobody knows the distribution, so no share of them is beyond the lowest stamp that they can have.
     """
     shares = {
-        share: min(floor_stamp(micros, window), state.spark_bound) for share, micros in reading.heuristics.items()
+        share: floor_stamp(min(micros, state.spark_bound), window) for share, micros in reading.heuristics.items()
     }
     return dataclasses.replace(reading, heuristics=shares)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import lowwater
-from lowwater.watermark import MAX
+from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.location import Location, glance
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
@@ -218,7 +218,8 @@ class Run:
             newest = self.log.newest()
             planned = () if newest is None else newest.lines
             with self.lock:
-                self.heads.read_to(planned)
+                # What another process has planned it may plan anew, from other rows.
+                self.heads.read_to(committed.lines if self.batches.elsewhere else planned)
                 self.reader.progress.observe(reading, heads, now, planned)
         self.batches.settle()
         self._looked = self.progress.committed.batch
@@ -232,7 +233,21 @@ class Run:
     def waiting_for(self) -> tuple[str, ...]:
         """Return what the query waits for, in words."""
         waiting = () if self.reader is None else self.reader.progress.waiting_for()
-        return (*filter(None, [self.unread, self.heads.lost]), *waiting)
+        return (*filter(None, [self.unread, self.heads.lost, self._held_by_spark()]), *waiting)
+
+    def _held_by_spark(self) -> str:
+        """Return why what Spark holds keeps the watermark below that of the inputs; empty: it does not."""
+        if self.reader is None:
+            return ""
+        committed, low = self.reader.progress.committed, self.reader.progress.reading.low
+        if committed.spark_bound >= low:
+            return ""
+        if self.batches.elsewhere and committed.batch == NOTHING:
+            return "the first committed batch: before it nobody knows what the query reads and holds"
+        if committed.spark_bound == MIN:
+            return "Spark's own watermark, which there is after the first batch with rows"
+        bound = lowwater.Watermark(committed.spark_bound)
+        return f"Spark's own watermark, which moves with rows alone: with what Spark holds it is at {bound}"
 
     def fail(self, failure: BaseException) -> None:
         """Remember what ended the run: the first thing that did."""
