@@ -183,6 +183,8 @@ def describe(checkpoint: str, session: Any) -> str:
 def _guess(line: str) -> str:
     if line.startswith('{"logOffset"'):
         return "<files:/data/in>"
+    if '"reservoirId"' in line:
+        return "<delta:/data/table>"
     return "<kafka:topic,lowwater.brokers=3,kafka.bootstrap.servers=broker:9092>" if line.startswith('{"') else "<?>"
 
 

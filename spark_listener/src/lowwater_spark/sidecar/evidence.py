@@ -110,8 +110,8 @@ class Evidence:
         self._declared = declared
         self._sources = sources
         self._log = CheckpointLog(checkpoint)
-        self._known: tuple[int, int] | None = None
-        """The batch for which the operators were looked at, and how many there were."""
+        self._known: int | None = None
+        """The newest batch for which the operators were looked at."""
 
     def begin(self) -> None:
         """Compare the checkpoint with what was seen of it before, and keep whose it is. Raises CheckpointMismatch, Unsupported, OSError."""
@@ -222,9 +222,9 @@ class Evidence:
                     )
 
     def _check_operators(self, batch: int) -> None:
-        found = operators(self._checkpoint)
-        if self._known == (batch, len(found)):
+        if self._known == batch:
             return
+        found = operators(self._checkpoint)
         if self._declared.retention is not None and set(found.values()) <= _ON_ARRIVAL:
             raise Unsupported(
                 f"{self._checkpoint}",
@@ -233,7 +233,7 @@ class Evidence:
             )
         for folder, operator in sorted(found.items()):
             self._check_operator(self._checkpoint / "state" / folder, operator)
-        self._known = (batch, len(found))
+        self._known = batch
 
     def _check_operator(self, folder: Location, operator: str) -> None:
         if operator in _ON_ARRIVAL:

@@ -7,7 +7,6 @@ durable, so any number of these processes may look at one checkpoint: what each 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     from lowwater_spark.sources.base import Source
 
 __all__ = ["Sidecar", "track"]
-
-logger = logging.getLogger("lowwater.spark")
 
 _WEEK: Final = 7 * 86_400_000
 """Spark's maxFileAge, milliseconds, where a query says nothing."""

@@ -237,7 +237,9 @@ class Run:
 
     def _held_by_spark(self) -> str:
         """Return why what Spark holds keeps the watermark below that of the inputs; empty: it does not."""
-        if self.reader is None:
+        if (
+            self.reader is None or self.checked.controls
+        ):  # what is driven follows the inputs, and closes what it holds by them
             return ""
         committed, low = self.reader.progress.committed, self.reader.progress.reading.low
         if committed.spark_bound >= low:
