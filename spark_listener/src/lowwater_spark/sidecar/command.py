@@ -19,7 +19,7 @@ from lowwater_spark.checkpoint.location import location_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sidecar.declaration import BLANK, HISTORY, PROMISES, Declaration
-from lowwater_spark.sidecar.evidence import operators, query_id
+from lowwater_spark.sidecar.evidence import ON_ARRIVAL, operators, query_id
 from lowwater_spark.sidecar.watch import Sidecar, track
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def describe(checkpoint: str, session: Any) -> str:
     state = "It keeps nothing in Spark's state."
     if found:
         state = f"In Spark's state: {', '.join(operator or 'an operator without a name' for operator in found.values())}. Its retention is needed but for deduplication."
-    unless = "" if found else "# "
+    unless = "" if set(found.values()) - ON_ARRIVAL else "# "
     needed = [name for name in PROMISES if name != HISTORY or last is not None]
     promises = "\n".join(f'    # {PROMISES[name]}\n    # "{name}",' for name in needed)
     return BLANK.format(

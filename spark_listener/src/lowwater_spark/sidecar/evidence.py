@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from lowwater_spark.checkpoint.manifest import Manifest
     from lowwater_spark.sources.base import Source
 
-__all__ = ["Evidence", "operators", "query_id"]
+__all__ = ["ON_ARRIVAL", "Evidence", "operators", "query_id"]
 
-_ON_ARRIVAL: Final = frozenset({"dedupe", "dedupeWithinWatermark", "globalLimit"})
+ON_ARRIVAL: Final = frozenset({"dedupe", "dedupeWithinWatermark", "globalLimit"})
 """Operators, by the names that Spark keeps, that emit a row when it arrives, or never."""
 
 _AGGREGATIONS: Final = frozenset({"sessionWindowStateStoreSaveExec", "stateStoreSave"})
@@ -225,7 +225,7 @@ class Evidence:
         if self._known == batch:
             return
         found = operators(self._checkpoint)
-        if self._declared.retention is not None and set(found.values()) <= _ON_ARRIVAL:
+        if self._declared.retention is not None and set(found.values()) <= ON_ARRIVAL:
             raise Unsupported(
                 f"{self._checkpoint}",
                 "a retention is declared, and Spark holds nothing in it: the query would wait for a watermark of Spark's for ever",
@@ -236,7 +236,7 @@ class Evidence:
         self._known = batch
 
     def _check_operator(self, folder: Location, operator: str) -> None:
-        if operator in _ON_ARRIVAL:
+        if operator in ON_ARRIVAL:
             return
         what = f"the operator {operator or 'without a name'} in {folder}"
         if operator not in _AGGREGATIONS | _FUNCTIONS | {_JOIN}:

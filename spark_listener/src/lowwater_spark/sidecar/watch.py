@@ -134,7 +134,7 @@ class _Beginning:
                 Checked(sources, retention=self.declared.retention),
                 [Part(authority, keyed, checkpoint)],
                 Plain(output, witness=evidence),
-                home=self.home,
+                elsewhere=manifest,
             )
             run.start()
         except BaseException:

@@ -69,8 +69,8 @@ class Run:
     batches: Hook | Plain
     """How it learns of its batches."""
     clock: Callable[[], float] = time.monotonic
-    home: Location | None = None
-    """Where what is remembered of a checkpoint stands that is only looked at; None: in the checkpoint."""
+    elsewhere: Manifest | None = None
+    """The manifest of a checkpoint that is only looked at, which stands elsewhere; None: it has its own."""
     skip_removed: bool = False
     """Whether a new checkpoint begins at what is left of outputs whose old batches were removed."""
     log: CheckpointLog = field(init=False)
@@ -95,7 +95,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.log = CheckpointLog(self.checkpoint)
-        self.manifest = Manifest(self.checkpoint, home=self.home)
+        self.manifest = Manifest(self.checkpoint) if self.elsewhere is None else self.elsewhere
         self.manifest.begin(self.authority.registration.ordinal)
         for part in self.parts:
             part.place = Place(self.manifest, part.home)
