@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import lowwater
 from lowwater._core.calls import full_name
 from lowwater_spark.checkpoint.identity import check_names, home_of, identity, new_ordinal
-from lowwater_spark.checkpoint.location import Location, real, uri_of
+from lowwater_spark.checkpoint.location import Location, real
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive.frame import drive, drive_of
 from lowwater_spark.drive.watermark import Driving, is_approximate
@@ -34,11 +34,9 @@ from lowwater_spark.track.plain import Plain
 from lowwater_spark.track.plan import (
     Checked,
     absolute,
-    check_options,
     check_output_mode,
     check_plan,
     check_session,
-    check_trigger,
     is_file_format,
     local_directory,
 )
@@ -46,6 +44,7 @@ from lowwater_spark.track.query import INTERVAL, TrackedQuery
 from lowwater_spark.track.ranges import range_bounds
 from lowwater_spark.track.run import Run
 from lowwater_spark.track.shape import check_shape
+from lowwater_spark.track.writer import Writer, writer_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -58,8 +57,6 @@ Stamp = timedelta | str
 
 _RANGES: Final = 64
 """Key ranges of a stage with a function that does not say how many."""
-
-_EVERY_BATCH: Final[Mapping[str, Any]] = {"processingTime": "0 seconds"}
 
 
 def stage(
@@ -201,11 +198,12 @@ class Stage:
 
     def foreach_batch(
         self,
-        df: DataFrame,
+        df: DataFrame | DataStreamWriter,
         write_batch: WriteBatch,
         *,
-        checkpoint: str | os.PathLike[str],
+        checkpoint: str | os.PathLike[str] | None = None,
         also: Sequence[Stage] = (),
+        output_mode: str | None = None,
         trigger: Mapping[str, Any] | None = None,
         name: str | None = None,
         adopt: bool = False,
@@ -220,12 +218,15 @@ class Stage:
 
         Args:
             df: Over one or more sources: files, Delta tables, or Kafka whose brokers are declared; of an injector any that Spark can read again after a crash. With Spark's own stateful
-                operators if the stage declares its ``retention``.
+                operators if the stage declares its ``retention``. Or a ``DataStreamWriter`` over it, as of ``df.writeStream``, that was told its
+                checkpoint, and output mode, trigger and query name as far as they are not the default ones; these are no arguments then.
             write_batch: What to do with a batch.
             checkpoint: Directory on a local or NFS file system or on HDFS, of this query alone, and the stage's from its first batch on.
             also: Further stages that the query runs, with outputs, keys, ranges, stamps and states of their own. Each reads the
                 inputs that this one reads, or earlier stages of the query, by what they have emitted in the same batch.
                 ``batch.of(name)`` is the batch of one. All declare the same ``retention``. A checkpoint keeps its stages.
+            output_mode: Spark's: ``append`` by default, or ``update``, where each batch has the windows that it has changed, complete or not. Those stamped
+                below ``batch.low`` do not come again.
             trigger: Arguments of Spark's ``trigger``; by default batch after batch.
             name: Spark's name of the query; the stage's by default.
             adopt: Take the name over from another checkpoint by starting a new incarnation of the computation.
@@ -240,21 +241,23 @@ class Stage:
         """
         stages = (self, *also)
         earlier = check_together([stage._declared() for stage in stages])
-        triggered = dict(_EVERY_BATCH if trigger is None else trigger)
+        asked = writer_of(df, checkpoint=checkpoint, output_mode=output_mode, trigger=trigger, name=name)
+        asked.check_no_sink()
+        frame, query_name = asked.frame, asked.name or self.name
         check_session(self.spark)
-        check_session(df.sparkSession)  # the query runs with its settings
-        check_trigger(triggered)
-        checked = check_plan(df.sparkSession, df, retention=self.retention, event_time=self.keyed.event_time)
-        _check_columns(df, self.keyed)
-        folder = absolute(checkpoint, self.spark)
-        self._check_running(folder, name or self.name)
+        check_session(frame.sparkSession)  # the query runs with its settings
+        checked = check_plan(frame.sparkSession, frame, retention=self.retention, event_time=self.keyed.event_time)
+        check_output_mode(checked, asked.output_mode, function=True)
+        _check_columns(frame, self.keyed)
+        folder = absolute(asked.checkpoint, self.spark)
+        self._check_running(folder, query_name)
         reads = [stage.inputs for stage, inner in zip(stages, earlier, strict=True) if stage.inputs and not inner]
         checked = self._waiting_for(checked, reads[0]) if reads else checked
         check_names(folder, [stage.name for stage in stages])
-        driving = Driving.of(self.spark, df, checked, folder, self.inputs, triggered)
+        driving = Driving.of(self.spark, frame, checked, folder, self.inputs, asked.trigger)
         checked.check_writers()
         check_shape(folder, "function", checked)
-        frame = with_ticks(self.spark, df, folder)
+        ticking = with_ticks(self.spark, frame, folder)
         client = self._connect() if self.client is None else self.client
         parts = self._parts(
             client,
@@ -267,17 +270,16 @@ class Stage:
         with self._beginning(client, [part.authority for part in parts], driving) as begin:
             hook = Hook(write_batch, probe)
             run = Run(folder, checked, parts, hook, skip_removed=skip_removed)
-            writer = frame.writeStream.foreachBatch(hook.run_batch).queryName(name or self.name).trigger(**triggered)
-            return begin(run, writer.option("checkpointLocation", uri_of(folder)))
+            return begin(run, asked.onto(ticking, folder, query_name).foreachBatch(hook.run_batch))
 
     def start(
         self,
-        df: DataFrame,
+        df: DataFrame | DataStreamWriter,
         *,
-        checkpoint: str | os.PathLike[str],
-        format: str,  # noqa: A002 - Spark's own name for it
+        checkpoint: str | os.PathLike[str] | None = None,
+        format: str | None = None,  # noqa: A002 - Spark's own name for it
         path: str | os.PathLike[str] | None = None,
-        output_mode: str = "append",
+        output_mode: str | None = None,
         partition_by: str | Sequence[str] | None = None,
         trigger: Mapping[str, Any] | None = None,
         name: str | None = None,
@@ -295,6 +297,9 @@ class Stage:
 
         Args:
             df: Over one or more sources: files, Delta tables, or Kafka whose brokers are declared; with Spark's own stateful operators if the stage declares its ``retention``.
+                Or a ``DataStreamWriter`` over it, ready to be started: then it is started as it was told, and this call has no argument but ``adopt`` and
+                ``skip_removed``. Its ``foreachBatch`` function gets what Spark gives it, and must return when its rows are written and durable.
+                ``foreach`` and ``clusterBy`` are refused; a table is written by ``format`` and ``path``.
             checkpoint: Directory on a local or NFS file system or on HDFS, of this query alone.
             format: Of the sink: ``parquet``, ``json``, ``csv``, ``orc``, ``kafka``, ``console``, ``memory``, ``noop`` or any other
                 that Spark knows.
@@ -314,46 +319,42 @@ class Stage:
 
         Raises as :meth:`foreach_batch` does.
         """
-        triggered = dict(_EVERY_BATCH if trigger is None else trigger)
         if not self.inputs:
             raise Unsupported(
                 "An injector as a plain query",
                 "nothing in it says how far the source has come",
                 "Start it with foreach_batch and tell batch.frontier().",
             )
+        said = {"format": format, "path": path, "partition_by": partition_by, "options": options}
+        asked = writer_of(df, checkpoint=checkpoint, output_mode=output_mode, trigger=trigger, name=name, **said)
+        frame, query_name = asked.frame, asked.name or self.name
         check_session(self.spark)
-        check_session(df.sparkSession)  # the query runs with its settings
-        check_trigger(triggered)
-        check_options(options)
-        checked = check_plan(df.sparkSession, df, retention=self.retention, event_time=self.keyed.event_time)
-        check_output_mode(checked, output_mode)
-        _check_columns(df, self.keyed)
-        folder = absolute(checkpoint, self.spark)
-        self._check_running(folder, name or self.name)
+        check_session(frame.sparkSession)  # the query runs with its settings
+        asked.check_sink()
+        checked = check_plan(frame.sparkSession, frame, retention=self.retention, event_time=self.keyed.event_time)
+        check_output_mode(checked, asked.output_mode)
+        _check_columns(frame, self.keyed)
+        folder = absolute(asked.checkpoint, self.spark)
+        self._check_running(folder, query_name)
         checked = self._waiting_for(checked, self.inputs)
         keyed = dataclasses.replace(self.keyed, ranges=1) if self.default_ranges else self.keyed
-        driving = Driving.of(self.spark, df, checked, folder, self.inputs, triggered)
+        driving = Driving.of(self.spark, frame, checked, folder, self.inputs, asked.trigger)
         checked.check_writers()
-        output = self._output(format, path)
+        output = self._output(asked)
         if output is not None:
             check_sink(output, CheckpointLog(folder))
             check_alone(output, full_name(self._settings().namespace, self.name))
         check_shape(folder, "plain", checked)
-        writer = observe_oldest(df, self.keyed.event_time).writeStream.format(format).outputMode(output_mode)
-        if format.lower() == DELTA:
-            writer = writer.option("userMetadata", marked(full_name(self._settings().namespace, self.name)))
-        writer = writer.options(**options).queryName(name or self.name).trigger(**triggered)
-        if path is not None:
-            writer = writer.option("path", os.fspath(path))
-        if partition_by is not None:
-            writer = writer.partitionBy(*([partition_by] if isinstance(partition_by, str) else partition_by))
+        if (asked.format or "").lower() == DELTA:
+            asked = asked.with_options(userMetadata=marked(full_name(self._settings().namespace, self.name)))
+        writer = asked.onto(observe_oldest(frame, self.keyed.event_time), folder, query_name)
         client = self._connect() if self.client is None else self.client
-        asked = self._registration(folder, checked, adopt=adopt, estimated=is_approximate(driving))
-        authority = Authority(client, dataclasses.replace(asked, ranges=keyed.ranges))
+        registration = self._registration(folder, checked, adopt=adopt, estimated=is_approximate(driving))
+        authority = Authority(client, dataclasses.replace(registration, ranges=keyed.ranges))
         with self._beginning(client, [authority], driving) as begin:
             parts = [Part(authority, keyed, folder)]
             run = Run(folder, checked, parts, Plain(output), skip_removed=skip_removed)
-            return begin(run, writer.option("checkpointLocation", uri_of(folder)))
+            return begin(run, writer)
 
     @contextlib.contextmanager
     def _beginning(
@@ -402,12 +403,12 @@ class Stage:
         driven = {number: full(drive_of(control.directory).inputs) for number, control in checked.controls.items()}
         return checked.waiting_for(full(inputs), driven)
 
-    def _output(self, kind: str, path: str | os.PathLike[str] | None) -> Path | None:
+    def _output(self, asked: Writer) -> Path | None:
         """Return the local directory that a sink of Spark's writes files to; None for any other sink."""
-        if path is None or not is_file_format(self.spark, kind):
+        if asked.path is None or asked.format is None or not is_file_format(self.spark, asked.format):
             return None
         try:
-            return Path(local_directory(self.spark, os.fspath(path), "The path"))
+            return Path(local_directory(self.spark, os.fspath(asked.path), "The path"))
         except Unsupported:
             return None
 

@@ -332,8 +332,11 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise ValueError(msg)
 
 
-def check_output_mode(checked: Checked, mode: str) -> None:
-    """Raise Unsupported for output modes that write old results again, and ValueError for what is none."""
+def check_output_mode(checked: Checked, mode: str, *, function: bool = False) -> None:
+    """Raise Unsupported for output modes that write old results again, and ValueError for what is none.
+
+    A function knows by ``batch.low`` which of the windows that it gets are complete; a sink of Spark's does not.
+    """
     if mode not in ("append", "update", "complete"):
         msg = f'the output mode is "append" or "update", not {mode!r}'
         raise ValueError(msg)
@@ -343,11 +346,11 @@ def check_output_mode(checked: Checked, mode: str) -> None:
             "every batch writes all old results again, far below what is promised",
             'Use "append", which writes a window once, when it is complete.',
         )
-    if mode == "update" and any(operator.driven for operator in checked.operators):
+    if mode == "update" and not function and any(operator.driven for operator in checked.operators):
         raise Unsupported(
-            "The output mode update in a driven query",
-            "windows would be written before they are complete, which is what driving them avoids",
-            'Use "append".',
+            "The output mode update in a driven query with a sink of Spark's",
+            "windows would be written before they are complete, and nothing beside them says which are",
+            'Use "append"; or foreach_batch(..., output_mode="update"), whose function knows it by batch.low.',
         )
 
 

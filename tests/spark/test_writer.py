@@ -1,0 +1,159 @@
+"""A stage that is started with a DataStreamWriter: what the writer was told is kept, or refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+import lowwater
+from lowwater_spark.errors import Unsupported
+from lowwater_spark.track import writer as writer_module
+from lowwater_spark.track.writer import writer_of
+from tests.kit.times import mark
+from tests.spark.flow import PlainFlow
+from tests.spark.support import Upstream, low, row
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+
+FLOW = PlainFlow
+
+Told = Callable[[DataStreamWriter], DataStreamWriter]
+
+
+def told(flow: PlainFlow) -> DataStreamWriter:
+    """A writer over the feed, with a checkpoint."""
+    return flow.read().writeStream.option("checkpointLocation", str(flow.folder / "ck"))
+
+
+def test_a_stage_starts_a_writer_as_it_was_told(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
+    flow.feed.put([row("a", 9), row("b", 9, 30)])
+    upstream.at(10)
+    writer = told(flow).format("json").option("path", str(flow.folder / "out")).partitionBy("key").queryName("theirs")
+    query = flow.stage().start(writer.option("timestampFormat", "yyyy").trigger(availableNow=True))
+    flow.queries.append(query)
+    assert query.await_termination(60)
+    assert (query.name, low(lw, "stage")) == ("theirs", mark(10))
+    assert flow.out() == ["a", "b"]
+    files = sorted((flow.folder / "out").glob("key=*/*.json"))
+    assert [file.parent.name for file in files] == ["key=a", "key=b"]
+    assert '"2013"' in files[0].read_text()
+
+
+def test_the_function_of_a_writer_gets_what_spark_gives_it(
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    got: list[tuple[int, list[str]]] = []
+
+    def write(rows: DataFrame, batch: int) -> None:
+        got.append((batch, sorted(each.key for each in rows.collect())))
+
+    upstream.at(10)
+    flow.feed.put([row("a", 9), row("b", 9, 30)])
+    query = flow.stage().start(told(flow).foreachBatch(write))
+    flow.queries.append(query)
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "the function has returned, and the batch is committed")
+    upstream.at(11)
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "no batch comes, and the stage follows")
+    assert got == [(0, ["a", "b"])]
+    flow.feed.put([row("late", 10)])
+    flow.eventually(lambda: query.status().late_rows == 1, "a row below the promise is seen")
+
+
+def test_a_function_that_fails_holds_the_stage(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
+    def write(rows: DataFrame, batch: int) -> None:
+        assert batch, "of batch 0 nothing is written"
+
+    upstream.at(10)
+    flow.feed.put([row("a", 9)])
+    query = flow.stage().start(told(flow).foreachBatch(write))
+    with pytest.raises(Exception, match="nothing is written"):
+        query.await_termination(60)
+    assert low(lw, "stage").unknown
+
+
+def test_a_stage_with_a_function_takes_a_writer(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
+    got: list[lowwater.Watermark] = []
+    upstream.at(10)
+    flow.feed.put([row("a", 9)])
+    writer = told(flow).queryName("theirs").trigger(processingTime="100 milliseconds")
+    query = flow.stage().foreach_batch(writer, lambda _rows, batch: got.append(batch.low))
+    flow.queries.append(query)
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "it follows")
+    assert (query.name, got[0]) == ("theirs", mark(10))
+
+
+@pytest.mark.parametrize(
+    ("tell", "reason"),
+    [
+        (lambda writer: writer.foreach(print), "foreach of a writer"),
+        (lambda writer: writer.clusterBy("key"), "clusterBy of a writer"),
+        (lambda writer: writer.trigger(continuous="1 second"), "The trigger continuous"),
+        (lambda writer: writer.outputMode("complete"), "The output mode complete"),
+        (lambda writer: writer.option("AsyncProgressTrackingEnabled", "true"), "asyncProgressTrackingEnabled"),
+        (lambda writer: writer.format("kafka").option("kafka.acks", "1"), "kafka.acks"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_its_name(
+    flow: PlainFlow, lw: lowwater.Client, tell: Told, reason: str
+) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        flow.stage().start(tell(told(flow)))
+    assert not flow.spark.streams.active
+    assert not (flow.folder / "ck").exists()
+    assert not lw.get("stage")["stage"].registered
+
+
+def test_what_nobody_knows_is_refused_by_its_name(flow: PlainFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "_KEPT", writer_module._KEPT - {"partitioningColumns"})
+    flow.stage().start(told(flow).format("noop")).stop()
+    with pytest.raises(Unsupported, match="partitioningColumns of a writer"):
+        flow.stage().start(told(flow).format("noop").partitionBy("key"))
+
+
+@pytest.mark.parametrize(
+    ("tell", "arguments", "reason"),
+    [
+        (lambda writer: writer, {"trigger": {"once": True}}, "trigger is said beside a writer"),
+        (lambda writer: writer, {"maxRecordsPerFile": 7}, "options is said beside a writer"),
+        (lambda writer: writer._df.writeStream, {}, "the writer has no checkpoint"),
+        (lambda writer: writer._df, {"checkpoint": "ck"}, "format is missing"),
+        (lambda writer: writer._df, {"format": "noop"}, "checkpoint is missing"),
+    ],
+)
+def test_a_writer_and_arguments_are_not_mixed(
+    flow: PlainFlow, tell: Callable[[Any], Any], arguments: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        flow.stage().start(tell(told(flow)), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("tell", "what"),
+    [
+        (lambda writer: writer.foreachBatch(print), "foreachBatch"),
+        (lambda writer: writer.format("noop"), "format"),
+        (lambda writer: writer.partitionBy("key"), "partitionBy"),
+        (lambda writer: writer.option("PATH", "out"), "path"),
+    ],
+)
+def test_a_stage_with_a_function_takes_no_sink(flow: PlainFlow, tell: Told, what: str) -> None:
+    with pytest.raises(ValueError, match=rf"the writer has a sink, by {what}"):
+        flow.stage().foreach_batch(tell(told(flow)), lambda _rows, _batch: None)
+
+
+def test_every_trigger_is_read(spark: SparkSession, tmp_path: Path) -> None:
+    writer = spark.readStream.format("rate").load().writeStream.option("checkpointLocation", str(tmp_path))
+
+    def trigger(asked: DataStreamWriter) -> dict[str, Any]:
+        none = dict.fromkeys(("checkpoint", "trigger", "name", "output_mode"))
+        return dict(writer_of(asked, **none).trigger)
+
+    assert trigger(writer) == {"processingTime": "0 milliseconds"}
+    assert trigger(writer.trigger(processingTime="90 seconds")) == {"processingTime": "90000 milliseconds"}
+    assert trigger(writer.trigger(once=True)) == {"once": True}
+    assert trigger(writer.trigger(availableNow=True)) == {"availableNow": True}
