@@ -28,6 +28,7 @@ from lowwater_spark.sources.writers import check_alone
 from lowwater_spark.track.authority import Authority, Registration
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.events import observe_oldest
+from lowwater_spark.track.frontier import PARTITION, Bounds
 from lowwater_spark.track.hook import Hook, WriteBatch
 from lowwater_spark.track.part import Part
 from lowwater_spark.track.plain import Plain
@@ -121,6 +122,12 @@ def injector(
     ranges: int | None = None,
     heuristics: Sequence[float] = (0.99,),
     stamp: Stamp = "event",
+    disorder: timedelta | None = None,
+    across: timedelta | None = None,
+    delay: timedelta | None = None,
+    producer: str | Column | None = None,
+    producers: Sequence[str] | None = None,
+    ahead: timedelta | None = None,
     address: str | None = None,
     client: lowwater.Client | None = None,
 ) -> Stage:
@@ -128,8 +135,25 @@ def injector(
 
     It may read any source that Spark can read again after a crash: Kafka, Kinesis, a table, a Python data source. What is outstanding is kept with
     ``batch.stateful()``: the low watermark is the least of the frontier and the oldest outstanding record. Arguments as for :func:`stage`.
+
+    Where the rows themselves say how far the source has come, declare it, and do not call ``batch.frontier()``; ``batch.low`` is the frontier then:
+
+    * ``disorder``: how much older than a row before it in its partition of Kafka a row may be; ``timedelta(0)`` where they come in order. The
+      frontier is the least, over all partitions, of the greatest event time seen there minus this. A partition without rows holds it. The frame keeps the source's
+      columns ``topic`` and ``partition``, and ``offset`` if examples are to name it.
+    * ``across``: a partition that was read to its end may also move without rows of its own: how much older than a row of any partition a row may be
+      that is appended after it.
+    * ``delay``: the same by the clock, also when no rows come at all: how much older than the driver's clock a row may be when it is appended. Not for topics that
+      are read again, whose rows are old. Both need the number of brokers, the option ``lowwater.brokers`` of the source.
+    * ``producer``: go by a column that names the producer of a row, or its file, and not by partitions. Any source will do, but for ``across`` and ``delay``.
+    * ``producers``: all producers that are waited for. One that is not declared and has rows holds the frontier.
+    * ``ahead``: how far beyond the driver's clock an event time may be, by default a day. Rows beyond do not move the frontier: they are counted and named.
+
+    Raises ValueError and TypeError for arguments that make no injector.
     """
-    return _declare(spark, name, (), key, event_time, ranges, heuristics, stamp, address, client)
+    bounds = Bounds.of(disorder, across, delay, ahead, producer, producers)
+    declared = _declare(spark, name, (), key, event_time, ranges, heuristics, stamp, address, client)
+    return dataclasses.replace(declared, keyed=dataclasses.replace(declared.keyed, bounds=bounds))
 
 
 def _declare(
@@ -253,6 +277,7 @@ class Stage:
         self._check_running(folder, query_name)
         reads = [stage.inputs for stage, inner in zip(stages, earlier, strict=True) if stage.inputs and not inner]
         checked = self._waiting_for(checked, reads[0]) if reads else checked
+        checked = _check_bounds(df, checked, [stage.keyed.bounds for stage in stages if stage.keyed.bounds is not None])
         check_names(folder, [stage.name for stage in stages])
         driving = Driving.of(self.spark, frame, checked, folder, self.inputs, asked.trigger)
         checked.check_writers()
@@ -466,6 +491,16 @@ class Stage:
             adopt=adopt,
             estimated=estimated,
         )
+
+
+def _check_bounds(df: DataFrame, checked: Checked, declared: Sequence[Bounds]) -> Checked:
+    """Return the plan with what the injectors' declarations ask of it. Raises Unsupported, and what Spark does for a column that is not there."""
+    for bounds in declared:
+        if bounds.producer is None:
+            checked.check_parts(df, PARTITION)
+        else:
+            df.select(bounds.producer)
+    return checked.telling_ends() if any(bounds.lists for bounds in declared) else checked
 
 
 def _check_columns(df: DataFrame, keyed: Keyed) -> None:

@@ -255,7 +255,7 @@ class KafkaSource:
     deprecated: bool = False
     """Whether the session asks for ends as Spark did before 3.1: a consumer that goes on with old partitions."""
     inputs: frozenset[str] | None = None
-    """The full names of the computations that are waited for; None: nobody's, and nothing is asked of the source."""
+    """The full names of the computations that are waited for; None: nobody's, and nothing is asked of the source. Of an injector that goes by its ends: empty."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -298,8 +298,14 @@ class KafkaSource:
         self._check_options()
         return replace(self, inputs=inputs)
 
-    def _check_options(self) -> None:
-        stage = "Kafka as the source of a stage with inputs"
+    def telling_ends(self) -> KafkaSource:
+        """Return it for an injector that goes by the ends of its partitions. Raises Unsupported, naming the option, when they cannot be known exactly."""
+        if self.inputs is not None:
+            return self
+        self._check_options("Kafka as the source of an injector with across or delay", whole=False)
+        return replace(self, inputs=frozenset())
+
+    def _check_options(self, stage: str = "Kafka as the source of a stage with inputs", *, whole: bool = True) -> None:
         if not self.brokers:
             raise Unsupported(
                 f"{stage}, without the option {BROKERS}",
@@ -314,7 +320,7 @@ class KafkaSource:
                     "Name the topics with the option subscribe.",
                 )
         other = self.options.keys() & {"startingtimestamp", "startingoffsetsbytimestamp"}  # Spark goes by them first
-        if self.options.get("startingoffsets", "").lower() != "earliest" or other:
+        if whole and (self.options.get("startingoffsets", "").lower() != "earliest" or other):
             raise Unsupported(
                 f"{stage}, without the option startingOffsets earliest",
                 "the rows before the beginning would count as read",
@@ -350,7 +356,8 @@ class KafkaSource:
         _check_ids(described)
         if self.brokers > 1:
             self._check_topics()
-        self._check_marks(self.inputs)
+        if self.inputs:
+            self._check_marks(self.inputs)
 
     def _check_marks(self, inputs: frozenset[str]) -> None:
         """Refuse to read what ``batch.write_kafka`` has aborted, since it publishes a batch that has failed once more; and compare those who write so with the inputs.
@@ -525,7 +532,9 @@ class OpenKafka(Fileless):
             )
             raise CheckpointMismatch(msg)
         found = self._source.identity()
-        if removed := {place: at for place, at in self._cluster.beginnings(found.partitions).items() if at}:
+        # What came before an injector has begun is none of its rows.
+        begins = self._cluster.beginnings(found.partitions) if self._source.inputs else {}
+        if removed := {place: at for place, at in begins.items() if at}:
             raise CheckpointMismatch(_REMOVED.format(place=min(removed), at=removed[min(removed)]))
         pin = Pin(found.cluster, dict(found.ids))
         self._keep(pin)
@@ -544,7 +553,7 @@ class OpenKafka(Fileless):
         vector = vector_of(line)
         if back := below(vector, self._committed):
             raise CheckpointMismatch(_TRUNCATED.format(said=back))
-        if line != NONE and not self._from_the_beginning:
+        if line != NONE and self._source.inputs and not self._from_the_beginning:
             first = vector_of(self._first.read_text(encoding="utf-8").lstrip("\0").splitlines()[-1])
             if skipped := {place: at for place, at in first.items() if at}:
                 raise CheckpointMismatch(_REMOVED.format(place=min(skipped), at=skipped[min(skipped)]))

@@ -24,6 +24,7 @@ from lowwater_spark.sources.delta_log import DeltaLog
 from lowwater_spark.sources.sink_log import refuse_sink
 from lowwater_spark.sources.writers import mark_writer
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
+from lowwater_spark.track.frontier import Bounds
 from lowwater_spark.track.handover import hand_over, sweep
 from lowwater_spark.track.inputs import floor_stamp
 from lowwater_spark.track.kafka_out import KafkaOut
@@ -122,6 +123,8 @@ class Keyed:
     injector: bool
     window: timedelta | None = None
     """The length of the windows by whose start the stage stamps what it emits; None when it stamps by event time."""
+    bounds: Bounds | None = None
+    """What an injector has declared of its source, from which its frontier is told; None: the function tells it."""
 
 
 @dataclass(slots=True)
@@ -246,6 +249,10 @@ class Batch:
             raise ValueError(msg)
         self._set_frontier(micros)
 
+    def _told(self, frontier: int) -> None:
+        """Take the frontier that was told from the rows, before the function is called."""
+        self._frontier = frontier
+
     @_ends_the_batch
     def finish(self) -> None:
         """Say, for an injector, that nothing will ever come after this batch."""
@@ -254,6 +261,12 @@ class Batch:
     def _set_frontier(self, micros: int) -> None:
         if not self._keyed.injector:
             msg = "this stage has inputs, so it has no frontier of its own; lws.injector(...) makes a stage that has"
+            raise ValueError(msg)
+        if self._keyed.bounds is not None:
+            msg = (
+                f"the frontier of {self._destination.computation} is told from its rows, as disorder= declares: it is batch.low. Leave batch.frontier() and "
+                "batch.finish() out, or declare the injector without disorder= and tell the frontier yourself."
+            )
             raise ValueError(msg)
         if micros < self._previous:
             msg = (

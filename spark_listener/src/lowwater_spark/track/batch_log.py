@@ -5,7 +5,7 @@ saved; the replay reads 15:00 and closes [14:00, 15:00) as well, but finds N's o
 So the first run's W stands, for the batch's whole life, together with the digest of the plan it was chosen for.
 
 One JSON file per batch under ``CHECKPOINT/lowwater/batches``, written once. An injector's frontier, which is known only when the
-batch has been read, is a second file, equally written once.
+batch has been read, is a second file, equally written once, with what it was told from when the injector has declared that.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Final
 from lowwater_spark.checkpoint.durable import make_directory, write_once
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.track.frontier import Seen
 from lowwater_spark.track.inputs import Reading
 
 __all__ = ["BatchEntry", "BatchLog"]
@@ -95,6 +96,22 @@ class BatchLog:
                     "rows and the frontier before, never from a clock or from what else has arrived"
                 )
                 raise CheckpointMismatch(msg)
+
+    def keep_seen(self, batch: int, seen: Seen) -> Seen:
+        """Write what a batch has seen of its source, with the frontier that follows from it, once; return what its first run has written.
+
+        Durable when it returns.
+        """
+        make_directory(self._folder)
+        content = {"format": _FORMAT, "frontier": seen.frontier, "seen": seen.to_json()}
+        fresh = write_once(self._path(batch, _FRONTIER), json.dumps(content).encode())
+        kept = None if fresh else self.seen(batch)
+        return seen if kept is None else kept
+
+    def seen(self, batch: int) -> Seen | None:
+        """Return what a batch has seen of its source; None when nobody has looked, or it has not come so far."""
+        content = _load(self._path(batch, _FRONTIER))
+        return None if content is None or "seen" not in content else Seen.from_json(content["seen"])
 
     def frontier(self, batch: int) -> int | None:
         """Return the frontier that a batch has found, None when it has not told one."""

@@ -19,11 +19,13 @@ from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import Plan
-from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Line, OpenSource
+from lowwater_spark.sources.kafka import KAFKA, OpenKafka, Partition, unread, vector_of
 from lowwater_spark.sources.ticks import Ticks
 from lowwater_spark.track.batch import Batch, Outcome
 from lowwater_spark.track.batch_log import BatchEntry
+from lowwater_spark.track.frontier import Seen, look
 from lowwater_spark.track.inputs import UNREAD, Reading, fold
 from lowwater_spark.track.kafka_out import KafkaOut
 from lowwater_spark.track.part import Part, committed
@@ -76,6 +78,8 @@ class Hook:
 
     write_batch: WriteBatch
     probe: Callable[[str, int], None]
+    wall: Callable[[], float] = time.time
+    """The driver's clock, seconds since the epoch."""
     elsewhere: ClassVar[bool] = False
     """Its batches are planned in this process."""
     observed: ClassVar[bool] = False
@@ -165,7 +169,15 @@ class Hook:
 
     def _force(self) -> None:
         """Ask for an empty batch when only a batch can help. Hold the lock."""
-        needed = any(part.progress.holding or part.progress.would_close() for part in self.run.parts)
+        now = int(self.wall() * 1_000_000)
+        needed = any(
+            part.progress.holding
+            or part.progress.would_close()
+            or (
+                part.keyed.bounds is not None and part.seen is not None and part.keyed.bounds.would_move(part.seen, now)
+            )
+            for part in self.run.parts
+        )
         if self._running is None and needed and self.ticks.force(self._tick_line()):
             self.ticked += 1
 
@@ -189,6 +201,10 @@ class Hook:
         running = self._begin(number)
         self.probe("begun", number)
         batches = self._batches(running)
+        seen = {
+            part.name: self._look_at(part, batch, frame, running)
+            for part, batch in zip(self.run.parts, batches, strict=True)
+        }
         first = self.run.parts[0]
         rows = Rows(frame, first.keyed, running.entry.promised if first.reads else MIN, self._actions)
         # A stage with state counts what its tasks see.
@@ -198,8 +214,65 @@ class Hook:
         outcomes = [batch._close(rows) for batch in batches]
         self.probe("staged", number)
         with self.run.lock:
+            for part in self.run.parts:
+                if (found := seen[part.name]) is not None:
+                    part.count_seen(number, found)
             running.ended = self._prepare(running, batches, outcomes)
         self.probe("prepared", number)
+
+    def _look_at(self, part: Part, batch: Batch, frame: DataFrame, running: _Running) -> Seen | None:
+        """Tell an injector's frontier from the rows of a batch, durable before the function sees them; None for a stage that declares nothing of its source."""
+        bounds, number = part.keyed.bounds, running.plan.batch
+        if bounds is None:
+            return None
+        seen = part.entries.seen(number)
+        if seen is None:
+            published = part.progress.committed.reading.low
+            before = part.entries.seen(number - 1) or Seen()
+            before = dataclasses.replace(before, frontier=max(before.frontier, published))
+            now = int(self.wall() * 1_000_000)
+            ends = self._ends() if bounds.lists else {}
+            found = look(frame, part.keyed.event_time, bounds, before, published, now)
+            planned = self._planned(running.plan)
+            if bounds.producer is None:
+                expected = {str(place) for place in planned.keys() | (ends or {}).keys()}
+                read = {str(place) for place in (ends or {}).keys() - {*unread(ends or {}, planned)}}
+            else:
+                expected = {*bounds.producers}
+                read = expected if ends and not unread(ends, planned) else set()
+            after = bounds.advanced(before, found, expected, read, now)
+            seen = part.entries.keep_seen(number, dataclasses.replace(after, unlisted=ends is None))
+        batch._told(seen.frontier)
+        self.probe("seen", number)
+        return seen
+
+    def _planned(self, plan: Plan) -> dict[Partition, int]:
+        """Return how far a batch goes in each partition of Kafka."""
+        planned: dict[Partition, int] = {}
+        for source, line in zip(self.run.checked.sources, plan.lines, strict=False):
+            if source.kind == KAFKA:
+                each = vector_of(line)
+                if twice := planned.keys() & each.keys():
+                    raise Unsupported(
+                        f"{min(twice)}, which two sources of the query read,",
+                        "one may have read what the other has not, and nobody can say how far it has come",
+                        "Read each topic by one source.",
+                    )
+                planned.update(each)
+        return planned
+
+    def _ends(self) -> dict[Partition, int] | None:
+        """Return where the partitions end now; None when Kafka does not tell. Waits for it as long as a look of the clock does."""
+        found: dict[Partition, int] = {}
+        lines = itertools.chain(self.run.lines, itertools.repeat(NONE))
+        try:
+            for source, line in zip(self.run.heads.sources, lines, strict=False):
+                if isinstance(source, OpenKafka):
+                    found.update(source.head(line).ends)
+        except OSError as failure:
+            logger.warning("nobody tells where the source ends, so idle partitions hold: %s", failure)
+            return None
+        return found
 
     def _batches(self, running: _Running) -> list[Batch]:
         """Make what the function gets: the first stage's batch, from which it has the others'."""

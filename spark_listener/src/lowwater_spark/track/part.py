@@ -22,6 +22,7 @@ from lowwater_spark.sources.base import OpenSource
 from lowwater_spark.track.authority import Authority
 from lowwater_spark.track.batch import Keyed, Outcome
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
+from lowwater_spark.track.frontier import Example, Seen
 from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, fold, still_counts
 from lowwater_spark.track.progress import Committed, Progress, passed_on
 from lowwater_spark.track.state import Place, StateStore, Version
@@ -39,7 +40,9 @@ class LateRow:
     batch: int
     micros: int
     handle: int | None
-    """Its key range; None where nobody knows it: of a plain query, and of a replay of a batch that did not keep it."""
+    """Its key range; None where nobody knows it: of a plain query, of an injector, and of a replay of a batch that did not keep it."""
+    where: str = ""
+    """In words, of an injector: its part of the source."""
 
 
 @dataclass(slots=True)
@@ -60,6 +63,11 @@ class Part:
     late_rows: int = field(default=0, init=False)
     late_row: LateRow | None = field(default=None, init=False)
     """The oldest of them."""
+    ahead_rows: int = field(default=0, init=False)
+    ahead_row: tuple[int, Example] | None = field(default=None, init=False)
+    """The newest of them, and its batch."""
+    seen: Seen | None = field(default=None, init=False)
+    """What an injector knows of its source after the newest batch; None when nobody looks."""
     _unreported: tuple[tuple[Sequence[int], Sequence[int]], int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -126,6 +134,7 @@ class Part:
         reading = entry.reading
         if self.keyed.injector:
             frontier = self.entries.frontier(last)
+            self.seen = None if self.keyed.bounds is None else self.entries.seen(last)
             reading = self.at_frontier(MIN if frontier is None else frontier)
         elif self.earlier:
             reading = fold(
@@ -227,6 +236,38 @@ class Part:
             since=since,
             waiting_for=waiting_for,
         )
+
+    def count_seen(self, batch: int, seen: Seen) -> None:
+        """Count the rows of an injector's batch that break what was declared of its source, and say so."""
+        self.seen = seen
+        if seen.late_example is not None:
+            self.late_rows += seen.late
+            example = seen.late_example
+            if self.late_row is None or example.micros < self.late_row.micros:
+                self.late_row = LateRow(batch, example.micros, None, str(example))
+            logger.warning(
+                "batch %d of %s has %d rows older than was declared of its source, the oldest %s: the declaration is too small",
+                batch,
+                self.name,
+                seen.late,
+                example,
+            )
+        if seen.ahead_example is not None:
+            self.ahead_rows += seen.ahead
+            if self.ahead_row is None or seen.ahead_example.micros > self.ahead_row[1].micros:
+                self.ahead_row = batch, seen.ahead_example
+            logger.warning(
+                "batch %d of %s has %d rows too far ahead of the clock, which do not move its frontier, the newest %s",
+                batch,
+                self.name,
+                seen.ahead,
+                seen.ahead_example,
+            )
+
+    def held_by(self) -> list[str]:
+        """Return what holds an injector's frontier, in words."""
+        bounds = self.keyed.bounds
+        return [] if bounds is None or self.seen is None else bounds.holding(self.seen)
 
     def count_late(self, batch: int, outcome: Outcome) -> None:
         """Count the rows of a batch that were below what had been promised, and say so."""

@@ -171,6 +171,31 @@ class Checked:
             sources.append(source.waiting_for(waited_for))
         return dataclasses.replace(self, sources=sources)
 
+    def telling_ends(self) -> Checked:
+        """Return it for an injector that goes by the ends of its sources. Raises Unsupported for a source whose end nobody knows."""
+        return dataclasses.replace(self, sources=[self._kafka(source).telling_ends() for source in self.sources])
+
+    def check_parts(self, df: DataFrame, columns: Sequence[str]) -> None:
+        """Raise Unsupported unless every source is Kafka, and the frame has the columns that name a row's partition."""
+        for source in self.sources:
+            self._kafka(source)
+        if missing := [name for name in columns if name not in df.columns]:
+            raise Unsupported(
+                f"An injector with disorder over a frame without the column {missing[0]}",
+                "nothing then says which partition a row is of",
+                f"Keep the columns {' and '.join(columns)} of Kafka's source in the frame, and drop them before you write.",
+            )
+
+    @staticmethod
+    def _kafka(source: Source) -> KafkaSource:
+        if not isinstance(source, KafkaSource):
+            raise Unsupported(
+                f"{source.name[:1].upper()}{source.name[1:]} in an injector that goes by partitions or their ends",
+                "only of Kafka it is known which partitions there are and where they end",
+                "Pass producer= and producers= and neither across= nor delay=, or declare the injector without disorder= and tell batch.frontier() yourself.",
+            )
+        return source
+
     def check_writers(self) -> None:
         """Raise Unsupported when somebody writes into a source whom the inputs do not name."""
         for source in self.sources:

@@ -233,7 +233,8 @@ class Run:
     def waiting_for(self) -> tuple[str, ...]:
         """Return what the query waits for, in words."""
         waiting = () if self.reader is None else self.reader.progress.waiting_for()
-        return (*filter(None, [self.unread, self.heads.lost, self._held_by_spark()]), *waiting)
+        held = [name for part in self.parts for name in part.held_by()]
+        return (*filter(None, [self.unread, self.heads.lost, self._held_by_spark()]), *waiting, *held)
 
     def _held_by_spark(self) -> str:
         """Return why what Spark holds keeps the watermark below that of the inputs; empty: it does not."""
@@ -305,11 +306,15 @@ class Run:
                 holding=holding,
                 waiting_for=self.waiting_for(),
                 late_rows=part.late_rows,
-                late_example="" if late is None else f"{lowwater.Watermark(late.micros)} in batch {late.batch}",
+                late_example=""
+                if late is None
+                else f"{late.where or lowwater.Watermark(late.micros)} in batch {late.batch}",
                 ticks=self.batches.ticked,
                 remembered_files=self.heads.remembered,
                 removed_batches=sum(each.batches for each in removals),
                 removed_bytes=sum(each.size for each in removals),
                 removal_held_back=max((each.held_back(time.time()) for each in removals), default=0.0),
+                ahead_rows=part.ahead_rows,
+                ahead_example="" if part.ahead_row is None else f"{part.ahead_row[1]} in batch {part.ahead_row[0]}",
                 late_range=None if late is None or late.handle is None else KeyRange.of(late.handle, part.keyed.ranges),
             )

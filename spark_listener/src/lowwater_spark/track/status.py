@@ -82,7 +82,7 @@ class Status:
     """Files that stood in a source when a newer watermark was read and that no committed batch has taken yet; a few of them. Where waiting does not
     help, with the reason: written again after it was read, too old for maxFileAge, or the mark of a writer that the inputs do not name."""
     late_rows: int
-    """Rows of this run that were below what the inputs had promised before: broken promises."""
+    """Rows of this run that were below what the inputs had promised before, or below what an injector has declared of its source: broken promises."""
     late_example: str
     """The oldest of them: its batch and event time."""
     ticks: int
@@ -100,3 +100,7 @@ class Status:
     none at the last write."""
     remembered_files: int = 0
     """Files that the sources of the query have read and whose names are kept: those that are there, as many again, and 1,000 a source."""
+    ahead_rows: int = 0
+    """Rows of this run that were too far ahead of the driver's clock, and do not move the frontier: of an injector with ``disorder``."""
+    ahead_example: str = ""
+    """The newest of them: its event time, partition or producer, offset and batch."""

@@ -1,0 +1,377 @@
+"""An injector whose frontier is told from its rows: over partitions of a real Kafka, and over producers that a column names."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.cimpl import NewPartitions
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+import lowwater
+import lowwater_spark as lws
+from lowwater.watermark import MIN
+from lowwater_spark.errors import Unsupported
+from lowwater_spark.track import hook
+from lowwater_spark.track.frontier import Bounds
+from tests.kit.kafka import ANSWERS_WITHIN, Kafka, Row
+from tests.kit.times import at, mark
+from tests.spark.flow import Flow
+from tests.spark.support import low, row
+from tests.spark.tape import Tape, TapeSource
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+MINUTES = {n: timedelta(minutes=n) for n in (0, 10, 30)}
+WHEN = "key string, t timestamp"
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    with Kafka(tmp_path_factory.mktemp("kafka")) as running:
+        yield running
+
+
+class Source:
+    """A topic, and an injector over it."""
+
+    def __init__(self, kafka: Kafka, flow: Flow, name: str, partitions: int = 2) -> None:
+        self.kafka = kafka
+        self.flow = flow
+        self.name = name
+        self.told: list[tuple[int, bool, str]] = []
+        kafka.create(name, partitions)
+
+    def put(self, partition: int, *times: datetime) -> None:
+        self.kafka.put(self.name, [Row(said(time), partition=partition) for time in times])
+
+    def read(self, **options: str) -> DataFrame:
+        told = {
+            "kafka.bootstrap.servers": self.kafka.address,
+            "subscribe": self.name,
+            "startingOffsets": "earliest",
+            "lowwater.brokers": "1",
+            "kafka.metadata.max.age.ms": "500",
+            **options,
+        }
+        stream = self.flow.spark.readStream.format("kafka").options(**told).load()
+        value = sf.from_json(sf.col("value").cast("string"), WHEN).alias("r")
+        return stream.select(value, "topic", "partition", "offset").select("r.*", "topic", "partition", "offset")
+
+    def injector(self, name: str = "begin", **declared: Any) -> lws.Stage:
+        declared = {"key": "key", "event_time": "t", "ranges": 2, "disorder": MINUTES[10], **declared}
+        return lws.injector(self.flow.spark, name, address=self.flow.address, **declared)
+
+    def write(self, rows: DataFrame, batch: lws.Batch) -> None:
+        self.told.append((batch.id, batch.replayed, str(batch.low)))
+        batch.write(rows.select("key", "t"), self.flow.folder / "out")
+
+    def start(self, stage: lws.Stage | None = None, frame: DataFrame | None = None, **options: Any) -> lws.TrackedQuery:
+        query = (self.injector() if stage is None else stage).foreach_batch(
+            self.read() if frame is None else frame, self.write, checkpoint=self.flow.folder / "ck", **options
+        )
+        self.flow.queries.append(query)
+        return query
+
+    def reaches(self, lw: lowwater.Client, hour: int, minute: int = 0) -> None:
+        self.flow.eventually(lambda: low(lw, "begin") == mark(hour, minute), f"the frontier {hour:02}:{minute:02}")
+
+
+def said(time: datetime) -> bytes:
+    return json.dumps({"key": "a", "t": time.isoformat()}).encode()
+
+
+@pytest.fixture
+def source(kafka: Kafka, flow: Flow, tmp_path: Path) -> Source:
+    return Source(kafka, flow, tmp_path.name)
+
+
+# -- partitions ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_slowest_partition_holds_and_one_without_rows_holds_all(source: Source, lw: lowwater.Client) -> None:
+    source.put(0, at(9), at(11), at(10, 55))
+    query = source.start()
+    source.flow.eventually(lambda: query.status().batch == 0, "a batch")
+    assert low(lw, "begin").unknown
+    assert query.status().waiting_for == (f"partition 1 of {source.name} (no row yet)",)
+    source.put(1, at(9, 30))
+    source.reaches(lw, 9, 20)
+    assert query.status().waiting_for == (f"partition 1 of {source.name} (at 2013-01-09T09:30:00Z)",)
+    source.put(1, at(12))
+    source.reaches(lw, 10, 50)
+    assert query.status().late_rows == 0
+    query.stop()
+    source.start()
+    source.put(0, at(13))
+    source.reaches(lw, 11, 50)
+    assert "no row" not in str(query.status().waiting_for)
+
+
+def test_what_breaks_the_declared_disorder_is_named_and_lowers_nothing(
+    source: Source, lw: lowwater.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = source.start()
+    source.put(0, at(12))
+    source.put(1, at(11))
+    source.reaches(lw, 10, 50)
+    with caplog.at_level(logging.WARNING, "lowwater.spark"):
+        # Below what its own partition had promised, though not below what was published: the declaration is wrong all the same.
+        source.put(0, at(11, 20), at(11, 55))
+        source.flow.eventually(lambda: query.status().late_rows == 1, "it is counted")
+    assert low(lw, "begin") == mark(10, 50)
+    example = f"2013-01-09T11:20:00Z of partition 0 of {source.name} at offset 1 in batch"
+    assert query.status().late_example.startswith(example)
+    assert "the declaration is too small" in caplog.text
+    source.put(1, at(10), at(12))
+    source.flow.eventually(lambda: query.status().late_rows == 2, "so is the other")
+    source.reaches(lw, 11, 50)
+    assert query.status().late_example.startswith(f"2013-01-09T10:00:00Z of partition 1 of {source.name} at offset 1")
+
+
+def test_a_row_from_the_far_future_does_not_pull_the_frontier(source: Source, lw: lowwater.Client) -> None:
+    query = source.start(source.injector(ahead=MINUTES[10]))
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    source.put(0, at(9), soon)
+    source.put(1, at(9))
+    source.reaches(lw, 8, 50)
+    assert query.status().ahead_rows == 1
+    assert f"of partition 0 of {source.name} at offset 1 in batch" in query.status().ahead_example
+    source.put(0, at(10))
+    source.put(1, at(10))
+    source.reaches(lw, 9, 50)
+    assert query.status().late_rows == 0, "what came after it in order is not late"
+
+
+class Transaction:
+    """An open transaction with a row in it."""
+
+    def __init__(self, source: Source, partition: int, time: datetime) -> None:
+        self._producer = Producer({"bootstrap.servers": source.kafka.address, "transactional.id": source.name})
+        self._producer.init_transactions(ANSWERS_WITHIN)
+        self._producer.begin_transaction()
+        self._producer.produce(source.name, said(time), partition=partition)
+        self._producer.flush(ANSWERS_WITHIN)
+
+    def commit(self) -> None:
+        self._producer.commit_transaction(ANSWERS_WITHIN)
+
+
+def held_by_a_backlog(source: Source, lw: lowwater.Client) -> None:
+    """Partition 1 has a row that is not read yet, and older than what partition 0 shows."""
+    frame = source.read(**{"kafka.isolation.level": "read_committed"})
+    query = source.start(source.injector(across=MINUTES[30]), frame)
+    source.put(0, at(9))
+    source.reaches(lw, 8, 30)
+    # It was appended first, so what was declared across the partitions allows it.
+    unread = Transaction(source, 1, at(8, 45))
+    before = max(batch for batch, *_ in source.told)
+    source.put(0, at(11))
+    source.flow.eventually(lambda: (query.status().batch or 0) > before, "the newer row is read, and committed")
+    try:
+        assert low(lw, "begin") == mark(8, 30), "partition 1 has a row that is not read yet"
+    finally:
+        unread.commit()
+    # It is at its end again, after the newer row.
+    source.reaches(lw, 10, 30)
+    assert query.status().late_rows == 0
+
+
+def test_idle_an_idle_partition_moves_with_evidence_and_holds_with_a_backlog(
+    source: Source, lw: lowwater.Client
+) -> None:
+    held_by_a_backlog(source, lw)
+
+
+@pytest.mark.xfail(strict=True, reason="without the listing an unread row counts as no row", raises=AssertionError)
+def test_twin_without_the_listing_an_unread_row_is_passed(
+    source: Source, lw: lowwater.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hook, "unread", lambda _ends, _planned: [])
+    held_by_a_backlog(source, lw)
+
+
+def test_by_the_clock_a_silent_topic_moves_too(source: Source, lw: lowwater.Client) -> None:
+    began = datetime.now(UTC)
+    query = source.start(source.injector(delay=timedelta(seconds=2)))
+    source.flow.eventually(lambda: low(lw, "begin") > lowwater.Watermark.of(began), "it moves without a single row")
+    assert low(lw, "begin") < lowwater.Watermark.of(datetime.now(UTC) - timedelta(seconds=2))
+    assert query.status().ticks > 0
+    source.kafka.create(f"{source.name}-other")
+    time = datetime.now(UTC)
+    source.put(1, time)
+    source.flow.eventually(lambda: low(lw, "begin") > lowwater.Watermark.of(time), "beyond a row that is read")
+    assert query.status().late_rows == 0
+
+
+def test_an_added_partition_holds_until_it_is_known(source: Source, lw: lowwater.Client) -> None:
+    query = source.start()
+    source.put(0, at(9))
+    source.put(1, at(9))
+    source.reaches(lw, 8, 50)
+    source.kafka.admin.create_partitions([NewPartitions(source.name, 3)])[source.name].result(ANSWERS_WITHIN)
+    source.flow.eventually(lambda: "partition 2" in str(query.status().waiting_for), "Spark has seen it")
+    source.put(0, at(10))
+    source.put(1, at(10))
+    source.put(2, at(9, 30))
+    source.reaches(lw, 9, 20)
+
+
+@pytest.mark.parametrize("step", ["seen", "written", "prepared"])
+def test_durable_before_reported_a_batch_that_runs_again_finds_the_same_frontier(
+    step: str, source: Source, lw: lowwater.Client
+) -> None:
+    """Also with other declarations, and though the source has gone on."""
+    source.put(0, at(9))
+    source.put(1, at(9))
+
+    def fail(reached: str, number: int) -> None:
+        if (reached, number) == (step, 1):
+            source.put(0, at(15))
+            source.put(1, at(15))
+            raise ConnectionResetError(step)
+
+    query = source.start(probe=fail)
+    source.reaches(lw, 8, 50)
+    source.put(1, at(11))
+    with pytest.raises(Exception, match=step):
+        query.await_termination(120)
+    assert low(lw, "begin") == mark(8, 50), "what is not committed is not reported"
+    source.told.clear()
+    source.start(source.injector(disorder=MINUTES[30]))
+    source.reaches(lw, 14, 30)
+    assert source.told[0] == (1, True, str(mark(8, 50)))
+
+
+def test_a_partition_of_a_neighbour_holds_nobody_else(kafka: Kafka, source: Source, lw: lowwater.Client) -> None:
+    """Two injectors of one query: what holds one of them is none of the other's."""
+    frame = source.read().withColumn("producer", sf.concat(sf.lit("web-"), sf.col("partition").cast("string")))
+    other = source.injector("other", producer="producer", producers=["web-0"])
+    query = source.start(source.injector(), frame, also=[other])
+    source.put(0, at(9))
+    source.put(1, at(10))
+    source.reaches(lw, 8, 50)
+    assert low(lw, "other").unknown
+    assert query.status().waiting_for[-1] == "web-1 (not declared, and it has rows)"
+
+
+# -- producers ------------------------------------------------------------------------------------------------------------
+
+
+def test_producers_are_waited_for_by_name_and_a_stranger_holds(flow: Flow, lw: lowwater.Client) -> None:
+    flow.spark.dataSource.register(TapeSource)
+    tape = Tape(flow.folder / "tape")
+    frame = flow.spark.readStream.format("tape").load(str(flow.folder / "tape"))
+
+    def start(*producers: str) -> lws.TrackedQuery:
+        stage = lws.injector(
+            flow.spark,
+            "begin",
+            key="key",
+            event_time="t",
+            ranges=2,
+            disorder=MINUTES[0],
+            producer="key",
+            producers=producers,
+            address=flow.address,
+        )
+        query = stage.foreach_batch(frame, lambda _rows, _batch: None, checkpoint=flow.folder / "ck")
+        flow.queries.append(query)
+        return query
+
+    tape.put(row("web", 9), row("app", 11))
+    query = start("web", "app")
+    flow.eventually(lambda: low(lw, "begin") == mark(9), "the slowest")
+    tape.put(row("stray", 12), row("web", 10))
+    flow.eventually(lambda: (query.status().batch or 0) > 0, "a batch with a stranger")
+    tape.put(row("web", 11))
+    flow.eventually(lambda: (query.status().batch or 0) > 1, "and one without")
+    assert low(lw, "begin") == mark(9)
+    assert query.status().waiting_for == ("stray (not declared, and it has rows)",)
+    query.stop()
+    query = start("web", "app")
+    tape.put(row("web", 13))
+    flow.eventually(lambda: (query.status().batch or 0) > 2, "a restart forgets no stranger")
+    assert low(lw, "begin") == mark(9)
+    query.stop()
+    start("web", "app", "stray")
+    tape.put(row("app", 13))
+    flow.eventually(lambda: low(lw, "begin") == mark(12), "declared, it is waited for")
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------------
+
+
+REFUSED: dict[str, tuple[Callable[[Source], object], str]] = {
+    "files": (lambda source: source.start(frame=source.flow.read()), "The files .* goes by partitions"),
+    "no partition": (
+        lambda source: source.start(frame=source.read().drop("partition")),
+        "without the column partition .*Keep the columns topic and partition",
+    ),
+    "no brokers": (
+        lambda source: source.start(source.injector(across=MINUTES[0]), source.read(**{"lowwater.brokers": ""})),
+        r"injector with across or delay, without the option lowwater\.brokers",
+    ),
+    "a pattern": (
+        lambda source: source.start(
+            source.injector(delay=MINUTES[0]),
+            source.flow.spark.readStream.format("kafka")
+            .options(
+                **{
+                    "kafka.bootstrap.servers": source.kafka.address,
+                    "subscribePattern": source.name,
+                    "lowwater.brokers": "1",
+                }
+            )
+            .load()
+            .selectExpr("string(value) as key", "timestamp as t", "topic", "partition"),
+        ),
+        "injector with across or delay, with the option subscribepattern",
+    ),
+    "ends of files": (
+        lambda source: source.start(
+            source.injector(across=MINUTES[0], producer="key", producers=["a"]), source.flow.read()
+        ),
+        "The files .* or their ends",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", REFUSED)
+def test_what_cannot_be_told_is_refused_and_touches_nothing(how: str, source: Source) -> None:
+    start, reason = REFUSED[how]
+    with pytest.raises(Unsupported, match=reason):
+        start(source)
+    assert not (source.flow.folder / "ck").exists()
+
+
+def test_the_function_tells_no_frontier_beside_the_rows(source: Source) -> None:
+    def write(_rows: DataFrame, batch: lws.Batch) -> None:
+        batch.frontier(at(9))
+
+    source.put(0, at(9))
+    query = source.injector().foreach_batch(source.read(), write, checkpoint=source.flow.folder / "ck")
+    with pytest.raises(Exception, match=r"told from its rows, as disorder= declares"):
+        query.await_termination(120)
+
+
+def test_one_topic_in_two_sources_is_refused(source: Source) -> None:
+    source.put(0, at(9))
+    both = source.read().union(source.read(**{"kafka.client.id": "other"}))
+    with pytest.raises(Exception, match=r"partition 0 of .*, which two sources of the query read"):
+        source.start(frame=both).await_termination(120)
+    source.flow.queries.clear()
+
+
+def test_bounds_are_micros() -> None:
+    bounds = Bounds.of(MINUTES[10], None, MINUTES[0], None, None, None)
+    assert bounds is not None
+    assert (bounds.disorder, bounds.across, bounds.delay, bounds.lists) == (600_000_000, None, 0, True)
+    assert MIN < bounds.ahead == 86_400_000_000
