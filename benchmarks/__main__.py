@@ -25,6 +25,7 @@ from benchmarks import (
     result,
     scale,
     spark_overhead,
+    streams,
 )
 
 BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
@@ -38,6 +39,7 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "attach": attach.run,
     "spark_overhead": spark_overhead.run,
     "pipeline": pipeline.run,
+    "streams": streams.run,
     "page": page.run,
     "incident": incident.run,
     "listing": listings.run,
@@ -68,6 +70,8 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
             against the same query untracked                                             about 2 minutes
   pipeline  the lag that each of three stages adds to the low watermark, as foreachBatch, as plain queries
             and with driven windows, against the same queries by themselves              about 4 minutes
+  streams   the same where rows go through topics of Kafka and tables of Delta, and what tracking adds to a
+            batch, against the same queries with Spark's own sinks; needs scripts/setup.sh --tests   about 10 minutes
   page      the round trip of a report while 1,000 computations change ten times a second and 20 viewers
             watch the status page, against the same with --http off                      about 3 minutes
   incident  one executor of a pipeline is paused: seconds until `lowwater why`, the page and an alert

@@ -173,13 +173,13 @@ def authorities(folder: Path) -> Iterator[Mapping[str, str]]:
 
 
 @contextmanager
-def session() -> Iterator[SparkSession]:
-    """Run Spark in this process."""
+def session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """Run Spark in this process, with more settings than those of all benchmarks."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").appName("lowwater-benchmark")
-    for name, value in SETTINGS.items():
+    for name, value in {**SETTINGS, **(settings or {})}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")

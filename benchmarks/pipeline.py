@@ -9,14 +9,14 @@ complete before its output is written.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks import child
 from benchmarks.attach import session
-from benchmarks.pipeline_stages import RANGES, STAGES, TRACKED, UNTRACKED, Make, Step
+from benchmarks.pipeline_between import Files, Made
+from benchmarks.pipeline_stages import RANGES, STAGES, Pipeline, Step, Tracked, Untracked
 from benchmarks.result import Result, Spread
 
 if TYPE_CHECKING:
@@ -49,79 +49,128 @@ MILLWHEEL: Final[Mapping[str, object]] = {
 
 IDLE: Final = "without records nothing is to be seen of a query by itself"
 
+BETWEEN: Final[Mapping[str, Made]] = {
+    "foreach_batch": lambda _spark, folder, _rows: Files(folder, plain=False),
+    "plain": lambda _spark, folder, _rows: Files(folder, plain=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A pipeline of stages, and what it is compared with."""
+
+    made: Made
+    floor: str
+    """The key of the queries by themselves."""
+    baseline: str
+    """What they are, in words."""
+    driven: bool = False
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "foreach_batch": Kind(BETWEEN["foreach_batch"], "foreach_batch", "the same queries by themselves, foreachBatch"),
+    "plain": Kind(BETWEEN["plain"], "plain", "the same queries by themselves, file sink"),
+    "driven": Kind(BETWEEN["plain"], "plain", "the same queries by themselves, file sink", driven=True),
+}
+"""As stages. ``driven``: plain stages, the last of which closes windows."""
+
 
 @dataclass(slots=True)
 class Found:
     """The steps of one kind of pipeline, by rounds."""
 
     rounds: list[list[Step]] = field(default_factory=list)
-
-    def stage(self, number: int, percent: float) -> Spread:
-        """Return a percentile of what a stage added, of each round, milliseconds."""
-        return Spread.percentile([[step.added[number - 1] for step in steps] for steps in self.rounds], percent)
+    silent: list[list[Step]] = field(default_factory=list)
+    """Those without records."""
+    batches: list[list[float]] = field(default_factory=list)
+    """What each batch with records took, milliseconds."""
 
     def claim(self) -> float:
         """Return the median time until a claim was acknowledged, milliseconds."""
         return Spread.percentile([[step.claim * 1000 for step in steps] for steps in self.rounds], 50).median
 
 
+def stage(rounds: list[list[Step]], number: int, percent: float) -> Spread:
+    """Return a percentile of what a stage added, of each round, milliseconds."""
+    return Spread.percentile([[step.added[number - 1] for step in steps] for steps in rounds], percent)
+
+
 def run(folder: Path, *, quick: bool) -> list[Result]:
     """Measure."""
     size = QUICK if quick else FULL
-    floor = {kind: Found() for kind in UNTRACKED}
-    ours = {kind: Found() for kind in TRACKED}
-    silent = {kind: Found() for kind in TRACKED}
-    with ExitStack() as stack:
-        address = stack.enter_context(child.authority(folder / "authority")).address
-        spark = stack.enter_context(session())
-        # The first pipeline of a JVM is slower than all that follow.
-        for kind, make in TRACKED.items():
-            _measure(spark, folder / f"{kind}-first", address, make, size, 0)
-        for turn in range(size.rounds):
-            for kind, make in UNTRACKED.items():
-                steps, _ = _measure(spark, folder / f"{kind}-alone-{turn}", address, make, size, size.steps)
-                floor[kind].rounds.append(steps)
-            for kind, make in TRACKED.items():
-                count = size.windows if kind == "driven" else size.steps
-                steps, idle = _measure(spark, folder / f"{kind}-{turn}", address, make, size, count, silent=count)
-                ours[kind].rounds.append(steps)
-                silent[kind].rounds.append(idle)
-    return [line for kind in TRACKED for line in _lines(kind, size, ours[kind], silent[kind], floor)]
+    with session() as spark:
+        found = Comparison(spark, folder, size).run(BETWEEN, KINDS)
+    return [line for kind in KINDS for line in lags("pipeline", kind, KINDS[kind], size, found, MILLWHEEL)]
 
 
-def _measure(
-    spark: SparkSession, folder: Path, address: str, make: Make, size: Size, steps: int, *, silent: int = 0
-) -> tuple[list[Step], list[Step]]:
-    """Return the steps of a new pipeline, with records and without."""
-    with make(spark, folder, size.rows, address) as pipeline:
-        for _ in range(size.warm_up):
-            pipeline.step()
-        found = [pipeline.step() for _ in range(steps)]
-        idle = [pipeline.step(records=False) for _ in range(silent)]
-        pipeline.check()
-    return found, idle
+class Comparison:
+    """Pipelines of stages and the same queries by themselves, which take turns."""
+
+    def __init__(self, spark: SparkSession, folder: Path, size: Size) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._size = size
+
+    def run(self, alone: Mapping[str, Made], kinds: Mapping[str, Kind]) -> Mapping[tuple[str, bool], Found]:
+        """Return what was found by name, of the queries by themselves (False) and of the stages (True)."""
+        found = {(name, False): Found() for name in alone} | {(name, True): Found() for name in kinds}
+        size = self._size
+        with child.authority(self._folder / "authority") as server:
+            # The first pipeline of a JVM is slower than all that follow.
+            for name, kind in kinds.items():
+                self._measure(self._stages(f"{name}-first", kind, server.address), Found(), 0, silent=0)
+            for turn in range(size.rounds):
+                for name, made in alone.items():
+                    queries = Untracked(self._spark, self._folder / f"{name}-alone-{turn}", size.rows, made)
+                    self._measure(queries, found[name, False], size.steps, silent=0)
+                for name, kind in kinds.items():
+                    count = size.windows if kind.driven else size.steps
+                    stages = self._stages(f"{name}-{turn}", kind, server.address)
+                    self._measure(stages, found[name, True], count, silent=count)
+        return found
+
+    def _stages(self, name: str, kind: Kind, address: str) -> Tracked:
+        return Tracked(self._spark, self._folder / name, self._size.rows, kind.made, address, driven=kind.driven)
+
+    def _measure(self, pipeline: Pipeline, found: Found, steps: int, *, silent: int) -> None:
+        """Add the steps of a new pipeline, with records and without."""
+        with pipeline:
+            for _ in range(self._size.warm_up):
+                pipeline.step()
+            before = len(pipeline.batches())
+            found.rounds.append([pipeline.step() for _ in range(steps)])
+            found.batches.append(pipeline.batches()[before:])
+            found.silent.append([pipeline.step(records=False) for _ in range(silent)])
+            pipeline.check()
 
 
-def _lines(kind: str, size: Size, ours: Found, silent: Found, floor: Mapping[str, Found]) -> list[Result]:
-    alone = floor.get(kind, floor["plain"])
-    baseline = f"the same queries by themselves, {'foreachBatch' if alone is floor['foreach_batch'] else 'file sink'}"
+def lags(
+    benchmark: str,
+    name: str,
+    kind: Kind,
+    size: Size,
+    found: Mapping[tuple[str, bool], Found],
+    more: Mapping[str, object],
+) -> list[Result]:
+    """Return the lines about the lag that each stage of one kind adds."""
+    ours, alone = found[name, True], found[kind.floor, False]
     lines = []
     # Of the pipeline with windows only the last stage is another one.
-    for number in range(STAGES if kind == "driven" else 1, STAGES + 1):
-        for name, found in (("", ours), ("_without_records", silent)):
+    for number in range(STAGES if kind.driven else 1, STAGES + 1):
+        for suffix, rounds in (("", ours.rounds), ("_without_records", ours.silent)):
             for percent in (50, 95):
-                value = found.stage(number, percent)
-                least = alone.stage(number, percent) if found is ours else None
+                value = stage(rounds, number, percent)
+                least = stage(alone.rounds, number, percent) if rounds is ours.rounds else None
                 facts: dict[str, object] = {
-                    "n": sum(map(len, found.rounds)),
+                    "n": sum(map(len, rounds)),
                     "ranges": RANGES,
-                    "rows": size.rows if found is ours else 0,
-                    "claim_ms": round(found.claim(), 1),
+                    "rows": 0 if least is None else size.rows,
+                    "claim_ms": round(ours.claim(), 1),
                 }
                 if least is None:
                     facts["reason"] = IDLE
                 else:
                     facts["more_ms"] = round(value.median - least.median, 1)
-                metric = f"{kind}_stage_{number}{name}_p{percent}"
-                lines.append(Result("pipeline", metric, value, "ms", baseline, least, facts | dict(MILLWHEEL)))
+                metric = f"{name}_stage_{number}{suffix}_p{percent}"
+                lines.append(Result(benchmark, metric, value, "ms", kind.baseline, least, facts | dict(more)))
     return lines

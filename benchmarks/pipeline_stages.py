@@ -1,4 +1,4 @@
-"""Three Spark queries in a row, with and without lowwater: what ``pipeline`` measures."""
+"""Three Spark queries in a row, with and without lowwater: what ``pipeline`` and ``streams`` measure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING, Final
 
 import lowwater
 import lowwater_spark as lws
+from benchmarks.pipeline_between import PATIENCE, Made
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+EVERY_BATCH: Final = {"processingTime": "0 seconds"}
 RANGES: Final = 64
 STAGES: Final = 3
-PATIENCE: Final = 120.0
 SECOND: Final = timedelta(seconds=1)
 """Of event time: what each step moves on by, and the length of a window."""
 START: Final = dt.datetime(2013, 1, 9, tzinfo=dt.UTC)
-SCHEMA: Final = "key string, t timestamp, v double"
-EVERY_BATCH: Final = {"processingTime": "0 seconds"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,52 +47,52 @@ class Step:
 
 
 class Pipeline(AbstractContextManager["Pipeline"]):
-    """Three queries: each reads the files that the one before it has written. One step is one file of records at the front."""
+    """Three queries: each reads what the one before it has written. One step is some records at the front, all at once."""
 
-    def __init__(self, spark: SparkSession, folder: Path, rows: int) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, rows: int, made: Made) -> None:
+        folder.mkdir()
         self.spark = spark
         self.folder = folder
         self.rows = rows
+        self.queries: list[StreamingQuery] = []
+        self._stop = ExitStack()
+        self.between = made(spark, folder, rows)
+        self._stop.callback(self.between.close)
         self._steps = 0
         self._put = 0
-        self._stop = ExitStack()
-        self.path(0).mkdir(parents=True)
-
-    def path(self, stage: int) -> Path:
-        """Return the directory that a stage writes to; what is brought in stands in that of 0."""
-        return self.folder / f"out-{stage}"
 
     def checkpoint(self, stage: int) -> Path:
         """Return a stage's checkpoint."""
         return self.folder / f"checkpoint-{stage}"
 
-    def read(self, stage: int, *, recursive: bool = True) -> DataFrame:
-        """Return what a stage reads."""
-        source, stream = self.path(stage - 1), self.spark.readStream.schema(SCHEMA)
-        if stage == 1:
-            return stream.json(str(source))
-        source.mkdir(exist_ok=True)
-        return stream.option("recursiveFileLookup", str(recursive).lower()).parquet(str(source))
+    def frame(self, stage: int) -> DataFrame:
+        """Return what a stage does with what it reads."""
+        return self.between.read(self.spark, stage).where("v >= 0")
 
     def put(self) -> None:
-        """Bring in the records of a step, as a file that appears whole."""
+        """Bring in the records of a step."""
         begin = START + self._steps * SECOND
-        lines = (
-            json.dumps({"key": f"k{i % 50}", "t": (begin + i * SECOND / self.rows).isoformat(), "v": i / self.rows})
-            for i in range(self.rows)
+        self.between.put(
+            self._put,
+            [
+                json.dumps({"key": f"k{i % 50}", "t": (begin + i * SECOND / self.rows).isoformat(), "v": i / self.rows})
+                for i in range(self.rows)
+            ],
         )
-        beside = self.folder / f".{self._steps}"
-        beside.write_text("\n".join(lines), encoding="utf-8")
-        beside.rename(self.path(0) / f"{self._steps:05}.json")
         self._put += 1
 
     @abstractmethod
     def step(self, *, records: bool = True) -> Step:
         """Move on by a second of event time and wait until all stages have."""
 
+    def batches(self) -> list[float]:
+        """Return what each batch with rows took so far, of all stages, from Spark's trigger to its commit, milliseconds."""
+        progress = (each for query in self.queries for each in query.recentProgress)
+        return [each.durationMs["triggerExecution"] for each in progress if each.numInputRows]
+
     def check(self) -> None:
         """Check that every record has come through, once."""
-        found = self.spark.read.option("recursiveFileLookup", "true").parquet(str(self.path(STAGES)))
+        found = self.between.out(self.spark, STAGES)
         count = found.selectExpr("sum(n)").first() if "n" in found.columns else found.selectExpr("count(*)").first()
         assert count is not None
         if count[0] != self._put * self.rows:
@@ -106,22 +107,16 @@ class Pipeline(AbstractContextManager["Pipeline"]):
 class Untracked(Pipeline):
     """The queries by themselves. A stage is there when what it writes can be read."""
 
-    def __init__(self, spark: SparkSession, folder: Path, rows: int, *, plain: bool) -> None:
-        super().__init__(spark, folder, rows)
-        self._plain = plain
+    def __init__(self, spark: SparkSession, folder: Path, rows: int, made: Made) -> None:
+        super().__init__(spark, folder, rows, made)
         for stage in range(1, STAGES + 1):
-            writer = self.read(stage, recursive=not plain).where("v >= 0").writeStream.trigger(**EVERY_BATCH)
-            writer = writer.option("checkpointLocation", str(self.checkpoint(stage)))
-            if plain:
-                query = writer.format("parquet").start(str(self.path(stage)))
-                await_sink(self.path(stage))
-            else:
-                query = writer.foreachBatch(self._writing(self.path(stage))).start()
+            query = self.between.alone(self.frame(stage), stage, self._writer(self.checkpoint(stage)))
             self._stop.callback(query.stop)
+            self.queries.append(query)
 
     @staticmethod
-    def _writing(path: Path) -> Callable[[DataFrame, int], None]:
-        return lambda frame, number: frame.write.parquet(f"file://{path}/batch={number}")
+    def _writer(checkpoint: Path) -> Callable[[DataFrame], DataStreamWriter]:
+        return lambda frame: frame.writeStream.trigger(**EVERY_BATCH).option("checkpointLocation", str(checkpoint))
 
     def step(self, *, records: bool = True) -> Step:
         """See Pipeline: each batch writes something new that is looked for."""
@@ -129,16 +124,7 @@ class Untracked(Pipeline):
         self.put()
         begin = time.perf_counter()
         number, self._steps = self._steps, self._steps + 1
-        return Step([self._await(stage, number) - begin for stage in range(1, STAGES + 1)])
-
-    def _await(self, stage: int, number: int) -> float:
-        if self._plain:
-            log = self.path(stage) / "_spark_metadata"
-            marks = [log / f"{number}", log / f"{number}.compact"]
-        else:
-            marks = [self.path(stage) / f"batch={number}" / "_SUCCESS"]
-        await_path(marks)
-        return time.perf_counter()
+        return Step([self.between.await_step(stage, number) - begin for stage in range(1, STAGES + 1)])
 
 
 class Tracked(Pipeline):
@@ -148,15 +134,15 @@ class Tracked(Pipeline):
     """
 
     def __init__(
-        self, spark: SparkSession, folder: Path, rows: int, address: str, *, plain: bool, driven: bool = False
+        self, spark: SparkSession, folder: Path, rows: int, made: Made, address: str, *, driven: bool = False
     ) -> None:
-        super().__init__(spark, folder, rows)
+        super().__init__(spark, folder, rows, made)
         self._names = [f"{folder.name}-{stage}" for stage in range(STAGES + 1)]
         client = self._stop.enter_context(lowwater.connect(address))
         client.register(self._names[0])
         self._lease = self._stop.enter_context(client.worker(self._names[0], identity="benchmark")).claim()
         self._arrivals = self._stop.enter_context(Arrivals(address, self._names[1:]))
-        self.queries: list[lws.TrackedQuery] = []
+        self._tracked: list[lws.TrackedQuery] = []
         for stage in range(1, STAGES + 1):
             last = driven and stage == STAGES
             declared = lws.stage(
@@ -169,27 +155,11 @@ class Tracked(Pipeline):
                 retention=timedelta() if last else None,
                 address=address,
             )
-            frame = self.read(stage, recursive=not plain)
-            checkpoint = self.checkpoint(stage)
-            if last:
-                query = declared.start(
-                    self._windows(frame), checkpoint=checkpoint, format="parquet", path=self.path(stage)
-                )
-            elif plain:
-                query = declared.start(
-                    frame.where("v >= 0"), checkpoint=checkpoint, format="parquet", path=self.path(stage)
-                )
-                await_sink(self.path(stage))
-            else:
-                query = declared.foreach_batch(
-                    frame.where("v >= 0"), self._writing(self.path(stage)), checkpoint=checkpoint
-                )
+            frame = self._windows(self.between.read(spark, stage)) if last else self.frame(stage)
+            query = self.between.tracked(stage, declared, frame, self.checkpoint(stage))
             self._stop.callback(query.stop)
-            self.queries.append(query)
-
-    @staticmethod
-    def _writing(path: Path) -> Callable[[DataFrame, lws.Batch], object]:
-        return lambda frame, batch: batch.write(frame, path)
+            self._tracked.append(query)
+            self.queries.append(query.query)
 
     def _windows(self, frame: DataFrame) -> DataFrame:
         """Count by windows of a second, stamped by their end, that close on the low watermark of the stage before."""
@@ -200,7 +170,7 @@ class Tracked(Pipeline):
         return counts.select("key", sf.col("window.end").alias("t"), "n")
 
     def step(self, *, records: bool = True) -> Step:
-        """See Pipeline: with records it begins, as without lowwater, when the file is there; else with the injector's claim."""
+        """See Pipeline: with records it begins, as without lowwater, when what is brought in is there; else with the injector's claim."""
         if records:
             self.put()
         begin = time.perf_counter()
@@ -213,7 +183,7 @@ class Tracked(Pipeline):
         try:
             seen = self._arrivals.wait()
         except RuntimeError:
-            for query in self.queries:
+            for query in self._tracked:
                 query.await_termination(0.001)  # raises what has ended it
             raise
         return Step([seen[name] - begin for name in self._names[1:]], claimed - begin)
@@ -262,34 +232,3 @@ class Arrivals(AbstractContextManager["Arrivals"]):
         """End the subscription."""
         self._client.close()
         self._thread.join()
-
-
-def await_sink(path: Path) -> None:
-    """Wait until a file sink has begun its log: who reads it sooner would take it for a directory of any files."""
-    await_path([path / "_spark_metadata"])
-
-
-def await_path(paths: Sequence[Path]) -> None:
-    """Wait until one of some paths is there, to the millisecond."""
-    deadline = time.monotonic() + PATIENCE
-    while not any(path.exists() for path in paths):
-        if time.monotonic() > deadline:
-            msg = f"{paths[0]} did not appear in {PATIENCE:g} s"
-            raise RuntimeError(msg)
-        time.sleep(0.001)
-
-
-Make = Callable[["SparkSession", Path, int, str], Pipeline]
-
-UNTRACKED: Final[Mapping[str, Make]] = {
-    "foreach_batch": lambda spark, folder, rows, _: Untracked(spark, folder, rows, plain=False),
-    "plain": lambda spark, folder, rows, _: Untracked(spark, folder, rows, plain=True),
-}
-"""The queries by themselves."""
-
-TRACKED: Final[Mapping[str, Make]] = {
-    "foreach_batch": lambda spark, folder, rows, address: Tracked(spark, folder, rows, address, plain=False),
-    "plain": lambda spark, folder, rows, address: Tracked(spark, folder, rows, address, plain=True),
-    "driven": lambda spark, folder, rows, address: Tracked(spark, folder, rows, address, plain=True, driven=True),
-}
-"""As stages. ``driven``: plain stages, the last of which closes windows."""
